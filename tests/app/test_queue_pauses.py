@@ -23,6 +23,7 @@ class Cluster(Asker):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
         self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.interrupted_at = ""
 
     def last(self) -> tuple[str, tuple[str, ...]]:
         return self.asked[-1]
@@ -36,6 +37,8 @@ class Cluster(Asker):
         timeout_s: float = 1.0,
     ) -> Answers:
         self.asked.append((method, tuple(destination or ())))
+        if method == self.interrupted_at:
+            raise asyncio.CancelledError
         if method == "active_queues":
             consumes: list[Any] = [{"name": QUEUE}, {"name": "other"}]
             replies: dict[str, Any] = dict.fromkeys(("obeys@c", "refuses@c", "sleeps@c"), consumes)
@@ -60,16 +63,36 @@ def test_who_does_not_look_at_the_mark_is_told_and_remembered(settings: BrokerSe
         assert outcome.paused and outcome.changed and outcome.told == ("obeys@c",)
         assert outcome.silent == ("lost@c", "sleeps@c") and outcome.refused == {"refuses@c": "not allowed"}
         assert cluster.last() == ("cancel_consumer", ("obeys@c", "refuses@c", "sleeps@c"))
+        assert outcome.ask_again == "umbel queues pause mail"
         before = (await broker.paused())[QUEUE]
-        assert before.told == ("obeys@c",)
+        assert before.told == ("obeys@c", "sleeps@c")  # who does not answer may obey later
         again = await pause_queue(broker, cluster, QUEUE, timeout_s=1.0)
         assert not again.changed and (await broker.paused())[QUEUE] == before
         resumed = await resume_queue(broker, cluster, QUEUE, timeout_s=1.0)
-        assert cluster.last() == ("add_consumer", ("obeys@c",))
+        assert cluster.last() == ("add_consumer", ("obeys@c", "sleeps@c"))
         assert (resumed.paused, resumed.changed, resumed.told) == (False, True, ("obeys@c",))
+        assert resumed.silent == ("sleeps@c",)
+        assert resumed.ask_again == "umbel control add_consumer mail -d sleeps@c"
         nothing = await resume_queue(broker, cluster, QUEUE, timeout_s=1.0)
-        assert not nothing.changed and cluster.last() == ("add_consumer", ("obeys@c",))
+        assert not nothing.changed and not nothing.ask_again and await broker.paused() == {}
         assert len(cluster.asked) == 5
+        await broker.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_is_interrupted_leaves_a_mark_that_knows_whom_to_tell(settings: BrokerSettings) -> None:
+    async def scenario() -> None:
+        broker = open_broker(settings)
+        await broker.open()
+        cluster = Cluster(broker)
+        for change, at in ((pause_queue, "cancel_consumer"), (resume_queue, "add_consumer")):
+            cluster.interrupted_at = at
+            with pytest.raises(asyncio.CancelledError):
+                await change(broker, cluster, QUEUE, timeout_s=1.0)
+            assert (await broker.paused())[QUEUE].told == ("obeys@c", "refuses@c", "sleeps@c")
+        cluster.interrupted_at = ""
+        assert (await resume_queue(broker, cluster, QUEUE, timeout_s=1.0)).told == ("obeys@c",)
         await broker.close()
 
     asyncio.run(scenario())

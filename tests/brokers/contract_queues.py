@@ -115,6 +115,9 @@ class QueueControlContract:
                     return (await operator.queues())[QUEUE] == Depth(3, 0, 0, paused=True)
 
                 await eventually(all_wait, what="all messages in their queue")
+                await operator.resume(QUEUE)
+                taken = await take_in_time(worker, 3, what="the messages, once more")
+                assert [one.redelivered for one in taken] == [False] * 3  # nobody has run them
 
         run(scenario())
 

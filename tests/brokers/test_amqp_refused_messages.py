@@ -1,6 +1,8 @@
 """How RabbitMQ says no to messages, and what becomes of them (N2)."""
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -16,11 +18,15 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.servers.rabbitmq import amqp_url
-from umbel.brokers.amqp import outbox
+from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.envelope import PROPERTIES_MAX_BYTES
+from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.interface import Ack, BrokerSettings
+from umbel.brokers.amqp.table import Properties, encode_properties
+from umbel.brokers.interface import Ack, BrokerSettings, Refused
+from umbel.control.queue_pauses import move_messages
 from umbel.errors import BrokerRefused
 from umbel.wire.message import Message, Outgoing
 
@@ -36,13 +42,20 @@ def under_test(amqp_url: str) -> Iterator[BrokerUnderTest]:
     under_test.close()
 
 
+@contextmanager
+def a_stranger(under_test: BrokerUnderTest) -> Iterator[BlockingLink]:
+    """Somebody else on the same server."""
+    (location,) = locations_from_url(under_test.settings.url)
+    link = BlockingLink(location, timeout_s=10, name="stranger")
+    yield link
+    link.close()
+
+
 @pytest.fixture
 def full(under_test: BrokerUnderTest) -> str:
     """A queue that holds one message and refuses more."""
-    (location,) = locations_from_url(under_test.settings.url)
-    link = BlockingLink(location, timeout_s=10, name="stranger")
-    declare(link, "small", max_length=1, overflow="reject-publish")
-    link.close()
+    with a_stranger(under_test) as link:
+        declare(link, "small", max_length=1, overflow="reject-publish")
     under_test.producer().publish(outgoing("first", queue="small"))
     return "small"
 
@@ -71,6 +84,71 @@ def test_a_sender_is_told_which_messages_a_full_queue_refused(under_test: Broker
     async def scenario() -> None:
         async with under_test.open() as broker:
             assert sorted(texts(await take_in_time(broker, 2, what="the others"))) == ["a", "b"]
+
+    run(scenario())
+
+
+def test_failures_that_are_refused_where_they_are_kept_are_dead_letters(
+    under_test: BrokerUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a verdict or alone; and where there is no room for dead letters either, that is said."""
+    with a_stranger(under_test) as link:
+        declare(link, topology.FAILED, max_length=1, overflow="reject-publish")
+        declare(link, topology.DEAD, max_length=2, overflow="reject-publish")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a", "b"))
+            taken = await take_in_time(broker, 2, what="the messages")
+            settled = await broker.settle([Ack(one.tag, keep="broke") for one in taken])
+            assert (settled.applied, settled.refused) == (2, ())
+            await broker.keep_failed([Refused(one, "broke") for one in outgoing("c", "d")])
+            assert [one.message.body for one in await broker.failed(9)] == [b"a"]
+            letters = {one.message.body: one for one in await broker.dead_letters()}
+            assert sorted(letters) == [b"b", b"c"]
+            assert letters[b"b"].queue == "celery" and letters[b"b"].reason.startswith(
+                "broke; it cannot be kept"
+            )
+
+    run(scenario())
+    told = [one.message for one in caplog.records if one.levelno == logging.ERROR]
+    moved = "broker refused a message; moved to dead letters"
+    assert told == [moved, moved, "failed tasks are kept nowhere; they cannot be retried"]
+
+
+def test_a_full_queue_takes_what_it_can_of_a_move_and_the_rest_stays(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umbel.brokers.amqp.pauses.PORTION", 2)
+    names = [f"m{number}" for number in range(5)]
+    with a_stranger(under_test) as link:
+        declare(link, "small", max_length=3, overflow="reject-publish")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing(*names))
+            said = "after 2 messages were moved: 1 of the last 2 .* 'small', .*: its queue is full"
+            with pytest.raises(BrokerRefused, match=said):
+                await move_messages(broker, "celery", "small")
+            places = [await broker.peek(queue, 10) for queue in ("small", "celery")]
+            assert [texts(one) for one in places] == [names[:3], names[3:]]
+
+    run(scenario())
+
+
+def test_a_message_that_cannot_be_written_anew_moves_as_it_is(under_test: BrokerUnderTest) -> None:
+    properties = encode_properties(Properties(headers={"task": "t", "id": "1", "x": ""}))
+    filled = Properties(headers={"task": "t", "id": "1", "x": "x" * (PROPERTIES_MAX_BYTES - len(properties))})
+    with a_stranger(under_test) as link:
+        declare(link, "celery")
+        link.publish([encode_publish(1, "", "celery", encode_properties(filled), b"large")])
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("after"))
+            assert len(await broker.peek("celery", 2)) == 2  # so that there is more to write: a mark
+            assert await broker.move("celery", "other", 10) == 2
+            assert texts(await broker.peek("other", 10)) == ["large", "after"]
 
     run(scenario())
 

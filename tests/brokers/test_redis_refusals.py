@@ -22,6 +22,7 @@ from umbel.brokers.interface import Ack, Broker, Bury, Refused, Return, Started,
 from umbel.brokers.redis import publishing
 from umbel.errors import BrokerRefused
 from umbel.wire.message import Outgoing, StoredResult
+from umbel.worker.messages.keeping import keep_or_drop
 
 NOT_A_LIST = "the key 'bad' holds a string, not a list: delete or rename it"
 LATER = 4102444800.0
@@ -380,3 +381,17 @@ def test_a_hostile_mark_between_good_messages_takes_none_of_them_along(
             assert len(await broker.dead_letters()) == 80
 
     run(scenario())
+
+
+def test_a_worker_goes_on_where_failures_cannot_be_kept(
+    on_redis: BrokerUnderTest, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis_server.ask("SET", "umbel.failed", "not a stream")
+
+    async def scenario() -> None:
+        async with on_redis.open() as broker:
+            await keep_or_drop(broker, [Refused(one, "broke") for one in outgoing("a", "b")])
+
+    run(scenario())
+    (told,) = [one.__dict__ for one in caplog.records if one.levelno == logging.ERROR]
+    assert told["task_ids"] == "a,b" and "umbel.failed" in told["why"]

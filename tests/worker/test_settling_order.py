@@ -58,6 +58,9 @@ class Recorder:
     async def bury(self, refused: Sequence[Refused]) -> None:
         self._ask("bury", list(refused))
 
+    async def keep_failed(self, failed: Sequence[Refused]) -> None:
+        self._ask("keep", list(failed))
+
     async def publish(self, messages: Sequence[Outgoing]) -> None:
         self._ask("publish", list(messages))
 
@@ -428,6 +431,26 @@ def test_a_verdict_that_cannot_be_written_is_found_and_its_message_buried(error:
         assert bench.asked[-1] == ("settle", [Ack(5), Ack(6)])  # together again
 
     play(scenario)
+
+
+def test_failures_that_the_broker_refuses_to_keep_hold_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    failed = Outgoing(QUEUE, delivery_of().message)
+
+    async def scenario(bench: Bench) -> None:
+        error = BrokerRefused("umbel.failed is another kind of key")
+        bench.recorder.refuses = lambda what, _: error if what == "keep" else None
+        bench.settler.keep_failed(failed, "broke")
+        bench.settler.keep_failed(failed, "broke too")
+        bench.settler.report([RESULT], ())
+        bench.settler.add(Ack(1))
+        await run_until_drained(bench)
+        assert bench.asked == [("store", [RESULT]), ("settle", [Ack(1)])]
+        assert (bench.settler.pending, bench.settler.problem) == (0, "")
+
+    play(scenario)
+    (told,) = caplog.records
+    assert "refuses to keep failed tasks" in told.message
+    assert (told.__dict__["count"], told.__dict__["why"]) == (2, "umbel.failed is another kind of key")
 
 
 def test_a_message_that_cannot_even_be_buried_stays_and_the_others_are_settled() -> None:

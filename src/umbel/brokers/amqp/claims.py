@@ -105,7 +105,9 @@ class Claims:
         if owner is None or (consumer := owner.consumers.get(queue)) is None or not consumer.is_open:
             return
         async with owner.lock:
-            await consumer.pause()
+            for arrived in await consumer.pause():
+                if not arrived.redelivered:
+                    self.remember_unrun(arrived.message.correlation_id)
 
     def consumers(self) -> list[Consumer]:
         return [

@@ -169,18 +169,20 @@ class Consumer:
         self._outstanding.pop(tag, None)
         self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, False))
 
-    async def pause(self) -> None:
-        """Stop fetching, and give back what is not claimed; `want` starts again."""
+    async def pause(self) -> list[Arrived]:
+        """Stop fetching, and give back what is not claimed, which this tells; `want` starts again."""
         assert self._channel is not None
         if not self._generation or not self.prefetch:
-            return
+            return []
         self.prefetch = 0
         await self._channel.call(Method.BASIC_CANCEL, str(self._generation), False)
-        for arrived in [*self.early, *self.waiting()]:
+        returned = [*self.early, *self.waiting()]
+        for arrived in returned:
             self.claimed += 1
             self.give_back(arrived.delivery_tag)
         self.early.clear()
         self._buffers.clear()
+        return returned
 
     def release(self) -> asyncio.Future[Incoming] | None:
         """Everything goes back to the queue, and the channel ends; what tells when that is done."""

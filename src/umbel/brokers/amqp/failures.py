@@ -14,8 +14,8 @@ from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.dead_letters import letter_of, look, put_back, remove
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.topology import Queue
+from umbel.brokers.amqp.verdicts import bury_unkept
 from umbel.brokers.interface import DeadLetter, Refused, Resend, Resent
-from umbel.brokers.refusals import log_refused
 from umbel.clock import cluster_now
 from umbel.wire.message import Outgoing
 
@@ -46,7 +46,7 @@ async def keep(session: Session, failed: Sequence[Refused], now: float, into: Qu
         letter = one.part.as_letter()
         posts.append(outbox.kept_failure(letter.queue, letter.message, one.reason, now, into))
     refused = await session.try_send(posts)
-    log_refused([Refused(letters[place].part, why) for place, why in refused.items()])
+    await bury_unkept(session, [(letters[place], why) for place, why in refused.items()], now)
 
 
 async def read(session: Session, limit: int, task_id: str) -> list[DeadLetter]:

@@ -5,21 +5,24 @@ milliseconds after `pause` has returned, and before its first claim when it star
 
 Messages are moved in portions: one portion is published, confirmed and acknowledged before the next is taken.
 Who is killed in between leaves the messages of one portion at most in both queues, under the same ids.
+What the target refuses, because it is full, stays and ends the move.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.dead_letters import PORTION, get_some, put_back
 from umbel.brokers.amqp.envelope import decode
 from umbel.brokers.amqp.facts import tell
 from umbel.brokers.amqp.frames import Incoming, encode_ack
-from umbel.brokers.amqp.outbox import Post
+from umbel.brokers.amqp.outbox import Post, Refusals
 from umbel.brokers.amqp.records import PauseFact, Start, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.interface import Depth, Pause
 from umbel.brokers.refusals import signed_for
 from umbel.clock import cluster_now
+from umbel.errors import BrokerRefused, WireError
 from umbel.wire.message import UNREADABLE_CONTENT, Outgoing
 from umbel.wire.signing import HEADER
 
@@ -80,35 +83,56 @@ async def _move_some(session: Session, place: str, source: str, target: str, lim
         sent = list(_unsigned(session, found, source, target))
         if found and not sent:
             raise signed_for(source)
-        await session.send([post for _, posts in sent for post in posts])
-        for incoming, _ in sent:
-            channel.send(encode_ack(channel.number, incoming.fields[0]))
-        moved = len(sent)
+        await session.send([one for moving in sent for one in moving.counted])  # or nothing is moved
+        refused = await session.try_send([moving.post for moving in sent])
+        for number, moving in enumerate(sent):
+            if number not in refused:
+                channel.send(encode_ack(channel.number, moving.incoming.fields[0]))
+        moved = len(sent) - len(refused)
+        if refused:
+            raise _partly(target, moved, refused)
     finally:
         if channel.error is None:
             await put_back(session, channel, place, len(found) - moved)
     return moved
 
 
-def _unsigned(
-    session: Session, found: Sequence[Incoming], source: str, target: str
-) -> Iterator[tuple[Incoming, list[Post]]]:
+def _partly(target: str, moved: int, refused: Refusals) -> BrokerRefused:
+    why = refused[min(refused)]
+    return BrokerRefused(
+        f"{moved} of the last {moved + len(refused)} messages moved; RabbitMQ refused the others "
+        f"for {target!r}, and they stay where they are: {why}"
+    )
+
+
+class _Moving(NamedTuple):
+    """A message on its way: `counted` is told first, how often it was started."""
+
+    incoming: Incoming
+    post: Post
+    counted: Sequence[Post] = ()
+
+
+def _unsigned(session: Session, found: Sequence[Incoming], source: str, target: str) -> Iterator[_Moving]:
     """Those before the first that is signed, and what is published for each."""
     for incoming in found:
         _, redelivered, exchange, key, _ = incoming.fields
         message, mark, _ = decode(incoming, exchange, key)
         if HEADER.encode() in message.headers:
             return
-        if message.content_type == UNREADABLE_CONTENT and not message.headers:  # as it is
-            yield incoming, [Post(target, incoming.properties, incoming.body, session.queues.queue(target))]
+        if message.content_type == UNREADABLE_CONTENT and not message.headers:
+            yield _Moving(incoming, _as_it_is(session, incoming, target))
             continue
         starts = session.views.starts.count(source, message.correlation_id)
         counted = [Start(target, message.correlation_id, starts)] if starts else []
         outgoing = Outgoing(target, message, mark.due)
-        yield (
-            incoming,
-            [
-                *(outbox.entry(topology.STARTS, encode_record(one)) for one in counted),
-                outbox.task(outgoing, session.queues, cluster_now(), ran=mark.ran or redelivered),
-            ],
-        )
+        try:
+            post = outbox.task(outgoing, session.queues, cluster_now(), ran=mark.ran or redelivered)
+        except (WireError, ValueError):
+            post = _as_it_is(session, incoming, target)
+        yield _Moving(incoming, post, [outbox.entry(topology.STARTS, encode_record(one)) for one in counted])
+
+
+def _as_it_is(session: Session, incoming: Incoming, target: str) -> Post:
+    """What cannot be written anew moves all the same; that it may have run cannot be written on it."""
+    return Post(target, incoming.properties, incoming.body, session.queues.queue(target))

@@ -14,6 +14,7 @@ redelivered message looks up its count. Messages are told apart by their queue a
 and a message without an id is never counted.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -32,15 +33,18 @@ from umbel.clock import cluster_now
 from umbel.errors import WireError
 from umbel.wire.message import Outgoing, StoredResult
 
+log = logging.getLogger("umbel.brokers.amqp")
+
 
 @dataclass(slots=True)
 class Judgement:
-    """What a batch of verdicts asks for. `parts` and `own` say what posts carry, by their places."""
+    """What a batch of verdicts asks for. `parts`, `own`, `kept` say what posts carry, by their places."""
 
     conflicts: set[Tag] = field(default_factory=set)
     posts: list[Post] = field(default_factory=list)
     parts: dict[int, Outgoing | StoredResult] = field(default_factory=dict)
     own: dict[int, Tag] = field(default_factory=dict)  # the claimed message itself
+    kept: dict[int, Refused] = field(default_factory=dict)  # of a failed task, and why it failed
     unwritten: list[tuple[Tag | None, Refused]] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     finished: list[Tag] = field(default_factory=list)
@@ -86,6 +90,7 @@ def judge(
                     _carry(judged, verdict, claimed, queues, now)
                 if verdict.keep:
                     message, queue = claimed.delivery.message, claimed.delivery.queue
+                    judged.kept[len(judged.posts)] = Refused(Outgoing(queue, message), verdict.keep)
                     judged.posts.append(outbox.kept_failure(queue, message, verdict.keep, now, failed))
                 if count:
                     judged.posts += _count(claimed, 0)
@@ -146,6 +151,8 @@ async def post(session: Session, judged: Judgement, now: float) -> None:
             letters.append((judged.own.get(place), Refused(part, reason)))
         elif (tag := judged.own.get(place)) is not None:  # not even the dead letters take it
             _keep(judged, tag)
+    unkept = [(judged.kept[place], reason) for place, reason in refused.items() if place in judged.kept]
+    await bury_unkept(session, unkept, now)
     judged.refused = [one for _, one in letters]
     for (tag, _), is_kept in zip(letters, await bury(session, judged.refused, now), strict=True):
         if tag is not None and not is_kept:
@@ -158,6 +165,18 @@ async def send_or_bury(session: Session, posts: Sequence[Post], messages: Sequen
     parts = [Refused(messages[place], why) for place, why in refused.items()]
     log_refused(parts)
     await bury(session, parts, cluster_now())
+
+
+async def bury_unkept(session: Session, unkept: Sequence[tuple[Refused, str]], now: float) -> None:
+    """Failures that are refused where failures are kept, and why: dead letters, which can be retried too."""
+    refused = [
+        Refused(one.part, f"{one.reason}; it cannot be kept among the failures: {why}") for one, why in unkept
+    ]
+    buried = await bury(session, refused, now) if refused else []
+    log_refused(one for one, is_buried in zip(refused, buried, strict=True) if is_buried)
+    if lost := [one for one, is_buried in zip(refused, buried, strict=True) if not is_buried]:
+        fields = {"count": len(lost), "why": lost[0].reason}
+        log.error("failed tasks are kept nowhere; they cannot be retried", extra=fields)
 
 
 async def bury(session: Session, refused: Sequence[Refused], now: float) -> list[bool]:

@@ -132,4 +132,6 @@ def _show(outcome: PauseOutcome, said: str, as_json: bool) -> int:
         say(f"umbel: {node} did not answer", err=True)
     for node, why in outcome.refused.items():
         say(f"umbel: {node} refused: {why}", err=True)
+    if outcome.ask_again:
+        say(f"umbel: to tell them again: {outcome.ask_again}", err=True)
     return exits.PARTIAL if outcome.silent or outcome.refused else exits.OK

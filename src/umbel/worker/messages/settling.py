@@ -38,6 +38,7 @@ from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
 from umbel.worker.messages.before_settling import BeforeSettling
+from umbel.worker.messages.keeping import keep_or_drop
 from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.process.outages import Outages
 from umbel.worker.settings import Ending
@@ -317,7 +318,7 @@ class Settler:
         if self._events.recorded:
             await self._events.logged()
         if failed:  # before its result is seen: who sees the failure can retry it
-            await self._broker.keep_failed(failed)
+            await keep_or_drop(self._broker, failed)
             del self._failed[: len(failed)]
         if results:
             await self._store(results)
