@@ -7,6 +7,7 @@ exception. Where everything is secret, an event says what kind of error it is, a
 
 from typing import Any
 
+from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.protocol.delivery.sensitive import DEPTH_MAX, MASK, Secrets
 
 TASK, TASK_ID, NODE, ABOUT = "umbel.task", "umbel.task_id", "umbel.node", "umbel-task"
@@ -73,11 +74,11 @@ class _Striking:
             return value
         if isinstance(value, str):
             return self._secrets.strike(value)
-        try:
-            shown = (str(value), repr(value))  # either is what the SDK would send
-        except Exception:
-            return MASK
-        return value if all(self._secrets.strike(one) == one for one in shown) else MASK
+        shown = [call_guarded(form, value) for form in (str, repr)]  # either is what the SDK would send
+        return value if all(self._is_clean(one) for one in shown) else MASK
+
+    def _is_clean(self, shown: Returned[str] | Raised) -> bool:
+        return isinstance(shown, Returned) and self._secrets.strike(shown.value) == shown.value
 
     def _below(self, name: str, value: Any, names: bool, depth: int) -> Any:
         if name == ABOUT and isinstance(value, dict):

@@ -21,12 +21,13 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from umbel.pools.guard import Raised, call_guarded
 from umbel.text import one_line
 
 # The database that a block of code named; None: what it sends goes at once. "": as the settings say.
 _asked: ContextVar[str | None] = ContextVar("umbel_send_on_commit", default="")
 # Errors of the sends of the commit that is being done here.
-_failed: ContextVar[list[Exception] | None] = ContextVar("umbel_failed_on_commit", default=None)
+_failed: ContextVar[list[BaseException] | None] = ContextVar("umbel_failed_on_commit", default=None)
 Call = tuple[str, str]  # name and id of a task
 log = logging.getLogger("umbel.publishing")
 
@@ -55,17 +56,10 @@ def on_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) 
     """`calls`: what is lost if that fails."""
 
     def send_now() -> None:
-        try:
-            with waiting_for(None):
-                send()
-        except Exception as error:
-            for task, task_id in calls:
-                # All in the text: the format of the site's log is not ours.
-                said = f"the transaction is committed, but its task {task} ({task_id}) was not sent: {error}"
-                log.error(one_line(said))
-            if (failed := _failed.get()) is None:  # not by a commit: a test runs what would wait for it
-                raise
-            failed.append(error)
+        with waiting_for(None):
+            done = call_guarded(send)
+        if isinstance(done, Raised):
+            _not_sent(calls, done.error)
 
     transaction.on_commit(send_now, using=database)
     _raise_after_all(connections[database])
@@ -73,6 +67,17 @@ def on_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) 
 
 async def aon_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
     await sync_to_async(on_commit)(send, database, calls)
+
+
+def _not_sent(calls: Sequence[Call], error: BaseException) -> None:
+    for task, task_id in calls:
+        # All in the text: the format of the site's log is not ours.
+        said = f"the transaction is committed, but its task {task} ({task_id}) was not sent: {error}"
+        log.error(one_line(said))
+    failed = _failed.get()
+    if failed is None:  # not by a commit: a test runs what would wait for it
+        raise error
+    failed.append(error)
 
 
 def _raise_after_all(connection: BaseDatabaseWrapper) -> None:
@@ -92,7 +97,7 @@ class _RunAll:
     run: Callable[[], None]
 
     def __call__(self) -> None:
-        failed: list[Exception] = []
+        failed: list[BaseException] = []
         token = _failed.set(failed)
         try:
             self.run()
