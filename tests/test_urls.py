@@ -18,6 +18,14 @@ from umbel.worker.remote.inspection import broker_map
         ("redis:/u:p@h", "redis:***@h"),
         ("redis//:p@h", "redis//:***@h"),
         ("u:p@h/0", "u:***@h/0"),
+        (
+            "postgresql:///d?host=/run/pg&user=u&password=p",
+            "postgresql:///d?host=/run/pg&user=u&password=***",
+        ),
+        ("postgresql://u:p@h/d?sslpassword=p&x=1", "postgresql://u:***@h/d?sslpassword=***"),
+        ("postgresql://h:1/d?pass%77ord=a@b", "postgresql://h:***"),
+        ("postgresql://u@h/d?password=a@b", "postgresql://u@h/d?password=***"),
+        ("host=h password=p user=u", "host=h password=***"),
     ],
 )
 def test_an_address_is_shown_without_its_passwords(url: str, shown: str) -> None:
@@ -29,6 +37,13 @@ def test_no_character_of_a_password_makes_it_visible(secret: str) -> None:
     marked = f"MARK{secret}MARK"
     assert "MARK" not in without_password(f"redis://ada:{marked}@host/0")
     assert "MARK" not in str(BadURL(f"redis://ada:{marked}@host/0", "it is wrong"))
+
+
+@given(st.text(min_size=1).filter(lambda secret: "://" not in secret))
+def test_nor_does_one_of_a_parameter(secret: str) -> None:
+    marked = f"MARK{secret}MARK"
+    assert "MARK" not in without_password(f"postgresql:///shop?user=ada&password={marked}")
+    assert "MARK" not in without_password(f"postgresql://host:5432/shop?password={marked}")
 
 
 def test_stats_show_the_first_address_and_the_others_without_passwords() -> None:

@@ -23,11 +23,26 @@ from tests.brokers.under_test import (
     take_one,
     texts,
 )
-from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Depth, Permit, Return, Started
+from umbel.brokers.interface import (
+    Ack,
+    Broker,
+    Bury,
+    Delivery,
+    Depth,
+    Pause,
+    Permit,
+    Return,
+    Spend,
+    Started,
+    Tag,
+)
+from umbel.brokers.redis.broker import RedisBroker
+from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.protocol.delivery.limits import Concurrency, Rate, Terms
 
 ONE, TWO = Concurrency(1).terms, Concurrency(2).terms
 SLOW = Rate("1/h").terms
+FAR = time.time() + 600
 
 
 async def start(
@@ -58,6 +73,13 @@ def kept(test: Callable[P, None]) -> Callable[P, None]:
 
 async def depth(broker: Broker, queue: str = QUEUE) -> Depth:
     return (await broker.queues()).get(queue, Depth(0, 0, 0))
+
+
+def marks_of(broker: Broker) -> dict[Tag, str]:
+    if isinstance(broker, RedisBroker):
+        return broker._claims._marks
+    assert isinstance(broker, SqliteBroker)
+    return broker._store._holding.marks
 
 
 class LimitsContract:
@@ -275,6 +297,50 @@ class LimitsContract:
         run(scenario())
 
     @kept
+    def test_what_waits_in_a_paused_queue_keeps_nobody_waiting(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                held: list[Delivery] = []
+                for text in ("holds", "a1", "a2", "next", "last"):
+                    queue = "a" if text[1:].isdigit() else QUEUE
+                    await broker.publish(outgoing(text, queue=queue))
+                    held += (await take(broker, queues=(queue,))).deliveries
+                assert texts(await start(broker, held, ONE)) == ["holds"]
+                await broker.pause("a", Pause(1.0))
+                await settle_all(broker, Ack(held[0].tag))
+                called = (await take(broker, queues=("a", QUEUE))).deliveries
+                assert texts(await start(broker, called, ONE)) == ["next"]
+                assert await depth(broker) == Depth(0, 0, 1, limited=1)
+                assert await depth(broker, "a") == Depth(2, 0, 0, paused=True)
+                await broker.resume("a")
+                back = (await take(broker, queues=("a",))).deliveries
+                assert texts(back) == ["a1", "a2"]
+                assert await start(broker, back, ONE) == []
+                assert await depth(broker, "a") == Depth(0, 0, 0, limited=2)
+
+        run(scenario())
+
+    @kept
+    def test_who_waits_leaves_nothing_of_its_signature_with_its_worker(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open(remembers_signatures=True) as broker:
+                await broker.publish(outgoing("a", "b"))
+                held = (await take(broker)).deliveries
+                await broker.spend([Spend(one.tag, one.message.correlation_id, FAR) for one in held])
+                (first,) = await start(broker, held, ONE)
+                assert list(marks_of(broker)) == [first.tag]
+                await settle_all(broker, Ack(first.tag))
+                called = await take_one(broker)
+                assert not await broker.spend([Spend(called.tag, held[1].message.correlation_id, FAR)])
+                assert await start(broker, [called], ONE) == [called]
+                await settle_all(broker, Ack(called.tag))
+                assert not marks_of(broker)
+
+        run(scenario())
+
+    @kept
     def test_a_claim_that_has_ended_is_not_started(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with (
@@ -285,7 +351,8 @@ class LimitsContract:
                 held = (await take(dead)).deliveries
                 await lose(peer, held, holder=dead)
                 again = await take_one(peer, owner=PEER)
-                assert await start(dead, held, ONE) == []
+                assert await dead.permit([Permit(held[0].tag, "a", "t:k", ONE)]) == {held[0].tag: None}
+                assert (await dead.settle([Return(held[0].tag)])).conflicts == {held[0].tag}
                 assert await start(peer, [again], ONE) == [again]
 
         run(scenario())

@@ -12,10 +12,11 @@ import pytest
 from tests.brokers.tokens import FAR, HOSTILE, outgoing_of, token_of, tokens_in
 from tests.brokers.under_test import OWNER, QUEUE, BrokerUnderTest, result, run
 from tests.servers.redis import RedisServer
-from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Return, Started, Verdict
+from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Permit, Return, Started, Verdict
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import Script
 from umbel.errors import BrokerRefused, BrokerUnavailable
+from umbel.protocol.delivery.limits import Concurrency
 from umbel.wire.message import Outgoing
 
 LEASE_S = 1000
@@ -124,3 +125,22 @@ def test_wherever_the_connection_is_cut_a_message_is_in_one_place_or_its_follow_
     assert {"claim", "settle", "requeue", "owners"} <= set(whole)
     for at in range(1, len(whole) + 1):
         run(scenario(at))
+
+
+def test_a_settle_stands_although_the_slots_of_its_limits_cannot_be_freed(
+    on_redis: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with on_redis.open(lease_s=LEASE_S) as broker:
+            await broker.publish([outgoing_of(token) for token in (1, 2)])
+            held = (await broker.claim(OWNER, [QUEUE], 20)).deliveries
+            terms = Concurrency(1).terms
+            await broker.permit([Permit(one.tag, str(one.tag), "t:k", terms) for one in held])
+            scissors = Scissors(monkeypatch, 2, before=True)
+            settled = await broker.settle([Ack(held[0].tag)])
+            assert (settled.applied, scissors.calls) == (1, ["settle", "limit"])
+            assert (await broker.queues())[QUEUE].limited == 1
+            await broker.return_lost()
+            assert token_of((await broker.claim(OWNER, [QUEUE], 20)).deliveries[0].message) == 2
+
+    run(scenario())

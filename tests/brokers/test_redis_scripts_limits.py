@@ -30,7 +30,7 @@ def take(
     pace: Pace | None = None,
     bucket: str = BUCKET,
     epoch: str = EPOCH,
-) -> dict[int, bytes]:
+) -> dict[int, bytes | None]:
     """Those that may not start, and why; the first place is 1, as `hold` has it."""
     interval_s, slack_s = (pace.interval_s, pace.slack_s) if pace else (0, 0)
     args = [
@@ -172,8 +172,8 @@ def test_one_that_will_not_start_passes_its_turn_on_and_no_other(scripts: Script
 
 def test_a_claim_that_has_ended_may_not_start_and_does_not_wait(scripts: Scripts) -> None:
     scripts.hold(_1="a")
-    assert take(scripts, 1, epoch="n.0") == {1: b""}
-    assert take(scripts, 2) == {2: b""}
+    assert take(scripts, 1, epoch="n.0") == {1: None}
+    assert take(scripts, 2) == {2: None}
     assert (slots(scripts), waiting(scripts)) == ({}, [])
     assert set(scripts.held()) == {b"epoch", field(1).encode()}
 
@@ -183,7 +183,7 @@ def test_a_key_of_another_type_refuses_its_own_bucket_with_the_reason(scripts: S
         scripts.hold(_1="a", _2="b")
         scripts.ask("SET", f"umbel.{name}.t:broken", "x")
         (why,) = take(scripts, 1, bucket="t:broken").values()
-        assert f"umbel.{name}.t:broken' holds a string, not a {kind}".encode() in why
+        assert why and f"umbel.{name}.t:broken' holds a string, not a {kind}".encode() in why
         assert field(1).encode() in scripts.held()
         take(scripts, 1, most="ends", bucket="t:broken")
         scripts.ask("DEL", f"umbel.{name}.t:broken")
@@ -275,6 +275,27 @@ def test_what_cannot_go_back_to_its_queue_is_among_the_dead_letters_or_stays(scr
     assert free(scripts, 1) == 1
     assert waiting(scripts) == []
     assert scripts.ask("XLEN", "umbel.dead") == 1
+
+
+def test_what_waits_in_a_paused_queue_goes_back_to_it_and_the_next_is_called(scripts: Scripts) -> None:
+    def other(place: int) -> str:
+        return f"{len(str(place))}:{place}{EPOCH}:{place}:{PREFIX}other\0{place}"
+
+    scripts.hold(_1="a")
+    take(scripts, 1)
+    scripts.ask("HSET", "umbel.paused", "other", "{}")
+    scripts.ask("HSET", "umbel.waits", "other", 1001, "q", 1)
+    scripts.fill("other", "later")
+    scripts.ask("LPUSH", f"umbel.waiting.{BUCKET}", *map(other, range(1001)), entry(2, "b"))
+    assert free(scripts, 1) == 0  # so many at once, and no more
+    assert slots(scripts) == {}
+    assert scripts.waiting("other") == [*(str(place).encode() for place in range(1000)), b"later"]
+    assert waiting(scripts) == [other(1000).encode(), entry(2, "b")]
+    assert free(scripts, 1) == 1
+    assert (scripts.waiting("q"), waiting(scripts)) == ([b"b"], [])
+    assert set(slots(scripts)) == {b"\nid2"}
+    assert scripts.waiting("other")[0] == b"1000"
+    assert scripts.ask("EXISTS", "umbel.waits") == 0
 
 
 def test_what_others_wrote_is_called_in_its_turn_and_ends_as_a_dead_letter(scripts: Scripts) -> None:

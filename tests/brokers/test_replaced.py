@@ -33,11 +33,12 @@ from umbel.brokers.amqp import capabilities as amqp
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Replaced, Return, Settled
+from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Permit, Replaced, Return, Settled
 from umbel.brokers.redis.broker import CAPABILITIES as REDIS
 from umbel.brokers.sqlite.broker import CAPABILITIES as SQLITE
 from umbel.brokers.sqlite.files import Presence
 from umbel.errors import AccessRefused, BrokerUnavailable
+from umbel.protocol.delivery.limits import Terms
 
 LONG_LEASE_S = 30.0
 
@@ -119,6 +120,7 @@ def test_claims_that_a_backup_lacks_are_unknown_and_those_it_has_again_go_back(d
 
             await heal(broker)
             assert [one.unknown for one in told] == [1]
+            assert await broker.permit([Permit(unknown.tag, "u", "t:k", Terms(1))]) == {unknown.tag: None}
             again = await eventually(lambda: _some(broker), what="what the backup had claimed")
             assert texts(again.deliveries) == ["settled since"]
             assert again.deliveries[0].redelivered
@@ -156,6 +158,12 @@ def test_a_settle_before_the_next_renewal_finds_out_by_itself(tmp_path: Path) ->
             settled = await broker.settle([Ack(first.tag), Ack(second.tag)])
             assert settled == Settled(1, unknown=frozenset({first.tag}))
             assert [one.unknown for one in told] == [1]
+            await broker.publish(outgoing("third"))
+            (third,) = (await take(broker)).deliveries
+            server.ask("FLUSHALL")
+            assert await broker.permit([Permit(third.tag, "id", "t:k", Terms(1))]) == {third.tag: None}
+            assert [one.unknown for one in told] == [1, 1]
+            assert await broker.settle([Return(third.tag)]) == Settled(0, unknown=frozenset({third.tag}))
 
     try:
         run(scenario())

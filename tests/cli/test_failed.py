@@ -83,6 +83,15 @@ def test_a_retry_is_counted_and_asked_for(
     assert "no such failed task" in said(umbel("task", "retry", "--all", "-y"), exits.NOT_FOUND)
 
 
+def test_a_name_that_a_terminal_would_obey_is_escaped_in_the_question(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(tmp_path, ("t1", "shop\x1b[2J\nAborted", "broken"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    asked = umbel("task", "retry", "--all")
+    assert r"Retry 1 failed task (1 shop\x1b[2J\nAborted)?" in asked.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -5,6 +5,9 @@ import pytest
 
 from tests.cli.running import Umbel
 from umbel import App
+from umbel.cli import exits
+from umbel.cli.tasks import queue_control
+from umbel.control.queue_pauses import PauseOutcome
 
 TASKS = """
 from umbel import App
@@ -30,3 +33,22 @@ def test_peeking_shows_no_sensitive_arguments_whoever_sent_them(
         assert ran.code == 0, ran.err
         shown = {one["task"]: one["args"] for one in json.loads(ran.out)}
         assert shown == {"shop.pay": "***", "shop.other": "('shown',)"}
+
+
+def test_what_nodes_answer_is_told_in_one_line_each(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pause(*_: object, **__: object) -> PauseOutcome:
+        refused = {"a@\x1b[2J": "no\nceleryd: all is well"}
+        return PauseOutcome(
+            queue="q", paused=True, changed=True, told=("b\n@",), silent=("c\r@",), refused=refused
+        )
+
+    monkeypatch.setattr(queue_control, "pause_queue", pause)  # answers as no worker of ours gives them
+    ran = umbel("queues", "pause", "-b", f"sqlite:///{tmp_path}/queue.db", "q")
+    assert ran.code == exits.PARTIAL
+    assert ran.err.splitlines() == [
+        r"umbel: b\n@ was told to stop consuming",
+        r"umbel: c\r@ did not answer",
+        r"umbel: a@\x1b[2J refused: no\nceleryd: all is well",
+    ]

@@ -1,7 +1,7 @@
 """Sending on commit, in the store of examples/django_store: test_django.py runs it on each database."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -13,6 +13,7 @@ from store.models import Item, Order
 from store.tasks import pack
 from umbel import chain, group
 from umbel.app.configuration.settings import with_others
+from umbel.app.sending.prepare import Prepared
 from umbel.contrib.django import app
 from umbel.contrib.django.configuration import read_settings
 from umbel.contrib.django.connections import leave_to_parent
@@ -171,6 +172,42 @@ def test_a_broker_that_is_away_at_the_commit_is_told_to_who_commits(monkeypatch:
     app.close()
 
 
+def test_one_send_that_fails_at_the_commit_takes_no_other_with_it(
+    umbel_inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish, done = app.publish, list[str]()
+
+    def refuse_some(prepared: Sequence[Prepared]) -> None:
+        if not connection.in_atomic_block and prepared[0].task_id.startswith("bad"):
+            raise BrokerUnavailable(f"no broker for {prepared[0].task_id}")
+        publish(prepared)
+
+    monkeypatch.setattr(app, "publish", refuse_some)
+    ends = transaction.atomic()
+    ends.__enter__()
+    add.apply_async([[1]], task_id="bad 1")
+    with rolled_back():
+        add.apply_async([[2]], task_id="bad 2")
+    transaction.on_commit(lambda: done.append("another's"))
+    add.delay([3])
+    with transaction.atomic():
+        add.apply_async([[4]], task_id="bad 4")
+        add.delay([5])
+    with rolled_back():
+        add.delay([6])
+    transaction.on_commit(lambda: done.append("the last"))
+    with pytest.raises(BrokerUnavailable, match="no broker for bad 1"):
+        ends.__exit__(None, None, None)
+    assert done == ["another's", "the last"]
+    assert [call.args for call in umbel_inbox] == [([3],), ([5],)]
+    for lost in ("bad 1", "bad 4"):
+        assert f"task {add.name} ({lost}) was not sent: no broker for {lost}" in caplog.text
+    assert "bad 2" not in caplog.text
+    with transaction.atomic():
+        add.delay([7])
+    assert len(umbel_inbox) == 3, "nothing is left of it"
+
+
 def test_an_order_that_cannot_be_is_rolled_back_with_its_task(umbel_inbox: Inbox) -> None:
     item = Item.objects.create(name="scarf", left=1)
     orders = [Client().post("/orders/scarf/").status_code for _ in range(2)]
@@ -208,7 +245,7 @@ def test_a_worker_runs_it_in_threads_whose_connections_are_closed(umbel_worker: 
         ({"LEASE_S": "long"}, "setting 'lease_s' in UMBEL of Django's settings is 'long': must be a number"),
         ({"SEND_ON_COMMIT": "orders"}, "it must be True, False or one of DATABASES: 'default'"),
         ({"broker": "", "BROKER": ""}, "UMBEL of Django's settings has 'broker' twice"),
-        ([], r"UMBEL of Django's settings is \[\]: it must be a dict"),
+        ("redis://:hunter2@host", "^UMBEL of Django's settings is of type str: it must be a dict, such as"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_remedy(given: object, said: str) -> None:

@@ -83,7 +83,7 @@ def test_the_environment_and_the_constructor_count_as_for_any_app(
             r"""unknown setting 'brokr' in app.config\["UMBEL"\]; did you mean 'broker'\?""",
         ),
         ({"lease_s": "long"}, "is 'long': must be a number"),
-        ("redis://", "it must be a dict"),
+        ("redis://:hunter2@host", r"""^app.config\["UMBEL"\] is of type str: it must be a dict, such as"""),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_remedy(given: object, said: str, site: Site) -> None:

@@ -30,11 +30,12 @@ class ToFile(Transport):
 
 
 @pytest.fixture
-def told(app: App, tmp_path: Path) -> Iterator[Told]:
+def told(app: App, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Told]:
+    with_logs = bool(getattr(request, "param", False))
     file = tmp_path / "sentry.jsonl"
     file.touch()
     with sentry_sdk.isolation_scope():
-        sentry_sdk.init(dsn=DSN, transport=ToFile(file), release="test")
+        sentry_sdk.init(dsn=DSN, transport=ToFile(file), release="test", enable_logs=with_logs)
         instrument(app)
         instrument(app)  # a second time changes nothing
         yield lambda: [json.loads(line) for line in file.read_text().splitlines()]
@@ -86,6 +87,90 @@ def test_sensitive_arguments_never_leave(app: App, told: Told) -> None:
     (error,) = failure["exception"]["values"]
     assert error["value"] == "no entry for ann with ******"
     assert not [one for one in error["stacktrace"]["frames"] if "vars" in one]
+
+
+@pytest.mark.parametrize("word", ["exception", "event_id", "values", "trace", "umbel", "task"])
+def test_a_secret_that_is_a_word_of_sentrys_protocol_costs_no_event(app: App, told: Told, word: str) -> None:
+    @app.task(name="t.login", sensitive=("password",))
+    def login(password: str) -> None:
+        sentry_sdk.set_tag(f"tried-{password}", "yes")
+        sentry_sdk.set_context("form", {f"field-{password}": {"typed": password}})
+        sentry_sdk.set_extra("seen", [{f"in-{password}": 1}])
+        raise PermissionError(f"not {password}")
+
+    with app.eager():
+        failed = login.delay(word)
+    (event,) = told()
+    (error,) = event["exception"]["values"]
+    assert (error["type"], error["value"]) == ("PermissionError", "not ***")
+    assert (event["tags"]["umbel.task"], event["tags"]["umbel.task_id"]) == ("t.login", failed.id)
+    assert event["tags"]["tried-***"] == "yes"
+    assert event["contexts"]["form"] == {"field-***": {"typed": "***"}}
+    assert event["extra"]["seen"] == [{"in-***": 1}]
+    assert event["extra"]["umbel-task"]["id"] == failed.id and event["contexts"]["trace"]["trace_id"]
+
+
+def test_where_everything_is_secret_the_kind_of_the_error_and_its_task_are_told(app: App, told: Told) -> None:
+    @app.task(name="t.login", sensitive=("passwords",))
+    def login(passwords: list[str]) -> None:
+        sentry_sdk.capture_message(f"note {passwords[-1]}")
+        raise PermissionError(f"not {passwords[-1]}")
+
+    with app.eager():
+        failed = login.delay([f"secret-{number}" for number in range(5000)])
+    note, event = told()
+    assert "secret-" not in json.dumps([note, event])
+    assert (note["message"], note["tags"]["umbel.task_id"]) == ("***", failed.id)
+    (error,) = event["exception"]["values"]
+    assert (error["type"], error["value"]) == ("PermissionError", "***")
+    assert event["extra"]["umbel-task"] == {"task": "t.login", "id": failed.id}
+
+
+def test_a_task_that_runs_another_here_keeps_its_scope_and_no_longer(app: App, told: Told) -> None:
+    @app.task(name="t.inner", sensitive=("password",))
+    def inner(password: str) -> None:
+        sentry_sdk.set_tag("inner", "yes")
+
+    @app.task(name="t.outer")
+    def outer() -> None:
+        inner.apply(["hunter-two"])
+        sentry_sdk.capture_message("of outer")
+
+    before = sentry_sdk.get_isolation_scope()
+    with app.eager():
+        outer.delay()
+    assert sentry_sdk.get_isolation_scope() is before
+    (event,) = told()
+    assert event["tags"]["umbel.task"] == "t.outer" and "inner" not in event["tags"]
+
+
+@pytest.mark.parametrize("told", [True], indirect=True, ids=["with logs"])
+def test_sensitive_arguments_leave_by_no_log_line_and_no_metric(app: App, told: Told) -> None:
+    heard: list[str] = []
+
+    def before_send_log(log: dict[str, Any], _hint: Any) -> dict[str, Any]:
+        heard.append(log["body"])
+        return log
+
+    sentry_sdk.get_client().options["before_send_log"] = before_send_log
+
+    @app.task(name="t.login", sensitive=("password",))
+    def login(user: str, password: str) -> None:
+        logging.getLogger("t").warning("trying %s for %s", password, user, extra={"given": password})
+        inner.apply([password])
+        sentry_sdk.metrics.count("logins", 1, attributes={"by": password})
+
+    @app.task(name="t.inner")
+    def inner(text: str) -> None:
+        logging.getLogger("t").warning("inner %s", text)
+
+    with app.eager():
+        login.delay("ann", "hunter-two")
+        login.delay("bob", "hunter-two")
+    sentry_sdk.flush()
+    left = json.dumps(told())
+    assert "hunter" not in left and "logins" in left
+    assert heard == ["trying *** for ann", "inner ***", "trying *** for bob", "inner ***"]
 
 
 def test_arguments_can_be_left_out(tmp_path: Path, told: Told) -> None:

@@ -19,6 +19,7 @@ from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.cli import exits
 from umbel.cli.main import main
+from umbel.cli.tasks.task import LINE_MAX
 from umbel.events.columns import row
 from umbel.events.digest import eid
 from umbel.events.reading import EventReader
@@ -200,6 +201,20 @@ def test_a_retry_and_what_it_retries_are_shown_together(
         )
     _, out, _ = show(monkeypatch, capsys, "t1", *arguments)
     assert "retry of: t0" in out and "retried as: t2" in out and "t2: SUCCESS" in out
+
+
+def test_a_line_of_more_retries_than_are_shown_is_cut_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tmp_path / 'umbel.db'}"
+    log(url, [event("received", uuid=f"t{number}", retry_of="t") for number in range(30)])
+    code, out, err = show(monkeypatch, capsys, "t", "-b", url)
+    assert (code, sum(line.endswith(": RECEIVED") for line in out.splitlines())) == (exits.OK, LINE_MAX - 1)
+    assert "umbel: 11 more tasks of this line are not shown" in err
+    _, out, _ = show(monkeypatch, capsys, "t", "-b", url, "--json")
+    told = json.loads(out)
+    assert (len(told["line"]), told["line_left_out"]) == (LINE_MAX - 1, 11)
 
 
 def test_retries_are_found_in_the_tables_when_the_files_are_gone(tmp_path: Path) -> None:

@@ -37,8 +37,6 @@ class Place:
         return OutboxDatabase(parse_address(self.url), DEFAULT_TABLE)
 
     def create(self) -> None:
-        if self.is_sqlite:
-            sqlite3.connect(self.url.removeprefix("sqlite:///")).close()  # the file; ours makes none
         database = self.database()
         database.create()
         database.close()

@@ -4,16 +4,18 @@ import json
 import sqlite3
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 from tests.commanding import run_here
 from tests.outbox.places import Place
 from umbel import App
-from umbel.errors import BadURL, ConfigurationError, OutboxUnavailable
+from umbel.errors import BadSetting, BadURL, ConfigurationError, OutboxUnavailable
 from umbel.outbox.addresses import parse_address
-from umbel.outbox.database import OutboxDatabase
+from umbel.outbox.database import OutboxDatabase, need_driver
 from umbel.outbox.dialects import DEFAULT_TABLE, Statements
+from umbel.outbox.rows import Problem
 
 TASKS = "from umbel import App\napp = App('shop', broker='sqlite:///umbel.db')\n"
 
@@ -54,6 +56,42 @@ def test_the_table_is_made_looked_at_and_repaired(app: App, place: Place, tmp_pa
     assert (row["waiting"], row["set_aside"]) == (2, 0)
 
 
+def test_the_file_of_a_database_is_made_with_its_table_and_by_nothing_else(tmp_path: Path) -> None:
+    file, url = tmp_path / "new.db", f"sqlite:///{tmp_path}/new.db"
+    refused = umbel(tmp_path, "status", outbox=url)
+    assert refused.returncode == 1 and "the file does not exist" in refused.stderr and not file.exists()
+    made = umbel(tmp_path, "create", outbox=url)
+    assert made.returncode == 0 and made.stdout + made.stderr == f"outbox ready in {url} (a new file)\n"
+    again = umbel(tmp_path, "create", outbox=url)
+    assert again.stdout + again.stderr == f"outbox ready in {url}\n"
+    nowhere = umbel(tmp_path, "create", outbox=f"sqlite:///{tmp_path}/no/new.db")
+    assert nowhere.returncode == 1 and "the folder does not exist" in nowhere.stderr
+
+
+@pytest.mark.parametrize("table", ["SCHEMA.sent", "order", "SCHEMA.select", "Mixed", "long" + 59 * "x"])
+def test_any_name_of_a_table_can_be_used(place: Place, table: str) -> None:
+    table = table.replace("SCHEMA", "main" if place.is_sqlite else "public")
+    name = table.rpartition(".")[2]
+    database = OutboxDatabase(parse_address(place.url), table)
+    database.create()
+    with place.connection() as connection:
+        app = App("shop", broker="memory://", outbox_table=table)
+        with app.outbox(connection):
+            app.send_task("t")
+        connection.commit()
+        catalog = "SELECT count(*) FROM sqlite_master WHERE type = 'index' AND tbl_name = ?"
+        if not place.is_sqlite:
+            catalog = "SELECT count(*) - 1 FROM pg_indexes WHERE tablename = %s"  # its key
+        assert connection.execute(catalog, (name,)).fetchone() == (1,)
+    (row,) = database.fetch()
+    database.settle([], [Problem(row.row_id, "full")])
+    assert database.counts()[::2] == (0, 1) and len(database.problems()) == 1 == database.retry()
+    database.settle([row.row_id])
+    assert database.fetch() == []
+    database.close()
+    app.close()
+
+
 def test_what_waits_is_shown_without_the_broker(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +126,8 @@ def test_the_statements_are_printed_for_migrations(tmp_path: Path) -> None:
     connection.close()
     postgresql = umbel(tmp_path, "sql", "--dialect", "postgresql", "--table", "jobs.sent").stdout
     assert (
-        "CREATE TABLE IF NOT EXISTS jobs.sent (" in postgresql and "sent_waiting ON jobs.sent" in postgresql
+        'CREATE TABLE IF NOT EXISTS "jobs"."sent" (' in postgresql
+        and '"sent_waiting" ON "jobs"."sent"' in postgresql
     )
     refused = umbel(tmp_path, "sql")
     assert refused.returncode == 2 and "names no outbox" in refused.stderr
@@ -111,6 +150,88 @@ def test_one_database_has_one_lease_however_it_is_spelled() -> None:
     assert len({parse_address(one).lease(DEFAULT_TABLE) for one in [same[0], *others]}) == 4
     assert parse_address(same[0]).lease("a") != parse_address(same[0]).lease("b")
     assert "secret" not in repr(parse_address(same[0]))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:////srv/shop.db",
+        "postgresql://u@localhost/shop",
+        "postgresql://127.0.0.2:5433/shop",
+        "postgresql://[::1]/shop",
+        "postgresql:///shop",
+        "postgresql:///shop?host=/run/pg",
+        "postgresql://%2Frun%2Fpg/shop",
+        "postgresql://db/shop?hostaddr=127.0.0.1",
+    ],
+)
+def test_a_database_of_this_host_is_another_one_on_the_next(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGHOST", raising=False)
+    here = parse_address(url).lease(DEFAULT_TABLE)
+    assert parse_address(url).lease(DEFAULT_TABLE) == here
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    assert parse_address(url).lease(DEFAULT_TABLE) != here
+
+
+def test_a_database_that_all_reach_is_the_same_on_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    spellings = [
+        ["postgresql://u:p@DB/shop", "postgresql:///shop?host=db&password=q&sslmode=require",
+         "postgresql://db:5432/?dbname=shop", "postgresql://db?port=5432&dbname=shop"],
+        ["postgresql://a,b:5433/shop", "postgresql:///shop?host=a,b&port=5432,5433"],
+        ["postgresql://?service=shop&password=p", "postgresql:///?service=shop&user=u"],
+        ["postgresql://[2001:db8::1]/shop", "postgresql://[2001:DB8::1]:5432/shop"],
+    ]  # fmt: skip
+    leases = set()
+    for same in spellings:
+        found = {parse_address(one).lease(DEFAULT_TABLE) for one in same}
+        monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+        found |= {parse_address(one).lease(DEFAULT_TABLE) for one in same}
+        assert len(found) == 1, same
+        leases |= found
+    assert len(leases) == len(spellings)
+    monkeypatch.setenv("PGHOST", "db")
+    assert parse_address("postgresql:///shop").lease(DEFAULT_TABLE) in leases
+
+
+def test_a_setting_that_is_refused_is_told_without_passwords(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "postgresql://u:hunter2@h/d"
+    wrong: list[dict[str, Any]] = [
+        {"outbox": [address, 5]},
+        {"broker": [address]},
+        {"outbox": {"a": address}},
+    ]
+    for settings in wrong:
+        with pytest.raises(BadSetting) as raised:
+            App("a", directory=tmp_path, **settings)
+        assert "hunter2" not in str(raised.value)
+    monkeypatch.setenv("UMBEL_OUTBOX", f'["{address}", ')
+    with pytest.raises(BadSetting, match=r"not JSON") as raised:
+        App("a", directory=tmp_path)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:p%zzhunter2@h/db",
+        "postgresql://u:p%00hunter2@h/db",
+        "postgresql://u:p@hunter2@h/db",
+        "postgresql://u:hunter2@[::1]x/db",
+        "postgresql://u:hunter2@[::1/db",
+        "postgresql://h/d?password=p=hunter2",
+        "postgresql://h/d?passwort=1&password=hunter2",
+        "postgresql://u:hunter2@h\u2100/db",
+        "host=h password=hunter2",
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(BadURL) as raised:
+        need_driver(parse_address(url))
+    assert "hunter2" not in str(raised.value) and raised.value.__cause__ is None
 
 
 def test_a_name_of_a_table_is_a_name() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import msgpack
+from msgspec.structs import replace
 
 from tests.app.test_sent_events import told
 from tests.outbox.places import Place
@@ -198,6 +200,70 @@ def test_what_cannot_be_published_is_set_aside_and_holds_nothing_up(app: App, pl
     assert listener == Told(published_count=3, set_aside=5)
 
 
+@pytest.mark.parametrize("part", ["headers", "properties"])
+def test_what_is_nested_too_deep_for_some_broker_is_set_aside(app: App, part: str, tmp_path: Path) -> None:
+    place = Place(f"sqlite:///{tmp_path}/shop.db")
+    place.create()
+    sent, listener = send(app, place, 1), Told()
+    (good,) = place.written()
+    deep = b'{"deep":' + b"[" * 500 + b"]" * 500
+    whole = deep + b"," + good.message.headers[1:] if part == "headers" else deep + b"}"
+    bad = replace(good, message=replace(good.message, **{part: whole}))
+    place.run("INSERT INTO umbel_outbox (task_id, message) VALUES ('x', ?)", msgpack.encode(bad))
+
+    async def scenario() -> None:
+        async with relaying(app, place, listener) as (relay, _):
+            await relay.round()
+        database = place.database()
+        (problem,) = database.problems()
+        assert problem.problem == f"the map of {part} is nested deeper than the limit of 64 levels"
+        database.close()
+
+    asyncio.run(scenario())
+    assert in_queue(app) == sent and listener == Told(published_count=1, set_aside=1)
+
+
+def test_a_row_that_the_brokers_client_fails_at_is_set_aside(app: App, place: Place) -> None:
+    sent, listener = send(app, place, 3), Told()
+
+    def fail(batch: Sequence[Outgoing]) -> None:
+        if any(one.message.correlation_id == sent[1] for one in batch):
+            raise RecursionError("maximum recursion depth exceeded")
+
+    async def scenario() -> None:
+        async with relaying(app, place, listener) as (relay, producer):
+            producer.before = fail
+            assert await relay.round() == 3
+        database = place.database()
+        assert [one.problem for one in database.problems()] == [
+            "RecursionError: maximum recursion depth exceeded"
+        ]
+        database.close()
+
+    asyncio.run(scenario())
+    assert in_queue(app) == [sent[0], sent[2]] and listener == Told(published_count=2, set_aside=1)
+
+
+def test_text_that_is_no_unicode_holds_nothing_up(app: App, tmp_path: Path) -> None:
+    place = Place(f"sqlite:///{tmp_path}/shop.db")
+    place.create()
+    place.run(
+        "INSERT INTO umbel_outbox (task_id, message) "
+        "VALUES (CAST(x'ff' AS text), CAST(x'ff' AS text)), ('y', 5)"
+    )
+    sent, listener = send(app, place, 1), Told()
+
+    async def scenario() -> None:
+        async with relaying(app, place, listener) as (relay, _):
+            assert await relay.round() == 3
+        database = place.database()
+        assert [one.task_id for one in database.problems()] == ["\ufffd", "y"]
+        database.close()
+
+    asyncio.run(scenario())
+    assert in_queue(app) == sent and listener == Told(published_count=1, set_aside=2)
+
+
 def test_a_broker_that_takes_part_of_a_batch_names_the_rest(app: App, place: Place) -> None:
     sent, listener = send(app, place, 3), Told()
 
@@ -299,7 +365,7 @@ def test_a_missing_table_or_file_is_told_and_waited_for(app: App, place: Place, 
             assert await relay.round() == 0
         nowhere = Place(f"sqlite:///{tmp_path}/nowhere.db")
         async with relaying(app, nowhere, listener) as (relay, _):
-            with pytest.raises(OutboxUnavailable, match="unable to open"):
+            with pytest.raises(OutboxUnavailable, match=r"the file does not exist.*umbel outbox create"):
                 await relay.round()
         assert not (tmp_path / "nowhere.db").exists()
 

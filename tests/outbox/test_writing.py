@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +281,62 @@ def test_a_connection_without_a_transaction_is_refused(app: App, place: Place) -
     assert place.ids() == [sent.id]
 
 
+def test_a_class_of_ones_own_is_known_by_what_it_comes_from(app: App, place: Place) -> None:
+    class Lite(sqlite3.Connection):
+        pass
+
+    class Post(psycopg.Connection[Any]):
+        pass
+
+    path = place.url.removeprefix("sqlite:///")
+    own: Any = (
+        sqlite3.connect(path, factory=Lite, isolation_level=None)
+        if place.is_sqlite
+        else Post.connect(place.url, autocommit=True)
+    )
+    with closing(own), app.outbox(own), pytest.raises(OutboxError, match="no transaction is open"):
+        app.tasks["shop.pay"].delay(1)
+    assert place.ids() == []
+
+
+class Strange:
+    """A connection of a library that we know nothing of, as asyncpg's and pg8000's are."""
+
+    def __init__(self, path: str) -> None:
+        vars(self)["made"] = sqlite3.connect(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["made"], name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(vars(self)["made"], name, value)
+
+
+def test_sqlalchemy_says_itself_that_it_commits_at_once(app: App, tmp_path: Path) -> None:
+    place = Place(f"sqlite:///{tmp_path}/shop.db")
+    place.create()
+    pay = app.tasks["shop.pay"]
+
+    def engine(**options: Any) -> sqlalchemy.Engine:
+        return sqlalchemy.create_engine(place.url, creator=lambda: Strange(f"{tmp_path}/shop.db"), **options)
+
+    plain, from_the_start = engine(), engine(isolation_level="AUTOCOMMIT")
+    for engine_or_view in (plain.execution_options(isolation_level="AUTOCOMMIT"), from_the_start):
+        with (
+            Session(engine_or_view) as session,
+            app.outbox(session),
+            pytest.raises(OutboxError, match="no transaction is open"),
+        ):
+            pay.delay(1)
+    sent = []
+    for one in (plain, from_the_start.execution_options(isolation_level="SERIALIZABLE")):
+        with one.begin() as connection, app.outbox(connection):
+            sent.append(pay.delay(2).id)
+    plain.dispose()
+    from_the_start.dispose()
+    assert place.ids() == sent
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_table_is_named_with_the_command_that_makes_it(
     app: App, place: Place, kind: Callable[[Place], Any]
@@ -295,9 +351,15 @@ def test_a_missing_table_is_named_with_the_command_that_makes_it(
         rollback()
 
 
-def test_errors_of_the_database_stay_as_they_are(app: App, place: Place) -> None:
-    with place.connection() as connection, app.outbox(connection):
-        connection.execute("DROP TABLE umbel_outbox")
-        connection.execute("CREATE TABLE umbel_outbox (id int)")
-        with pytest.raises(sqlite3.Error if place.is_sqlite else psycopg.Error):
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_of_the_database_stay_as_they_are(
+    app: App, place: Place, kind: Callable[[Place], Any]
+) -> None:
+    place.run("DROP TABLE umbel_outbox")
+    place.run("CREATE TABLE umbel_outbox (id int)")
+    with kind(place) as (connection, _, rollback):
+        with app.outbox(connection), pytest.raises(Exception, match="task_id") as raised:
             app.tasks["shop.pay"].delay(1)
+        rollback()
+    assert not isinstance(raised.value, OutboxError)
+    assert raised.value.__cause__ is not raised.value

@@ -147,6 +147,28 @@ def test_what_failed_is_sent_again_and_what_cannot_is_refused(cluster: Cluster, 
     assert not {failed.id, masked.id} & kept.keys()
 
 
+def test_a_failure_is_retried_once_whoever_did_it(cluster: Cluster, api: httpx.Client) -> None:
+    kept = cluster.app.tasks["web_tasks.pay"].delay(9)
+    elsewhere = cluster.app.tasks["web_tasks.pay"].delay(10)
+    not_kept = cluster.app.tasks["web_tasks.loose"].delay(11)
+    ids = [one.id for one in (kept, not_kept)]
+    for one in (*ids, elsewhere.id):
+        ended(api, one)
+    first = act(api, "retry", ids=[*ids, *ids])
+    assert first["count"] == 2 and first["done"]
+    again = elsewhere.retry()
+    ended(api, again.id)
+    second = act(api, "retry", ids=[*ids, elsewhere.id])
+    assert second["count"] == 0 and not second["sent"]
+    told = dict(zip((*ids, elsewhere.id), (*first["sent"], again.id), strict=True))
+    assert second["refused"] == {
+        old: f"it was retried already, as {new}; if that failed too, retry that one"
+        for old, new in told.items()
+    }
+    ended(api, told[kept.id])
+    assert act(api, "retry", ids=[told[kept.id]])["count"] == 1, "a retry that failed is a failure of its own"
+
+
 def test_a_running_task_is_terminated_and_waiting_ones_revoked_by_filter(
     cluster: Cluster, api: httpx.Client
 ) -> None:

@@ -17,6 +17,11 @@ def pay(amount: int, password: str = "") -> None:
     raise ValueError(f"card refused, token={'s3cr3t' * 3} {amount}")
 
 
+@app.task(keep_failed=False)
+def loose(amount: int) -> None:
+    raise ValueError("not kept")
+
+
 @app.task(sensitive=("pin",))
 def secret(pin: str) -> str:
     if pin.startswith("bad"):

@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.worker.recorded import QUEUE, TAG, TASK, Recorded, delivery_of, message_of
-from umbel.brokers.interface import Ack, Bury, Delivery, Return, Started
+from umbel.brokers.interface import Ack, Bury, Delivery, Return, Settled, Started
 from umbel.errors import BrokerUnavailable
 from umbel.pools.abilities import Abilities
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Run, TaskRules
+from umbel.protocol.delivery.limits import ClusterLimit, Terms
 from umbel.protocol.delivery.sensitive import Sensitive
 from umbel.worker.messages.claimed import Claimed
 
@@ -219,3 +220,21 @@ def test_without_its_early_ack_nothing_of_the_claim_runs_and_all_of_it_returns()
     with pytest.raises(BrokerUnavailable):
         admit(recorded, delivery_of(), Delivery(8, QUEUE, message_of(task="t.late")))
     assert recorded.sink.verdicts == [Return(TAG), Return(8)]
+
+
+def test_what_is_revoked_while_the_broker_is_asked_does_not_start() -> None:
+    """Whether they may start under a limit, or whether it has their early acks."""
+    for rules in (TaskRules(limit=ClusterLimit(TASK, "", (), Terms(1))), EARLY):
+        recorded = Recorded(rules=rules)
+
+        async def revoke_meanwhile(asked: Any, recorded: Recorded = recorded) -> Any:
+            recorded.revoked.add("t", time() + 600)
+            return Settled(len(asked)) if asked and isinstance(asked[0], Ack) else {}
+
+        cast("Any", recorded.broker).permit = revoke_meanwhile
+        cast("Any", recorded.broker).settle = revoke_meanwhile
+        (other,) = admit(recorded, delivery_of(), delivery_of(message_of(task_id="other")))
+        assert other.headers.id == "other"
+        assert recorded.counted["revoked"] == 1
+        assert told(recorded) == ["task-received", "task-received", "task-revoked"]
+        assert [status for _, status in recorded.ended] == ["REVOKED"]

@@ -6,12 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tests.worker.recorded import TAG, TASK, Recorded, delivery_of, message_of
+from tests.worker.recorded import QUEUE, TAG, TASK, Recorded, delivery_of, message_of
 from tests.worker.test_judging import admit, told
 from umbel.brokers.interface import Bury, Delivery, Permit, Return
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.delivery.limits import ClusterLimit, Field, Terms
+from umbel.wire.message import Outgoing
 from umbel.wire.task import read_headers
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.late_permits import PATIENCE_S, LatePermits
@@ -23,13 +24,13 @@ LIMITED = TaskRules(limit=LIMIT)
 class Asked:
     """A broker that answers what it is told to."""
 
-    def __init__(self, recorded: Recorded, refused: Mapping[Any, str] = {}) -> None:
+    def __init__(self, recorded: Recorded, refused: Mapping[Any, str | None] = {}) -> None:
         self.asked: list[Permit] = []
         self.refused = refused
         self.error: Exception | None = None
         recorded.broker.permit = self.permit  # type: ignore[attr-defined]
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Any, str]:
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Any, str | None]:
         self.asked += asked
         if self.error is not None:
             raise self.error
@@ -109,12 +110,24 @@ def test_a_broker_that_is_away_gets_them_back_and_one_that_refuses_ends_them() -
         (verdict,) = recorded.sink.verdicts
         assert isinstance(verdict, kind)
         assert told(recorded)[:1] != ["task-received"]
+        sent_again = Outgoing(QUEUE, limited().message)
+        assert [one for one in recorded.sink.kept if kind is Return] == [sent_again] * (kind is Return)
     recorded = Recorded(rules=LIMITED)
     Asked(recorded, {TAG: "broken key"})
     assert admit(recorded, limited()) == []
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury)
     assert "its limit cannot be kept: broken key" in verdict.reason
+
+
+def test_one_whose_claim_has_ended_is_given_back_for_the_case_that_nobody_else_has_it() -> None:
+    recorded = Recorded(rules=LIMITED)
+    Asked(recorded, {TAG: None})
+    again = replace(limited(), redelivered=True)
+    assert admit(recorded, again) == []
+    assert recorded.sink.verdicts == [Return(TAG)]
+    assert recorded.sink.kept == [Outgoing(QUEUE, again.message, redelivered=True)]
+    assert recorded.counted == {"received": 1}
 
 
 def test_what_does_not_start_in_time_goes_back_and_what_runs_does_not() -> None:

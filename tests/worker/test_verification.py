@@ -1,16 +1,18 @@
 """Which messages are looked at at all, where there are keys."""
 
 import asyncio
+from collections.abc import Sequence
 from time import time
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from tests.worker.recorded import QUEUE, TAG, Recorded, delivery_of, message_of
-from umbel.brokers.interface import Bury, Delivery, Return
+from tests.worker.recorded import QUEUE, TAG, TASK, Recorded, delivery_of, message_of
+from umbel.brokers.interface import Bury, Delivery, Permit, Return
 from umbel.errors import BrokerUnavailable
 from umbel.protocol.delivery.delivery import TaskRules
+from umbel.protocol.delivery.limits import Terms
 from umbel.protocol.delivery.trust import Signed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
@@ -20,8 +22,13 @@ KEYRING = Keyring([("k", b"s" * 32)])
 DAY_S = 86_400.0
 
 
-def signed(*, at: float | None = None, redelivered: bool = False, **options: Any) -> Delivery:
-    outgoing = KEYRING.sign_task(Outgoing(QUEUE, message_of(**options)), time() if at is None else at)
+def signed(
+    *, at: float | None = None, redelivered: bool = False, limit: str = "", **options: Any
+) -> Delivery:
+    message = message_of(**options)
+    if limit:
+        message = replace(message, headers=message.headers[:-1] + f',"umbel_limit":"{limit}"}}'.encode())
+    outgoing = KEYRING.sign_task(Outgoing(QUEUE, message), time() if at is None else at)
     return delivery_of(outgoing.message, redelivered=redelivered)
 
 
@@ -74,6 +81,29 @@ def test_an_old_message_is_buried_unless_it_was_due_since() -> None:
     assert buried(recorded).startswith("stale: ")
     assert recorded.broker.spent == []
     assert admitted(Recorded(keyring=KEYRING), signed(at=time() - 9 * DAY_S, eta=time() - 60)) == 1
+
+
+@pytest.mark.parametrize("error", [None, BrokerUnavailable("away")])
+def test_an_old_message_that_waited_for_a_limit_passes_its_turn_on_before_it_is_buried(
+    error: Exception | None,
+) -> None:
+    recorded, asked = Recorded(keyring=KEYRING), list[Permit]()
+
+    async def permit(turns: Sequence[Permit]) -> dict[Any, str | None]:
+        assert recorded.sink.verdicts == []
+        asked.extend(turns)
+        if error is not None:
+            raise error
+        return {}
+
+    recorded.broker.permit = permit  # type: ignore[attr-defined]
+    assert admitted(recorded, signed(at=time() - DAY_S - 60, limit="ada")) == 0
+    assert asked == [Permit(TAG, "t", f"{TASK}:ada", Terms(), ends=True)]
+    assert buried(recorded).startswith("stale: ")
+    asked.clear()
+    forged = replace(one := signed(limit="ada"), message=replace(one.message, body=b"[[9],{},{}]"))
+    assert admitted(Recorded(keyring=KEYRING), forged) == 0
+    assert asked == []
 
 
 @pytest.mark.parametrize("redelivered", [False, True])

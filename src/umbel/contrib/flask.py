@@ -65,7 +65,8 @@ class Umbel(App):
         given = app.config.get("UMBEL", {})
         if not isinstance(given, Mapping):
             raise ConfigurationError(
-                f'{SOURCE} is {given!r}: it must be a dict, such as {{"broker": "redis://..."}}'
+                # Not its value, which may hold a password.
+                f'{SOURCE} is of type {type(given).__name__}: it must be a dict, such as {{"broker": "redis://..."}}'
             )
         with_others(Settings(), given, source=SOURCE)
         app.extensions["umbel"] = self

@@ -7,25 +7,29 @@
     instrument(app)
 
 It hangs on the app's signals. Each run has a scope of its own, with the task's name and id as tags, so that
-nothing of one task shows in the event of another. Every event of a run, whoever captured it, is rid of the
-task's `sensitive` arguments. The local variables of such a task are left out: a value may be cut there to
-what nobody recognises.
+nothing of one task shows in the event of another. Every event, log line and metric of a run, whoever made
+it, is rid of the task's `sensitive` arguments (`sentry_secrets.py`).
+
+Logs and metrics of a thread that the task started itself are not: such a thread does not know its task.
 
 It stops being right where no process is left to tell: a task whose process is killed, by its time limit or
 from outside, is known to the worker's log, events and metrics alone.
 """
 
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 from uuid import NAMESPACE_OID, uuid5
 
 from umbel.app.app import App
 from umbel.app.cluster.periodic import PERIODIC_HEADER, Cron, Periodic
 from umbel.app.running.request import Request, current_request
+from umbel.contrib.sentry_secrets import ABOUT, NODE, TASK, TASK_ID, struck_event, struck_log
 from umbel.errors import ConfigurationError
-from umbel.protocol.delivery.sensitive import MASK, Secrets
+from umbel.protocol.delivery.sensitive import Secrets
 from umbel.protocol.leadership.schedule import Every
 
 try:
@@ -49,7 +53,17 @@ STATUS = {
     "cancelled": MonitorStatus.ERROR,
 }  # a retry, or a return to the queue, is no end
 
-_SCOPE: ContextVar[ExitStack | None] = ContextVar("umbel_sentry_scope", default=None)
+HOOKS = ("before_send_log", "before_send_metric")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    block: ExitStack
+    secrets: tuple[Secrets, ...]  # also of the runs around it
+    around: "_Run | None"  # of the task that called this one in this process
+
+
+_RUN: ContextVar[_Run | None] = ContextVar("umbel_sentry_run", default=None)
 
 
 def instrument(app: App, *, arguments: bool = True, check_ins: bool = True) -> None:
@@ -78,14 +92,17 @@ class _Reports:
         request = _request()
         block = ExitStack()
         scope = block.enter_context(sentry_sdk.isolation_scope())
-        _SCOPE.set(block)
+        around = _RUN.get() if request.is_eager else None
+        own = () if request.secrets is None else (request.secrets,)
+        _RUN.set(_Run(block, (*around.secrets, *own) if around else own, around))
         scope.set_transaction_name(task.name, source="task")
-        scope.set_tag("umbel.task", task.name)
-        scope.set_tag("umbel.task_id", task_id)
-        scope.set_tag("umbel.node", request.hostname)
+        scope.set_tag(TASK, task.name)
+        scope.set_tag(TASK_ID, task_id)
+        scope.set_tag(NODE, request.hostname)
         if request.secrets is not None:
             secrets = request.secrets
             scope.add_event_processor(lambda event, _hint: _without(event, secrets))
+            _strike_logs()
         if request.retries == 0:
             self._check_in(request, MonitorStatus.IN_PROGRESS)
 
@@ -96,15 +113,15 @@ class _Reports:
         how = {"type": "umbel", "handled": False}
         event, hint = event_from_exception(error, client_options=options, mechanism=how)
         given = {"args": args, "kwargs": kwargs} if self._arguments else {}
-        event["extra"] = {"umbel-task": {"task": task.name, "id": task_id, **given}}
+        event["extra"] = {ABOUT: {"task": task.name, "id": task_id, **given}}
         sentry_sdk.capture_event(event, hint=hint)
 
     def end(self, state: str, **_: Any) -> None:
         if (status := STATUS.get(state)) is not None:
             self._check_in(_request(), status)
-        if (block := _SCOPE.get()) is not None:
-            _SCOPE.set(None)
-            block.close()
+        if (run := _RUN.get()) is not None:
+            _RUN.set(run.around)
+            run.block.close()
 
     def _check_in(self, request: Request, status: str) -> None:
         name = request.headers.get(PERIODIC_HEADER)
@@ -123,20 +140,30 @@ def _request() -> Request:
     return request
 
 
-def _without(event: "Event", secrets: Secrets) -> "Event | None":
-    for frames in _frames(event):
-        for frame in frames:
-            frame.pop("vars", None)
-    struck: Any = secrets.strike_all(event)
-    return None if struck == MASK else struck
+def _without(event: "Event", secrets: Secrets) -> "Event":
+    return cast("Event", struck_event(cast("dict[str, Any]", event), secrets))
 
 
-def _frames(event: Any) -> list[list[dict[str, Any]]]:
-    of_all = [
-        *((event.get("exception") or {}).get("values") or ()),
-        *((event.get("threads") or {}).get("values") or ()),
-    ]
-    return [(one.get("stacktrace") or {}).get("frames") or [] for one in of_all]
+def _strike_logs() -> None:
+    """Logs and metrics pass no scope's processors, only the client's: whichever is in place now."""
+    client = sentry_sdk.get_client()
+    for name in HOOKS if client.is_active() else ():
+        theirs = client.options.get(name) or (client.options.get("_experiments") or {}).get(name)
+        if not isinstance(theirs, _Hook):
+            client.options[name] = _Hook(theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    """Before what the user has there: it sees no secret either."""
+
+    theirs: Callable[[Any, Any], Any] | None
+
+    def __call__(self, told: Any, hint: Any) -> Any:
+        run = _RUN.get()
+        for secrets in run.secrets if run is not None else ():
+            told = struck_log(told, secrets)
+        return told if self.theirs is None else self.theirs(told, hint)
 
 
 def _slug(name: str) -> str:

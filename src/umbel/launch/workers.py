@@ -63,13 +63,6 @@ def make_worker(
         accept_content=settings.accept_content,
         signing_window_s=settings.signing_window_s,
         accept_unsigned=settings.accept_unsigned,
-        heartbeat_interval_s=settings.heartbeat_interval_s,
-        without_heartbeat=settings.without_heartbeat,
-        without_mingle=settings.without_mingle,
-        mingle_wait_s=settings.mingle_wait_s,
-        without_gossip=settings.without_gossip,
-        gossip_interval_s=settings.gossip_interval_s,
-        gossip_mode=GossipMode(settings.gossip_mode),
         grace_s=settings.worker_grace_s,
         soft_grace_s=settings.worker_soft_grace_s,
         autoscale=settings.worker_autoscale,
@@ -86,6 +79,7 @@ def make_worker(
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
         hooks=project.life_hooks(name, settings.worker_hook_timeout_s),
+        **_among_nodes(settings),
         **_told_by(settings),
         **_sent_here(settings, project.written_by_users(name)),
     )
@@ -122,6 +116,19 @@ def _check_limits(tasks: Mapping[str, TaskRules], url: str) -> None:
                 f"task {name!r} has a limit of tasks at a time and acknowledges its messages early: such a "
                 "message holds no slot; set acks_late=True for it, or use Rate"
             )
+
+
+def _among_nodes(settings: Settings) -> dict[str, Any]:
+    """How it hears of the other nodes, and they of it."""
+    return {
+        "heartbeat_interval_s": settings.heartbeat_interval_s,
+        "without_heartbeat": settings.without_heartbeat,
+        "without_mingle": settings.without_mingle,
+        "mingle_wait_s": settings.mingle_wait_s,
+        "without_gossip": settings.without_gossip,
+        "gossip_interval_s": settings.gossip_interval_s,
+        "gossip_mode": GossipMode(settings.gossip_mode),
+    }
 
 
 def _told_by(settings: Settings) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from umbel.events.meters import Meters
 from umbel.events.receiver import EventReceiver
 from umbel.events.state import ClusterState, Tracked
 from umbel.events.timeline import timeline
-from umbel.events.types import Event, TaskEvent, TaskSent, TaskStarted, WorkerBeat
+from umbel.events.types import Event, TaskEvent, TaskReceived, TaskSent, TaskStarted, WorkerBeat
 from umbel.events.view import TaskRecord
 from umbel.monitor.changes import Changes
 from umbel.monitor.elections import ElectionBook, LeaseBook
@@ -25,6 +25,7 @@ from umbel.monitor.rates import SECONDS_MAX, RateBook
 from umbel.monitor.shapes import Happening, Mark
 from umbel.protocol.clock import LamportClock
 from umbel.wire.event import decode_events
+from umbel.wire.retried import RETRY_OF
 
 TASKS_MAX = 20_000
 STORIES_MAX = 5_000
@@ -79,6 +80,8 @@ class ClusterModel:
         self._stories_max = stories_max
         self._stories: OrderedDict[str, list[TaskEvent]] = OrderedDict()
         self._versions: dict[str, str] = {}
+        self._retries: OrderedDict[str, str] = OrderedDict()
+        self._retries_max = tasks_max
 
     def take(self, body: bytes, now: float) -> Events:
         """One message of the fan-out: an event, or a list of them. Returns those about nodes."""
@@ -144,6 +147,20 @@ class ClusterModel:
             kept = [] if known is None else known.events()
         return timeline(kept)
 
+    def retry_of(self, uuid: str) -> str | None:
+        """The task that is known to retry this one."""
+        return self._retries.get(uuid)
+
+    def note_retry(self, old: str, new: str) -> None:
+        """Heard from the worker that received it, or known to who sends it."""
+        self._retries[old] = new
+        if len(self._retries) > self._retries_max:
+            self._retries.popitem(last=False)
+
+    def forget_retry(self, old: str) -> None:
+        """It was not sent after all."""
+        self._retries.pop(old, None)
+
     def rates(self, now: float, *, over: int = 5) -> tuple[float, float, float]:
         """Events, successes and failures a second, over the last whole seconds."""
         recent = self.book.recent(now, over)
@@ -196,6 +213,10 @@ class ClusterModel:
             self.mark(Mark(at=now, text=text, kind="version"))
 
     def _keep(self, record: TaskEvent) -> None:
+        if isinstance(record, TaskReceived) and record.extra:
+            old = record.extra.get(RETRY_OF)
+            if isinstance(old, str) and old:
+                self.note_retry(old, record.uuid)
         story = self._stories.get(record.uuid)
         if story is None:
             story = self._stories[record.uuid] = []

@@ -34,7 +34,7 @@ class Target(Protocol):
 
 
 def target_of(connection: Any, table: str) -> Target:
-    roots = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+    roots = _roots(connection)
     if "sqlalchemy" in roots and hasattr(connection, "execute"):
         return AlchemyTarget(connection, table)
     if "django" in roots and hasattr(connection, "vendor"):
@@ -71,7 +71,8 @@ class DriverTarget:
                 self._insert, rows
             )
         except self._connection.Error as error:
-            raise missing_table(error, self._table) or error from error
+            _say_if_missing(error, self._table)
+            raise
         finally:
             cursor.close()
 
@@ -83,7 +84,8 @@ class DriverTarget:
             async with self._connection.cursor() as cursor:
                 await cursor.executemany(self._insert, rows)
         except self._connection.Error as error:
-            raise missing_table(error, self._table) or error from error
+            _say_if_missing(error, self._table)
+            raise
 
 
 class DjangoTarget:
@@ -109,7 +111,8 @@ class DjangoTarget:
             with self._connection.cursor() as cursor:
                 cursor.executemany(self._insert, rows)
         except modules["django.db"].Error as error:
-            raise missing_table(error.__cause__ or error, self._table) or error from error
+            _say_if_missing(error.__cause__ or error, self._table)
+            raise
 
     async def awrite(self, rows: Rows) -> None:
         self.write(rows)
@@ -135,11 +138,12 @@ class AlchemyTarget:
         from sqlalchemy.exc import DBAPIError
 
         connection = self._given.connection() if self._is_session else self._given
-        check_transaction(_driver_of(connection))
+        _check_alchemy(connection)
         try:
             connection.execute(*self._statement(connection.dialect.name, rows))
         except DBAPIError as error:
-            raise missing_table(error.orig or error, self._table) or error from error
+            _say_if_missing(error.orig or error, self._table)
+            raise
 
     async def awrite(self, rows: Rows) -> None:
         if not self.is_async:
@@ -147,11 +151,12 @@ class AlchemyTarget:
         from sqlalchemy.exc import DBAPIError
 
         connection = await self._given.connection() if self._is_session else self._given
-        check_transaction(_driver_of(connection.sync_connection))
+        _check_alchemy(connection.sync_connection)
         try:
             await connection.execute(*self._statement(connection.dialect.name, rows))
         except DBAPIError as error:
-            raise missing_table(error.orig or error, self._table) or error from error
+            _say_if_missing(error.orig or error, self._table)
+            raise
 
     def _statement(self, dialect_name: str, rows: Rows) -> tuple[Any, list[dict[str, object]]]:
         from sqlalchemy import text
@@ -163,16 +168,33 @@ class AlchemyTarget:
         return text(insert), [{"task_id": task_id, "message": message} for task_id, message in rows]
 
 
-def check_transaction(driver: Any) -> None:
-    """Raise OutboxError where the row would be committed at once, whatever becomes of the caller's work."""
-    root = type(driver).__module__.partition(".")[0]
-    if root == "sqlite3":
+def check_transaction(driver: Any) -> bool:
+    """Raise OutboxError where the row would be committed at once, whatever becomes of the caller's work.
+
+    False: a driver that we know nothing of.
+    """
+    roots = _roots(driver)
+    if "sqlite3" in roots:
         mode = getattr(driver, "autocommit", None)  # True, False, or that of before Python 3.12
         commits_itself = mode is True or (mode is not False and driver.isolation_level is None)
         if commits_itself and not driver.in_transaction:
             raise _no_transaction("begin one with BEGIN")
-    elif root in _DRIVERS and driver.autocommit and driver.info.transaction_status == _IDLE:
+        return True
+    if roots.isdisjoint(_DRIVERS):
+        return False
+    if driver.autocommit and driver.info.transaction_status == _IDLE:
         raise _no_transaction("begin one with connection.transaction(), or turn autocommit off")
+    return True
+
+
+def _check_alchemy(connection: Any) -> None:
+    if check_transaction(connection.connection.driver_connection):
+        return
+    level = connection.get_execution_options().get("isolation_level")
+    # Given to create_engine, it is known to the dialect alone.
+    level = level or getattr(connection.dialect, "_on_connect_isolation_level", None)
+    if level == "AUTOCOMMIT":
+        raise _no_transaction("take a connection of another isolation level")
 
 
 def missing_table(error: BaseException, table: str) -> OutboxError | None:
@@ -186,8 +208,14 @@ def missing_table(error: BaseException, table: str) -> OutboxError | None:
     )
 
 
-def _driver_of(connection: Any) -> Any:
-    return connection.connection.driver_connection
+def _say_if_missing(error: BaseException, table: str) -> None:
+    if (ours := missing_table(error, table)) is not None:
+        raise ours from error
+
+
+def _roots(connection: Any) -> set[str]:
+    """The libraries that its class comes from."""
+    return {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
 
 
 def _is_closed(connection: Any) -> bool:

@@ -6,15 +6,17 @@ and the next call opens another one.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from umbel.errors import ConfigurationError, OutboxUnavailable
-from umbel.outbox.addresses import Address
+from umbel.errors import BadURL, ConfigurationError, OutboxUnavailable
+from umbel.outbox.addresses import UNREADABLE, Address
 from umbel.outbox.connections import missing_table
 from umbel.outbox.dialects import SQLITE, Statements
 from umbel.outbox.rows import Problem, StoredRow
@@ -57,17 +59,19 @@ class OutboxDatabase:
         self._connection: Any = None
         self._turn = Lock()
 
-    def create(self) -> None:
-        with self._session() as execute:
+    def create(self) -> bool:
+        """Make what is missing; whether a new file was among it."""
+        is_new = self.address.dialect is SQLITE and _is_missing(self.address.target)
+        with self._session(may_create=True) as execute:
             for statement in self._sql.create():
                 execute(statement)
+        return is_new
 
     def fetch(self, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX) -> list[StoredRow]:
         """The next committed rows by their ids, as many as fit; one that is larger than that comes alone."""
         with self._session() as execute:
             found = execute(self._sql.fetch(), (rows_max, bytes_max)).fetchall()
-        # SQLite's columns hold values of any type, whatever they are declared to be.
-        return [StoredRow(row_id, one if isinstance(one, bytes) else b"") for row_id, one in found]
+        return [StoredRow(row_id, message or b"") for row_id, message in found]
 
     def settle(self, published: Sequence[int], problems: Sequence[Problem] = ()) -> None:
         """Delete what was published and keep, with the reason, what never will be: together."""
@@ -107,12 +111,12 @@ class OutboxDatabase:
             connection.close()
 
     @contextmanager
-    def _session(self) -> Iterator[Callable[..., Any]]:
+    def _session(self, *, may_create: bool = False) -> Iterator[Callable[..., Any]]:
         errors = _errors_of(self.address)
         with self._turn:
             try:
                 if self._connection is None:
-                    self._connection = _connect(self.address)
+                    self._connection = _connect(self.address, may_create=may_create)
                 yield self._connection.execute
             except errors as error:
                 self._drop()
@@ -121,22 +125,52 @@ class OutboxDatabase:
 
 
 def need_driver(address: Address) -> None:
-    """PostgreSQL takes an extra; say so instead of failing at some import."""
-    if address.dialect is not SQLITE and find_spec("psycopg") is None:
+    """PostgreSQL takes an extra; say so instead of failing at some import. And it must know the address."""
+    if address.dialect is SQLITE:
+        return
+    if find_spec("psycopg") is None:
         raise ConfigurationError(
             f"the outbox {address.shown} needs psycopg 3 in the worker: pip install 'umbel[outbox]'"
         )
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(address.target)
+    except psycopg.Error:  # its text may quote the password
+        raise BadURL(address.target, UNREADABLE) from None
 
 
-def _connect(address: Address) -> Any:
-    if address.dialect is SQLITE:
-        import sqlite3
+def _is_missing(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # it is somebody else's: SQLite will say what it may not
+        return False
+    return False
 
-        # An empty file would hide that the address is wrong. The relay's calls come from changing threads.
-        uri = f"{Path(address.target).absolute().as_uri()}?mode=rw"
-        return sqlite3.connect(
-            uri, uri=True, timeout=CONNECT_S, isolation_level=None, check_same_thread=False
+
+def _connect_file(address: Address, *, may_create: bool) -> Any:
+    import sqlite3
+
+    path = Path(address.target).absolute()
+    lacking = "folder" if may_create else "file"
+    if _is_missing(str(path.parent if may_create else path)):
+        remedy = "make it" if may_create else "make it with `umbel outbox create`"
+        raise OutboxUnavailable(
+            f"outbox {address.shown}: the {lacking} does not exist: {remedy}, or correct `outbox`"
         )
+    # An empty file would hide that the address is wrong. The relay's calls come from changing threads.
+    uri = f"{path.as_uri()}?mode={'rwc' if may_create else 'rw'}"
+    made = sqlite3.connect(uri, uri=True, timeout=CONNECT_S, isolation_level=None, check_same_thread=False)
+    made.text_factory = partial(str, encoding="utf-8", errors="replace")  # a task's id, for people
+    return made
+
+
+def _connect(address: Address, *, may_create: bool) -> Any:
+    if address.dialect is SQLITE:
+        return _connect_file(address, may_create=may_create)
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 

@@ -13,6 +13,8 @@ from umbel.errors import ConfigurationError
 DEFAULT_TABLE = "umbel_outbox"
 COUNT_MAX = 100_000  # a count goes no further
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
+_NAME_MAX = 63  # PostgreSQL cuts what is longer
+_WAITING = "_waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Dialect:
     name: str
     row_id: str
     blob: str
+    message: str  # its bytes, whatever is in the column
     written_at: str
     age_s: str  # of what was written at `written_at`, by the database's clock
     storage: str  # how the table is kept
@@ -31,6 +34,7 @@ POSTGRESQL = Dialect(
     name="postgresql",
     row_id="bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     blob="bytea",
+    message="message",
     written_at="timestamptz NOT NULL DEFAULT now()",
     age_s="extract(epoch FROM clock_timestamp() - min(written_at))::float8",
     # Every row is deleted soon: dead rows are cleared by their number, not by their share of a table of none.
@@ -42,6 +46,7 @@ SQLITE = Dialect(
     name="sqlite",
     row_id="INTEGER PRIMARY KEY AUTOINCREMENT",  # without the last word SQLite uses ids again
     blob="BLOB",
+    message="CAST(message AS BLOB)",  # a column holds values of any type; text need not be UTF-8
     written_at="REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0)",
     age_s="(julianday('now') - 2440587.5) * 86400.0 - min(written_at)",
     storage="",
@@ -58,20 +63,33 @@ def check_table(table: str) -> str:
     return table
 
 
+def _quoted(schema: str, name: str) -> str:
+    """As SQL takes it, be it a reserved word or not."""
+    return f'"{schema}"."{name}"' if schema else f'"{name}"'
+
+
 class Statements:
     """The statements for one table. `mark`: how the library that runs them writes a parameter."""
 
     def __init__(self, dialect: Dialect, table: str = DEFAULT_TABLE, *, mark: str | None = None) -> None:
         self.dialect = dialect
         self.table = check_table(table)
+        self._schema, _, self._name = table.rpartition(".")
+        self._quoted = _quoted(self._schema, self._name)
         self._mark = mark or dialect.mark
 
     def create(self) -> tuple[str, ...]:
         """The table and its index; done again, they change nothing."""
         kind = self.dialect
-        index = f"{self.table.rpartition('.')[2]}_waiting"
+        index = f"{self._name[: _NAME_MAX - len(_WAITING)]}{_WAITING}"
+        # PostgreSQL puts an index where its table is; SQLite wants the schema before the index alone.
+        named, on = (
+            (_quoted(self._schema, index), _quoted("", self._name))
+            if kind is SQLITE
+            else (_quoted("", index), self._quoted)
+        )
         columns = (
-            f"CREATE TABLE IF NOT EXISTS {self.table} (\n"
+            f"CREATE TABLE IF NOT EXISTS {self._quoted} (\n"
             f"    id {kind.row_id},\n"
             "    task_id text NOT NULL,\n"
             f"    message {kind.blob} NOT NULL,\n"
@@ -79,16 +97,17 @@ class Statements:
             "    problem text\n"
             f"){kind.storage}"
         )
-        return columns, f"CREATE INDEX IF NOT EXISTS {index} ON {self.table} (id) WHERE problem IS NULL"
+        return columns, f"CREATE INDEX IF NOT EXISTS {named} ON {on} (id) WHERE problem IS NULL"
 
     def insert(self, task_id: str = "", message: str = "") -> str:
         """Of one row; with the names of the parameters where they have some."""
         values = f"{task_id or self._mark}, {message or self._mark}"
-        return f"INSERT INTO {self.table} (task_id, message) VALUES ({values})"
+        return f"INSERT INTO {self._quoted} (task_id, message) VALUES ({values})"
 
     def fetch(self) -> str:
         """The next rows: at most so many (first parameter), while those before have fewer bytes (second)."""
-        first = f"SELECT id, message FROM {self.table} WHERE problem IS NULL ORDER BY id LIMIT {self._mark}"
+        chosen = f"SELECT id, {self.dialect.message} AS message FROM {self._quoted} WHERE problem IS NULL"
+        first = f"{chosen} ORDER BY id LIMIT {self._mark}"
         ahead = "sum(length(message)) OVER (ORDER BY id) - length(message)"
         return (
             f"SELECT id, message FROM (SELECT id, message, {ahead} AS ahead FROM ({first}) AS lowest) "
@@ -96,26 +115,26 @@ class Statements:
         )
 
     def remove(self) -> str:
-        return f"DELETE FROM {self.table} WHERE {self._chosen()}"
+        return f"DELETE FROM {self._quoted} WHERE {self._chosen()}"
 
     def set_aside(self) -> str:
-        return f"UPDATE {self.table} SET problem = {self._mark} WHERE id = {self._mark}"
+        return f"UPDATE {self._quoted} SET problem = {self._mark} WHERE id = {self._mark}"
 
     def retry(self) -> str:
-        return f"UPDATE {self.table} SET problem = NULL WHERE problem IS NOT NULL"
+        return f"UPDATE {self._quoted} SET problem = NULL WHERE problem IS NOT NULL"
 
     def counts(self) -> str:
         """(waiting, age of the oldest in seconds, set aside)."""
         return (
             f"SELECT (SELECT count(*) FROM ({self._some('IS NULL')}) AS w), "
-            f"(SELECT {self.dialect.age_s} FROM {self.table} WHERE id = "
-            f"(SELECT min(id) FROM {self.table} WHERE problem IS NULL)), "
+            f"(SELECT {self.dialect.age_s} FROM {self._quoted} WHERE id = "
+            f"(SELECT min(id) FROM {self._quoted} WHERE problem IS NULL)), "
             f"(SELECT count(*) FROM ({self._some('IS NOT NULL')}) AS s)"
         )
 
     def problems(self) -> str:
         return (
-            f"SELECT id, task_id, problem FROM {self.table} WHERE problem IS NOT NULL "
+            f"SELECT id, task_id, problem FROM {self._quoted} WHERE problem IS NOT NULL "
             f"ORDER BY id LIMIT {self._mark}"
         )
 
@@ -123,4 +142,4 @@ class Statements:
         return self.dialect.chosen.format(mark=self._mark)
 
     def _some(self, condition: str) -> str:
-        return f"SELECT 1 FROM {self.table} WHERE problem {condition} LIMIT {COUNT_MAX + 1}"
+        return f"SELECT 1 FROM {self._quoted} WHERE problem {condition} LIMIT {COUNT_MAX + 1}"

@@ -7,7 +7,7 @@ them once (`AsyncProducer.repeats`). Right before publishing, a relay looks whet
 own, so two of them overlap by what is on its way at that moment.
 
 What can never be published is set aside with the reason: a row that cannot be read, a message that the broker
-refuses. An unavailable broker or database is waited for.
+refuses or its client cannot send. An unavailable broker or database is waited for.
 """
 
 import asyncio
@@ -25,10 +25,9 @@ from umbel.errors import (
     BrokerUnavailable,
     OutboxUnavailable,
     StorageFull,
-    WireError,
 )
 from umbel.outbox.rows import Problem, Readable, StoredRow, problem, read_rows
-from umbel.pools.guard import Raised
+from umbel.pools.guard import Raised, await_guarded
 from umbel.pools.off_loop import OffLoop
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing
@@ -133,21 +132,19 @@ class Relay:
         """Those that the broker refuses; the others are published."""
         if not batch:
             return []
-        try:
-            await self._attempt(batch)
-        except (BrokerUnavailable, StorageFull) as error:
+        happened = await await_guarded(self._attempt, batch)
+        if not isinstance(happened, Raised):
+            self._listener.broker_answered(None)
+            return []
+        error = happened.error
+        if isinstance(error, BrokerUnavailable | StorageFull):
             self._listener.broker_answered(error)
-            raise
-        except BrokerRefused as error:
-            if error.places:
-                return [problem(batch[place].row_id, error) for place in error.places]
-            return await self._one_by_one(batch, error)
-        except (BrokerError, WireError) as error:
-            return await self._one_by_one(batch, error)
-        self._listener.broker_answered(None)
-        return []
+            raise error
+        if isinstance(error, BrokerRefused) and error.places:
+            return [problem(batch[place].row_id, error) for place in error.places]
+        return await self._one_by_one(batch, error)  # whatever a row makes the client raise
 
-    async def _one_by_one(self, batch: Sequence[Readable], error: Exception) -> list[Problem]:
+    async def _one_by_one(self, batch: Sequence[Readable], error: BaseException) -> list[Problem]:
         """Nothing of the batch was taken because of some of it: find out of which."""
         if len(batch) == 1:
             return [problem(batch[0].row_id, error)]

@@ -5,14 +5,14 @@ row is written. A row that cannot be read, whoever wrote it, is a `BadMessage` t
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from umbel.errors import BadMessage, WireError
-from umbel.wire.message import Outgoing
-from umbel.wire.properties import others_of
+from umbel.errors import BadMessage, UmbelError, WireError
+from umbel.wire.message import Message, Outgoing
 from umbel.wire.task import read_headers
+from umbel.wire.values import decode_json_as
 
 PROBLEM_MAX_CHARS = 500
 
@@ -38,6 +38,7 @@ class Readable(NamedTuple):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Outgoing).decode
+_MAP = msgspec.json.Decoder(dict[str, Any])
 
 
 def encode_rows(batch: Iterable[Outgoing]) -> list[tuple[str, bytes]]:
@@ -48,15 +49,22 @@ def encode_rows(batch: Iterable[Outgoing]) -> list[tuple[str, bytes]]:
 def decode_row(data: bytes) -> Outgoing:
     try:
         outgoing = _decode(data)
-        others_of(outgoing.message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"not a message of an outbox: {error}") from None
-    read_headers(outgoing.message)
+    _check_maps(outgoing.message)
     if not outgoing.message.correlation_id:
         raise BadMessage("the message has no task id")
     if not (outgoing.queue or outgoing.exchange):
         raise BadMessage("the message names neither a queue nor an exchange")
     return outgoing
+
+
+def _check_maps(message: Message) -> None:
+    """Headers and properties as every broker can hold them; what is nested too deep, some cannot."""
+    read_headers(message)
+    decode_json_as(_MAP, message.headers, what="the map of headers")
+    if message.properties:
+        decode_json_as(_MAP, message.properties, what="the map of properties")
 
 
 def read_rows(rows: Sequence[StoredRow]) -> tuple[list[Readable], list[Problem]]:
@@ -71,6 +79,8 @@ def read_rows(rows: Sequence[StoredRow]) -> tuple[list[Readable], list[Problem]]
     return readable, problems
 
 
-def problem(row_id: int, error: Exception) -> Problem:
+def problem(row_id: int, error: BaseException) -> Problem:
+    kind = type(error).__name__
+    told = str(error) if isinstance(error, UmbelError) else f"{kind}: {error}"
     # PostgreSQL's text holds no NUL.
-    return Problem(row_id, str(error).replace("\0", "")[:PROBLEM_MAX_CHARS] or type(error).__name__)
+    return Problem(row_id, told.replace("\0", "")[:PROBLEM_MAX_CHARS] or kind)

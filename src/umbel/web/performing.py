@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
@@ -15,10 +16,12 @@ from umbel.app.app import App
 from umbel.brokers.interface import Broker, DeadLetter
 from umbel.coordination.failures import Retried, Wanted, find_failed, retry_failed
 from umbel.errors import UmbelError
+from umbel.events.view import TaskRecord
 from umbel.launch.timetable import change_pauses
 from umbel.monitor.cluster import KnownCluster
 from umbel.monitor.messages import letter_row
 from umbel.monitor.shapes import TaskFilter
+from umbel.protocol.delivery.states import FAILURE
 from umbel.protocol.pidbox import Answers
 from umbel.web.actions import (
     IDS_MAX,
@@ -139,16 +142,22 @@ class Performer:
     async def _retry(self, ids: Sequence[str]) -> Outcome:
         """From the kept message of a failure, or else from what its events say of the call.
 
-        What is known is read here, on the loop, which changes it; only sending is done in a thread.
+        A failure whose message is not kept and that is known to be retried is refused. What is known is read
+        here, on the loop, which changes it; only sending is done in a thread.
         """
         kept = await self._retry_kept(ids)
         refused = kept.refused | dict.fromkeys(kept.gone, "somebody else retried it just now")
         sent = list(kept.sent.values())
-        others = [one for one in ids if one not in kept.sent and one not in refused]
+        for old, new in kept.sent.items():
+            self._cluster.model.note_retry(old, new)
+        others = [one for one in dict.fromkeys(ids) if one not in kept.sent and one not in refused]
         for start in range(0, len(others), SEND_AT_ONCE):
             calls = [self._call(one, refused) for one in others[start : start + SEND_AT_ONCE]]
             ready = [call for call in calls if call is not None]
             await asyncio.to_thread(self._send, ready, sent, refused)
+            for task_id, _call, _options in ready:
+                if task_id in refused:
+                    self._cluster.model.forget_retry(task_id)
         return {"count": len(sent), "sent": sent, "refused": refused}
 
     async def _retry_kept(self, ids: Sequence[str]) -> Retried:
@@ -157,14 +166,24 @@ class Performer:
 
     def _call(self, task_id: str, refused: dict[str, str]) -> Resending | None:
         task = self._cluster.model.state.task(task_id)
-        call = "it is not known any more" if task is None else call_of(task)
+        call = "it is not known any more" if task is None else self._retried_already(task) or call_of(task)
         if isinstance(call, str) or task is None:
             refused[task_id] = str(call)
             return None
-        options: Any = {"headers": {RETRY_OF: task_id}} | ({"queue": call.queue} if call.queue else {})
+        options: Any = {"headers": {RETRY_OF: task_id}, "task_id": str(uuid4())}
+        if call.queue:
+            options["queue"] = call.queue
+        self._cluster.model.note_retry(task_id, options["task_id"])  # now: somebody may press again meanwhile
         if task.root_id and task.root_id != task_id:
             options |= {"root_id": task.root_id, "parent_id": task_id}
         return task_id, call, options
+
+    def _retried_already(self, task: TaskRecord) -> str:
+        """Why it is not retried again; "": it can be."""
+        new = self._cluster.model.retry_of(task.uuid)
+        if task.state != FAILURE or new is None:
+            return ""
+        return f"it was retried already, as {new}; if that failed too, retry that one"
 
     def _send(self, ready: Sequence[Resending], sent: list[str], refused: dict[str, str]) -> None:
         for task_id, call, options in ready:

@@ -197,6 +197,7 @@ _AT_LEAST: Mapping[str, float] = {
     "task_soft_time_limit_s": 0.001,
 }
 _SECRET = frozenset({"signing_keys"})  # their values are in no error
+_ADDRESSES = frozenset({"broker", "backend", "outbox"})  # with passwords, which are in none
 HIDDEN = "***"
 _SIZES = frozenset({"worker_max_memory_per_child", "worker_max_memory_hard"})
 _AT_MOST: Mapping[str, float] = {
@@ -262,7 +263,7 @@ def _checked(values: Mapping[str, Any], *, source: str, strict: bool = True) -> 
 def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     if name not in _TYPES:
         raise UnknownSetting(name, _TYPES, source=source)
-    told = HIDDEN if name in _SECRET else value
+    told = _told(name, value)
     try:
         converted = msgspec.convert(value, _TYPES[name], strict=strict)
     except msgspec.ValidationError as error:
@@ -284,6 +285,17 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     if most is not None and converted is not None and not converted <= most:
         raise BadSetting(name, value, f"must be at most {most}", source=source)
     return converted
+
+
+def _told(name: str, value: Any) -> Any:
+    """The value as it may stand in an error."""
+    if name not in _SECRET | _ADDRESSES:
+        return value
+    if name in _ADDRESSES and isinstance(value, str):
+        return without_password(value)
+    if name in _ADDRESSES and isinstance(value, list | tuple):
+        return [_told(name, one) for one in value]
+    return value if isinstance(value, int | float | None) and name in _ADDRESSES else HIDDEN
 
 
 def _wanted(name: str, value: Any) -> str:
@@ -342,8 +354,7 @@ def _parsed(name: str, text: str, source: str) -> Any:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            told = HIDDEN if name in _SECRET else text
-            raise BadSetting(name, told, f"not JSON ({error})", source=source) from None
+            raise BadSetting(name, _told(name, text), f"not JSON ({error})", source=source) from None
     if str(_TYPES.get(name)).startswith("tuple"):
         return [part.strip() for part in text.split(",") if part.strip()]
     return text

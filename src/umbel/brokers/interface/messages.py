@@ -175,12 +175,12 @@ class Messages(BrokerInfo, Protocol):
         """
         ...
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
         """Ask whether claimed messages may start; those that may not, and why.
 
-        "": it waits in the broker now, or its claim has ended. Any other reason: the limit cannot be
-        kept, and the message is still claimed. A slot is free when its claim ends, by whatever verdict
-        or by the end of its owner.
+        "": it waits in the broker now. None: its claim has ended, or the data was replaced; which of them
+        the answer to its verdict says. Any other reason: the limit cannot be kept, and the message is
+        still claimed. A slot is free when its claim ends, by whatever verdict or by the end of its owner.
         """
         ...
 

@@ -207,7 +207,7 @@ class RedisBroker:
     async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
         return await self._claims.spend(signatures)
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
         return await self._claims.permit(asked)
 
     # -- looking into queues ---------------------------------------------------------------------

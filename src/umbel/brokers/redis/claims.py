@@ -272,9 +272,13 @@ class Claims:
         self._marks |= {one.tag: one.mark for one in asked if one.tag not in copies}
         return copies
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
         await self._adoptions.finish()
-        return await self._limits.permit(asked)
+        refused = await self._limits.permit(asked)
+        self._drop_marks(tag for tag, why in refused.items() if why == "")
+        if None in refused.values():
+            await self._notice_replaced()
+        return refused
 
     async def purge_waiting(self, queue: str) -> int:
         return await self._limits.purge(queue)
@@ -360,19 +364,8 @@ class Claims:
         for owner in list(lost):
             if not self._link.is_connected:
                 return
-            self._link.send(
-                [
-                    (
-                        "EVAL",
-                        self._keys.script("abandon").text,
-                        0,
-                        self._keys.prefix,
-                        owner,
-                        self._link.generation,
-                        *lost.pop(owner),
-                    )
-                ]
-            )
+            args = (self._keys.prefix, owner, self._link.generation, *lost.pop(owner))
+            self._link.send([("EVAL", self._keys.script("abandon").text, 0, *args)])
 
     def _in_turn(self, queues: Sequence[str]) -> list[str]:
         names = list(dict.fromkeys(queues))

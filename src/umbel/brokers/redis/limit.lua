@@ -2,23 +2,26 @@
 -- ARGV: verb, prefix, lease in seconds, then
 --   take   owner, epoch, then for each: field, task id, bucket, most at once (0: by its pace; "ends": it will not
 --          start), interval, slack.   Reply: place from 0, why, ... of those that may not start; why is "" when the
---          message waits now, or its claim has ended
+--          message waits now, and nil when its claim has ended
 --   free   owner, then for each: field, bucket.   The claims have ended, and others may start
 --   sweep  the same for claims of which nobody said so, and for calls that nobody answered
 --   purge  queue.   Reply: how many that wait were removed
 -- A slot is held by a claim, and so for as long as its field is in its owner's hash. Who waits is called when it may
 -- start: it goes back to its queue, first in line, or among the delayed until it is due. A call holds a slot too; one
--- that is not answered in time (the message was purged, or revoked, or another program took it) is forgotten.
+-- that is not answered in time (the message was purged, or revoked, or another program took it) is forgotten. Nobody
+-- answers in a paused queue: what waits there goes back to it without a call, and asks anew when that is resumed.
 -- The pace is that of src/umbel/protocol/delivery/limits.py, word for word.
 
 local ANSWERED_WITHIN = 3 -- leases
 local AHEAD_S, AHEAD_MAX = 1, 100 -- so many of a bucket with a pace are called before they are due
 local SWEPT_MAX = 500
+local PASSED_OVER_MAX = 1000 -- of paused queues; the next sweep goes on
 local CHUNK = 1000
 
 local prefix, lease = ARGV[2], tonumber(ARGV[3])
 local now = server_time()
 local limits, waits, holders = prefix .. 'umbel.limits', prefix .. 'umbel.waits', prefix .. 'umbel.holders'
+local paused = prefix .. 'umbel.paused'
 even_when_full(prefix)
 
 local function bucket_named(name)
@@ -88,28 +91,31 @@ end
 
 -- Call those that may start now, or soon: how many.
 local function call(bucket)
-  local taken, called = redis.call('ZCARD', bucket.slots), {}
+  local taken, leaving, passed_over = redis.call('ZCARD', bucket.slots), {}, 0
   local room = bucket.most
   if room == 0 then
     room = math.max(1, math.min(AHEAD_MAX, math.floor(AHEAD_S / bucket.interval)))
   end
-  while taken < room do
+  while taken < room and passed_over < PASSED_OVER_MAX do
     local entry = redis.call('RPOP', bucket.waiting)
     if not entry then
       break
     end
     local task, field, envelope = parts_of(entry)
     local due = now
-    if bucket.most == 0 then
-      due = math.max(free_at(bucket), now) + taken * bucket.interval
+    if try('HEXISTS', paused, queue_of(field)) == 1 then
+      passed_over = passed_over + 1
+    else
+      if bucket.most == 0 then
+        due = math.max(free_at(bucket), now) + taken * bucket.interval
+      end
+      redis.call('ZADD', bucket.slots, string.format('%.6f', due + ANSWERED_WITHIN * lease), call_of(task))
+      taken = taken + 1
     end
-    local answered_by = string.format('%.6f', due + ANSWERED_WITHIN * lease)
-    redis.call('ZADD', bucket.slots, answered_by, call_of(task))
-    taken = taken + 1
-    called[#called + 1] = { entry, task, field, envelope, due }
+    leaving[#leaving + 1] = { entry, task, field, envelope, due }
   end
-  for i = #called, 1, -1 do -- the last one pushed is the first in line
-    local entry, task, field, envelope, due = unpack(called[i])
+  for i = #leaving, 1, -1 do -- the last one pushed is the first in line
+    local entry, task, field, envelope, due = unpack(leaving[i])
     local parked = due > now and list_of(field) and park(prefix, field, envelope, due)
     if parked or push_or_bury(prefix, 'RPUSH', list_of(field), envelope, now) then
       count_waiting(field, -1)
@@ -118,7 +124,7 @@ local function call(bucket)
       redis.call('RPUSH', bucket.waiting, entry)
     end
   end
-  return #called
+  return #leaving - passed_over
 end
 
 -- A bucket that nobody waits for is forgotten when it allows everything again.
@@ -194,7 +200,7 @@ if ARGV[1] == 'take' then
       end
     elseif not usable or not envelope then
       refused[#refused + 1] = (i - 6) / 6
-      refused[#refused + 1] = envelope and problem or ''
+      refused[#refused + 1] = envelope and problem
     else
       redis.call('HSET', bucket.state, 'most', most, 'interval', ARGV[i + 4], 'slack', ARGV[i + 5])
       bucket.most, bucket.interval, bucket.slack = tonumber(most), tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])

@@ -5,6 +5,7 @@ its own: a worker that dies in between leaves a slot whose claim is gone, which 
 frees.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from umbel.brokers.interface import Permit, Started, Tag, Verdict
 from umbel.brokers.redis.holding import Holding
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
+from umbel.errors import BrokerError
+
+log = logging.getLogger("umbel.brokers.redis")
 
 
 class Limits:
@@ -22,20 +26,20 @@ class Limits:
         self._lease_s = lease_s
         self._slots: dict[Tag, str] = {}  # by claim: the bucket that it holds a slot of
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
-        """Those that may not start: they wait in the broker now (""), or the limit cannot be kept (why)."""
-        refused: dict[Tag, str] = {}
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
+        """Those that may not start, and why (`Messages.permit`)."""
         holds, gone = self._holding.holds_of([one.tag for one in asked])
-        refused |= dict.fromkeys(gone, "")
+        refused: dict[Tag, str | None] = dict.fromkeys(gone)
         for hold, tags in holds.items():
             batch = [one for one in asked if one.tag in set(tags)]
             with self._holding.moving(tags):
                 args = [part for one in batch for part in _arguments(one)]
                 reply = await self._run("take", hold.owner, hold.epoch, *args)
             found = {
-                batch[reply[at]].tag: reply[at + 1].decode(errors="replace") for at in range(0, len(reply), 2)
+                batch[place].tag: None if why is None else why.decode(errors="replace")
+                for place, why in zip(reply[::2], reply[1::2], strict=True)
             }
-            self._holding.let_go(tag for tag, why in found.items() if not why)
+            self._holding.let_go(tag for tag, why in found.items() if why == "")
             self._slots |= {
                 one.tag: one.bucket
                 for one in batch
@@ -45,15 +49,19 @@ class Limits:
         return refused
 
     async def settled(self, owner: str, verdicts: Iterable[Verdict]) -> None:
-        """These claims have ended: their slots are free."""
+        """These claims have ended: their slots are free, now or after the next sweep."""
         if not self._slots:
             return
         args: list[Any] = []
         for one in verdicts:
             if not isinstance(one, Started) and (bucket := self._slots.pop(one.tag, None)) is not None:
                 args += (one.tag, bucket)
-        if args:
+        if not args:
+            return
+        try:
             await self._run("free", owner, *args)
+        except BrokerError as error:  # what was settled stays settled
+            log.debug("slots of limits are freed by the next sweep", extra={"why": str(error)})
 
     def forget(self, tags: Iterable[Tag]) -> None:
         """These claims have ended without a verdict of ours; a sweep frees their slots."""

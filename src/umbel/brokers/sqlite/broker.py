@@ -171,7 +171,7 @@ class SqliteBroker:
     async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
         return await self._thread.call(self._store.spend, signatures)
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
         return await self._thread.call(self._store.permit, asked)
 
     async def bury(self, refused: Sequence[Refused]) -> None:

@@ -47,6 +47,7 @@ class Holding:
         """They wait in the broker, or others have them."""
         for tag in tags:
             self._held.pop(tag, None)
+            self.marks.pop(tag, None)
 
     def slots_ended(self, verdicts: Iterable[Verdict], conflicts: Container[Tag]) -> dict[Tag, str]:
         """The slots of the claims that these verdicts end, with their buckets."""

@@ -2,7 +2,9 @@
 
 A slot is a row that names a claim; it counts while that claim stands. Who waits has its slip in `limited`,
 and is called when it may start: its slip goes to `ready`, or to `delayed` until it is due, and a row of
-`slots` without a ticket keeps its place for CALL_S. The pace is decided by `protocol/delivery/limits.py`.
+`slots` without a ticket keeps its place for CALL_S. Nobody answers in a paused queue: what waits there goes
+back to it without a call, and asks anew when that is resumed. The pace is decided by
+`protocol/delivery/limits.py`.
 """
 
 import sqlite3
@@ -15,14 +17,15 @@ from umbel.protocol.delivery.limits import Pace, Terms
 
 CALL_S = 30.0  # a call that is not answered (the message was purged, or revoked) is forgotten after so long
 AHEAD_S, AHEAD_MAX = 1.0, 100  # so many of a bucket with a pace are called before they are due
+PASSED_OVER_MAX = 1000  # of paused queues, at once; the rest of them wait
 CALLED = 0  # the ticket of a slot whose message was called and is not claimed yet
 
 
 @dataclass(slots=True)
 class Permitted:
-    """`refused`: those that may not start; `slots`: the buckets that the others hold a slot of."""
+    """`refused`: those that may not start, and why; `slots`: the buckets that the others hold a slot of."""
 
-    refused: dict[Tag, str] = field(default_factory=dict)
+    refused: dict[Tag, str | None] = field(default_factory=dict)
     slots: dict[Tag, str] = field(default_factory=dict)
     queues: set[str] = field(default_factory=set)  # that grew
 
@@ -34,7 +37,7 @@ def permit(
     for one in asked:
         number = standing.get(one.tag)
         if number is None:
-            made.refused[one.tag] = ""
+            made.refused[one.tag] = None
             continue
         if one.ends:
             if _end_call(db, one.bucket, number):
@@ -97,8 +100,10 @@ def call(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
     room = (most or max(1, min(AHEAD_MAX, int(AHEAD_S / interval_s)))) - taken
     if room <= 0:
         return set()
+    _pass_over_paused(db, bucket)
     first = db.execute(
-        "SELECT id, queue, priority FROM limited WHERE bucket = ? ORDER BY id LIMIT ?", (bucket, room)
+        f"SELECT id, queue, priority FROM limited WHERE bucket = ? AND NOT {_IS_PAUSED} ORDER BY id LIMIT ?",
+        (bucket, room),
     ).fetchall()
     for ahead, (number, queue, priority) in enumerate(first, taken):
         due = now_s if most else pace.due(free_at, now_s, ahead)
@@ -110,6 +115,21 @@ def call(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
             db.execute("INSERT INTO ready VALUES (?, ?, ?)", (queue, priority, number))
     db.execute("UPDATE limits SET waiting = waiting - ? WHERE bucket = ?", (len(first), bucket))
     return {queue for _, queue, _ in first}
+
+
+def _pass_over_paused(db: sqlite3.Connection, bucket: str) -> None:
+    found = db.execute(
+        f"SELECT id, queue, priority FROM limited WHERE bucket = ? AND {_IS_PAUSED} ORDER BY id LIMIT ?",
+        (bucket, PASSED_OVER_MAX),
+    ).fetchall()
+    for number, queue, priority in found:
+        db.execute("DELETE FROM limited WHERE bucket = ? AND id = ?", (bucket, number))
+        db.execute("INSERT INTO ready VALUES (?, ?, ?)", (queue, priority, number))
+    if found:
+        db.execute("UPDATE limits SET waiting = waiting - ? WHERE bucket = ?", (len(found), bucket))
+
+
+_IS_PAUSED = "(queue IN (SELECT queue FROM pauses))"
 
 
 def _call_all(db: sqlite3.Connection, buckets: Iterable[str], now_s: float) -> set[str]:

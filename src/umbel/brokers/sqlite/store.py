@@ -158,13 +158,13 @@ class Store(Publisher):
         self._holding.marks |= {one.tag: one.mark for one in batch if one.tag not in copies}
         return copies
 
-    def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+    def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
         with self.database.write() as db:
             standing = verdicts.standing_claims(db, [one.tag for one in asked])
             made = limits.permit(db, asked, standing, self.clock.wall_s())
             awake = wakeup.addresses(db, map(wakeup.queue, made.queues))
         self._holding.slots |= made.slots
-        self._holding.let_go(made.refused)
+        self._holding.let_go(tag for tag, why in made.refused.items() if why == "")
         self.poke(awake)
         return made.refused
 

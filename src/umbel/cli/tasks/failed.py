@@ -25,6 +25,7 @@ from umbel.coordination.failures import (
     retry_failed,
 )
 from umbel.launch.loading import find_app
+from umbel.text import one_line
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 LIST_MAX = 100_000
@@ -114,7 +115,7 @@ def retry(
         click.echo("umbel: no such failed task is kept; `umbel task failed` lists those that are", err=True)
         return exits.NOT_FOUND
     if not yes:  # no connection waits for the answer: its heartbeats would stop
-        click.confirm(f"Retry {_counted(found)}?", err=True, abort=True)
+        click.confirm(one_line(f"Retry {_counted(found)}?"), err=True, abort=True)
     accept = _accepted(app_name, url)
     done = ask_broker(app_name, lambda broker: retry_failed(broker, found, accept=accept), url=url)
     missing = [one for one in task_ids if one not in {task.task_id for task in found}]

@@ -56,9 +56,9 @@ def status(app_name: str | None, as_json: bool) -> int:
 def create(app_name: str | None) -> int:
     """Make the table and its index in the app's outboxes, where they are missing."""
     for database in _outboxes(app_name)[0]:
-        database.create()
+        is_new = database.create()
         database.close()
-        say(f"outbox ready in {database.address.shown}")
+        say(f"outbox ready in {database.address.shown}{' (a new file)' if is_new else ''}")
     return exits.OK
 
 

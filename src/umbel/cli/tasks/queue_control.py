@@ -7,7 +7,7 @@ from umbel.brokers.interface import Broker
 from umbel.cli import completion, exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, broker_option, json_option
-from umbel.cli.show.printing import print_json
+from umbel.cli.show.printing import print_json, say
 from umbel.control.client import Asker
 from umbel.control.queue_pauses import (
     PauseOutcome,
@@ -104,7 +104,7 @@ def move(
     if as_json:
         print_json({"from": source, "to": target, "moved": moved})
     else:
-        click.echo(f"{moved} messages moved from {source} to {target}")
+        say(f"{moved} messages moved from {source} to {target}")
     return exits.OK
 
 
@@ -125,13 +125,13 @@ def _show(outcome: PauseOutcome, said: str, as_json: bool) -> int:
     if as_json:
         print_json(asdict(outcome))
     else:
-        click.echo(said)
+        say(said)
     for node in outcome.told:
-        click.echo(f"umbel: {node} was told to {'stop' if outcome.paused else 'start'} consuming", err=True)
+        say(f"umbel: {node} was told to {'stop' if outcome.paused else 'start'} consuming", err=True)
     for node in outcome.silent:
-        click.echo(f"umbel: {node} did not answer", err=True)
+        say(f"umbel: {node} did not answer", err=True)
     for node, why in outcome.refused.items():
-        click.echo(f"umbel: {node} refused: {why}", err=True)
+        say(f"umbel: {node} refused: {why}", err=True)
     if outcome.ask_again:
-        click.echo(f"umbel: to tell them again: {outcome.ask_again}", err=True)
+        say(f"umbel: to tell them again: {outcome.ask_again}", err=True)
     return exits.PARTIAL if outcome.silent or outcome.refused else exits.OK

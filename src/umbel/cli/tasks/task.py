@@ -86,12 +86,15 @@ def show(task_id: str, app_name: str | None, url: str | None, lake: Path, as_jso
             err=True,
         )
         return exits.NOT_FOUND
-    others = _line(known, ask)
+    others, left_out = _line(known, ask)
     if as_json:
-        print_json(_as_data(known) | {"line": [_as_data(one) for one in others]})
+        line = [_as_data(one) for one in others]
+        print_json(_as_data(known) | {"line": line, "line_left_out": left_out})
     else:
         for one in (known, *others):
             _print(one)
+        if left_out:
+            click.echo(f"umbel: {left_out} more tasks of this line are not shown", err=True)
     return exits.OK
 
 
@@ -112,17 +115,24 @@ class _Known(NamedTuple):
         return sorted(link.new for link in self.links if link.old == self.task_id)
 
 
-def _line(first: _Known, ask: Callable[[str], _Known]) -> list[_Known]:
-    """The tasks that it retries and that retry it, and so on."""
+class _Line(NamedTuple):
+    others: list[_Known]
+    left_out: int  # tasks that are named by those that are shown
+
+
+def _line(first: _Known, ask: Callable[[str], _Known]) -> _Line:
+    """The tasks that it retries and that retry it, and so on; with it at most LINE_MAX."""
     seen, found, waiting = {first.task_id}, list[_Known](), deque([first])
-    while waiting and len(seen) < LINE_MAX:
+    while waiting:
         one = waiting.popleft()
         for other in (*one.retry_of, *one.retried_as):
-            if other not in seen:
-                seen.add(other)
+            if other in seen:
+                continue
+            seen.add(other)
+            if len(found) + 1 < LINE_MAX:
                 found.append(ask(other))
                 waiting.append(found[-1])
-    return found
+    return _Line(found, len(seen) - 1 - len(found))
 
 
 def _ask(task_id: str, app_name: str | None, url: str | None, lake: Path) -> _Known:

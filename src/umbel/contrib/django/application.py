@@ -82,14 +82,14 @@ class DjangoApp(App):
         if database is None:
             super().publish(prepared)
         else:
-            on_commit(lambda: self.publish(prepared), database)
+            on_commit(lambda: self.publish(prepared), database, _calls(prepared))
 
     async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
         database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
             await super().apublish(prepared, ends)
         else:
-            await aon_commit(lambda: self.publish(prepared), database)
+            await aon_commit(lambda: self.publish(prepared), database, _calls(prepared))
 
     # A rollback could not give back the key of a unique task: it is taken when the call is sent.
 
@@ -103,7 +103,7 @@ class DjangoApp(App):
         if database is None:
             return super().send(name, args, kwargs, options)
         sending = _UniqueSend(self, unique_call(self, name, args, kwargs, options))
-        on_commit(sending, database)
+        on_commit(sending, database, [(name, sending.result.id)])
         return sending.result
 
     async def asend_unique(
@@ -114,7 +114,7 @@ class DjangoApp(App):
             return await super().asend_unique(name, args, kwargs, options)
         make = partial(unique_call, self, name, args, kwargs, options)
         sending = _UniqueSend(self, await self.aprepare(make, self.send_ends()))
-        await aon_commit(sending, database)
+        await aon_commit(sending, database, [(name, sending.result.id)])
         return sending.result
 
     @contextmanager
@@ -148,6 +148,10 @@ class _UniqueSend:
 
     def __call__(self) -> None:
         self.result.id = send_call(self._app, self._call).id
+
+
+def _calls(prepared: Sequence[Prepared]) -> list[tuple[str, str]]:
+    return [(one.task, one.task_id) for one in prepared]
 
 
 def _before(task: DjangoTask[Any, Any], **_context: object) -> None:

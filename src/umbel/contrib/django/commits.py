@@ -5,20 +5,30 @@ that moment, and the caller has the task's id. Only handing it to the broker wai
 does that. Django says when: a rollback to a savepoint drops what was sent since, and what is sent outside a
 transaction goes at once.
 
-Where it stops being right: a process that dies between the commit and the send loses the message, and an
-unavailable broker raises its error after the commit. Where that must not be, the message has to be written in
+Where it stops being right: a process that dies between the commit and the send loses the message, and so
+does an unavailable broker. Then all others are tried, each that is lost is logged, and the first error is
+raised where the transaction ends. Where that must not be, the message has to be written in
 the transaction itself, into an outbox.
 """
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from umbel.text import one_line
 
 # The database that a block of code named; None: what it sends goes at once. "": as the settings say.
 _asked: ContextVar[str | None] = ContextVar("umbel_send_on_commit", default="")
+# Errors of the sends of the commit that is being done here.
+_failed: ContextVar[list[Exception] | None] = ContextVar("umbel_failed_on_commit", default=None)
+Call = tuple[str, str]  # name and id of a task
+log = logging.getLogger("umbel.publishing")
 
 
 @contextmanager
@@ -41,16 +51,55 @@ async def awaits_for(configured: str | None) -> str | None:
     return None if _database(configured) is None else await sync_to_async(waits_for)(configured)
 
 
-def on_commit(send: Callable[[], object], database: str) -> None:
+def on_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
+    """`calls`: what is lost if that fails."""
+
     def send_now() -> None:
-        with waiting_for(None):
-            send()
+        try:
+            with waiting_for(None):
+                send()
+        except Exception as error:
+            for task, task_id in calls:
+                # All in the text: the format of the site's log is not ours.
+                said = f"the transaction is committed, but its task {task} ({task_id}) was not sent: {error}"
+                log.error(one_line(said))
+            if (failed := _failed.get()) is None:  # not by a commit: a test runs what would wait for it
+                raise
+            failed.append(error)
 
     transaction.on_commit(send_now, using=database)
+    _raise_after_all(connections[database])
 
 
-async def aon_commit(send: Callable[[], object], database: str) -> None:
-    await sync_to_async(on_commit)(send, database)
+async def aon_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
+    await sync_to_async(on_commit)(send, database, calls)
+
+
+def _raise_after_all(connection: BaseDatabaseWrapper) -> None:
+    """Let the first failed send raise after all that waits for the commit has run, others' hooks too.
+
+    Django stops at the first hook that raises, and has nothing that runs after all of them; so the method
+    that runs them is wrapped, on this connection.
+    """
+    run_all = connection.run_and_clear_commit_hooks
+    if isinstance(run_all, _RunAll):
+        return
+    connection.run_and_clear_commit_hooks = _RunAll(run_all)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunAll:
+    run: Callable[[], None]
+
+    def __call__(self) -> None:
+        failed: list[Exception] = []
+        token = _failed.set(failed)
+        try:
+            self.run()
+        finally:
+            _failed.reset(token)
+        if failed:
+            raise failed[0]
 
 
 def _database(configured: str | None) -> str | None:

@@ -51,7 +51,8 @@ def _named(given: object) -> dict[str, Any]:
     """The settings by the names that an app has for them, checked."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(
-            f'{SOURCE} is {given!r}: it must be a dict, such as {{"BROKER": "redis://..."}}'
+            # Not its value, which may hold a password.
+            f'{SOURCE} is of type {type(given).__name__}: it must be a dict, such as {{"BROKER": "redis://..."}}'
         )
     named: dict[str, Any] = {}
     for written, value in given.items():

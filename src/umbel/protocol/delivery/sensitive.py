@@ -94,6 +94,11 @@ class Secrets:
     def __bool__(self) -> bool:
         return self._too_many or bool(self._texts)
 
+    @property
+    def is_everything(self) -> bool:
+        """They are more than anyone looks for: no text is let out."""
+        return self._too_many
+
     def strike(self, text: str) -> str:
         """The text without them."""
         if self._too_many:

@@ -15,7 +15,7 @@ from umbel.clock import cluster_now, offset_s
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
 from umbel.pools.guard import each_guarded
 from umbel.pools.interface import Job
-from umbel.protocol.delivery.delivery import AdmissionPolicy, Arrival, Park, Refuse, Run
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Arrival, Park, Refusal, Refuse, Run
 from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.wire.compat.legacy import to_v2
 from umbel.wire.message import JSON_CONTENT
@@ -73,7 +73,7 @@ class Admission:
             granted = each_guarded(self._take_up, await self._permits.granted(), self._bury_faulty)
             self.granted = [claimed for claimed in granted if claimed is not None]
             admitted += self.granted
-        return await self._settled_first(admitted)
+        return self._not_revoked(await self._settled_first(admitted))
 
     def _judge(self, delivery: Delivery, now: float) -> Claimed | None:
         """The message if it may run now; otherwise its verdict is on the way."""
@@ -101,6 +101,16 @@ class Admission:
         if claimed.headers.umbel_limit is not msgspec.UNSET:  # it had one when this was sent
             self._permits.pass_on(claimed)
         return self._take_up(claimed)
+
+    def _not_revoked(self, admitted: list[Claimed]) -> list[Claimed]:
+        """Revokes may have come while the broker was asked, and nobody else knows these messages yet."""
+        covers = self._revoked.covers
+        revoked = [one for one in admitted if covers(one.arrival.task_id, one.arrival.stamps)]
+        if not revoked:
+            return admitted
+        each_guarded(lambda one: self._endings.refuse(one, Refusal.REVOKED), revoked, self._bury_faulty)
+        numbers = {one.number for one in revoked}
+        return [one for one in admitted if one.number not in numbers]
 
     def _take_up(self, claimed: Claimed) -> Claimed | None:
         delivery = claimed.delivery

@@ -7,9 +7,11 @@ has none, and is given it here if its arguments can be read.
 
 from collections.abc import Sequence
 
-from umbel.brokers.interface import Messages, Permit, Return
+from umbel.brokers.interface import Messages, Permit, Return, Tag
 from umbel.errors import BrokerError, BrokerRefused, NotSupported
 from umbel.protocol.delivery.limits import ClusterLimit, Terms, bucket_of
+from umbel.wire.message import Outgoing
+from umbel.wire.task import TaskHeaders
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings
@@ -40,11 +42,9 @@ class Permits:
 
     def pass_on(self, claimed: Claimed) -> None:
         """It will not start, or its task has no limit any more: if it was its turn, the next has it."""
-        key, task = claimed.headers.umbel_limit, claimed.headers.task
-        if isinstance(key, str) and self._are_kept:
-            bucket = bucket_of(task, key)
-            permit = Permit(claimed.delivery.tag, claimed.headers.id, bucket, Terms(), ends=True)
-            self._asked.append((permit, claimed))
+        turn = turn_of(claimed.delivery.tag, claimed.headers) if self._are_kept else None
+        if turn is not None:
+            self._asked.append((turn, claimed))
 
     async def granted(self) -> Sequence[Claimed]:
         """Those of the messages asked for that may start now; all others have gone their way."""
@@ -56,9 +56,13 @@ class Permits:
             self._give_up(starting, error)
             return ()
         for claimed in starting:
-            why = refused.get(claimed.delivery.tag)
+            if claimed.delivery.tag not in refused:
+                continue
+            why = refused[claimed.delivery.tag]
             self._counters.parked += why == ""
-            if why:
+            if why is None:
+                self._give_back(claimed)
+            elif why:
                 self._endings.bury(claimed, NotSupported(f"its limit cannot be kept: {why}"), charged=False)
         return [claimed for claimed in starting if claimed.delivery.tag not in refused]
 
@@ -68,7 +72,21 @@ class Permits:
             if isinstance(error, BrokerRefused):
                 self._endings.bury(one, NotSupported(f"its limit cannot be kept: {error}"), charged=False)
             else:
-                self._settler.add(Return(one.delivery.tag))
+                self._give_back(one)
+
+    def _give_back(self, claimed: Claimed) -> None:
+        """Others may have it, as its settle finds out; if the data was replaced, nobody has: it is sent."""
+        delivery = claimed.delivery
+        message = Outgoing(delivery.queue, claimed.message, redelivered=delivery.redelivered)
+        self._settler.add(Return(delivery.tag), message)
+
+
+def turn_of(tag: Tag, headers: TaskHeaders) -> Permit | None:
+    """Tells the broker that the message will not start; None: it had no limit when it was sent."""
+    key = headers.umbel_limit
+    if not isinstance(key, str):
+        return None
+    return Permit(tag, headers.id, bucket_of(headers.task, key), Terms(), ends=True)
 
 
 def _permit(claimed: Claimed, limit: ClusterLimit) -> Permit:

@@ -11,15 +11,17 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import replace
 
-from umbel.brokers.interface import Delivery, Messages, Return, Spend
+from umbel.brokers.interface import Delivery, Messages, Permit, Return, Spend
 from umbel.errors import BrokerError, WireError
 from umbel.pools.guard import each_guarded
 from umbel.protocol.delivery.trust import Doubt, Doubted, Signed, age_doubt, remembered_until
 from umbel.wire.instant import parse_instant
 from umbel.wire.message import Message
 from umbel.wire.signing import Keyring
+from umbel.wire.task import read_headers
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.permits import turn_of
 from umbel.worker.messages.settling import Settler
 
 EVERY_QUEUE = "*"
@@ -32,13 +34,17 @@ class Verification:
     def __init__(self, keyring: Keyring, context: WorkerContext, settler: Settler, endings: Endings) -> None:
         self._keyring = keyring
         self._broker: Messages = context.broker
+        self._limits_are_kept = context.broker.capabilities.limits
         self._settler = settler
         self._endings = endings
         self._window_s = context.settings.signing_window_s
         self._accept_unsigned = frozenset(context.settings.accept_unsigned)
+        self._stale: list[tuple[Permit, Delivery, Doubted]] = []  # of a claim: those that others wait for
 
     async def genuine(self, deliveries: Sequence[Delivery], now: float) -> list[Delivery]:
         checked = each_guarded(lambda one: self._checked(one, now), deliveries, self._endings.bury_faulty)
+        if self._stale:
+            await self._pass_on()
         passed = [delivery for delivery, _ in filter(None, checked)]
         signatures = [signature for _, signature in filter(None, checked) if signature is not None]
         copies = await self._copies(signatures, passed)
@@ -55,10 +61,26 @@ class Verification:
         due = _due(message)
         believed = age_doubt(proof, due, now, self._window_s) or proof if isinstance(proof, Signed) else proof
         if isinstance(believed, Doubted):
-            self._endings.distrust(delivery, believed)
+            if isinstance(proof, Signed) and (turn := self._turn_of(delivery, message)):
+                self._stale.append((turn, delivery, believed))
+            else:
+                self._endings.distrust(delivery, believed)
             return None
         until = remembered_until(believed, due, self._window_s)
         return replace(delivery, message=message), Spend(delivery.tag, believed.mark, until)
+
+    def _turn_of(self, delivery: Delivery, message: Message) -> Permit | None:
+        with suppress(WireError):
+            return turn_of(delivery.tag, read_headers(message)) if self._limits_are_kept else None
+        return None
+
+    async def _pass_on(self) -> None:
+        """Genuine, and too old, maybe by waiting for a limit: if it was their turn, the next has it."""
+        stale, self._stale = self._stale, []
+        with suppress(BrokerError):  # then the next has it when nobody has answered the call
+            await self._broker.permit([turn for turn, _, _ in stale])
+        for _, delivery, doubted in stale:
+            self._endings.distrust(delivery, doubted)
 
     def _needs_no_signature(self, queue: str) -> bool:
         """A signature that does not fit counts as none there: Celery hands on those of earlier attempts."""
