@@ -27,7 +27,7 @@ from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.signatures import freed
-from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
+from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return, Started, Tag, Verdict
 from umbel.brokers.refusals import log_refused
 from umbel.clock import cluster_now
 from umbel.errors import WireError
@@ -89,9 +89,7 @@ def judge(
                 if verdict.results or verdict.follow_ups:
                     _carry(judged, verdict, claimed, queues, now)
                 if verdict.keep:
-                    message, queue = claimed.delivery.message, claimed.delivery.queue
-                    judged.kept[len(judged.posts)] = Refused(Outgoing(queue, message), verdict.keep)
-                    judged.posts.append(outbox.kept_failure(queue, message, verdict.keep, now, failed))
+                    _keep_failure(judged, claimed.delivery, verdict.keep, now, failed)
                 if count:
                     judged.posts += _count(claimed, 0)
             case Return():
@@ -199,6 +197,13 @@ def _keep(judged: Judgement, tag: Tag) -> None:
     """The message stays claimed: its end could be written nowhere."""
     judged.finished.remove(tag)
     judged.judged -= 1
+
+
+def _keep_failure(
+    judged: Judgement, delivery: Delivery, reason: str, now: float, failed: topology.Queue
+) -> None:
+    judged.kept[len(judged.posts)] = Refused(Outgoing(delivery.queue, delivery.message), reason)
+    judged.posts.append(outbox.kept_failure(delivery.queue, delivery.message, reason, now, failed))
 
 
 def _carry(judged: Judgement, verdict: Ack | Bury, claimed: Claimed, queues: TaskQueues, now: float) -> None:
