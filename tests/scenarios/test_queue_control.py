@@ -50,7 +50,7 @@ def _pause_and_resume(cluster: Cluster, restart: Any) -> None:
         restart()
     cluster.start_worker("w2", *FLAGS)  # it has heard nothing of the pause
     assert [add.delay(number, 2).get(timeout=30) for number in range(10)] == list(range(2, 12))
-    assert _depth(cluster, "quiet") == {"ready": 5, "delayed": 0, "claimed": 0, "paused": True}
+    assert _depth(cluster, "quiet") == {"ready": 5, "delayed": 0, "claimed": 0, "limited": 0, "paused": True}
     assert "paused queues: quiet" in cluster.umbel("status").stderr
     shown = cluster.umbel_json("inspect", "active_queues")["replies"]
     assert {node: [one["name"] for one in queues if one.get("paused")] for node, queues in shown.items()} == {

@@ -3,6 +3,7 @@
 Not when they are named: the module that makes the app mostly names them, and they import it.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -33,9 +34,12 @@ def _listed(packages: Packages) -> list[str]:
 
 
 def _apps_of_django() -> list[str]:
-    """The installed apps, if this is a process of Django; it is not imported for that."""
-    django = sys.modules.get("django.apps")
-    return [] if django is None else [config.name for config in django.apps.get_app_configs()]
+    """The installed apps, if this is a process of Django, and not one that only imported a part of it."""
+    django, conf = sys.modules.get("django.apps"), sys.modules.get("django.conf")
+    is_named = "DJANGO_SETTINGS_MODULE" in os.environ or (conf is not None and conf.settings.configured)
+    return (
+        [config.name for config in django.apps.get_app_configs()] if django is not None and is_named else []
+    )
 
 
 def _import(package: str, related_name: str | None) -> None:

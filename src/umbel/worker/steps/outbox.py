@@ -144,16 +144,17 @@ class RelayCandidate:
         self._progress = self._progress.and_more(count, time())
 
     async def note_progress(self) -> None:
-        """For people, so a note that fails is not repeated."""
+        """For people: how much was published, and when."""
         while True:
             await asyncio.sleep(NOTE_EVERY_S)
             if self._progress == self._noted or not self.still_mine():
                 continue
-            self._noted, keeper = self._progress, self.keeper
+            progress, keeper = self._progress, self.keeper
             try:
                 async with asyncio.timeout(NOTE_S):
                     await self._cluster.coordination.update_lease(
-                        keeper.name, keeper.holder, keeper.term, encode_progress(self._noted)
+                        keeper.name, keeper.holder, keeper.term, encode_progress(progress)
                     )
+                self._noted = progress
             except (BrokerError, TimeoutError) as error:
                 log.debug("cannot note what was published", extra={"why": str(error)})
