@@ -368,7 +368,9 @@ def test_a_node_that_is_stopped_has_left_and_the_sentence_says_so(
     kinds = [one["kind"] for one in api.get("/api/v1/happenings").json() if one["subject"] == name]
     assert kinds[0] == "joined" and kinds[-1] == "left"
     wait_until(
-        lambda: api.get("/api/v1/overview").json()["health"]["sentence"] == "The only worker answers.",
+        lambda: (
+            api.get("/api/v1/overview").json()["health"]["sentence"].startswith("The only worker answers")
+        ),  # the sentence goes on where the tests above let more than half of the last tasks fail
         what="the sentence to say so",
     )
 

@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
-from random import random
 from types import MethodType
 from typing import (
     TYPE_CHECKING,
@@ -39,6 +38,7 @@ from umbel.app.task_attributes import TaskAttributes
 from umbel.app.types.annotations import signature_of
 from umbel.app.types.call_types import CallTypes, types_of
 from umbel.backends.interface import Backend
+from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import ConfigurationError, Ignore, MaxRetriesExceeded, Retry
 from umbel.wire.result import encode_state

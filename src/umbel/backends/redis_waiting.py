@@ -7,7 +7,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from random import random
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.loop_links import LoopLink, hold, release
 from umbel.brokers.redis.replies import checked
+from umbel.chance import random
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.delivery.states import PENDING, READY_STATES
 from umbel.protocol.retry import reconnect_wait_s

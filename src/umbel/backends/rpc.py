@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from random import random
 from typing import Protocol
 from uuid import uuid4
 from weakref import WeakSet
@@ -25,6 +24,7 @@ import msgspec
 
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings, Refused
+from umbel.chance import random
 from umbel.errors import BrokerError, BrokerSilent, NotSupported
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.protocol.retry import reconnect_wait_s

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from random import uniform
 
 from umbel.brokers.coordination import CoordinationStore
+from umbel.chance import uniform
 from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
 from umbel.protocol.leadership.lease import (

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from random import random
 from time import monotonic, time, time_ns
 from typing import Any, TypeVar
 
 from umbel.brokers.interface import LoggedEvent
+from umbel.chance import random
 from umbel.errors import BrokerError, LakeError, NotSupported
 from umbel.events.sequences import Sequences
 from umbel.history.arrow import arrow, compute, event_schema, parquet

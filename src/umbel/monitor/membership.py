@@ -8,12 +8,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping
-from random import uniform
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from umbel.brokers.interface import ClusterRecord, FanOut
+from umbel.chance import uniform
 from umbel.control.client import Asker
 from umbel.coordination.driver import drive
 from umbel.errors import BrokerError

@@ -14,11 +14,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from random import random
 from time import time
 from typing import Protocol, TypeVar
 
 from umbel.brokers.interface import AsyncProducer, Attempt
+from umbel.chance import random
 from umbel.errors import (
     BrokerError,
     BrokerRefused,

@@ -8,7 +8,6 @@ and never raises because of what a task or a message did.
 import logging
 import os
 from inspect import iscoroutine
-from random import random
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from umbel.app.running.request import Request, Running, Teller, keeps_result, pa
 from umbel.app.running.showing import described, hidden, shown_arguments
 from umbel.app.running.tracebacks import traceback_text
 from umbel.app.sending.patience import patiently
+from umbel.chance import random
 from umbel.clock import cluster_now, correct, offset_s
 from umbel.errors import (
     BrokerError,

@@ -7,10 +7,10 @@ never not at all.
 
 import logging
 from collections.abc import Callable
-from random import random
 from time import monotonic, sleep
 from typing import TypeVar
 
+from umbel.chance import random
 from umbel.errors import AccessRefused, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
 

@@ -11,7 +11,6 @@ its queue again from time to time.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from random import random
 from uuid import uuid4
 
 from umbel.brokers.amqp import topology
@@ -21,6 +20,7 @@ from umbel.brokers.amqp.link import Channel
 from umbel.brokers.amqp.session import Sessions
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.links import LinkWatch, link_of
+from umbel.chance import random
 from umbel.errors import BrokerError
 from umbel.protocol.retry import reconnect_wait_s
 

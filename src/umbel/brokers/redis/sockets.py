@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from random import random
 from typing import Any, TypeVar
 
 import hiredis
@@ -20,6 +19,7 @@ import hiredis
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.replies import checked, handshake, is_missing_script, not_redis, unreachable
 from umbel.brokers.redis.scripts import Script
+from umbel.chance import random
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
 

@@ -15,7 +15,6 @@ import logging
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from random import random
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
@@ -26,6 +25,7 @@ from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import fan_out
 from umbel.brokers.redis.replies import checked
+from umbel.chance import random
 from umbel.errors import BrokerError
 from umbel.protocol.outage import LinkChange
 from umbel.protocol.retry import reconnect_wait_s

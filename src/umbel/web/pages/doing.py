@@ -158,7 +158,8 @@ def _question(name: str, action: AnyAction, count: int | None) -> str:
     verb = VERBS.get(name, name)
     target = getattr(action, "queue", "") or getattr(action, "name", "") or ", ".join(action.nodes)
     if isinstance(action, OnTasks):
-        which = " that match the filter" if action.match is not None else ""
+        matching = "matches" if count == 1 else "match"
+        which = f" that {matching} the filter" if action.match is not None else ""
         return f"{verb} {_numbered(count or 0, 'task')}{which}?"
     if isinstance(action, MoveMessages):
         return f"Move {_numbered(count or 0, 'message')} from {action.queue} to {action.target}?"

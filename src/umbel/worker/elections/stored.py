@@ -8,11 +8,11 @@ first, which says what Celery's workers must hear before anything else.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from random import uniform
 from time import time
 from typing import Any
 
 from umbel.brokers.interface import ClusterRecord
+from umbel.chance import uniform
 from umbel.control.client import Asker
 from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError

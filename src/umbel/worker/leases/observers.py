@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from itertools import count
-from random import choice, uniform
 
 from umbel.brokers.coordination import CoordinationStore
+from umbel.chance import choice, uniform
 from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerError
 from umbel.protocol.leadership.lease import Acquired

@@ -9,8 +9,8 @@ what is done here must be of the kind that may be missing.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from random import random
 
+from umbel.chance import random
 from umbel.pools.guard import Raised
 from umbel.pools.off_loop import OffLoop
 from umbel.protocol.retry import reconnect_wait_s

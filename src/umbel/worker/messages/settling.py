@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from random import random
 from typing import Protocol
 
 import msgspec
@@ -31,6 +30,7 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
+from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.guard import Raised, await_guarded

@@ -20,11 +20,11 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from random import random
 from time import monotonic, time
 from typing import Any, Protocol
 
 from umbel.brokers.interface import Broadcast, FanOut
+from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER, Command, Panel
 from umbel.control.state import ControlState

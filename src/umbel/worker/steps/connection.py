@@ -13,10 +13,10 @@ messages only this worker knows of. They run on, and what they bring is kept (`s
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from random import random
 from time import time
 
 from umbel.brokers.interface import BrokerConnection, Replaced
+from umbel.chance import random
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s

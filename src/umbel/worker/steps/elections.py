@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from random import uniform
 from time import monotonic
 from typing import Any, Protocol
 
+from umbel.chance import uniform
 from umbel.control.state import ELECTION_REFUSED
 from umbel.coordination.lease_keeper import Change as LeaseChange
 from umbel.coordination.lease_keeper import LeaseKeeper

@@ -10,12 +10,12 @@ Other steps ask `members()`, get changes by `on_change` and get the events of a 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from random import random, uniform
 from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broadcast, ClusterRecord, FanOut
 from umbel.brokers.links import EVENTS, MAIN
+from umbel.chance import random, uniform
 from umbel.control.client import Asker
 from umbel.coordination.driver import drive, fairly
 from umbel.errors import BrokerError, WireError

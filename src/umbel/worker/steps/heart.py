@@ -11,10 +11,10 @@ import logging
 import os
 import platform
 from collections.abc import Callable
-from random import uniform
 from typing import Any
 
 from umbel.brokers.interface import ClusterRecord
+from umbel.chance import uniform
 from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
 from umbel.events.stamp import SOFTWARE

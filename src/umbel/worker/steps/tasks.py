@@ -9,10 +9,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from random import random
 from typing import Any
 
 from umbel.brokers.interface import Delivery, Messages
+from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, PoolError
 from umbel.pools.guard import Raised, call_guarded, each_guarded

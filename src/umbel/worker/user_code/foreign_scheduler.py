@@ -13,9 +13,9 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from random import random
 from typing import Protocol
 
+from umbel.chance import random
 from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing
