@@ -180,7 +180,7 @@ def test_a_mounted_dashboard_without_login_needs_to_be_told_who_asks(tmp_path: P
 
 
 def test_no_login_and_a_proxy_exclude_each_other() -> None:
-    with pytest.raises(ConfigurationError, match="leave one of them out"):
+    with pytest.raises(ConfigurationError, match="use only one"):
         check(WebSettings(login=False, proxies=PROXIES), named_tokens=1)
 
 

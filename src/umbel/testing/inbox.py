@@ -78,7 +78,9 @@ class Inbox:
         """That nothing waits to be run."""
         __tracebackhide__ = True
         if waiting := self._stage.waiting:
-            raise AssertionError(f"{len(waiting)} calls wait in umbel_inbox:\n{_listed(waiting)}")
+            raise AssertionError(
+                f"umbel_inbox is not empty, {len(waiting)} calls have not run:\n{_listed(waiting)}"
+            )
 
     # -- running ---------------------------------------------------------------------------------
 
