@@ -58,7 +58,7 @@ class Parts:
             return self._of_class(call, name, path, known)
         if maker is None or id(maker) not in self._makers_used or not _texts_given(call):
             return ""
-        inside = {**_last(_assignments(maker)), **_bound(call, maker, known)}
+        inside = {**_last(_assignments(maker)), **self._bound(call, maker, path, known)}
         said = (self.error_text(made, path, inside) for made in _made_errors(maker, self._errors))
         return next(filter(None, said), "")
 
@@ -67,12 +67,21 @@ class Parts:
         init = _method(node, "__init__")
         told = init and _told_to_super(init)
         if node and init and told:
-            inside = {**_last(_assignments(init)), **_bound(call, init, known)}
+            inside = {**_last(_assignments(init)), **self._bound(call, init, path, known)}
             return self._of_class(told, _bases(node)[0], path, inside)
         if node and not init:
             return self._of_class(call, next(iter(_bases(node)), ""), path, known)
         said = text_of(call.args[0], self, path, known) if call.args else ""
         return f"Invalid value: {said}" if said and name == "BadParameter" else said
+
+    def _bound(self, call: ast.Call, function: Function, path: Path, known: Known) -> Known:
+        """What the parameters of the function are in this call, as texts."""
+        names = [one.arg for one in function.args.args if one.arg not in ("self", "cls")]
+        given = dict(zip(names, call.args, strict=False))
+        given |= {one.arg: one.value for one in call.keywords if one.arg}
+        return {
+            name: ast.Constant(text_of(one, self, path, known, braces=True)) for name, one in given.items()
+        }
 
     def _index(self, path: Path, tree: ast.Module) -> None:
         for node in ast.walk(tree):
@@ -227,14 +236,6 @@ def _made_errors(maker: Function, errors: frozenset[str]) -> Iterator[ast.Call]:
         match one:
             case ast.Return(value=ast.Call() as call) if _called(call) in errors:
                 yield call
-
-
-def _bound(call: ast.Call, function: Function, known: Known) -> Known:
-    """What the parameters of the function are in this call."""
-    names = [one.arg for one in function.args.args if one.arg not in ("self", "cls")]
-    given = dict(zip(names, call.args, strict=False))
-    given |= {one.arg: one.value for one in call.keywords if one.arg}
-    return {name: known.get(one.id, one) if isinstance(one, ast.Name) else one for name, one in given.items()}
 
 
 def _assignments(function: Function) -> Assignments:

@@ -68,7 +68,7 @@ def _says_something(text: str) -> bool:
     while "{" in words and "}" in words.partition("{")[2]:
         before, _, rest = words.partition("{")
         words = before + rest.partition("}")[2]
-    return len(words.split()) >= WORDS_MIN
+    return sum(word.strip(":;,.()")[:1].isalpha() for word in words.split()) >= WORDS_MIN
 
 
 def _inserted(text: str, values: list[str]) -> str:

@@ -73,22 +73,26 @@ async def awaited(_scope: Any) -> tuple[str, str]:
     return "ann", "admin"
 
 
+RAISED = "authenticate function of the dashboard raised an exception; request refused"
+RETURNED = "authenticate function of the dashboard must return (name, role) or None; request refused"
+
+
 @pytest.mark.parametrize(
     ("authenticate", "logged"),
     [
         (
             lambda scope: scope["session"]["user"],
-            "authenticate function of the dashboard raised an exception; request refused",
+            RAISED,
         ),
         (
             lambda _scope: "ann",
-            "authenticate function of the dashboard must return (name, role) or None; request refused",
+            RETURNED,
         ),
         (
             lambda _scope: ("ann", "boss"),
-            "authenticate function of the dashboard must return (name, role) or None; request refused",
+            RETURNED,
         ),
-        (awaited, "authenticate function of the dashboard must return (name, role) or None; request refused"),
+        (awaited, RETURNED),
     ],
 )
 def test_an_application_that_cannot_say_who_asks_is_told_so(

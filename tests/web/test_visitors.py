@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_read_is_an_answer_of_its_own() -> None:
     with pytest.raises(Refused) as refused:
         judged(visitors, ("authorization", f"Bearer {make_token()}"))
     assert refused.value.problem.status == 503 and "disk" not in refused.value.problem.detail
-    with pytest.raises(Refused, match="cannot read its file"):
+    with pytest.raises(Refused, match="cannot read its state file"):
         logged_in(visitors, make_token())
 
 

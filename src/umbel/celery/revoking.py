@@ -45,7 +45,9 @@ def _and_stored(handler: Handler) -> Handler:
             async with asyncio.timeout(STORE_S):
                 await asyncio.to_thread(_store, state.app, names)
         except TimeoutError:
-            log.warning("tasks are revoked, but not marked REVOKED yet; each is when its message is fetched")
+            log.warning(
+                "tasks are revoked, but not marked REVOKED yet; each will be when its message is fetched"
+            )
         return reply
 
     return call

@@ -39,5 +39,5 @@ def _read(cursor: str, kind: type[T]) -> T:
         return msgspec.json.decode(plain, type=kind)
     except (Error, ValueError, msgspec.MsgspecError):
         raise ConfigurationError(
-            f"cursor {cursor[:50]!r} is not a valid cursor; use `next` of the previous page"
+            f"{cursor[:50]!r} is not a valid cursor; use `next` of the previous page"
         ) from None

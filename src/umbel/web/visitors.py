@@ -176,9 +176,8 @@ class Visitors:
             return ""
         names = headers.getlist(self._settings.proxy_header)
         if len(names) > 1:  # one of them may be the visitor's own
-            detail = (
-                f"the header {self._settings.proxy_header} came {len(names)} times; let the proxy replace it"
-            )
+            detail = f"the header {self._settings.proxy_header} is there {len(names)} times; "
+                "let the proxy replace it"
             raise Refused(400, "Bad Request", detail)
         return names[0] if names else ""
 
@@ -187,7 +186,7 @@ class Visitors:
             return await asyncio.to_thread(self._tokens)
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             log.error("cannot read the login tokens of the dashboard", extra={"error": str(error)})
-            detail = "the dashboard cannot read its file; its log says more"
+            detail = "the dashboard cannot read its state file; its log says why"
             raise Refused(503, "Service Unavailable", detail, retry_after="5") from None
 
     def _visitor(self, name: str, role: Role, key: str, address: str) -> Visitor:

@@ -44,7 +44,7 @@ class AmqpAsyncProducer:
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
         publisher = await self._ready()
         if self._link is not None and self._link.blocked:  # it reads nothing: what is written stays in memory
-            raise BrokerUnavailable(f"RabbitMQ takes no messages now: {self._link.blocked}")
+            raise BrokerUnavailable(f"RabbitMQ does not accept messages now: {self._link.blocked}")
         posts = outbox.tasks(batch, self._queues, cluster_now())
         news = await _announcements(publisher, posts)
         attempt.is_out = True

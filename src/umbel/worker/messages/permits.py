@@ -99,7 +99,7 @@ def _permit(claimed: Claimed, limit: ClusterLimit) -> Permit:
         arguments = claimed.arguments()
         if arguments is None:
             raise ValueError(
-                f"the limit of task {limit.task!r} has a key, which the message does not name, and its "
+                f"the limit of task {limit.task!r} needs a key that the message does not have, and its "
                 "arguments cannot be read here: send it from an app that has the task, or as JSON"
             )
         key = limit.key_of(*arguments)

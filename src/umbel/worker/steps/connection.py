@@ -100,7 +100,7 @@ class Connection(Step):
             returned = await self._broker.forget_owner(self._owner)
         except BrokerError as error:
             log.warning(
-                "cannot return unacknowledged messages now; the broker does when this worker's lease expires",
+                "cannot return unacknowledged messages; the broker does so when this worker's lease expires",
                 extra={"why": str(error)},
             )
         else:
