@@ -176,8 +176,8 @@ class Visitors:
             return ""
         names = headers.getlist(self._settings.proxy_header)
         if len(names) > 1:  # one of them may be the visitor's own
-            detail = f"the header {self._settings.proxy_header} is there {len(names)} times; "
-                "let the proxy replace it"
+            name = self._settings.proxy_header
+            detail = f"the header {name} is there {len(names)} times; let the proxy replace it"
             raise Refused(400, "Bad Request", detail)
         return names[0] if names else ""
 
