@@ -133,13 +133,14 @@ def text_of(
         case ast.BinOp(op=ast.Add()):
             return inner(node.left) + inner(node.right)
         case ast.BoolOp(op=ast.Or()):
-            return next(filter(None, map(inner, node.values)), "") if not braces else shown
+            is_given = isinstance(node.values[0], ast.Name) and node.values[0].id in known
+            return next(filter(None, map(inner, node.values)), "") if is_given else shown
         case ast.IfExp() if not braces:
             return inner(node.body) or inner(node.orelse)
         case ast.Name(id=name):
             given = known.get(name) or (parts.constant(name, path) if name.isupper() else None)
             if isinstance(given, ast.Constant) and isinstance(given.value, int | float) and braces:
-                return str(given.value)
+                return str(given.value) if name.isupper() else shown
             others = {key: value for key, value in known.items() if key != name}
             return (given is not None and inner(given, braces=False, known=others)) or shown
         case ast.Call(args=[only]) if _called(node) in UNSAID:
@@ -167,6 +168,8 @@ def _keys(node: ast.expr | None, parts: Parts, path: Path, known: Known) -> Iter
         case ast.BinOp(op=ast.BitOr()):
             yield from _keys(node.left, parts, path, known)
             yield from _keys(node.right, parts, path, known)
+        case ast.IfExp():
+            yield from _keys(node.body, parts, path, known)
         case ast.Name(id=name) if name in known:
             yield from _keys(
                 known[name], parts, path, {key: one for key, one in known.items() if key != name}
@@ -174,8 +177,8 @@ def _keys(node: ast.expr | None, parts: Parts, path: Path, known: Known) -> Iter
         case ast.Call():
             function = parts.function(_called(node), path)
             for one in ast.walk(function) if function else ():
-                if isinstance(one, ast.Return):
-                    yield from _keys(one.value, parts, path, {})
+                if isinstance(one, ast.Return) and function:
+                    yield from _keys(one.value, parts, path, _last(_assignments(function)))
             yield from (one.arg for one in node.keywords if one.arg)
 
 

@@ -160,4 +160,6 @@ def _moment(text: str | None) -> float | None:
     try:
         return datetime.strptime(text, "%Y-%m-%d %H:%M").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise Refused(400, "Bad Request", f"{text[:50]!r} is not a time like 2026-01-31 18:00") from None
+        raise Refused(
+            400, "Bad Request", f"{text[:50]!r} is not a time; write it like 2026-01-31 18:00"
+        ) from None

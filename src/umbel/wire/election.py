@@ -165,7 +165,9 @@ def shown_outcome(state: ElectionState, outcome: str) -> str:
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= NAME_MAX:
-        raise BadMessage(f"{name} of an election is {brief(value)}; it must be a text of 1 to {NAME_MAX}")
+        raise BadMessage(
+            f"{name} of an election is {brief(value)}; it must be text of 1 to {NAME_MAX} characters"
+        )
     return value
 
 

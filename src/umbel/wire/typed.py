@@ -127,7 +127,7 @@ def _read_base64(content: str) -> bytes:
 
 def _read_decimal(content: str) -> Decimal:
     if not isinstance(content, str):  # Decimal would take a list of digits too
-        raise TypeError("expected text")
+        raise TypeError("the content must be text")
     return Decimal(content)
 
 

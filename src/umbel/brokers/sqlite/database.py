@@ -312,7 +312,9 @@ def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError |
             "or choose another path"
         )
     if code in refusals.CODES:
-        return BrokerRefused(f"SQLite cannot store this in {path}: {error}; other messages are not affected")
+        return BrokerRefused(
+            f"SQLite refuses to store a message or result in {path}: {error}; others are not affected"
+        )
     if code in _DAMAGED:
         return AccessRefused(
             f"{path} is not a usable database: {error}; move it away to start with an empty one"
