@@ -292,10 +292,7 @@ class Recorder:
             if self._machine.rows:
                 self._finish(self._machine.acknowledged)
         except OSError as error:
-            log.warning(
-                "cannot write the last events to the lake; they will be read again at the next start: %s",
-                error,
-            )
+            log.warning("cannot write the last events to the lake; they will be read again: %s", error)
             self._forget()
 
     def _forget(self) -> None:

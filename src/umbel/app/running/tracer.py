@@ -146,10 +146,7 @@ class Tracer:
             state = encode_state(request.id, STARTED, meta)
             self._app.backend.store([replace(state, reply_to=request.reply_to)])
         except BrokerError as error:
-            log.warning(
-                "cannot store the state STARTED of a task; the task runs anyway",
-                extra={"task_id": request.id, "why": str(error)},
-            )
+            log.warning("cannot store state STARTED", extra={"task_id": request.id, "why": str(error)})
 
     def _call(self, task: "RunnableTask", call: TaskCall, request: Request) -> Any:
         if task.options.types is not None:
@@ -221,12 +218,7 @@ class _Run:
             return self.failed(task, call, request, error)
         if isinstance(error, Retry):
             if broken_rule("eta", error.when):
-                return self.failed(
-                    task,
-                    call,
-                    request,
-                    ValueError(f"Retry(when={error.when!r}) is not a time; give a datetime with a time zone"),
-                )
+                return self.failed(task, call, request, ValueError(f"Retry(when={error.when!r}): not a time"))
             if error.when is not None:  # self.retry() has judged it
                 return self._retried(task, call, request, error, error.when)
             if policy.exhausted(request.retries):
@@ -316,10 +308,7 @@ class _Run:
         elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
             return self._unfinished(counted.error)
         else:
-            log.error(
-                "cannot count a failed task in its chord; the body of the chord will not run",
-                exc_info=counted.error,
-            )
+            log.error("cannot count a failed task in its chord; chord never ends", exc_info=counted.error)
             body = NOTHING_FOLLOWS
         return self._outcome(
             "failure",

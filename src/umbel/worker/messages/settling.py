@@ -343,10 +343,7 @@ class Settler:
             failed = BrokerUnavailable(f"cannot store the result of a revoked or refused task: {more.error}")
             self._store_outages.failed(PART, failed)
             raise failed
-        log.error(
-            "cannot store the result of a revoked or refused task; its message is removed anyway",
-            exc_info=more.error,
-        )
+        log.error("cannot store the result of a revoked or refused task; giving up", exc_info=more.error)
 
     def _join(self, tag: Tag | None, more: Ending) -> bool:
         """Whether the verdict waits, and brings this too from now on."""

@@ -134,10 +134,7 @@ class Gossip(Step):
 
     def strained(self, reason: str) -> None:
         """This node was slow, or cut off: others may only have seemed silent."""
-        log.debug(
-            "broker connection interrupted; gossip does not count missed heartbeats for now",
-            extra={"why": reason},
-        )
+        log.debug("broker connection interrupted; missed heartbeats do not count now", extra={"why": reason})
         self._tell(Strained(reason))
 
     def introduce(self, introduced: Introduced) -> None:
