@@ -189,6 +189,7 @@ def test_a_forged_beat_of_the_node_itself_hurts_nobody(tmp_path: Path, timestamp
     async def scenario() -> None:
         async with light_nodes(tmp_path, "a", "b") as nodes:
             a, b = nodes["a"], nodes["b"]
+            await until(lambda: b.sees() == {"a", "b"}, what="them to meet")
             inc = b.context.identity.incarnation
             event = {"type": "worker-heartbeat", "hostname": b.name, "inc": inc, "timestamp": timestamp}
             for forged in (event, {name: event[name] for name in ("type", "hostname", "inc")}):
