@@ -200,7 +200,7 @@ class Visitors:
         if origin is not None:
             if _place(origin) != headers.get("host", ""):
                 raise Forbidden(
-                    f"the request comes from another site, {origin[:100]}; open the dashboard by its own address"
+                    f"the request comes from another site, {origin[:100]}; open the dashboard directly"
                 )
         elif visitor is not None and visitor.csrf and headers.get("sec-fetch-site") != "same-origin":
             raise Forbidden("the request does not say where it comes from; send the header Origin")
