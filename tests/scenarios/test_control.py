@@ -395,9 +395,7 @@ def test_what_is_known_of_a_worker_has_celerys_form(cluster: Cluster, broker: st
     assert "umbel:" in ask(cluster, ONE, "report")["ok"]
     assert ask(cluster, ONE, "memsample").endswith("MB")
     assert "rss (end)" in ask(cluster, ONE, "memdump")
-    assert ask(cluster, ONE, "objgraph") == {
-        "error": "ImportError('objgraph is not available in Umbel\\'s workers')"
-    }
+    assert ask(cluster, ONE, "objgraph")["error"].startswith("ImportError('objgraph is not available")
     assert ask(cluster, ONE, "autoscale", max=3, min=1) == {"error": "ValueError('Autoscale not enabled')"}
     restarts = {"error": "ValueError('Pool restarts not enabled')"}
     assert ask(cluster, ONE, "pool_restart", modules=[]) == restarts

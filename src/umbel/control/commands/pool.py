@@ -74,7 +74,7 @@ def memdump(state: PoolSection, samples: int = 10, **_: Any) -> str:
 )
 def objgraph(_state: NodeSection, num: int = 200, max_depth: int = 10, type: str = "Request") -> None:  # noqa: ARG001
     """A graph of objects in memory."""
-    raise ImportError("objgraph is not available in Umbel's workers")
+    raise ImportError("objgraph is not available in workers of Umbel")
 
 
 def _checked(n: int) -> int:
