@@ -62,7 +62,7 @@ def test_a_lone_worker_says_that_it_trusts_its_clock_and_one_whose_clock_is_set_
                 step.answered(node, instant().wall_s)
             assert offset_s() == 0.0
             monkeypatch.setattr(cluster_clock, "instant", an_hour_ahead)
-            await said("wall clock was changed")
+            await said("wall clock of this machine was changed")
             await said("using the cluster's time")
             corrected = offset_s()
             await step.stop()

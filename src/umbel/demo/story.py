@@ -318,7 +318,10 @@ async def _umbel(*arguments: str) -> subprocess.CompletedProcess[str]:
         async with asyncio.timeout(BUILD_S):
             stdout, stderr = await process.communicate()
     except TimeoutError:
-        raise UmbelError(f"`umbel {' '.join(arguments)}` took more than {BUILD_S:g} s") from None
+        raise UmbelError(
+            f"`umbel {' '.join(arguments)}` did not finish within {BUILD_S:g} s, so the demo stopped it; "
+            "run it in a terminal to see why"
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()

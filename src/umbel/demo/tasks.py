@@ -72,7 +72,10 @@ def retried(self: Bound, order: int) -> int:
     """Fails at the first attempt, as a service that was just being restarted does."""
     _ran(self)
     if self.request.retries == 0:
-        self.retry(ConnectionError("the service restarts"), countdown=0.2)
+        error = ConnectionError(
+            "the service is restarting (raised by the demo on purpose; the task is retried)"
+        )
+        self.retry(error, countdown=0.2)
     return order
 
 

@@ -94,7 +94,8 @@ class Recorder:
         answered: Callable[[BrokerError | None], None] = lambda _: None,
     ) -> None:
         if not broker.capabilities.event_log:
-            raise NotSupported(f"transport {broker.capabilities.transport} has no event log to record")
+            problem = f"transport {broker.capabilities.transport} has no event log to record"
+            raise NotSupported(f"{problem}; use Redis, RabbitMQ or SQLite")
         self.progress = Progress()
         self.registered = asyncio.Event()  # from then on the broker's log is kept for this one
         self._broker = broker

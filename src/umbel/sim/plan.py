@@ -113,7 +113,9 @@ def parse_faults(text: str) -> frozenset[str]:
         family = {kind for kind in FAULTS if name == "all" or kind.startswith(name.rstrip("*"))}
         found = {name} if name in FAULTS else family if name == "all" or name[-1] in "*-" else set()
         if not found:
-            raise ConfigurationError(f"unknown fault {name!r}; known faults: {', '.join(FAULTS)}")
+            raise ConfigurationError(
+                f"unknown fault {name!r} in --faults; choose the faults to simulate from {', '.join(FAULTS)}"
+            )
         chosen |= found
     return frozenset(chosen)
 

@@ -105,7 +105,10 @@ class Inbox:
         """Run the first that is due, and nothing of what it sends."""
         ran = self._stage.run_first(self._chosen(tasks))
         if ran is None:
-            raise AssertionError(f"no call is due in umbel_inbox; waiting:\n{_listed(self._stage.waiting)}")
+            raise AssertionError(
+                "umbel_inbox.run_next(): no task that the test sent is due; send one first, or move the time "
+                f"with umbel_clock; not run yet:\n{_listed(self._stage.waiting)}"
+            )
         if propagate:
             _raise_first([ran])
         return ran

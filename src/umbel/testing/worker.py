@@ -65,10 +65,11 @@ class EmbeddedWorker:
         self._thread.start()
         if not self._ready.wait(START_S):
             raise UmbelError(
-                f"umbel_worker did not start within {START_S:g} s; see the log that pytest captured"
+                f"the test fixture umbel_worker did not start within {START_S:g} s; "
+                "see the log that pytest captured"
             )
         if self._error is not None:
-            raise UmbelError(f"umbel_worker did not start: {self._error}") from self._error
+            raise UmbelError(f"the test fixture umbel_worker did not start: {self._error}") from self._error
         self._app.signals.before_task_publish.connect(self._prepare_for)
 
     def stop(self) -> None:
@@ -81,7 +82,9 @@ class EmbeddedWorker:
             loop.call_soon_threadsafe(worker.request_stop)
         thread.join(STOP_S)
         if thread.is_alive():
-            raise UmbelError(f"umbel_worker did not stop within {STOP_S:g} s: a task is still running")
+            raise UmbelError(
+                f"the test fixture umbel_worker did not stop within {STOP_S:g} s: a task is still running"
+            )
         self._thread = self._worker = self._loop = None
         gc.unfreeze()  # a worker freezes what is there when it is ready
         if self._error is not None:

@@ -35,8 +35,9 @@ def asgi(app: App, **options: Any) -> ASGIApp:
     try:
         settings = msgspec.structs.replace(WebSettings(), **options)
     except TypeError:
-        known = ", ".join(WebSettings.__struct_fields__)
-        raise ConfigurationError(f"unknown option among {', '.join(options)}; known: {known}") from None
+        known = WebSettings.__struct_fields__
+        unknown = ", ".join(name for name in options if name not in known)
+        raise ConfigurationError(f"asgi(): unknown option {unknown}; use one of {', '.join(known)}") from None
     if settings.is_open:
         raise ConfigurationError(
             "login=False would let in everyone who reaches your site; identify users with authenticate="

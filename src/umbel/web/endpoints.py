@@ -320,7 +320,8 @@ async def _looked_back(call: Call, work: Callable[[Tables], T]) -> T:
 
 def _found(value: T | None, kind: str, name: str) -> T:
     if value is None:
-        raise Refused(404, "Not Found", f"there is no {kind} {name[:200]!r}, or it was dropped from memory")
+        detail = f"there is no {kind} {name[:200]!r}, or the dashboard has dropped it from its memory"
+        raise Refused(404, "Not Found", detail)
     return value
 
 

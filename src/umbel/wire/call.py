@@ -222,7 +222,10 @@ def read_embed(found: object) -> Embed:
     if not found or found == _EMPTY:
         return Embed()
     if not isinstance(found, dict):
-        raise BadMessage(f"the embed of the call must be a map, not {brief(found)}")
+        raise BadMessage(
+            "the third part of the body (embed: callbacks, errbacks, chain, chord) must be a map, "
+            f"not {brief(found)}"
+        )
     chord = found.get("chord")
     return Embed(
         callbacks=_signatures("callbacks", found),

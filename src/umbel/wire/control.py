@@ -110,7 +110,10 @@ def encode_reply(
 def decode_reply(headers: bytes, body: bytes) -> Reply:
     found = decode_json(body, limits=REPLY_LIMITS)
     if not isinstance(found, dict) or len(found) != 1:
-        raise BadMessage(f"a control reply must be {{node: answer}} of one node, not {brief(found)}")
+        raise BadMessage(
+            f"a worker's reply to a control command must be {{node: answer}}, not {brief(found)}; find the "
+            "program that sent it"
+        )
     said = decode_json_as(_REPLY_HEADERS, headers, what="the reply's headers", limits=REPLY_LIMITS)
     ((node, value),) = found.items()
     known = tuple(Known(*one) for one in said.members[:MEMBERS_MAX])

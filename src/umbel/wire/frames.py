@@ -84,8 +84,8 @@ def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -
     size_bytes = len(frame) - _HEADER_BYTES
     if size_bytes > max_bytes:
         raise BadFrame(
-            f"a {type(message).__name__} of {size_bytes} bytes for another process "
-            f"is over the limit of {max_bytes}"
+            f"arguments or a result of {size_bytes} bytes cannot be passed between the worker and its child "
+            f"process: over the limit of {max_bytes}; pass a reference to the data instead"
         )
     _HEADER.pack_into(frame, 0, _MARK, size_bytes)
     return frame
@@ -138,10 +138,14 @@ class FrameReader(Generic[FrameT]):
             while (body := start + _HEADER_BYTES) <= size:
                 mark, length = header_at(data, start)
                 if mark != _MARK:
-                    raise BadFrame(f"damaged data from the other process: no frame at byte {start} of {size}")
+                    raise BadFrame(
+                        f"damaged data between the worker and its child process, at byte {start} of {size}; "
+                        "the child is replaced: does a task write to a file descriptor that it did not open?"
+                    )
                 if length > max_bytes:
                     raise BadFrame(
-                        f"a frame of {length} bytes from another process is over the limit of {max_bytes}"
+                        f"data of {length} bytes between the worker and its child process is over the limit "
+                        f"of {max_bytes}; the child is replaced"
                     )
                 end = body + length
                 if end > size:
@@ -153,7 +157,8 @@ class FrameReader(Generic[FrameT]):
             self.problem = error
         except _UNREADABLE as error:
             self.problem = BadFrame(
-                f"frame {len(values)} of {size} bytes from another process cannot be read: {error}"
+                f"data between the worker and its child process cannot be read (message {len(values)} of "
+                f"{size} bytes); the child is replaced: {error}"
             )
         if self.problem is None:
             self._rest += data[start:]

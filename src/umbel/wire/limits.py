@@ -67,7 +67,7 @@ def too_deep(what: str, limits: Limits) -> TooLarge:
 
 
 def too_long_a_number(what: str, digits: int, limits: Limits) -> TooLarge:
-    return TooLarge(f"{what} has {digits} digits; the limit is {limits.number_digits_max}")
+    return TooLarge(f"{what} has {digits} digits; the limit is {limits.number_digits_max}; send it as text")
 
 
 def is_name(text: str, *, max_bytes: int = NAME_MAX_BYTES) -> bool:

@@ -161,7 +161,8 @@ def _encode(
         payload = _to_json(written)
     except UnicodeEncodeError as error:
         raise BadValue(
-            f"the result of task {task_id!r} cannot be stored: an id or its state is not Unicode: {error}"
+            f"the result of task {task_id!r} cannot be stored: the name of its state, or the id of the task, "
+            f"its parent, group or child, is not valid Unicode: {error}; choose another name or id"
         ) from error
     if extended:
         payload = payload[:-1] + b"," + encode_json(dict(extended), root="extended")[1:]

@@ -55,7 +55,10 @@ async def patiently(work: Callable[[], Awaitable[T]], ends: float, what: str) ->
                     pause_s = patience.pause_s(error)
                 await asyncio.sleep(pause_s)
     except TimeoutError:
-        raise BrokerUnavailable(f"{what}: no answer within {timeout_s:.3g} s") from None
+        raise BrokerUnavailable(
+            f"{what}: the server did not answer within {timeout_s:.3g} s; check it, or raise "
+            "'publish_timeout_s'"
+        ) from None
 
 
 def _left_s(ends: float) -> float:

@@ -111,7 +111,9 @@ class AsyncSending(AppBase):
         with arranged_later() as steps:
             made = make()
         if steps:
-            await self._beside(lambda backend: [step(backend) for step in steps], "the result backend", ends)
+            await self._beside(
+                lambda backend: [step(backend) for step in steps], "cannot write to the result backend", ends
+            )
         return made
 
     async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:

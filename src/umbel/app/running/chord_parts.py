@@ -39,6 +39,10 @@ log = logging.getLogger("umbel.task")
 STORE_WAIT_S = 60.0
 LIMIT_MARGIN_S = 0.5
 CAUSE_MAX_CHARS = 1024
+UNCOUNTED = (
+    "cannot count a failed task in its chord: the chord's callback never runs, and its result never comes; "
+    "fix the cause, and send the chord again"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from umbel.app.running.attempts import changed_attempt, next_attempt
 from umbel.app.running.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.running.child_logs import UNFINISHED, end_lines
-from umbel.app.running.chord_parts import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
+from umbel.app.running.chord_parts import NOTHING_FOLLOWS, UNCOUNTED, BodyOutcome, part_ended, time_left_s
 from umbel.app.running.follow_ups import after_failure, after_success, steps_that_never_run
 from umbel.app.running.request import Request, Running, Teller, keeps_result, parse_arguments, request_of
 from umbel.app.running.showing import described, hidden, shown_arguments
@@ -308,7 +308,7 @@ class _Run:
         elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
             return self._unfinished(counted.error)
         else:
-            log.error("cannot count a failed task in its chord; the chord never ends", exc_info=counted.error)
+            log.error(UNCOUNTED, extra={"task_id": request.id}, exc_info=counted.error)
             body = NOTHING_FOLLOWS
         return self._outcome(
             "failure",

@@ -138,7 +138,7 @@ class CallTypes:
     def _refused(self, name: str, value: Any, problem: str) -> WrongType:
         what = f"the result of {self._task}" if name == RESULT else f"argument {name!r} of {self._task}"
         if name in self._sensitive:
-            return WrongType(f"{what} does not fit its type")
+            return WrongType(f"{what} does not fit its type; the reason is hidden, as `sensitive` names it")
         if not name:  # whose value it is cannot be told, nor what the complaint quotes
             hint = "" if self._sensitive else f": {problem}"
             return WrongType(f"an argument of {self._task} does not fit its type{hint}")

@@ -77,7 +77,7 @@ class AmqpAsyncProducer:
             return self._publisher
 
     async def _open(self) -> Link:
-        error = BrokerUnavailable("no RabbitMQ address to connect to")
+        error = BrokerUnavailable("no RabbitMQ address to connect to; set 'broker'")
         for location in [next(self._turns) for _ in self._locations]:
             try:
                 return await self._open_at(location)

@@ -319,7 +319,10 @@ class FrameReader:
         content = self._contents[channel]
         size = int.from_bytes(data[start + 4 : start + 12])
         if size > self._message_max_bytes:
-            raise BadFrames(f"received a message of {size} bytes; the limit is {self._message_max_bytes}")
+            raise BadFrames(
+                f"received a message of {size} bytes; the limit is {self._message_max_bytes}: remove it from "
+                "its queue with RabbitMQ's tools, and send a reference to the data instead"
+            )
         content.properties, content.missing = data[start + 12 : end], size
         if not size:
             self._complete(channel, content, b"", incoming)

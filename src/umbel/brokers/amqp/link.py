@@ -97,7 +97,7 @@ class Link(asyncio.BufferedProtocol):
                     await self.ended.wait()
             except TimeoutError:
                 pass
-        self.abort("closed by this process")
+        self.abort("this process closed it, at shutdown or by close()")
 
     def abort(self, why: str) -> None:
         self._fail(BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was closed: {why}"))

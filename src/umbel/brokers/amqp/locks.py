@@ -86,7 +86,8 @@ class Locks:
             except ChannelClosed as refused:  # it had ended, and another was faster
                 self._held.pop(what, None)
                 raise BrokerUnavailable(
-                    f"another process has taken the lock {what!r} in RabbitMQ: {refused.text}"
+                    f"this process lost the lock {what!r} in RabbitMQ, and another process holds it now; "
+                    f"this one waits until it is free: {refused.text}"
                 ) from None
         return sent_at
 

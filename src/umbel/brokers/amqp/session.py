@@ -243,7 +243,10 @@ class Sessions:
         async with self._opening:
             if self.alive is None:
                 if self._closed:
-                    raise BrokerUnavailable("the broker connection was closed by this process")
+                    raise BrokerUnavailable(
+                        "this process has already closed its broker connection, at shutdown or by close(); "
+                        "nothing more can be sent or fetched with it"
+                    )
                 if session is not None and _LIMIT_REFUSED in str(session.link.error):
                     self._channel_limits = False
                 self._session = await self._open()
@@ -272,7 +275,7 @@ class Sessions:
             await self._session.link.close()
 
     async def _open(self) -> Session:
-        error = BrokerUnavailable("no RabbitMQ address to connect to")
+        error = BrokerUnavailable("no RabbitMQ address to connect to; set 'broker'")
         for location in [next(self._turns) for _ in self.locations]:
             try:
                 return await self._open_at(location)

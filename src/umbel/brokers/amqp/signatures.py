@@ -64,7 +64,8 @@ async def _try(session: Session, uses: Sequence[Use]) -> Mapping[str, bool]:
                 await session.catch_up()
     except TimeoutError:
         raise BrokerUnavailable(
-            "RabbitMQ did not deliver the records of used signatures in time; retrying"
+            "RabbitMQ did not say in time whether signed messages were received before (protection against "
+            "replay); the messages wait, retrying"
         ) from None
     finally:
         del attempts[uses[0].user]

@@ -259,7 +259,10 @@ def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
     if kind in (_TEXT, _BYTES):
         return data[at:end].decode(), end
     if kind != _ARRAY:
-        raise ValueError(f"a header of the message has the unknown AMQP type {chr(kind)!r}")
+        raise ValueError(
+            f"a header of the message has the AMQP type {chr(kind)!r}, which Umbel cannot read; correct the "
+            "program that sent the message"
+        )
     items = []
     while at < end:
         item, at = decode_value(data[at], data, at + 1)

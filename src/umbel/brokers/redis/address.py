@@ -69,7 +69,8 @@ def parse_address(url: str) -> Address:
         port = parts.port
     except ValueError:  # its text may hold a part of the password
         problem = (
-            "the port is not a number up to 65535, or the password has a '/', '?' or '@' not written as %2F"
+            "the port is not a number up to 65535, or the password has a '/', '?' or '@', which must be "
+            "written as %2F, %3F or %40"
         )
         raise BadURL(url, f"{problem}; write redis://host:port/database") from None
     if parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):

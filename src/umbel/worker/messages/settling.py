@@ -261,7 +261,7 @@ class Settler:
         if isinstance(buried.error, BrokerError) and not isinstance(buried.error, BrokerRefused):
             raise buried.error
         log.error(
-            "cannot move a message to dead letters; it stays claimed until this worker stops",
+            "cannot move a message to dead letters either; restart this worker to have it redelivered",
             exc_info=buried.error,
         )
         return Settled(0)

@@ -112,7 +112,8 @@ class ClusterClock(Step):
         clock.correct(judged.offset_s)
         fields = self._context.log_fields(compared_with=judged.source, clocks=judged.voices)
         if judged.stepped_s:
-            log.warning("wall clock was changed", extra=fields | {"by_s": round(judged.stepped_s, 1)})
+            text = "wall clock of this machine was changed; check NTP if nobody did so on purpose"
+            log.warning(text, extra=fields | {"by_s": round(judged.stepped_s, 1)})
         if judged.offset_s and not before.offset_s:
             wrong_s = round(-judged.offset_s, 1)
             text = "wall clock of this machine is wrong; using the cluster's time: check NTP"

@@ -193,7 +193,8 @@ class Events(Step):
         try:
             await self._send_all()
         except WireError as error:
-            log.error("event cannot be encoded; dropped", extra={"why": str(error)})
+            types = ", ".join(sorted({str(one["type"]) for one in self._waiting if not _is_sendable(one)}))
+            log.error("events cannot be encoded; dropped", extra={"types": types, "why": str(error)})
             self._drop_unsendable()
             await self._send_all()
 

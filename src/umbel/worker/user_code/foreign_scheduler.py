@@ -113,7 +113,8 @@ class SchedulerThread:
         if self._scheduler is not None:
             closed = call_guarded(self._scheduler.close, self._lost)
             if isinstance(closed, Raised):
-                log.error("scheduler failed to stop cleanly", exc_info=closed.error)
+                text = "scheduler raised an exception in close(); what it had not saved may be lost"
+                log.error(text, exc_info=closed.error)
 
     def _go_on(self) -> float:
         if self._scheduler is None:
