@@ -65,7 +65,7 @@ def test_it_answers_below_its_path_and_asks_the_application_who_it_is(tmp_path: 
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="known: host"):
+    with pytest.raises(ConfigurationError, match="unknown option colour; use one of host"):
         embedded(tmp_path, colour="red")
 
 

@@ -143,7 +143,7 @@ def _tell(done: Retried, missing: Sequence[str]) -> None:
 def _check_choice(task_ids: Collection[str], filters: dict[str, Any], *, every: bool) -> None:
     if sum((bool(task_ids), any(filters.values()), every)) != 1:
         raise click.UsageError(
-            "name tasks by their ids, or by --name, --since, --until, --where, or give --all"
+            "give exactly one: ids of tasks, filters (--name, --since, --until, --where), or --all"
         )
 
 
