@@ -95,11 +95,11 @@ def test_a_name_that_a_terminal_would_obey_is_escaped_in_the_question(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "name tasks by their ids"),
-        (("t1", "--all"), "name tasks by their ids"),
-        (("t1", "--name", "x"), "name tasks by their ids"),
+        ((), "give exactly one: ids of tasks"),
+        (("t1", "--all"), "give exactly one: ids of tasks"),
+        (("t1", "--name", "x"), "give exactly one: ids of tasks"),
         (("--where", "colour=red"), "unknown field 'colour'"),
-        (("--where", "reason"), "not a condition"),
+        (("--where", "reason"), "not a valid filter"),
         (("--since", "soon"), "not a time"),
     ],
 )
