@@ -76,7 +76,7 @@ class Performer:
         if isinstance(action, Stop) and not action.nodes:
             raise Refused(422, "Unprocessable", "name the nodes to stop in `nodes`")
         if isinstance(action, RequeueDead | DropDead) and action.every == bool(action.letters):
-            raise Refused(422, "Unprocessable", "name the dead letters, or say `every`")
+            raise Refused(422, "Unprocessable", "give exactly one of `letters` and `every`")
         if isinstance(action, PauseQueue | ResumeQueue | MoveMessages) and action.nodes:
             raise Refused(422, "Unprocessable", "queues belong to the whole cluster; leave out `nodes`")
         if isinstance(action, RunPeriodic | PausePeriodic | ResumePeriodic):
@@ -120,7 +120,7 @@ class Performer:
         if action.nodes:
             raise Refused(422, "Unprocessable", "tasks are looked for on all nodes; leave out `nodes`")
         if bool(action.ids) == (action.match is not None):
-            raise Refused(422, "Unprocessable", "name tasks by `ids`, or all that `match` a filter")
+            raise Refused(422, "Unprocessable", "give exactly one of `ids` and `match`, to choose the tasks")
         if action.match is None:
             return action
         if action.match == TaskFilter():
