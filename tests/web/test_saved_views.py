@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from sqlite3 import OperationalError
 from typing import Any
 from unittest.mock import ANY
 
@@ -117,7 +118,7 @@ def test_views_are_there_after_a_restart_and_damaged_ones_are_passed_over(tmp_pa
 
 def test_the_file_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_view: SavedView) -> bool:
-        raise journal.sqlite3.OperationalError("disk is full")
+        raise OperationalError("disk is full")
 
     async def scenario() -> None:
         async with site_in(tmp_path) as site:
