@@ -103,6 +103,13 @@ def test_a_process_that_is_replaced_before_it_is_missed_is_not_lost(tmp_path: Pa
     assert of_w2[-1].text == "w2@shop: 0.1 → 0.2"
 
 
+def test_why_a_node_was_lost_is_known_though_its_silence_ended_its_session_before(tmp_path: Path) -> None:
+    late = said("worker-lost", 1503, "w1@shop", subject="w2@shop", reason="its process died")
+    found = asked(lake_in(tmp_path, late), 1000, 1520)
+    [lost] = [one for one in found.happenings if one.kind == "lost"]
+    assert (lost.at - T0, lost.text) == (1500.0, "its process died")
+
+
 def test_too_many_changes_are_cut_to_the_newest_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,15 +79,18 @@ def recorded(tables: Tables, since: float, until: float) -> Recorded:
 
 
 def changes_of(told: Iterable[Happening]) -> list[Happening]:
-    """In their order, without what changed nothing: several nodes tell of one loss."""
+    """In their order, without what changed nothing: several nodes tell of one loss, and some say why."""
     kept: list[Happening] = []
-    states: dict[str, str] = {}
+    places: dict[str, int] = {}  # of the last change of each node
     for one in sorted(told, key=lambda one: one.at):
-        before, after = states.get(one.subject), STATES.get(one.kind)
-        if after is not None:
-            if not _is_change(one.kind, before):
+        if one.kind in STATES:
+            place = places.get(one.subject)
+            before = None if place is None else kept[place]
+            if not _is_change(one.kind, None if before is None else STATES[before.kind]):
+                if place is not None and before is not None and one.kind == before.kind and not before.text:
+                    kept[place] = msgspec.structs.replace(before, text=one.text)
                 continue
-            states[one.subject] = after
+            places[one.subject] = len(kept)
         kept.append(one)
     return kept
 
