@@ -23,12 +23,13 @@ async def task(request: Request) -> Response:
         return missing(request, f"No task {task_id} is known", why)
     flow = site.workflow(task_id)
     nodes: dict[str, str] = {node.node: node.state for node in site.nodes()}
+    story = story_of(detail.events, detail.task.queue or "", nodes, site.happenings())
     return render(
         request,
         "task.html",
         detail=detail,
         task=detail.task,
-        diagram=spacetime(story_of(detail.events, detail.task.queue or "", nodes)) if detail.events else None,
+        diagram=spacetime(story) if detail.events else None,
         flow=flow if flow is not None and len(flow.tasks) > 1 else None,
         drawn=_drawn(request, flow, task_id),
         ended=detail.task.state in {"SUCCESS", "FAILURE", "REVOKED"},
