@@ -4,14 +4,14 @@ from collections import Counter
 
 from umbel.demo.load import SWELL, gentle
 
-BATCH_MAX = 32
+BATCH_MAX = 20
 
 
 def test_gentle_load_has_every_kind_and_stays_gentle() -> None:
     batches = [list(gentle(number)) for number in range(SWELL)]
     names = Counter(call.task.rpartition(".")[2] for batch in batches for call in batch)
     assert names.keys() == {"quick", "slow", "awaited", "retried", "failing", "delayed"}
-    assert names["failing"] < names["quick"] / 20, "most of it succeeds"
+    assert names["failing"] < names["quick"] / 3, "most of it succeeds"
     sizes = [len(batch) for batch in batches]
     assert max(sizes) <= BATCH_MAX and min(sizes) < BATCH_MAX / 4, "it swells and ebbs"
-    assert sum(call.args[0] for batch in batches for call in batch if call.task.endswith("slow")) < SWELL
+    assert sum(call.args[0] for batch in batches for call in batch if call.task.endswith("slow")) < 2 * SWELL

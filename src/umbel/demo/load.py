@@ -20,6 +20,7 @@ GROUP_SIZE = 4
 CANVAS_EVERY = 4  # batches
 CRASHES_AT = (3, 9)  # batches
 SLOW_S = 0.05
+LONG_S = 0.3
 DELAY_S = 2.0
 HELD = 6  # as many as all children of the demo
 SWELL = 240  # gentle batches from one ebb to the next
@@ -75,18 +76,21 @@ def send_gently(number: int) -> None:
 
 
 def gentle(number: int) -> Iterator[Signature[Any]]:
-    """It swells and ebbs, between five and thirty tasks, so that charts show more than a line."""
+    """It swells and ebbs, between four and twenty tasks, so that charts show more than a line."""
     share = (1 - cos(tau * number / SWELL)) / 2
-    for one in range(2 + round(24 * share)):
-        yield tasks.quick.s(number, one)
-    yield tasks.slow.s(round(SLOW_S * (1 + 3 * share), 3))
-    yield tasks.awaited.s(0.01)
-    if number % 3 == 0:
-        yield tasks.retried.s(number)
-    if number % 4 == 0:
-        yield tasks.failing.s(number)
-    if number % 5 == 0:
-        yield tasks.delayed.s(number).set(countdown=DELAY_S)
+    mixed: list[Signature[Any]] = [
+        tasks.quick.s(number, 1),
+        tasks.slow.s(round(LONG_S * (1 + share), 2)),
+        tasks.quick.s(number, 2),
+        tasks.retried.s(number),
+        tasks.awaited.s(LONG_S),
+        tasks.quick.s(number, 3),
+        tasks.delayed.s(number).set(countdown=DELAY_S),
+        tasks.failing.s(number),
+        tasks.quick.s(number, 4),
+    ]
+    for place in range(4 + round(16 * share)):
+        yield mixed[(4 * number + place) % len(mixed)]
 
 
 def elect(number: int, *, timeout_s: float) -> tuple[str, ElectionOutcome]:
