@@ -150,22 +150,30 @@ class Camera:
             page.goto(self.base + path)
             opened.append((look, page))
         for look, page in opened:
-            if page.locator("[data-chart]").count():
-                page.locator("[data-chart] canvas").first.wait_for()
-            page.wait_for_function("document.getElementById('link')?.textContent === 'live'")
+            settle(page)
             yield look, page
             page.context.close()
 
 
+def settle(page: Page) -> None:
+    if page.locator("[data-chart]").count():
+        page.locator("[data-chart] canvas").first.wait_for()
+    page.wait_for_function("document.getElementById('link')?.textContent === 'live'")
+
+
 def take_for_documents(made: Demo, camera: Camera) -> None:
     task = made.says(r"while it ran task \S+(/tasks/\S+)")
-    for look, page in camera.open("/cluster", IN_TROUBLE["cluster"]):
-        page.locator("#sentence", has_text="lost").wait_for()
-        save(page, f"cluster-{look.colours}")
+    killed = made.says(r"killed (\w+) \(-9\) while it ran task")
     for look, page in camera.open(task, IN_TROUBLE["task"]):
         page.locator("#story .cause", has_text="lost").wait_for()
         page.locator("#buttons:not(:has-text('Terminate'))").wait_for()  # when it has ended
         save(page, f"task-{look.colours}")
+    for look, page in camera.open("/cluster", IN_TROUBLE["cluster"]):
+        page.locator("#happened", has_text="lost").wait_for()
+        page.locator(f"#leases:not(:has-text('{killed}'))").wait_for()  # others lead by now
+        page.reload()
+        settle(page)
+        save(page, f"cluster-{look.colours}")
     wait_until_well(made)
     for name, path in {"overview": "/", "tasks": "/tasks", "phone": "/"}.items():
         for look, page in camera.open(path, WELL[name]):

@@ -21,7 +21,7 @@ from umbel.errors import BrokerError, ElectionError
 
 BATCH_EVERY_S = 1.0
 ELECTION_EVERY, ELECTION_AT = 60, 10  # batches
-KILL_EVERY, KILL_AT, BACK_AT = 180, 30, 55  # batches
+KILL_EVERY, KILL_AT, BACK_AT = 180, 30, 65  # batches
 LOOK_EVERY_S = 0.2
 LOOKS_MAX = 10
 ASK_S = 2.0
