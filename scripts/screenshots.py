@@ -165,8 +165,11 @@ def take_for_documents(made: Demo, camera: Camera) -> None:
     task = made.says(r"while it ran task \S+(/tasks/\S+)")
     killed = made.says(r"killed (\w+) \(-9\) while it ran task")
     for look, page in camera.open(task, IN_TROUBLE["task"]):
-        page.locator("#story .cause", has_text="lost").wait_for()
+        page.locator("#sentence", has_text="lost").wait_for()
         page.locator("#buttons:not(:has-text('Terminate'))").wait_for()  # when it has ended
+        page.reload()
+        settle(page)
+        page.locator("#story .cause", has_text="lost").wait_for()
         save(page, f"task-{look.colours}")
     for look, page in camera.open("/cluster", IN_TROUBLE["cluster"]):
         page.locator("#happened", has_text="lost").wait_for()
