@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test versions soak mutants sim bench lock docs site format clean
+.PHONY: help setup demo check static test versions soak mutants sim bench lock docs site format clean
 
 BIN := .venv/bin
 CODE := src tests $(wildcard scripts/*.py) docs/conf.py $(if $(wildcard benchmarks/*.py),benchmarks)
@@ -18,6 +18,9 @@ demo: setup ## a cluster on this machine, in about a minute (ARGS=--stay leaves 
 	@$(BIN)/umbel demo $(ARGS)
 
 check: setup ## static: format, lint, types, who may import whom, dead links
+	@$(MAKE) --no-print-directory static
+
+static:
 	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) examples || { echo "run: make format" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet $(CODE) examples
 	@$(BIN)/mypy $(CODE)
@@ -26,25 +29,17 @@ check: setup ## static: format, lint, types, who may import whom, dead links
 	@$(BIN)/python -m scripts.links
 
 # Tests wait more than they work, so two processes share their files; each has servers of its own.
-test: check ## check, then every test, with the scenarios at reduced counts
-	@scripts/setup servers
-	@scripts/setup browser
-	@scripts/setup interop
-	@scripts/setup docs
+# What else they need is installed while the checks run.
+test: setup ## check, then every test, with the scenarios at reduced counts
+	@scripts/setup tests & trap wait EXIT; $(MAKE) --no-print-directory static; wait $$!
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile --durations 10 $(ARGS)
 
 versions: setup ## the tests on every Python that is found, 3.11 to 3.14 (ARGS=tests/brokers for some)
-	@scripts/setup servers
-	@scripts/setup browser
-	@scripts/setup interop
-	@scripts/setup docs
+	@scripts/setup tests
 	@scripts/versions $(ARGS)
 
 soak: check ## the same scenarios at full counts, and a few mutants of each module
-	@scripts/setup servers
-	@scripts/setup browser
-	@scripts/setup interop
-	@scripts/setup docs
+	@scripts/setup tests
 	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
 	@$(BIN)/python -m tests.mutants --per-module 5
 

@@ -50,8 +50,8 @@ def test_an_app_without_periodic_tasks_has_none() -> None:
 @pytest.mark.parametrize(
     ("rule", "problem"),
     [
-        ({}, "give either every= or cron="),
-        ({"every": 1, "cron": "* * * * *"}, "give either every= or cron="),
+        ({}, "give exactly one of every= and cron="),
+        ({"every": 1, "cron": "* * * * *"}, "give exactly one of every= and cron="),
         ({"every": 0}, "every=0 must be a number of seconds"),
         ({"every": float("nan")}, "every=nan"),
         ({"every": timedelta(days=-1)}, "every=datetime.timedelta(days=-1)"),

@@ -285,7 +285,7 @@ def test_children_that_celery_wrote_may_be_groups(app: App) -> None:
         assert (alone.id, together.id, together.parent) == ("a", "g", alone)
         assert [one.id for one in together.children or ()] == ["b"]
         app.backend.store([StoredResult("u", "SUCCESS", encode_json({**stored, "children": [5]}))])
-        with pytest.raises(BadValue, match="does not name a result"):
+        with pytest.raises(BadValue, match="is not a saved result"):
             _ = app.AsyncResult("u").children
 
 
@@ -311,7 +311,7 @@ def test_a_group_that_was_saved_is_found_by_its_id(app: App) -> None:
         found.delete()
         assert GroupResult.restore(sent.id, app=app) is None
         app.backend.save_group("odd", encode_json({"result": [["t", None], None]}))
-        with pytest.raises(BadValue, match="is the result of one task"):
+        with pytest.raises(BadValue, match="is that of one task"):
             app.GroupResult.restore("odd")
         assert app.GroupResult("made", [sent[0]]).get() == [4]
 

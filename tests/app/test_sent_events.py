@@ -109,5 +109,5 @@ def test_a_task_is_sent_although_it_cannot_be_told(
     assert app.send_task("shop.pack", task_id="t").id == "t"
     app.close()
     assert [record.message for record in caplog.records] == [
-        "task sent, but its task-sent event was not: task-sent"
+        "tasks sent, but their task-sent events could not be sent"
     ]

@@ -93,7 +93,7 @@ def test_a_letter_that_its_queue_refuses_stays_and_the_others_are_requeued(
         async with under_test.open() as broker:
             await bury(broker, "refused", queue="amq.closed")
             await bury(broker, "good")
-            with pytest.raises(BrokerRefused, match="1 requeued, 1 refused") as raised:
+            with pytest.raises(BrokerRefused, match="1 dead letters requeued, 1 refused") as raised:
                 await broker.requeue_dead(await ids_of(broker))
             assert raised.value.places == (0,)
             assert await letters_of(broker) == ["refused"]

@@ -107,13 +107,13 @@ def test_failures_that_are_refused_where_they_are_kept_are_dead_letters(
             letters = {one.message.body: one for one in await broker.dead_letters()}
             assert sorted(letters) == [b"b", b"c"]
             assert letters[b"b"].queue == "celery" and letters[b"b"].reason.startswith(
-                "broke; it cannot be kept"
+                "broke; it cannot be stored"
             )
 
     run(scenario())
     told = [one.message for one in caplog.records if one.levelno == logging.ERROR]
     moved = "broker refused a message; moved to dead letters"
-    assert told == [moved, moved, "failed tasks are kept nowhere; they cannot be retried"]
+    assert told == [moved, moved, "cannot store failed tasks; `umbel task retry` cannot retry them"]
 
 
 def test_a_full_queue_takes_what_it_can_of_a_move_and_the_rest_stays(

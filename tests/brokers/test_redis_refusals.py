@@ -260,7 +260,9 @@ def test_a_dead_letter_that_its_queue_refuses_stays(
             await broker.bury([Refused(one, "why") for one in parts])
             redis_server.ask("XADD", "umbel.dead", "*", "somebody", "else")
             letters = [one.letter_id for one in reversed(await broker.dead_letters())]
-            with pytest.raises(BrokerRefused, match="1 requeued, 2 refused: .*" + NOT_A_LIST) as caught:
+            with pytest.raises(
+                BrokerRefused, match="1 dead letters requeued, 2 refused: .*" + NOT_A_LIST
+            ) as caught:
                 await broker.requeue_dead(letters)
             assert caught.value.places == (0, 2)
             assert [one.queue for one in await broker.dead_letters()] == ["", bad]
@@ -287,10 +289,10 @@ def test_a_queue_of_another_type_does_not_stop_the_others_and_is_named_once(
         run(scenario())
     said = sorted((one.message, vars(one)["queue"]) for one in caplog.records if hasattr(one, "queue"))
     assert said == [
-        ("cannot fetch messages from a queue", "bad"),
-        ("cannot fetch messages from a queue", "worse"),
-        ("fetching messages from the queue again", "bad"),
-        ("fetching messages from the queue again", "worse"),
+        ("cannot fetch messages from a queue; other queues continue", "bad"),
+        ("cannot fetch messages from a queue; other queues continue", "worse"),
+        ("queue can be used again; fetching its messages", "bad"),
+        ("queue can be used again; fetching its messages", "worse"),
     ]
 
 

@@ -350,7 +350,7 @@ def test_a_failure_that_cannot_be_kept_is_a_dead_letter(
             letters = await broker.dead_letters()
             assert [one.message.correlation_id for one in letters] == ["m2", "m0"]
             assert letters[0].reason.startswith(
-                "three; it cannot be kept among the failures: the key 'P:umbel.failed'"
+                "three; it cannot be stored with the failed tasks: the key 'P:umbel.failed'"
             )
             assert redis_server.ask("GET", "P:celery-task-meta-m2") is not None
             assert await broker.forget_owner(OWNER) == 0  # nothing is held any more

@@ -60,7 +60,7 @@ def test_excluded_queues_are_taken_from_those_that_would_be_consumed() -> None:
     several = override(Settings(), worker_queues=["a", "b", "c"])
     assert celery_options.without_queues(several, ["b", "z"]).worker_queues == ("a", "c")
     assert celery_options.without_queues(several, None) is several
-    with pytest.raises(click.BadParameter, match="no queue is left of celery"):
+    with pytest.raises(click.BadParameter, match="no queue is left to consume of celery"):
         celery_options.without_queues(Settings(), ["celery"])
 
 

@@ -38,7 +38,9 @@ def told(app: App, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[T
         sentry_sdk.init(dsn=DSN, transport=ToFile(file), release="test", enable_logs=with_logs)
         instrument(app)
         instrument(app)  # a second time changes nothing
+        client = sentry_sdk.get_client()
         yield lambda: [json.loads(line) for line in file.read_text().splitlines()]
+        client.close()  # ends its threads, which draw from the `random` that hypothesis watches
         sentry_sdk.init()
 
 

@@ -231,7 +231,7 @@ def test_what_cannot_be_done_is_refused_with_the_remedy(app: App, place: Place) 
     pay = app.tasks["shop.pay"]
     with place.connection() as connection:
         with app.outbox(connection):
-            with pytest.raises(OutboxError, match="open here already"), app.outbox(connection):
+            with pytest.raises(OutboxError, match="already open here"), app.outbox(connection):
                 pass
             with pytest.raises(OutboxError, match="Send it after the commit"):
                 pay.apply_async((1,), unique_for=5.0)

@@ -15,7 +15,7 @@ import pytest
 from tests.pools.host import make_job
 from tests.pools.processes import held_by, is_gone, parent_of, signals, title
 from tests.pools.recorder import running, settings
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 from umbel.logs import forget_logging, set_up_logging
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.child_guard_script import children_of
@@ -60,7 +60,8 @@ def test_children_are_copies_of_the_main_process_without_what_is_its_own(as_a_ma
             assert facts["imported_in"] == os.getpid()
             assert facts["loaded_in"] == server
             assert title(server) == "umbel: tester@here fork server"
-            assert title(parent_of(server)).endswith("child guard of tester@here")
+            guard = parent_of(server)
+            await until(lambda: title(guard).endswith("child guard of tester@here"), "the guard's program")
             assert title(facts["pid"]) == f"umbel: tester@here child {facts['child']}"
             assert facts["stdin"] == os.readlink(f"/proc/{server}/fd/0") == "/dev/null"
             assert os.getsid(server) == server

@@ -120,7 +120,7 @@ def test_a_rate_that_is_none_is_refused(rate: Any) -> None:
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, "4", True, 10_001, None])
 def test_a_number_at_a_time_that_is_none_is_refused(most: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is not a number of tasks at a time"):
+    with pytest.raises(ConfigurationError, match="is not a valid concurrency limit"):
         Concurrency(most)
 
 

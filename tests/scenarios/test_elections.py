@@ -182,7 +182,7 @@ def test_an_unknown_topic_is_reported_under_v1_too(tmp_path: Path) -> None:
         cluster.start_worker("w1", "-c", "1")
         with pytest.raises(UnknownTopic, match=r"'nothing'.*it has again, cut, fail, task, write"):
             cluster.app.control.election("odd", "nothing", timeout=20)
-        assert "election request refused election=odd" in cluster.log("w1")
+        assert "election request refused by this node election=odd" in cluster.log("w1")
         journal = {"journal": str(tmp_path / "journal.txt")}
         assert cluster.app.control.election("even", "write", journal, timeout=20).state == "open"
         wait_until((tmp_path / "journal.txt").exists, what="the handler to run")

@@ -73,18 +73,31 @@ async def awaited(_scope: Any) -> tuple[str, str]:
     return "ann", "admin"
 
 
+RAISED = "authenticate function of the dashboard raised an exception; request refused"
+RETURNED = "authenticate function of the dashboard must return (name, role) or None; request refused"
+
+
 @pytest.mark.parametrize(
     ("authenticate", "logged"),
     [
-        (lambda scope: scope["session"]["user"], "authenticate raised an exception"),
-        (lambda _scope: "ann", "authenticate returned neither (name, role) nor None"),
-        (lambda _scope: ("ann", "boss"), "authenticate returned neither (name, role) nor None"),
-        (awaited, "authenticate returned neither (name, role) nor None"),
+        (
+            lambda scope: scope["session"]["user"],
+            RAISED,
+        ),
+        (
+            lambda _scope: "ann",
+            RETURNED,
+        ),
+        (
+            lambda _scope: ("ann", "boss"),
+            RETURNED,
+        ),
+        (awaited, RETURNED),
     ],
 )
 def test_an_application_that_cannot_say_who_asks_is_told_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, authenticate: Any, logged: str
 ) -> None:
     (answered,) = asked(embedded(tmp_path, authenticate=authenticate), ("/tasks", {"accept": "text/html"}))
-    assert answered.status_code == 503 and "cannot say who asks (authenticate)" in answered.json()["detail"]
+    assert answered.status_code == 503 and "authenticate function failed" in answered.json()["detail"]
     assert [one.message for one in caplog.records if one.name == "umbel.web"] == [logged]

@@ -102,7 +102,7 @@ def test_nothing_is_done_that_cannot_be_audited(tmp_path: Path, monkeypatch: pyt
             raise sqlite3.OperationalError("database or disk is full")
 
         monkeypatch.setattr(site.journal, "begin", full)
-        with pytest.raises(Refused, match="cannot be audited"):
+        with pytest.raises(Refused, match="cannot be written to the audit log"):
             await site.act(ANN, Purge(queue="celery"))
         await site.stop()
 

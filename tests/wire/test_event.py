@@ -60,7 +60,7 @@ def test_any_bytes_are_events_or_refused(body: bytes) -> None:
     "body", [b"5", b"{}", b'{"type": 5}', b'[{"type": "a-b"}, {}]', b"[5]", b'"type"', b"null"]
 )
 def test_what_is_no_event_is_refused(body: bytes) -> None:
-    with pytest.raises(BadMessage, match="not an event with a type"):
+    with pytest.raises(BadMessage, match="an event must be a map with a 'type'"):
         decode_events(body)
 
 

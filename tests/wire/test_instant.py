@@ -48,7 +48,7 @@ def test_every_iso_time_is_an_instant(moment: datetime.datetime) -> None:
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "2026-13-01", "1794703131", "2026-11-15T25:00:00", None, 5])
 def test_other_text_is_refused_and_shown(text: str) -> None:
-    with pytest.raises(BadMessage, match=f"not an ISO 8601 time: {text!r}"):
+    with pytest.raises(BadMessage, match=f"{text!r} is not an ISO 8601 time"):
         parse_instant(text)
 
 

@@ -85,7 +85,7 @@ def test_a_hybrid_gets_a_body_of_v2() -> None:  # wire 1.9
         ({}, "v1 (n)?or v2"),
         ({"task": "t"}, "v1 (n)?or v2"),
         ({"task": "t", "id": 5}, "v1 (n)?or v2"),
-        ({"task": "", "id": "1"}, "empty name or id"),
+        ({"task": "", "id": "1"}, "empty task name or id"),
         ({"task": "t", "id": "1", "args": "ab"}, "args of the call must be a list, not 'ab'"),
         ({"task": "t", "id": "1", "kwargs": [1]}, r"kwargs of the call must be a map of names, not \[1\]"),
         ({"task": "t", "id": "1", "callbacks": 5}, "callbacks of the call must be a list, not 5"),

@@ -36,12 +36,15 @@ def test_two_signatures_share_nothing() -> None:
         ([], r"a signature must be a map, not \[\]"),
         ({}, "a signature must name its task, not None"),
         ({"task": ""}, "a signature must name its task, not ''"),
-        ({"task": "t", "args": "ab"}, "the signature of 't' has args 'ab'"),
-        ({"task": "t", "kwargs": []}, r"the signature of 't' has kwargs \[\]"),
+        ({"task": "t", "args": "ab"}, "the signature of 't': args is 'ab'; it must be a list"),
+        ({"task": "t", "kwargs": []}, r"the signature of 't': kwargs is \[\]; it must be a map"),
         ({"task": "t", "kwargs": {1: 2}}, "every key of its kwargs must be text"),
-        ({"task": "t", "options": 5}, "the signature of 't' has options 5"),
-        ({"task": "t", "subtask_type": 5}, "the signature of 't' has subtask_type 5"),
-        ({"task": "t", "immutable": "no"}, "the signature of 't' has immutable 'no'"),
+        ({"task": "t", "options": 5}, "the signature of 't': options is 5; it must be a map"),
+        ({"task": "t", "subtask_type": 5}, "the signature of 't': subtask_type is 5; it must be text"),
+        (
+            {"task": "t", "immutable": "no"},
+            "the signature of 't': immutable is 'no'; it must be true or false",
+        ),
     ],
 )
 def test_what_is_no_signature_is_refused(value: object, problem: str) -> None:

@@ -160,11 +160,11 @@ def test_an_embed_may_be_empty(embed: object) -> None:  # wire 1.4
 @pytest.mark.parametrize(
     ("headers", "problem"),
     [
-        ({}, "headers without 'task': not a message of protocol v2"),
+        ({}, "the headers have no 'task', so this is not a message of protocol v2"),
         ([], "headers must be a map"),
         ({"task": "t"}, "missing required field `id`"),
-        ({"task": "", "id": "1"}, "empty name or id"),
-        ({"task": "t", "id": ""}, "empty name or id"),
+        ({"task": "", "id": "1"}, "empty task name or id"),
+        ({"task": "t", "id": ""}, "empty task name or id"),
         ({"task": 5, "id": "1"}, r"header 'task' is 5: Expected `str`, got `int`"),
         ({"task": "t", "id": "1", "retries": "many"}, r"header 'retries' is 'many': Expected `int`"),
         ({"task": "t", "id": "1", "timelimit": [1]}, r"header 'timelimit' is \[1\]"),
@@ -254,7 +254,7 @@ def test_what_is_sent_is_never_too_deep_for_the_reader() -> None:
 
 
 def test_headers_that_cannot_be_sent_are_named() -> None:
-    with pytest.raises(BadValue, match="custom headers use names of the protocol: eta, id"):
+    with pytest.raises(BadValue, match="custom headers must not have names of the protocol: eta, id"):
         encode_task(TaskCall(TaskHeaders(task="t", id="1"), extra={"id": 1, "eta": 2, "x": 3}))
     with pytest.raises(BadValue, match=r"headers\['x'\]: json cannot send"):
         encode_task(TaskCall(TaskHeaders(task="t", id="1"), extra={"x": object()}))

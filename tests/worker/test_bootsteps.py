@@ -32,7 +32,7 @@ def names(steps: Sequence[Step]) -> list[str]:
     "odd", [object, "cache", type("A", (), {"name": "two words"}), type("B", (), {"name": 3})]
 )
 def test_a_users_step_without_a_name_is_refused_where_it_is_added(odd: Any) -> None:
-    with pytest.raises(BadBootsteps, match="has no name"):
+    with pytest.raises(BadBootsteps, match="is not a class with a name"):
         App("tests").steps.add(odd)
 
 

@@ -85,5 +85,5 @@ def test_a_message_that_is_too_large_is_not_kept_and_that_is_said(caplog: pytest
         recorded.endings.settle(claimed_of(LATE), ended("failure"))
         assert kept(recorded) == expected
     assert [one.message for one in caplog.records if "too large" in one.message] == [
-        "message of a failed task is too large to keep; it cannot be retried"
+        "message of a failed task is too large to store; `umbel task retry` cannot retry it"
     ]

@@ -189,6 +189,7 @@ def test_a_forged_beat_of_the_node_itself_hurts_nobody(tmp_path: Path, timestamp
     async def scenario() -> None:
         async with light_nodes(tmp_path, "a", "b") as nodes:
             a, b = nodes["a"], nodes["b"]
+            await until(lambda: b.sees() == {"a", "b"}, what="them to meet")
             inc = b.context.identity.incarnation
             event = {"type": "worker-heartbeat", "hostname": b.name, "inc": inc, "timestamp": timestamp}
             for forged in (event, {name: event[name] for name in ("type", "hostname", "inc")}):
@@ -218,7 +219,7 @@ def test_what_cannot_be_read_is_counted_and_nothing_else_happens(
 
     asyncio.run(scenario())
     complaints = [
-        record for record in caplog.records if record.message == "unreadable event from another node"
+        record for record in caplog.records if record.message == "unreadable event from another node ignored"
     ]
     assert len(complaints) >= 5
 
@@ -403,5 +404,5 @@ def test_hooks_are_called_in_order_off_the_loop_and_a_hanging_one_holds_up_only_
         assert number != 2 or done.wait(30)
     hooks.call("on_node_join", number=-1)
     assert called == [1, 2] and hooks.dropped == 1
-    assert "hook raised an exception" in caplog.text and "hook timed out" in caplog.text
+    assert "hook raised an exception" in caplog.text and "hook not called" in caplog.text
     go_on.set()

@@ -158,4 +158,7 @@ def test_a_save_that_fails_is_reported_once_and_never_stops_the_worker(
     caplog.set_level("INFO")
     asyncio.run(scenario())
     messages = [record.message for record in caplog.records]
-    assert messages == ["cannot save the node state; continuing", "node state saved again"]
+    assert messages == [
+        "cannot save the node state; the worker continues, retrying",
+        "node state saved again",
+    ]

@@ -449,7 +449,7 @@ def test_failures_that_the_broker_refuses_to_keep_hold_up_nothing(caplog: pytest
 
     play(scenario)
     (told,) = caplog.records
-    assert "refuses to keep failed tasks" in told.message
+    assert "refuses to store failed tasks" in told.message
     assert (told.__dict__["count"], told.__dict__["why"]) == (2, "umbel.failed is another kind of key")
 
 
@@ -670,7 +670,9 @@ def test_work_after_settling_is_tried_again_and_given_up_in_the_end(
 
     asyncio.run(scenario())
     assert asked == [(b"once more",)] * 2 + [(b"never",)] * after_settling.ATTEMPTS_MAX
-    assert [one.message for one in caplog.records] == ["work after settling failed; giving up"]
+    assert [one.message for one in caplog.records] == [
+        "chords of finished tasks cannot be updated in the result backend; giving up"
+    ]
 
 
 def test_where_nobody_does_the_work_after_settling_none_waits() -> None:

@@ -52,7 +52,7 @@ def directory_of(given: str | Path | None) -> Path | None:
     if not directory.is_dir():
         problem = f"App(directory={str(given)!r}) is not a directory"
         raise ConfigurationError(
-            f"{problem}; for the directory of the module write directory=Path(__file__).parent"
+            f"{problem}; to use the module's directory, write directory=Path(__file__).parent"
         )
     return directory.resolve()
 

@@ -309,7 +309,7 @@ class GroupResult(AwaitedGroup):
         found = decode_json(kept)
         restored = result_from_tuple(found.get("result") if isinstance(found, dict) else found, app)
         if not isinstance(restored, GroupResult):
-            raise BadValue(f"what is stored as group {group_id!r} is the result of one task")
+            raise BadValue(f"the id {group_id!r} is that of one task, not of a saved group")
         return restored
 
     def delete(self) -> None:
@@ -388,4 +388,4 @@ def result_from_tuple(stored: Any, app: ResultApp) -> AsyncResult[Any] | GroupRe
             if members is None:
                 return AsyncResult(named, app=app, parent=of)
             return GroupResult(named, [result_from_tuple(one, app) for one in members], app=app, parent=of)
-    raise BadValue(f"{brief(stored)} does not name a result: it must be [[id, parent], members or null]")
+    raise BadValue(f"{brief(stored)} is not a saved result: it must be [[id, parent], members or null]")

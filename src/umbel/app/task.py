@@ -207,7 +207,10 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         """
         from umbel.app.running.replacing import replacement  # few tasks do this
 
-        raise Ignore("replaced by another task", follow_ups=replacement(self.app, self.request, signature))
+        raise Ignore(
+            "the task was replaced by another one (self.replace)",
+            follow_ups=replacement(self.app, self.request, signature),
+        )
 
     def add_to_chord(self, signature: Signature[Any], lazy: bool = False) -> Any:
         """Add a part to the chord that this task is a part of; with `lazy` it is returned and not sent."""

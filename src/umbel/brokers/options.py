@@ -70,7 +70,7 @@ def with_tls(url: str, use_ssl: bool | Mapping[str, Any] | None) -> str:
         key = name if name.startswith("ssl_") else f"ssl_{name}"
         if key not in _TLS:
             raise NotSupported(
-                f"TLS option {name!r}: known are {', '.join(sorted(_TLS))}, with or without ssl_"
+                f"unknown TLS option {name!r}; known are {', '.join(sorted(_TLS))}, with or without ssl_"
             )
         if value is not None:
             options[key] = _TLS[key](value)

@@ -40,7 +40,7 @@ def load_host(target: str) -> Host:
     import_module(target.partition(":")[0])
     app = find_celery(target)
     if app is None:
-        raise AppNotFound(f"-A {target}: it contains no Celery app any more")
+        raise AppNotFound(f"-A {target}: it contains no Celery app")
     return CeleryHost(app)
 
 
@@ -145,7 +145,11 @@ class _Runner:
                 return self._rejected(run, task, request, capture, traced.error, None)
             if isinstance(traced.error, SystemExit):  # the process ends, as it does under Celery
                 raise traced.error
-            log.error("task failed in what surrounds it", extra={"task": task.name}, exc_info=traced.error)
+            log.error(
+                "task failed outside its own code (a signal handler, hook or result backend)",
+                extra={"task": task.name},
+                exc_info=traced.error,
+            )
             text = "".join(traceback.format_exception(traced.error))
             return run.outcome("failure", capture, summary=repr(traced.error), traceback=text)
         retval, info, _, shown = traced.value

@@ -45,7 +45,9 @@ def _and_stored(handler: Handler) -> Handler:
             async with asyncio.timeout(STORE_S):
                 await asyncio.to_thread(_store, state.app, names)
         except TimeoutError:
-            log.warning("revoke not stored in time; it is stored when the message is read")
+            log.warning(
+                "tasks are revoked, but not marked REVOKED yet; each will be when its message is fetched"
+            )
         return reply
 
     return call
@@ -69,7 +71,10 @@ def _store(app: Any, names: Mapping[str, str]) -> None:
             continue
         stored = call_guarded(_mark, backend, task_id)
         if isinstance(stored, Raised):
-            log.warning("cannot store a revoke", extra={"task_id": task_id, "error": repr(stored.error)})
+            log.warning(
+                "task is revoked, but cannot be marked REVOKED in the result backend",
+                extra={"task_id": task_id, "error": repr(stored.error)},
+            )
 
 
 def _mark(backend: Any, task_id: str) -> None:

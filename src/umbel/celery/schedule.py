@@ -148,12 +148,12 @@ class _Fenced:
         scheduler: Any = self
         leadership = self.umbel_leadership
         if not leadership.still_leader():
-            raise LeaseLost("the lease of the schedule was lost before a task was sent")
+            raise LeaseLost("lease of the schedule lost before a task was sent; another worker sends it")
         self.umbel_has_sent = False
         with Capture() as capture, capture.sending():
             scheduler.apply_async(_marked(entry), producer=None, advance=False)
         if not leadership.publish(capture.follow_ups, self._times_of(scheduler.schedule)):
-            raise LeaseLost("the lease of the schedule was lost while a task was sent")
+            raise LeaseLost("lease of the schedule lost while a task was sent; another worker sends it")
         log.info("periodic task sent", extra={"entry": entry.name, "task": entry.task})
         self.umbel_has_sent = True
         if self.should_sync():

@@ -18,8 +18,8 @@ class WorkerStandIn:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"a signal handler asks for {name!r} of Celery's worker object, which `umbel worker` has not; "
-            "there are app and hostname"
+            f"a signal handler uses {name!r} of Celery's worker object, which `umbel worker` does not have; "
+            "only app and hostname are available"
         )
 
     def __repr__(self) -> str:

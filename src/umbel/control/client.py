@@ -132,7 +132,7 @@ class Asker:
         try:
             reply = decode_reply(broadcast.headers, broadcast.body)
         except WireError as error:
-            log.warning("unreadable control reply", extra={"why": str(error)})
+            log.warning("control reply cannot be decoded; ignored", extra={"why": str(error)})
             return
         if reply.ticket in ("", ticket):
             collection.take(reply)

@@ -104,7 +104,9 @@ async def move_messages(
             moved += portion
             on_progress(moved, wanted)
     except BrokerRefused as refused:
-        raise BrokerRefused(f"after {moved} messages were moved: {refused}") if moved else refused from None
+        if not moved:
+            raise
+        raise BrokerRefused(f"stopped after {moved} messages were moved: {refused}") from None
     return moved
 
 

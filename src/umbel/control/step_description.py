@@ -9,7 +9,7 @@ def described(kind: object) -> tuple[str, tuple[str, ...]]:
     """Its name and what it requires; BadBootsteps where that cannot be."""
     name: Any = getattr(kind, "name", None)
     if not isinstance(kind, type) or not isinstance(name, str) or not name.isidentifier():
-        raise BadBootsteps(f'bootstep {kind!r} has no name; write a class with name = "mine"')
+        raise BadBootsteps(f'bootstep {kind!r} is not a class with a name; write a class with name = "mine"')
     requires: Any = getattr(kind, "requires", ())
     if not isinstance(requires, tuple | list) or not all(isinstance(one, str) for one in requires):
         raise BadBootsteps(f'bootstep {name!r} requires {requires!r}; write requires = ("tasks",)')

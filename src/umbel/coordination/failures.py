@@ -83,7 +83,7 @@ def parse_condition(text: str) -> Condition:
     """ValueError: it is none."""
     signs = [(text.index(sign), sign) for sign in "=~" if sign in text]
     if not signs:
-        raise ValueError(f"{text!r} is not a condition; write FIELD=VALUE, or FIELD~PART")
+        raise ValueError(f"{text!r} is not a valid filter; write FIELD=VALUE, or FIELD~PART")
     at, sign = min(signs)
     name = text[:at].strip()
     if name not in FIELDS:
@@ -211,7 +211,7 @@ def again(
     """The message of the retry, signed if the old one was genuine. WireError: there can be none."""
     letter = failed.letter
     if keyring is not None and is_replayed(letter.reason):
-        raise BadMessage("it is a copy of a signed message, which is not retried; retry the original")
+        raise BadMessage("a copy of a signed message cannot be retried; retry the original")
 
     def derive(old: str) -> str:
         return str(uuid5(_NAMESPACE, f"{failed.kind}\n{letter.letter_id}\n{failed.task_id}\n{old}"))

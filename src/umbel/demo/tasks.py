@@ -91,7 +91,7 @@ def crashing(self: Bound, marker: str) -> str:
     except FileExistsError:
         return "survived"
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("a killed process does not get here")
+    raise AssertionError("SIGKILL did not end this process")
 
 
 @app.task(bind=True)

@@ -99,7 +99,10 @@ class Listening:
                 await self._ask(sorted(asked) if len(asked) <= STRANGERS_MAX else None)
                 self._asked = asked if len(self._asked) > STRANGERS_MAX else self._asked | asked
             except BrokerError as error:
-                log.debug("cannot ask workers to send events", extra={"why": str(error)})
+                log.debug(
+                    "cannot ask workers to send events; they are asked again when they send something",
+                    extra={"why": str(error)},
+                )
 
     async def _ask(self, destination: Sequence[str] | None) -> None:
         named = None if destination is None else tuple(name[:NODE_BYTES_MAX] for name in destination)
@@ -117,7 +120,7 @@ class Listening:
                         self._take(broadcast)
             except BrokerError as error:
                 failures += 1
-                log.debug("cannot subscribe to events", extra={"why": str(error)})
+                log.debug("cannot subscribe to events; retrying", extra={"why": str(error)})
                 await asyncio.sleep(reconnect_wait_s(failures, time() % 1))
 
     def _take(self, broadcast: Broadcast) -> None:
@@ -140,7 +143,7 @@ class Listening:
                     await self._broker.log_events(batch)
                 except BrokerError as error:
                     failures += 1
-                    log.debug("cannot append events to the event log", extra={"why": str(error)})
+                    log.debug("cannot append events to the event log; retrying", extra={"why": str(error)})
                     await asyncio.sleep(reconnect_wait_s(failures, time() % 1))
                     continue
                 failures = 0

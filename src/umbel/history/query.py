@@ -81,7 +81,7 @@ class Tables:
 
         left_s = min(timeout_s, self._ends_at - monotonic())
         if left_s <= 0:
-            raise BadQuery("there is no time left for the query; narrow what is asked")
+            raise BadQuery("the time limit passed before this query could start; ask for less")
         alarm = threading.Timer(left_s, self._connection.interrupt)
         alarm.daemon = True
         alarm.start()

@@ -148,7 +148,7 @@ class Recorder:
                 raise
             if stop.is_set():
                 log.warning(
-                    "recorder stopped without the broker; unacknowledged events will be read again: %s",
+                    "broker unavailable while the recorder stopped; the last events will be read again: %s",
                     error,
                 )
         await self._in_thread(self._abandon)
@@ -292,7 +292,7 @@ class Recorder:
             if self._machine.rows:
                 self._finish(self._machine.acknowledged)
         except OSError as error:
-            log.warning("events not written; they will be read again: %s", error)
+            log.warning("cannot write the last events to the lake; they will be read again: %s", error)
             self._forget()
 
     def _forget(self) -> None:
@@ -378,7 +378,7 @@ class Recorder:
 
     def _complain(self, problem: str) -> None:
         if self.progress.problem != problem:
-            log.error("%s; nothing acknowledged, retrying", problem)
+            log.error("cannot record events; retrying, and the broker keeps them meanwhile: %s", problem)
         self.progress.problem = problem
 
     # -- facts -----------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def _matching(connection: Any, files: list[str], uuid: str) -> list[dict[str, An
         try:
             found += _matching(connection, [file], uuid)
         except HistoryError as error:
-            log.warning("%s; its events are skipped", str(error))
+            log.warning("skipping the events of a history file: %s", str(error))
     return found
 
 

@@ -38,4 +38,6 @@ def _read(cursor: str, kind: type[T]) -> T:
         plain = urlsafe_b64decode(cursor[:CURSOR_MAX] + "=" * (-len(cursor) % 4))
         return msgspec.json.decode(plain, type=kind)
     except (Error, ValueError, msgspec.MsgspecError):
-        raise ConfigurationError(f"cursor {cursor[:50]!r} is none; use `next` of the page before") from None
+        raise ConfigurationError(
+            f"{cursor[:50]!r} is not a valid cursor; use `next` of the previous page"
+        ) from None

@@ -28,7 +28,7 @@ class Block:
     def write(self, batch: Sequence[Outgoing]) -> None:
         if self._target.is_async:
             raise OutboxError(
-                "the connection of this outbox block must be awaited: use await task.adelay(...), "
+                "the connection of this outbox block is asynchronous: use await task.adelay(...), "
                 "aapply_async, asend_task or asend_many in it"
             )
         if batch:
@@ -40,7 +40,7 @@ class Block:
 
     def __enter__(self) -> Self:
         if self._target.is_async:
-            raise OutboxError("this connection must be awaited: write `async with app.outbox(connection):`")
+            raise OutboxError("this connection is asynchronous: write `async with app.outbox(connection):`")
         self._begin()
         return self
 
@@ -56,7 +56,7 @@ class Block:
 
     def _begin(self) -> None:
         if self.is_open or open_block(self.app) is not None:
-            raise OutboxError("an outbox block of this app is open here already: send in that one")
+            raise OutboxError("an outbox block of this app is already open here: send tasks in that one")
         self._target.check()
         self.outer, self.is_open = OPEN.get(), True
         self._token = OPEN.set(self)

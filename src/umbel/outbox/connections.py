@@ -194,7 +194,7 @@ def _check_alchemy(connection: Any) -> None:
     # Given to create_engine, it is known to the dialect alone.
     level = level or getattr(connection.dialect, "_on_connect_isolation_level", None)
     if level == "AUTOCOMMIT":
-        raise _no_transaction("take a connection of another isolation level")
+        raise _no_transaction("use another isolation level than AUTOCOMMIT")
 
 
 def missing_table(error: BaseException, table: str) -> OutboxError | None:
@@ -232,7 +232,7 @@ def _is_closed(connection: Any) -> bool:
 def _no_transaction(remedy: str) -> OutboxError:
     return OutboxError(
         "the connection of app.outbox() is in autocommit mode and no transaction is open, so the task would "
-        f"be sent whatever happens: {remedy}"
+        f"be sent even if your work is rolled back: {remedy}"
     )
 
 

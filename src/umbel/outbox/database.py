@@ -121,7 +121,7 @@ class OutboxDatabase:
             except errors as error:
                 self._drop()
                 why = str(missing_table(error, self._table) or error).strip()
-                raise OutboxUnavailable(f"outbox {self.address.shown}: {why}") from error
+                raise OutboxUnavailable(f"outbox {self.address.shown} cannot be used: {why}") from error
 
 
 def need_driver(address: Address) -> None:

@@ -186,12 +186,12 @@ class Relay:
             happened = await OffLoop("umbel-outbox-events", lambda: tell([(sent, began)])).ended(TELL_S)
             why = str(happened.error) if isinstance(happened, Raised) else ""
         if why:
-            log.warning("tasks sent, but their task-sent events were not", extra={"why": why})
+            log.warning("tasks sent, but their task-sent events could not be sent", extra={"why": why})
 
     def _report(self, problems: Sequence[Problem]) -> None:
         for one in problems:
             fields = {"row": one.row_id, "why": one.why}
-            log.error("outbox row cannot be published; set aside", extra=fields)
+            log.error("outbox row cannot be published; set aside until `umbel outbox retry`", extra=fields)
 
 
 def _without(batch: Sequence[Readable], refused: Sequence[Problem]) -> list[Readable]:

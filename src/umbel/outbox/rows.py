@@ -50,7 +50,7 @@ def decode_row(data: bytes) -> Outgoing:
     try:
         outgoing = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a message of an outbox: {error}") from None
+        raise BadMessage(f"not a valid outbox message: {error}") from None
     _check_maps(outgoing.message)
     if not outgoing.message.correlation_id:
         raise BadMessage("the message has no task id")

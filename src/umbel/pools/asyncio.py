@@ -189,7 +189,7 @@ class AsyncioPool:
                 if not in_threads:  # what cannot be ended still uses the app
                     await stop_host(self._host)
         except TimeoutError:
-            log.warning("task still blocks the event loop; child shutdown hooks skipped")
+            log.warning("task still blocks the event loop at shutdown; child shutdown hooks skipped")
 
     def _refuse_hard_limit(self, job: Job) -> str:
         if self._runner.is_async(job.task):

@@ -252,7 +252,10 @@ class GreenChildren:
         if server.problem and not self._started.done():
             self._started.set_exception(PoolError(reason))
             return
-        log.error("fork server died", extra={"server": server.pid, "reason": reason})
+        log.error(
+            "fork server died; replacing it and its child processes",
+            extra={"server": server.pid, "reason": reason},
+        )
         self._listener.on_child("server-died", {"pid": server.pid, "reason": reason})
         unmade, self._unmade = self._unmade, []
         for link in orphans:

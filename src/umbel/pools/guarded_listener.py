@@ -62,6 +62,9 @@ class GuardedListener:
                 called = call_guarded(call, *args)
                 if isinstance(called, Raised):
                     self.faults += 1
-                    log.error("error while handling a pool notification", exc_info=called.error)
+                    log.error(
+                        "internal error while handling a notification of the pool; notification lost",
+                        exc_info=called.error,
+                    )
         finally:
             self._calling = False

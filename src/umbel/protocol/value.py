@@ -43,10 +43,10 @@ class Value(metaclass=_ValueType):
         return type(self)(**{field: getattr(self, field) for field in self.__match_args__} | changes)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__} is a value: {name!r} cannot be set")
+        raise AttributeError(f"{type(self).__name__} is immutable: {name!r} cannot be set")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__} is a value: {name!r} cannot be deleted")
+        raise AttributeError(f"{type(self).__name__} is immutable: {name!r} cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
         if self.__class__ is not other.__class__:

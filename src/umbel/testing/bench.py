@@ -50,7 +50,8 @@ class Bench:
     def _take(self, fixture: str, runs: Stage | EmbeddedWorker) -> None:
         if self._runs is not None:
             raise ValueError(
-                f"a test cannot use both {self._named} and {fixture}: each says what becomes of sent tasks"
+                f"a test cannot use both {self._named} and {fixture}: "
+                "each decides what happens to sent tasks; use one"
             )
         self._runs, self._named = runs, fixture
         self._meet()

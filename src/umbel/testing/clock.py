@@ -65,7 +65,7 @@ class Clock:
         """Let so many seconds pass: everything that is due on the way has run when this returns."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         if not 0 <= seconds < float("inf"):
-            raise ValueError(f"umbel_clock.advance({by!r}): time passes forwards; use set() to go back")
+            raise ValueError(f"umbel_clock.advance({by!r}): it cannot be negative; use set() to go back")
         self._pass_to(cluster_now() + seconds)
 
     def advance_to(self, moment: datetime | str | float) -> None:
@@ -92,7 +92,7 @@ class Clock:
             moments += 1
             if moments > MOMENTS_MAX:
                 raise RuntimeError(
-                    f"more than {MOMENTS_MAX} moments at which something is due within {until - began:g} s; "
+                    f"more than {MOMENTS_MAX} times at which something is due within {until - began:g} s; "
                     "move the clock in smaller steps"
                 )
             stand_still(due)

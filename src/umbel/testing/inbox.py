@@ -63,7 +63,7 @@ class Inbox:
         first = [call for call in found if not call.retries] or found
         if len(first) > 1:
             raise AssertionError(
-                f"{_call(task, args, kwargs)} was sent {len(first)} times:\n{_listed(first)}"
+                f"{_call(task, args, kwargs)} was sent {len(first)} times, not once:\n{_listed(first)}"
             )
         return first[0]
 
@@ -72,13 +72,17 @@ class Inbox:
         __tracebackhide__ = True
         found = self._found(task, args, kwargs)
         if found:
-            raise AssertionError(f"{_call(task, args, kwargs)} was sent:\n{_listed(found)}")
+            raise AssertionError(
+                f"{_call(task, args, kwargs)} was sent, against what the test expects:\n{_listed(found)}"
+            )
 
     def assert_empty(self) -> None:
         """That nothing waits to be run."""
         __tracebackhide__ = True
         if waiting := self._stage.waiting:
-            raise AssertionError(f"{len(waiting)} calls wait in umbel_inbox:\n{_listed(waiting)}")
+            raise AssertionError(
+                f"umbel_inbox is not empty, {len(waiting)} calls have not run:\n{_listed(waiting)}"
+            )
 
     # -- running ---------------------------------------------------------------------------------
 

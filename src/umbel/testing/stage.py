@@ -123,7 +123,9 @@ class Stage(EagerRunner):
     def _taken(self, outgoing: Outgoing, returns: int = 0) -> SentCall:
         call = SentCall(self._app, outgoing, next(self._sent), returns)
         if len(self.calls) >= CALLS_MAX:
-            raise RuntimeError(f"{CALLS_MAX} calls were sent in one test, the last is {call}")
+            raise RuntimeError(
+                f"{CALLS_MAX} calls were sent in one test, which is the limit; the last is {call}"
+            )
         self.calls.append(call)
         self._waiting[call.number] = call
         return call
@@ -174,7 +176,7 @@ class StagedResults(EagerBackend):
         found = super().wait(wanted, timeout_s)
         waiting = next((call for call in self._stage.waiting if call.id in wanted), None)
         if waiting is not None and not found:
-            raise ResultTimeout(f"{waiting} was sent and has not run; {self._stage.how}")
+            raise ResultTimeout(f"no result yet: {waiting} was sent but has not run; {self._stage.how}")
         return found
 
 

@@ -83,7 +83,7 @@ class EmbeddedWorker:
         self._thread = self._worker = self._loop = None
         gc.unfreeze()  # a worker freezes what is there when it is ready
         if self._error is not None:
-            raise UmbelError(f"umbel_worker ended: {self._error}") from self._error
+            raise UmbelError(f"umbel_worker stopped because of an error: {self._error}") from self._error
 
     def wait_idle(self, timeout: float = IDLE_S) -> None:
         """Wait until it has nothing to do: all that was sent has run, but for what is not due yet."""
@@ -92,7 +92,9 @@ class EmbeddedWorker:
         try:
             while left := look.left(self._queues):
                 if self._error is not None:
-                    raise UmbelError(f"umbel_worker ended: {self._error}") from self._error
+                    raise UmbelError(
+                        f"umbel_worker stopped because of an error: {self._error}"
+                    ) from self._error
                 if monotonic() >= ends:
                     raise UmbelError(f"umbel_worker still has {left} tasks to run after {timeout:g} s")
                 sleep(pause_s)

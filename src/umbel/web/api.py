@@ -60,7 +60,12 @@ async def _body(request: Request, wanted: Any) -> Any:
 def _streaming(hub: Hub) -> Callable[[Request], Awaitable[Response]]:
     async def stream(request: Request) -> Response:
         if hub.is_full:
-            raise Refused(503, "Too many streams", "too many pages are open; try again", retry_after="10")
+            raise Refused(
+                503,
+                "Too many streams",
+                "too many pages are open; close some, and try again",
+                retry_after="10",
+            )
         visitor = visitor_of(request)
         if hub.has_many_of(visitor.name):
             detail = f"{visitor.name} has {STREAMS_MAX} pages open; close some"

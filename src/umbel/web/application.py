@@ -39,7 +39,7 @@ def asgi(app: App, **options: Any) -> ASGIApp:
         raise ConfigurationError(f"unknown option among {', '.join(options)}; known: {known}") from None
     if settings.is_open:
         raise ConfigurationError(
-            "login=False would let everyone in whom your application serves; say who asks with authenticate="
+            "login=False would let in everyone who reaches your site; identify users with authenticate="
         )
     return application(Dashboard(app, settings))
 

@@ -171,7 +171,10 @@ class Dashboard:
         except FileError as error:
             self._unwritten.give_back(heard)
             give_back(model.unsaved, happened)
-            log.warning("cannot write the last hour; retrying with the next", extra={"why": str(error)})
+            log.warning(
+                "cannot save the recent events of the dashboard to its state file; retrying",
+                extra={"why": str(error)},
+            )
 
     async def _restore(self) -> None:
         """Show the last hour again. Events are joined with what is heard meanwhile: order does not matter."""
@@ -362,7 +365,7 @@ class Dashboard:
             number = await asyncio.to_thread(write, entry)
         except FileError as error:
             raise Refused(
-                503, "Audit unavailable", f"nothing is done that cannot be audited: {error}"
+                503, "Audit unavailable", f"action refused: it cannot be written to the audit log: {error}"
             ) from None
         self.cluster.model.changes.note("audit", str(number))
         return msgspec.structs.replace(entry, id=number)
@@ -371,11 +374,13 @@ class Dashboard:
         try:
             await asyncio.to_thread(self.journal.finish, entry)
         except FileError as error:
-            log.error("action done, but its outcome is not in the audit", extra={"why": str(error)})
+            said = {"action": entry.action, "who": entry.who, "why": str(error)}
+            log.error("dashboard action done, but its outcome is missing in the audit log", extra=said)
         self.cluster.model.changes.note("audit", str(entry.id))
         fields = ("who", "role", "address", "action", "target", "status")
         told = {name: getattr(entry, name) for name in fields} | {"replies": (entry.result or {})["replies"]}
         try:
             await self._teller.tell(ACTION, told)
         except BrokerError as error:
-            log.warning("action done, but its event was not sent", extra={"why": str(error)})
+            said = {"action": entry.action, "who": entry.who, "why": str(error)}
+            log.warning("dashboard action done, but its event could not be sent to monitors", extra=said)

@@ -150,7 +150,7 @@ def _number(text: str | None, otherwise: int) -> int:
     if text is None or text == "":
         return otherwise
     if not text.isdecimal() or len(text) > 9:
-        raise Refused(400, "Bad Request", f"{text[:50]!r} is no number")
+        raise Refused(400, "Bad Request", f"{text[:50]!r} is not a number")
     return int(text)
 
 
@@ -160,4 +160,6 @@ def _moment(text: str | None) -> float | None:
     try:
         return datetime.strptime(text, "%Y-%m-%d %H:%M").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise Refused(400, "Bad Request", f"{text[:50]!r} is no time like 2026-01-31 18:00") from None
+        raise Refused(
+            400, "Bad Request", f"{text[:50]!r} is not a time; write it like 2026-01-31 18:00"
+        ) from None

@@ -212,7 +212,7 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
         task.cancel()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(ended, Exception) and not isinstance(ended, OSError):
-            log.error("stream failed", exc_info=ended)
+            log.error("event stream to a browser failed", exc_info=ended)
 
 
 def _event(name: str, number: int, data: bytes) -> bytes:

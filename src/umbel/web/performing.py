@@ -74,11 +74,11 @@ class Performer:
             named: AnyAction = self._named(action)
             return named
         if isinstance(action, Stop) and not action.nodes:
-            raise Refused(422, "Unprocessable", "name the nodes to stop; all at once are stopped one by one")
+            raise Refused(422, "Unprocessable", "name the nodes to stop in `nodes`")
         if isinstance(action, RequeueDead | DropDead) and action.every == bool(action.letters):
             raise Refused(422, "Unprocessable", "name the dead letters, or say `every`")
         if isinstance(action, PauseQueue | ResumeQueue | MoveMessages) and action.nodes:
-            raise Refused(422, "Unprocessable", "the whole cluster shares its queues; leave out `nodes`")
+            raise Refused(422, "Unprocessable", "queues belong to the whole cluster; leave out `nodes`")
         if isinstance(action, RunPeriodic | PausePeriodic | ResumePeriodic):
             self._periodic(action.name)
         return action
@@ -118,7 +118,7 @@ class Performer:
 
     def _named(self, action: OnTasks) -> Any:
         if action.nodes:
-            raise Refused(422, "Unprocessable", "tasks are found on whichever node; leave out `nodes`")
+            raise Refused(422, "Unprocessable", "tasks are looked for on all nodes; leave out `nodes`")
         if bool(action.ids) == (action.match is not None):
             raise Refused(422, "Unprocessable", "name tasks by `ids`, or all that `match` a filter")
         if action.match is None:
@@ -129,7 +129,7 @@ class Performer:
         if len(found) > IDS_MAX:
             raise Refused(422, "Unprocessable", f"more than {IDS_MAX:,} tasks match; narrow the filter")
         if action.expected is not None and len(found) > action.expected:
-            detail = f"{len(found)} tasks match now, not {action.expected}; look again"
+            detail = f"{len(found)} tasks match now, not {action.expected}; reload the page and try again"
             raise Refused(409, "Conflict", detail)
         return msgspec.structs.replace(action, ids=found, match=None, expected=None)
 
@@ -258,7 +258,7 @@ def _command(action: AnyAction) -> tuple[str, Mapping[str, Any]]:
         case RestartPool():
             return "pool_restart", {"reload": False}
         case _:
-            raise AssertionError(f"{type(action).__name__} is no command")
+            raise AssertionError(f"{type(action).__name__} is not a command")
 
 
 def _answered(answers: Answers, count: int = 0) -> Outcome:

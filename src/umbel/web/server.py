@@ -41,7 +41,8 @@ class Server(uvicorn.Server):
         except SystemExit:  # uvicorn's word for an address that it cannot have
             place = f"{self.config.host}:{self.config.port}"
             raise ConfigurationError(
-                f"the dashboard cannot listen at {place}: it is taken or not ours; choose another --port"
+                f"the dashboard cannot listen at {place}: the address is in use or not on this machine; "
+                "choose another --port or --host"
             ) from None
         if self.started:
             self._opened(self.first_url)

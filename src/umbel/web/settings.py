@@ -72,7 +72,7 @@ def check(settings: WebSettings, *, named_tokens: int) -> None:
             ) from None
     if settings.is_open and settings.proxies:
         raise ConfigurationError(
-            "--no-login with --trusted-proxy would let in whom the proxy does not name; leave one of them out"
+            "--no-login with --trusted-proxy would let in users that the proxy did not identify; use only one"
         )
     if is_loopback(settings.host):
         return
@@ -82,6 +82,6 @@ def check(settings: WebSettings, *, named_tokens: int) -> None:
         )
     if not named_tokens and not settings.proxies and settings.authenticate is None:
         raise ConfigurationError(
-            f"{settings.host} can be reached from outside, and nobody could log in safely; "
+            f"{settings.host} can be reached from other machines, and there is no login yet; "
             "add a token first (umbel web token add NAME), or name a --trusted-proxy"
         )

@@ -137,7 +137,7 @@ class Visitors:
         found = find_token(tokens, given, time())
         if found is None:
             self._note_guess(address, time())
-            detail = "the token is wrong, was used before, or has ended"
+            detail = "the token is wrong, was used before, or has expired"
             raise Refused(401, "Unauthorized", detail, www_authenticate="Bearer")
         return found
 
@@ -176,9 +176,8 @@ class Visitors:
             return ""
         names = headers.getlist(self._settings.proxy_header)
         if len(names) > 1:  # one of them may be the visitor's own
-            detail = (
-                f"the header {self._settings.proxy_header} came {len(names)} times; let the proxy replace it"
-            )
+            name = self._settings.proxy_header
+            detail = f"the header {name} is there {len(names)} times; let the proxy replace it"
             raise Refused(400, "Bad Request", detail)
         return names[0] if names else ""
 
@@ -186,8 +185,8 @@ class Visitors:
         try:
             return await asyncio.to_thread(self._tokens)
         except (sqlite3.Error, msgspec.MsgspecError) as error:
-            log.error("cannot read the tokens", extra={"error": str(error)})
-            detail = "the dashboard cannot read its file; its log says more"
+            log.error("cannot read the login tokens of the dashboard", extra={"error": str(error)})
+            detail = "the dashboard cannot read its state file; its log says why"
             raise Refused(503, "Service Unavailable", detail, retry_after="5") from None
 
     def _visitor(self, name: str, role: Role, key: str, address: str) -> Visitor:
@@ -230,7 +229,10 @@ def _told_by_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] 
     """What the application says of who asks; while it cannot say, nobody is answered."""
     happened = call_guarded(authenticate, scope)
     if isinstance(happened, Raised):
-        log.error("authenticate raised an exception", exc_info=happened.error)
+        log.error(
+            "authenticate function of the dashboard raised an exception; request refused",
+            exc_info=happened.error,
+        )
     else:
         told: Any = happened.value
         if told is None:
@@ -241,8 +243,11 @@ def _told_by_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] 
         if iscoroutine(told):  # an `async def`, which is not awaited here
             told.close()
         fields = {"returned": brief(told), "roles": ", ".join(ROLES)}
-        log.error("authenticate returned neither (name, role) nor None", extra=fields)
-    detail = "the application that serves this dashboard cannot say who asks (authenticate); its log says why"
+        log.error(
+            "authenticate function of the dashboard must return (name, role) or None; request refused",
+            extra=fields,
+        )
+    detail = "the application's authenticate function failed; the application's log says why"
     raise Refused(503, "Service Unavailable", detail)
 
 
@@ -250,9 +255,11 @@ def _check_is_local(headers: Headers, scope: Scope) -> None:
     """Without a login, only this machine is answered, and no page elsewhere whose name leads here."""
     host = headers.get("host", "")
     if not is_loopback(_hostname(host)):
-        raise Forbidden(f"the dashboard is not {host[:100]!r}; open it by its own address")
+        raise Forbidden(f"the dashboard does not serve the host {host[:100]!r}; open it by its own address")
     if not is_loopback(peer_of(scope)) or any(name in headers for name in FORWARDED):
-        raise Forbidden("without a login only this machine is answered, and nobody behind a proxy")
+        raise Forbidden(
+            "without a login, only requests from this machine are answered, and none through a proxy"
+        )
 
 
 def _place(origin: str) -> str:

@@ -96,7 +96,7 @@ def read_headers(message: Message) -> TaskHeaders:
     """Decode the headers alone: the cheap look that every message gets from the worker."""
     data = message.headers
     if len(data) > HEADER_LIMITS.size_max_bytes:
-        raise too_large("the headers", len(data), HEADER_LIMITS)
+        raise too_large("the header block", len(data), HEADER_LIMITS)
     try:
         headers = _HEADERS.decode(data)
         if headers.stamps:  # the only place for values of any type and depth
@@ -105,7 +105,7 @@ def read_headers(message: Message) -> TaskHeaders:
         headers = _read_leniently(data)
     task_id = headers.id
     if not headers.task or not task_id:
-        raise BadMessage(f"headers with an empty name or id: task {headers.task!r}, id {task_id!r}")
+        raise BadMessage(f"the headers have an empty task name or id: task {headers.task!r}, id {task_id!r}")
     # As most are: one id, and plain text. The types have said the rest.
     if not (
         task_id.isascii()
@@ -245,7 +245,9 @@ def _read_leniently(data: bytes) -> TaskHeaders:
     """Read headers in which a peer wrote null for "not set", or say exactly what is wrong."""
     found = read_header_map(data)
     if "task" not in found:
-        raise BadMessage(f"headers without 'task': not a message of protocol v2: {data[:100]!r}")
+        raise BadMessage(
+            f"the headers have no 'task', so this is not a message of protocol v2: {data[:100]!r}"
+        )
     stated = {name: value for name, value in found.items() if value is not None or name == "ignore_result"}
     try:
         return msgspec.convert(stated, TaskHeaders)

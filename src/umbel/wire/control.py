@@ -110,7 +110,7 @@ def encode_reply(
 def decode_reply(headers: bytes, body: bytes) -> Reply:
     found = decode_json(body, limits=REPLY_LIMITS)
     if not isinstance(found, dict) or len(found) != 1:
-        raise BadMessage(f"not a reply of one node: {brief(found)}")
+        raise BadMessage(f"not a control reply of one node: {brief(found)}")
     said = decode_json_as(_REPLY_HEADERS, headers, what="the reply's headers", limits=REPLY_LIMITS)
     ((node, value),) = found.items()
     known = tuple(Known(*one) for one in said.members[:MEMBERS_MAX])

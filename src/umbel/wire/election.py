@@ -56,7 +56,7 @@ def request_from(arguments: Mapping[str, Any], *, now: float) -> ElectionRequest
     """The request of a command in our form; without `ts` it was asked when it was first seen."""
     policy = arguments.get("policy", str(Policy.AT_MOST_ONCE))
     if policy not in list(Policy):
-        raise BadMessage(f"policy of an election is {brief(policy)}; it must be one of {', '.join(Policy)}")
+        raise BadMessage(f"election policy {brief(policy)} is unknown; it must be one of {', '.join(Policy)}")
     return ElectionRequest(
         election_id=_text(arguments, "id"),
         topic=_text(arguments, "topic"),
@@ -96,7 +96,7 @@ def elected_fields(tell: Tell) -> dict[str, Any]:
 def elected_from(event: Mapping[str, Any]) -> ElectedHeard | ClosedHeard:
     election_id, phase = _text(event, "eid"), event.get("phase")
     if phase not in list(Phase):
-        raise BadMessage(f"phase of an election is {brief(phase)}; it must be one of {', '.join(Phase)}")
+        raise BadMessage(f"election phase {brief(phase)} is unknown; it must be one of {', '.join(Phase)}")
     if phase != Phase.ELECTED:
         return ClosedHeard(election_id, Phase(phase))
     request = event.get("request")
@@ -165,7 +165,9 @@ def shown_outcome(state: ElectionState, outcome: str) -> str:
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= NAME_MAX:
-        raise BadMessage(f"{name} of an election is {brief(value)}; it must be a text of 1 to {NAME_MAX}")
+        raise BadMessage(
+            f"{name} of an election is {brief(value)}; it must be text of 1 to {NAME_MAX} characters"
+        )
     return value
 
 

@@ -43,8 +43,8 @@ def decode_events(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> list[dict[
     found = decode_json(body, limits=limits)
     events = found if isinstance(found, list) else [found]
     if len(events) > EVENTS_MAX:
-        raise TooLarge(f"a message of {len(events)} events; the limit is {EVENTS_MAX}")
+        raise TooLarge(f"the message contains {len(events)} events; the limit is {EVENTS_MAX}")
     for event in events:
         if not isinstance(event, dict) or not isinstance(event.get("type"), str):
-            raise BadMessage(f"not an event with a type: {brief(event)}")
+            raise BadMessage(f"an event must be a map with a 'type', not {brief(event)}")
     return events

@@ -20,12 +20,12 @@ def parse_instant(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except (ValueError, TypeError) as error:
-        raise BadMessage(f"not an ISO 8601 time: {brief(text)}") from error
+        raise BadMessage(f"{brief(text)} is not an ISO 8601 time") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     unix_s = moment.timestamp()
     if not EARLIEST_S <= unix_s <= LATEST_S + 1:  # its offset leads out of what dates can say
-        raise BadMessage(f"not a time between the years 1 and 9999: {brief(text)}")
+        raise BadMessage(f"{brief(text)} is not a time between the years 1 and 9999")
     return min(unix_s, LATEST_S)  # `datetime.max`, which some mean by "never", rounds up to the year 10000
 
 
@@ -34,4 +34,4 @@ def format_instant(unix_s: float) -> str:
     try:
         return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="microseconds")
     except (ValueError, OverflowError, OSError) as error:
-        raise BadValue(f"not a time between the years 1 and 9999: {unix_s!r}") from error
+        raise BadValue(f"{unix_s!r} is not a time between the years 1 and 9999") from error

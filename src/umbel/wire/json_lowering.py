@@ -136,7 +136,9 @@ class Lowering(msgspec.Struct, frozen=True):
             self._key(key, path): self.lower(item, (path, key), levels - 1) for key, item in value.items()
         }
         if len(lowered) != len(value):
-            raise BadValue(f"{show_path(path)}: two keys of the map become the same text, as 1 and '1' do")
+            raise BadValue(
+                f"{show_path(path)}: two keys of the map become the same text, as 1 and '1' do; rename one"
+            )
         return lowered
 
     def _key(self, key: object, path: Path) -> str:
@@ -174,7 +176,7 @@ class Lowering(msgspec.Struct, frozen=True):
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
-    raise BadValue(f"{show_path(path)} cannot be sent: making JSON of it raised {error!r}") from error
+    raise BadValue(f"{show_path(path)} cannot be sent: converting it to JSON raised {error!r}") from error
 
 
 def is_short_enough(number: int, limits: Limits) -> bool:

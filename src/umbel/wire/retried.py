@@ -46,7 +46,7 @@ def retried(
     found = read_header_map(message.headers)
     task_id = found.get("id")
     if not isinstance(task_id, str) or not task_id:
-        raise BadMessage("the message names no task that could be retried")
+        raise BadMessage("the message has no task name, so it cannot be retried")
     body, compression = _body(message, found.get("compression"), derive, accept)
     headers = {name: value for name, value in found.items() if name not in _LEFT_OUT} | {
         "id": derive(task_id),

@@ -30,22 +30,22 @@ def check_signature(value: object) -> SignatureMap:
     return {**value, "task": task, **checked}  # type: ignore[typeddict-item]
 
 
-_EMPTY: dict[str, tuple[type | tuple[type, ...], Any]] = {
-    "args": ((list, tuple), ()),
-    "kwargs": (dict, {}),
-    "options": (dict, {}),
-    "subtask_type": (str, None),
-    "immutable": (bool, False),
+_EMPTY: dict[str, tuple[type | tuple[type, ...], str, Any]] = {  # what it is, in words, and if it is missing
+    "args": ((list, tuple), "a list", ()),
+    "kwargs": (dict, "a map", {}),
+    "options": (dict, "a map", {}),
+    "subtask_type": (str, "text", None),
+    "immutable": (bool, "true or false", False),
 }
 
 
 def _checked(task: str, key: str, signature: dict[Any, Any]) -> Any:
-    kinds, empty = _EMPTY[key]
+    kinds, wanted, empty = _EMPTY[key]
     found: Any = signature.get(key)
     if found is None:
         found = empty
     elif not isinstance(found, kinds):
-        raise BadMessage(f"the signature of {task!r} has {key} {brief(found)}")
+        raise BadMessage(f"the signature of {task!r}: {key} is {brief(found)}; it must be {wanted}")
     if key == "args":
         return list(found)
     if key in ("kwargs", "options"):

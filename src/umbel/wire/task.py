@@ -84,7 +84,7 @@ def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
         raise BadValue(f"a header of {headers.task!r} cannot be sent: {error}") from error
     if extra:
         if taken := HEADER_NAMES.intersection(extra):
-            raise BadValue(f"custom headers use names of the protocol: {', '.join(sorted(taken))}")
+            raise BadValue(f"custom headers must not have names of the protocol: {', '.join(sorted(taken))}")
         data = data[:-1] + b"," + encode_json(extra, root="headers")[1:]
     if extra or headers.stamps:
         _check_keys(extra, headers.stamps)
@@ -99,7 +99,7 @@ def _check_keys(*values: Any) -> None:
             for name in value:
                 if len(str(name).encode()) > NAME_MAX_BYTES:
                     raise BadValue(
-                        f"the name {brief(name)} in the headers: a name has at most {NAME_MAX_BYTES} bytes"
+                        f"the name {brief(name)} in the headers is over the limit of {NAME_MAX_BYTES} bytes"
                     )
             _check_keys(*value.values())
         elif isinstance(value, (list, tuple)):

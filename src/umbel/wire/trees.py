@@ -67,4 +67,4 @@ def _lowered(value: Any) -> Any:
         return str(value)
     if (serializer := getattr(type(value), "__pydantic_serializer__", None)) is not None:
         return serializer.to_python(value, **PYDANTIC_FORM)
-    raise TypeError("not a type that msgspec or this function knows")
+    raise TypeError(f"values of {type(value)} cannot be encoded")

@@ -114,7 +114,7 @@ def _untag(name: object, content: Any, limits: Limits) -> Any:
         return reader(content)
     # Decimal's own error is an ArithmeticError, and a content of the wrong type shows as one of the others.
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        raise BadMessage(f"not a {name}: {brief(content)} ({error})") from error
+        raise BadMessage(f"{brief(content)} is not a valid {name}: {error}") from error
 
 
 def _read_bytes(content: str) -> bytes:
@@ -127,7 +127,7 @@ def _read_base64(content: str) -> bytes:
 
 def _read_decimal(content: str) -> Decimal:
     if not isinstance(content, str):  # Decimal would take a list of digits too
-        raise TypeError("expected text")
+        raise TypeError("the content must be text")
     return Decimal(content)
 
 

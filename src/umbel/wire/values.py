@@ -262,7 +262,7 @@ def _decode_msgpack(data: bytes, limits: Limits) -> Any:
 
 def _encode_pickle(value: object, root: str) -> bytes:
     def refuse(error: Exception) -> bytes:
-        raise BadValue(f"{root}: pickle cannot send it: {error!r}") from error
+        raise BadValue(f"{root} cannot be pickled: {error!r}") from error
 
     import pickle  # few use it, and it is a third of a megabyte in every process
 

@@ -51,7 +51,7 @@ def starting_order(steps: Sequence[Step]) -> list[Step]:
     by_name: dict[str, Step] = {}
     for step in steps:
         if step.name in by_name:
-            raise BadBootsteps(f"two bootsteps are named {step.name!r}")
+            raise BadBootsteps(f"two bootsteps are named {step.name!r}; rename one")
         by_name[step.name] = step
     for step in steps:
         for required in step.requires:

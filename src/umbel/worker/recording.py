@@ -156,7 +156,10 @@ class RecorderCandidate:
             answers = await Asker(self._broker).ask("heartbeat", timeout_s=CALL_S)
             workers = len(answers.replies)
         except BrokerError as error:
-            log.debug("cannot send control commands to workers", extra={"why": str(error)})
+            log.debug(
+                "cannot tell workers that a recorder is running; each notices it within seconds",
+                extra={"why": str(error)},
+            )
         self.is_ready = True
         self._outages.consequence(
             log,
@@ -174,7 +177,7 @@ class RecorderCandidate:
                 if report.dropped_days:
                     log.info("old history deleted", extra={"days": ",".join(report.dropped_days)})
             except (LakeError, OSError) as error:
-                log.warning("cannot delete old history", extra={"why": str(error)})
+                log.warning("cannot delete old history; retrying later", extra={"why": str(error)})
             await asyncio.sleep(EXPIRE_EVERY_S)
 
     def _changed(self, change: Change) -> None:

@@ -77,7 +77,7 @@ class Gate:
         if len(self._waiting) >= self._waiting_max:
             raise BufferFull(
                 f"{self._messages} messages are on their way to the broker and {len(self._waiting)} sends "
-                "wait for their turn, which is the limit; send less at once"
+                "wait, which is the limit; send fewer at once"
             )
         turn = asyncio.get_running_loop().create_future()
         entry = (turn, count, size)

@@ -29,7 +29,7 @@ async def publish(
     """Whether it was sent; False: it is kept until the running task ends."""
     if len(batch) > BATCH_MAX:
         raise TooLarge(
-            f"{len(batch)} messages in one step, over the limit of {BATCH_MAX}; send them in parts"
+            f"{len(batch)} messages in one batch, over the limit of {BATCH_MAX}; send smaller batches"
         )
     publication = Publication(batch, settings, request)
     if publication.must_wait():
@@ -61,7 +61,9 @@ async def patiently(work: Callable[[], Awaitable[T]], ends: float, what: str) ->
 def _left_s(ends: float) -> float:
     left_s = ends - monotonic()
     if left_s <= 0:
-        raise BrokerUnavailable("nothing was sent: the time was over before ('publish_timeout_s')")
+        raise BrokerUnavailable(
+            "nothing was sent: 'publish_timeout_s' ran out first; check the broker, or raise it"
+        )
     return left_s
 
 

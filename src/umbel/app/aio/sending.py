@@ -107,7 +107,7 @@ class AsyncSending(AppBase):
         await self.clients.here().turns.take()
         settings = self.settings
         if sends_results(settings.backend) and not settings.task_ignore_result:
-            await self._beside(_address_of, "the address for results", ends)
+            await self._beside(_address_of, "cannot get the address for results", ends)
         with arranged_later() as steps:
             made = make()
         if steps:
@@ -189,7 +189,7 @@ class AsyncSending(AppBase):
             return await patiently(
                 lambda: producer.hold_unique(call.key, call.prepared.task_id, ttl_s=call.ttl_s),
                 ends,
-                "the key of a unique task",
+                "cannot take the key of a unique task",
             )
 
     async def _beside(self, work: Callable[[Backend], object], what: str, ends: float) -> None:

@@ -73,7 +73,9 @@ class SentTeller:
             try:
                 self._tell(batches)
             except BrokerError as error:  # the broker cannot even be opened
-                log.warning("tasks sent, but their task-sent events were not", extra={"why": str(error)})
+                log.warning(
+                    "tasks sent, but their task-sent events could not be sent", extra={"why": str(error)}
+                )
 
     def _take(self) -> list[tuple[Sequence[Outgoing], float]]:
         taken, self._waiting = self._waiting, []
@@ -83,4 +85,4 @@ class SentTeller:
 
 def _log_dropped(count: int) -> None:
     if count:
-        log.warning("too many task-sent events wait to be sent; dropped some", extra={"count": count})
+        log.warning("too many task-sent events are waiting; some were dropped", extra={"count": count})

@@ -127,7 +127,7 @@ class Timetable:
 
 def _rule(name: str, every: float | timedelta | None, cron: str | None, tz: str) -> tuple[Rule, str]:
     if (every is None) == (cron is None):
-        raise ConfigurationError(f"periodic task {name!r}: give either every= or cron=")
+        raise ConfigurationError(f"periodic task {name!r}: give exactly one of every= and cron=")
     if every is not None:
         seconds = every.total_seconds() if isinstance(every, timedelta) else every
         if not EVERY_MIN_S <= seconds < float("inf"):

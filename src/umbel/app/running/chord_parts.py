@@ -117,7 +117,10 @@ def _values(app: "SendingApp", group_id: str, parts: Sequence[ChordPart]) -> lis
     try:
         header = GroupResult.restore(group_id, app=app)
     except WireError as error:  # a peer wrote it
-        log.warning("cannot read the header of a chord", extra={"group_id": group_id, "why": str(error)})
+        log.warning(
+            "cannot read the saved header of a chord; its results become one flat list",
+            extra={"group_id": group_id, "why": str(error)},
+        )
         header = None
     return list(values.values()) if header is None else header.arranged(values)
 

@@ -92,7 +92,8 @@ class Reports:
             self._send(state, meta)
         except BrokerError as error:
             log.warning(
-                "cannot store the last custom state", extra={"task_id": self._task_id, "why": str(error)}
+                "cannot store the last custom state of a task",
+                extra={"task_id": self._task_id, "why": str(error)},
             )
 
     def _may(self) -> bool:
@@ -120,7 +121,9 @@ class Reports:
             if self._secrets:
                 encoded = encode_json(self._secrets.strike_all(decode_json(encoded)), root="event")
         except WireError as error:
-            log.warning("cannot send a custom event", extra={"event": event_type, "why": str(error)})
+            log.warning(
+                "custom event cannot be encoded; not sent", extra={"event": event_type, "why": str(error)}
+            )
             return False
         if len(encoded) > EVENT_MAX_BYTES:
             encoded = encode_json({"left_out_bytes": len(encoded)})

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def replacement(app: "SendingApp", request: Request, signature: Signature[Any]) -> Sequence[Outgoing]:
     """The messages of `signature` in the place of the task that this request is of."""
     if request.call is None:
-        raise RuntimeError("the task was called as a function; there is no message to replace")
+        raise RuntimeError(
+            "self.replace() needs a task that a worker runs; this one was called as a function"
+        )
     _check(signature)
     nesting = request.replaced_task_nesting + 1
     whole = _with_one_result(app, signature_from(signature, app).clone())

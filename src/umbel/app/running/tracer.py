@@ -308,7 +308,7 @@ class _Run:
         elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
             return self._unfinished(counted.error)
         else:
-            log.error("cannot count the task in its chord", exc_info=counted.error)
+            log.error("cannot count a failed task in its chord; chord never ends", exc_info=counted.error)
             body = NOTHING_FOLLOWS
         return self._outcome(
             "failure",

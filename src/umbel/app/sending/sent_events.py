@@ -51,8 +51,7 @@ class SentEvents:
                 producer.broadcast(messages, ttl_s=EVENT_TTL_S)
         except BrokerError as error:
             log.warning(
-                "task sent, but its task-sent event was not: %s",
-                TASK_SENT,
+                "tasks sent, but their task-sent events could not be sent",
                 extra={"count": len(told), "why": str(error)},
             )
 

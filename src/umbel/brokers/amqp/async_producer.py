@@ -44,7 +44,7 @@ class AmqpAsyncProducer:
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
         publisher = await self._ready()
         if self._link is not None and self._link.blocked:  # it reads nothing: what is written stays in memory
-            raise BrokerUnavailable(f"RabbitMQ takes no messages now: {self._link.blocked}")
+            raise BrokerUnavailable(f"RabbitMQ does not accept messages now: {self._link.blocked}")
         posts = outbox.tasks(batch, self._queues, cluster_now())
         news = await _announcements(publisher, posts)
         attempt.is_out = True
@@ -77,7 +77,7 @@ class AmqpAsyncProducer:
             return self._publisher
 
     async def _open(self) -> Link:
-        error = BrokerUnavailable("no address to connect to")
+        error = BrokerUnavailable("no RabbitMQ address to connect to")
         for location in [next(self._turns) for _ in self._locations]:
             try:
                 return await self._open_at(location)

@@ -212,7 +212,7 @@ class BlockingLink:
         self._socket.settimeout(timeout_s)
         data = self._socket.recv(RECEIVE_BYTES)
         if not data:
-            raise ConnectionResetError("the server closed the connection")
+            raise ConnectionResetError("RabbitMQ closed the connection")
         return self._reader.feed(data)
 
     def _lost(self, why: BaseException | str) -> BrokerUnavailable:

@@ -110,7 +110,7 @@ class AmqpBroker(KeptFailures):
             except BrokerStarting as error:
                 if loop.time() > deadline:
                     raise
-                log.info("waiting for RabbitMQ", extra={"why": str(error)})
+                log.info("RabbitMQ is still starting; waiting for it", extra={"why": str(error)})
             await asyncio.sleep(STARTING_PAUSE_S)
 
     async def reconnect(self) -> None:

@@ -176,7 +176,7 @@ class _Removal:
 
     def summary(self) -> str:
         first = next(iter(self.problems.values()))
-        return f"{self.count} requeued, {len(self.problems)} refused: {first}"
+        return f"{self.count} dead letters requeued, {len(self.problems)} refused: {first}"
 
 
 async def _send(

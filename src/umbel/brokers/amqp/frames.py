@@ -252,12 +252,12 @@ class FrameReader:
             start, end = at + 7, at + 7 + length
             if length > FRAME_MAX:
                 raise BadFrames(
-                    f"a frame of {length} bytes; the limit is {FRAME_MAX} (is this an AMQP port?)"
+                    f"received a frame of {length} bytes; the limit is {FRAME_MAX} (is this an AMQP port?)"
                 )
             if end >= size:
                 break
             if data[end] != _END:
-                raise BadFrames("a frame without its end mark (is this an AMQP port?)")
+                raise BadFrames("received a frame without its end mark (is this an AMQP port?)")
             if kind == _METHOD:
                 if data.startswith(_DELIVER_BYTES, start) and (
                     after := self._delivery(channel, data, start, end + 1, incoming)
@@ -317,7 +317,7 @@ class FrameReader:
         content = self._contents[channel]
         size = int.from_bytes(data[start + 4 : start + 12])
         if size > self._message_max_bytes:
-            raise BadFrames(f"a message of {size} bytes; the limit is {self._message_max_bytes}")
+            raise BadFrames(f"received a message of {size} bytes; the limit is {self._message_max_bytes}")
         content.properties, content.missing = data[start + 12 : end], size
         if not size:
             self._complete(channel, content, b"", incoming)

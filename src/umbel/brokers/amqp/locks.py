@@ -75,7 +75,7 @@ class Locks:
         """Declare it again; the boot time from which on it is ours for another time to live."""
         queue = self._held.get(what)
         if queue is None or self._link is None:
-            raise BrokerUnavailable(f"this process does not have the lock {what!r}")
+            raise BrokerUnavailable(f"this process does not hold the lock {what!r}")
         async with self._prolonging:  # one at a time: a refusal ends the channel
             if self._renewals is None or self._renewals.error is not None:
                 self._renewals = await self._link.channel()

@@ -132,7 +132,7 @@ class AmqpProducer:
                 raise
 
     def _connect(self) -> BlockingLink:
-        error = BrokerUnavailable("no address to connect to")
+        error = BrokerUnavailable("no RabbitMQ address to connect to")
         for location in [next(self._turns) for _ in self._locations]:
             try:
                 return BlockingLink(

@@ -365,7 +365,10 @@ def _decoded(decoder: msgspec.json.Decoder[RecordT], body: bytes) -> RecordT | N
         return decoder.decode(body)
     except UNREADABLE as error:  # written by another version, or by somebody else
         extra = {"why": str(error), "begins": body[:80].decode(errors="replace")}
-        log.warning("unreadable entry in a cluster record of RabbitMQ skipped", extra=extra)
+        log.warning(
+            "unreadable entry in a cluster record of RabbitMQ ignored; does another Umbel version run?",
+            extra=extra,
+        )
         return None
 
 

@@ -272,7 +272,7 @@ class Sessions:
             await self._session.link.close()
 
     async def _open(self) -> Session:
-        error = BrokerUnavailable("no address to connect to")
+        error = BrokerUnavailable("no RabbitMQ address to connect to")
         for location in [next(self._turns) for _ in self.locations]:
             try:
                 return await self._open_at(location)

@@ -63,7 +63,9 @@ async def _try(session: Session, uses: Sequence[Use]) -> Mapping[str, bool]:
                 await asyncio.sleep(LOOK_AGAIN_S)
                 await session.catch_up()
     except TimeoutError:
-        raise BrokerUnavailable("RabbitMQ confirmed signatures but did not deliver them in time") from None
+        raise BrokerUnavailable(
+            "RabbitMQ did not deliver the records of used signatures in time; retrying"
+        ) from None
     finally:
         del attempts[uses[0].user]
     return first

@@ -168,13 +168,14 @@ async def send_or_bury(session: Session, posts: Sequence[Post], messages: Sequen
 async def bury_unkept(session: Session, unkept: Sequence[tuple[Refused, str]], now: float) -> None:
     """Failures that are refused where failures are kept, and why: dead letters, which can be retried too."""
     refused = [
-        Refused(one.part, f"{one.reason}; it cannot be kept among the failures: {why}") for one, why in unkept
+        Refused(one.part, f"{one.reason}; it cannot be stored with the failed tasks: {why}")
+        for one, why in unkept
     ]
     buried = await bury(session, refused, now) if refused else []
     log_refused(one for one, is_buried in zip(refused, buried, strict=True) if is_buried)
     if lost := [one for one, is_buried in zip(refused, buried, strict=True) if not is_buried]:
         fields = {"count": len(lost), "why": lost[0].reason}
-        log.error("failed tasks are kept nowhere; they cannot be retried", extra=fields)
+        log.error("cannot store failed tasks; `umbel task retry` cannot retry them", extra=fields)
 
 
 async def bury(session: Session, refused: Sequence[Refused], now: float) -> list[bool]:
@@ -225,7 +226,7 @@ def _add(
     try:
         written = write(part, *args, **options)
     except (WireError, ValueError) as error:
-        judged.unwritten.append((own, Refused(part, f"it cannot be encoded for RabbitMQ: {error}")))
+        judged.unwritten.append((own, Refused(part, f"the message cannot be encoded for RabbitMQ: {error}")))
         return
     judged.parts[len(judged.posts)] = part
     if own is not None:

@@ -338,9 +338,12 @@ class Claims:
             for queue, why in zip(broken[::2], broken[1::2], strict=True)
         }
         for queue in now.keys() - self._passed_over.keys():
-            log.error("cannot fetch messages from a queue", extra={"queue": queue, "why": now[queue]})
+            log.error(
+                "cannot fetch messages from a queue; other queues continue",
+                extra={"queue": queue, "why": now[queue]},
+            )
         for queue in self._passed_over.keys() - now.keys():
-            log.info("fetching messages from the queue again", extra={"queue": queue})
+            log.info("queue can be used again; fetching its messages", extra={"queue": queue})
         self._passed_over = now
 
     def _unblock(self, client_id: int) -> asyncio.Future[list[Any]] | None:

@@ -63,7 +63,8 @@ async def requeue(
             problems[place] = str(problem)
     if problems:
         raise BrokerRefused(
-            f"{count} requeued, {len(problems)} refused: {next(iter(problems.values()))}", places=[*problems]
+            f"{count} dead letters requeued, {len(problems)} refused: {next(iter(problems.values()))}",
+            places=[*problems],
         )
     return count
 

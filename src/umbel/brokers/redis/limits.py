@@ -61,7 +61,10 @@ class Limits:
         try:
             await self._run("free", owner, *args)
         except BrokerError as error:  # what was settled stays settled
-            log.debug("slots of limits are freed by the next sweep", extra={"why": str(error)})
+            log.debug(
+                "cannot free the slots of task limits now; the next sweep frees them",
+                extra={"why": str(error)},
+            )
 
     def forget(self, tags: Iterable[Tag]) -> None:
         """These claims have ended without a verdict of ours; a sweep frees their slots."""

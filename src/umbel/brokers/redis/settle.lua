@@ -127,7 +127,7 @@ local function keep_or_bury(field, envelope, reason, limits)
   local list = list_of(field)
   local kept, problem = keep(prefix, list, envelope, reason, now, limits)
   if not kept then
-    bury(prefix, list, envelope, reason .. '; it cannot be kept among the failures: ' .. problem, now)
+    bury(prefix, list, envelope, reason .. '; it cannot be stored with the failed tasks: ' .. problem, now)
   end
   redis.call('HDEL', inflight, field)
 end

@@ -236,7 +236,7 @@ class Database:
         self._shut()
 
     def _set_up(self, db: sqlite3.Connection) -> None:
-        _switch_to_wal(db, self._timeout_s)
+        _switch_to_wal(db, self.path, self._timeout_s)
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
@@ -312,7 +312,9 @@ def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError |
             "or choose another path"
         )
     if code in refusals.CODES:
-        return BrokerRefused(f"SQLite cannot store this in {path}: {error}; other messages are not affected")
+        return BrokerRefused(
+            f"SQLite refuses to store a message or result in {path}: {error}; others are not affected"
+        )
     if code in _DAMAGED:
         return AccessRefused(
             f"{path} is not a usable database: {error}; move it away to start with an empty one"
@@ -320,7 +322,7 @@ def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError |
     return error
 
 
-def _switch_to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
+def _switch_to_wal(db: sqlite3.Connection, path: Path, timeout_s: float) -> None:
     # Two processes that create the file at the same time may both be told that it is busy,
     # at once and whatever the time-out, because waiting for each other would be a deadlock.
     deadline = time.monotonic() + timeout_s
@@ -332,7 +334,7 @@ def _switch_to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
             if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
                 raise
         if time.monotonic() > deadline:
-            raise AccessRefused("SQLite cannot keep a write-ahead log there; choose another path")
+            raise AccessRefused(f"SQLite cannot use write-ahead logging for {path}; choose another path")
         time.sleep(RETRY_S)
 
 

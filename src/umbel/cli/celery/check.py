@@ -29,7 +29,9 @@ def command(app_name: str | None, all_settings: bool, as_json: bool) -> int:
     """
     found = find_app(app_name)
     if found.project is None:
-        raise click.UsageError(f"{found.app.name} is an umbel.App, no Celery app: there is nothing to check")
+        raise click.UsageError(
+            f"{found.app.name} is an umbel.App, not a Celery app: there is nothing to check"
+        )
     # Only now, and only for a Celery project: it needs Celery.
     from umbel.celery.loading import load
     from umbel.celery.project import CeleryProject

@@ -122,7 +122,7 @@ def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
 
 def whom(destination: str | None, glob: str | None, regex: str | None, timeout_s: float) -> Whom:
     if sum(given is not None for given in (destination, glob, regex)) > 1:
-        raise click.UsageError("give one of --destination, --glob and --regex")
+        raise click.UsageError("give only one of --destination, --glob and --regex")
     if not timeout_s > 0:
         raise click.UsageError(f"--timeout must be above 0, not {timeout_s:g}")
     names = (

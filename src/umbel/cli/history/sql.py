@@ -50,7 +50,7 @@ def sql(query: str, lake: Path, limit: int, timeout_s: float, as_csv: bool, as_j
     Exit code: 0, 1 when the query is wrong or takes too long, 3 when nothing is built yet.
     """
     if as_csv and as_json:
-        raise click.UsageError("give one of --csv and --json")
+        raise click.UsageError("give only one of --csv and --json")
 
     require_duckdb()
     text = sys.stdin.read() if query == "-" else query

@@ -47,7 +47,9 @@ def without_queues(settings: Settings, excluded: list[str] | None) -> Settings:
     queues = settings.worker_queues or (settings.task_default_queue,)
     left = [queue for queue in queues if queue not in excluded]
     if not left:
-        raise click.BadParameter(f"no queue is left of {', '.join(queues)}", param_hint="--exclude-queues")
+        raise click.BadParameter(
+            f"no queue is left to consume of {', '.join(queues)}", param_hint="--exclude-queues"
+        )
     return override(settings, worker_queues=left)
 
 
@@ -58,7 +60,7 @@ def names_of(_context: click.Context, parameter: click.Parameter, text: str | No
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise click.BadParameter(
-            f"{text!r} names no queue; write queues as a,b", param_hint=parameter.opts[0]
+            f"{text!r} contains no queue name; write queues as a,b", param_hint=parameter.opts[0]
         )
     return names
 
@@ -69,7 +71,7 @@ def concurrency_of(_context: click.Context, _parameter: click.Parameter, text: s
     try:
         return int(text)
     except ValueError:
-        problem = f"{text!r} is no whole number; write -c 4, or -c auto"
+        problem = f"{text!r} is not a whole number; write -c 4, or -c auto"
         raise click.BadParameter(problem, param_hint="--concurrency") from None
 
 

@@ -40,7 +40,7 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
         if value.replace("_", "").replace(".", "").isalnum() and not value.startswith("."):
             return value
         raise click.BadParameter(
-            f"{value!r} is part of file names; use letters, digits, dots and underscores"
+            f"{value!r} cannot be part of a file name; use letters, digits, dots and underscores"
         )
 
     return click.option(
@@ -269,7 +269,9 @@ def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> i
         known = name in await broker.recorders()
         holder = (await broker.coordination.read_lease(lease_of(name))).holder
         if holder:
-            raise LakeError(f"{holder} is recording as {name!r} and would register again; stop it first")
+            raise LakeError(
+                f"cannot forget recorder {name!r}: {holder} still records under this name; stop it first"
+            )
         await broker.forget_recorder(name)
         return known
 

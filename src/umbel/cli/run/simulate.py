@@ -107,11 +107,13 @@ def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, 
         try:
             plan = msgspec.json.decode(Path(replay).read_bytes(), type=Plan)
         except msgspec.DecodeError as error:
-            raise ConfigurationError(f"{replay} is not a script of a round: {error}") from None
+            raise ConfigurationError(
+                f"{replay} is not a replay script of `umbel simulate`: {error}"
+            ) from None
     else:
         number = replay.rpartition(":")[2]
         if not number.isdecimal():
-            raise ConfigurationError(f"{replay!r} is neither SEED:ROUND nor a script file")
+            raise ConfigurationError(f"{replay!r} is neither SEED:ROUND nor the file of a replay script")
         plan = make_plan(replay, nodes, round_size(elections, int(number)), faults)
     outcome = run_plan(plan)
     figures = {"nodes": plan.nodes, "seed": plan.seed, "elections": len(plan.asks)}

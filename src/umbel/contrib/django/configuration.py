@@ -62,7 +62,7 @@ def _named(given: object) -> dict[str, Any]:
                 written, [one.upper() if str(written).isupper() else one for one in _KNOWN], source=SOURCE
             )
         if name in named:
-            raise ConfigurationError(f"{SOURCE} has {name!r} twice; write it once, in capitals or without")
+            raise ConfigurationError(f"{SOURCE} has {name!r} twice, in upper and lower case; keep one")
         named[name] = value
     with_others(
         Settings(), {name: value for name, value in named.items() if name != SEND_ON_COMMIT}, source=SOURCE

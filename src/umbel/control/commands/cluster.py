@@ -41,7 +41,9 @@ def election(
     """Take part in an election. Celery's form of the command has no answer, as with Celery."""
     problem = state.elect({"id": id, "topic": topic, "action": action, **more})
     if problem:
-        log.warning("election request refused", extra={"election": str(id)[:128], "why": problem})
+        log.warning(
+            "election request refused by this node", extra={"election": str(id)[:128], "why": problem}
+        )
         return {"error": problem}
     return {"ok": "taking part"} if "cver" in more else None
 

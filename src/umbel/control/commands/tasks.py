@@ -97,7 +97,7 @@ async def revoke_by_stamped_headers(
     stamps = _stamps(headers)
     lines = [f"{key}={value}" for key, values in stamps.items() for value in _listed(values)]
     if not lines:
-        raise ValueError(f"{headers!r} names no header; write KEY=VALUE")
+        raise ValueError(f"{headers!r} is not a header; write KEY=VALUE")
     await state.revoke((), headers=lines, is_recorded=not _is_for_all(request))
     if not terminate:
         return {"ok": f"headers {stamps} flagged as revoked, but not terminated"}

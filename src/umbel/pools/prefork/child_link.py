@@ -166,7 +166,10 @@ class ChildLink:
         if messages:
             handled = call_guarded(self._on_messages, self, messages)
             if isinstance(handled, Raised):
-                log.error("error while handling a message from a child process", exc_info=handled.error)
+                log.error(
+                    "internal error while handling a message from a child process; replacing the child",
+                    exc_info=handled.error,
+                )
                 self._break(f"cannot handle a message from the child process: {in_one_line(handled.error)}")
                 return False
         if self._reader.problem is not None:

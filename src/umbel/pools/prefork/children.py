@@ -190,7 +190,10 @@ class Children:
     ) -> None:
         """Children are buried as their sockets end, then others take their slots."""
         if not (server.problem and self._listener.on_no_start(PoolError(reason))):
-            log.error("fork server died", extra={"server": server.pid, "reason": reason})
+            log.error(
+                "fork server died; replacing it and its child processes",
+                extra={"server": server.pid, "reason": reason},
+            )
         self._listener.on_child("server-died", {"pid": server.pid, "reason": reason})
         for link in orphans:
             link.doom = reason

@@ -286,7 +286,7 @@ class PreforkPool:
     def _recover(self, effect: Effect[Job, Outcome], error: BaseException) -> None:
         """It raised. The machine gets the answer it waits for, and the child is replaced."""
         self._faults += 1
-        log.error("internal error in the pool at effect %s", type(effect).__name__, exc_info=error)
+        log.error("internal error in the pool at %s; please report it", type(effect).__name__, exc_info=error)
         child = getattr(effect, "child", None)
         if child is None:
             return

@@ -88,7 +88,7 @@ class Concurrency:
     def __init__(self, most: int, *, key: str = "") -> None:
         if type(most) is not int or not 1 <= most <= CONCURRENCY_MAX:
             raise ConfigurationError(
-                f"{most!r} is not a number of tasks at a time; write one from 1 to {CONCURRENCY_MAX}"
+                f"{most!r} is not a valid concurrency limit; write a number from 1 to {CONCURRENCY_MAX}"
             )
         self.most, self.key = most, key
         self.names = _names_in(key)

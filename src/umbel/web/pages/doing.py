@@ -107,7 +107,7 @@ async def _form(request: Request) -> QueryParams:
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_MAX:
-            raise ValueError(f"the form has more than {BODY_MAX:,} bytes; select fewer")
+            raise ValueError(f"the form has more than {BODY_MAX:,} bytes; select fewer rows")
     return QueryParams(bytes(body).decode("utf-8", "replace"))
 
 

@@ -40,7 +40,7 @@ def parse_local(text: str) -> float:
     except (ValueError, OverflowError):
         at = -1.0
     if at < 0:
-        raise ValueError(f"{text[:50]!r} is no date and time since 1970; write it like 2026-05-01T13:00")
+        raise ValueError(f"{text[:50]!r} is not a date and time since 1970; write it like 2026-05-01T13:00")
     return at
 
 

@@ -79,6 +79,8 @@ def _headers_from(body: dict[str, Any]) -> TaskHeaders:
             f"not a task message of protocol v1 or v2: {error}; the body states {brief(stated)}"
         ) from error
     if not headers.task or not headers.id:
-        raise BadMessage(f"v1 body with an empty name or id: task {headers.task!r}, id {headers.id!r}")
+        raise BadMessage(
+            f"the v1 body has an empty task name or id: task {headers.task!r}, id {headers.id!r}"
+        )
     check_names(headers)
     return headers

@@ -114,7 +114,10 @@ class ClassicElectionsShell:
                 self._tell(Phase.FAILED, election_id, topic, "", 0, reason)
             case Shed(election_id):
                 self._counters.elections_shed += 1
-                log.warning("election request refused", extra={"election": election_id, "why": "table full"})
+                log.warning(
+                    "election request refused by this node",
+                    extra={"election": election_id, "why": "table full"},
+                )
 
     def _decided(self, decided: Decided) -> None:
         log.info("election decided", extra={"election": decided.election_id, "leader": decided.leader.name})

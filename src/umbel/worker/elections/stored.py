@@ -169,16 +169,22 @@ class StoreElections:
             case Prolong(election_id, term, deadline_s):
                 self._handlers.prolong(election_id, term, deadline_s)
             case CancelHandler(election_id, term, reason):
-                log.warning("election lost while its handler was running", extra={"election": election_id})
+                log.warning(
+                    "election lost while its handler was running; handler cancelled",
+                    extra={"election": election_id},
+                )
                 self._handlers.cancel(election_id, term, reason)
             case Resend(request):
                 await self._resend(request)
             case Dropped(election_id, reason, shed):
                 self._counters.elections_shed += shed
-                log.warning("election request refused", extra={"election": election_id[:128], "why": reason})
+                log.warning(
+                    "election request refused by this node",
+                    extra={"election": election_id[:128], "why": reason},
+                )
             case Finished(election_id, state, outcome):
                 fields = {"election": election_id, "state": state, "outcome": outcome}
-                log.debug("election finished elsewhere", extra=fields)
+                log.debug("election finished on another node", extra=fields)
 
     def _run(self, order: RunHandler) -> None:
         self._counters.elections_run += 1
@@ -202,7 +208,7 @@ class StoreElections:
         try:
             await self._asker.tell("election", wire.request_arguments(request), destination=[OURS])
         except BrokerError as error:
-            log.debug("cannot forward an election", extra={"why": str(error)})
+            log.debug("cannot forward an election request to the other nodes", extra={"why": str(error)})
 
     def _step_mixed(self, event: MixedEvent) -> None:
         for effect in self._mixed.step(event, instant()):

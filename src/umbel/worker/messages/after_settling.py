@@ -59,7 +59,11 @@ class AfterSettling:
         if error is None:
             return
         fields = {"count": len(batch), "attempts": ATTEMPTS_MAX}
-        log.error("work after settling failed; giving up", extra=fields, exc_info=error)
+        log.error(
+            "chords of finished tasks cannot be updated in the result backend; giving up",
+            extra=fields,
+            exc_info=error,
+        )
 
 
 async def _done(do: AfterSettle, batch: Sequence[bytes]) -> BaseException | None:

@@ -28,7 +28,7 @@ class BeforeSettling:
         try:
             happened = await self._call.ended(TIMEOUT_S)
         except TimeoutError:
-            return Raised(BrokerUnavailable(f"no answer within {TIMEOUT_S:g} s"))
+            return Raised(BrokerUnavailable(f"the result backend did not answer within {TIMEOUT_S:g} s"))
         self._call = None
         return happened
 

@@ -120,7 +120,7 @@ class Endings:
         name = doubted.doubt.value
         setattr(self._counters, name, getattr(self._counters, name) + 1)
         about = self._bury_unopened(delivery, doubted.reason)
-        log.error("%s message; moved to dead letters", name, extra=about)
+        log.error("%s message refused by the signature check; moved to dead letters", name, extra=about)
 
     def _bury_unopened(self, delivery: Delivery, why: str) -> dict[str, Any]:
         """Nothing is known of it but its queue; what there is to log."""
@@ -251,7 +251,10 @@ class Endings:
         size = len(claimed.message.body) + len(claimed.message.headers)
         if size > self._kept_max_bytes:
             about = self._about(claimed, size_bytes=size, most=self._kept_max_bytes)
-            log.warning("message of a failed task is too large to keep; it cannot be retried", extra=about)
+            log.warning(
+                "message of a failed task is too large to store; `umbel task retry` cannot retry it",
+                extra=about,
+            )
             return ""
         return _reason(why) or "failed"
 

@@ -18,4 +18,4 @@ async def keep_or_drop(broker: Messages, failed: Sequence[Refused]) -> None:
     except BrokerRefused as error:
         ids = [one.part.message.correlation_id for one in failed if isinstance(one.part, Outgoing)]
         fields = {"count": len(failed), "task_ids": ",".join(ids[:SHOWN_MAX]), "why": str(error)}
-        log.error("broker refuses to keep failed tasks; they cannot be retried", extra=fields)
+        log.error("broker refuses to store failed tasks; `umbel task retry` cannot retry them", extra=fields)

@@ -63,14 +63,18 @@ class Permits:
             if why is None:
                 self._give_back(claimed)
             elif why:
-                self._endings.bury(claimed, NotSupported(f"its limit cannot be kept: {why}"), charged=False)
+                self._endings.bury(
+                    claimed, NotSupported(f"the limit of the task cannot be applied: {why}"), charged=False
+                )
         return [claimed for claimed in starting if claimed.delivery.tag not in refused]
 
     def _give_up(self, claimed: Sequence[Claimed], error: BrokerError) -> None:
         """We live and keep our lease, so nobody else would ever return them."""
         for one in claimed:
             if isinstance(error, BrokerRefused):
-                self._endings.bury(one, NotSupported(f"its limit cannot be kept: {error}"), charged=False)
+                self._endings.bury(
+                    one, NotSupported(f"the limit of the task cannot be applied: {error}"), charged=False
+                )
             else:
                 self._give_back(one)
 
@@ -95,7 +99,7 @@ def _permit(claimed: Claimed, limit: ClusterLimit) -> Permit:
         arguments = claimed.arguments()
         if arguments is None:
             raise ValueError(
-                f"the limit of task {limit.task!r} has a key, which the message does not name, and its "
+                f"the limit of task {limit.task!r} needs a key that the message does not have, and its "
                 "arguments cannot be read here: send it from an app that has the task, or as JSON"
             )
         key = limit.key_of(*arguments)

@@ -41,7 +41,7 @@ class RefusedParts:
 
     def _end_result(self, result: StoredResult, reason: str) -> None:
         fields = {"task_id": result.task_id, "state": result.status, "why": reason}
-        log.error("cannot store the result", extra=fields)
+        log.error("cannot store the result of a task", extra=fields)
         if result.status != FAILURE:  # a short one may be accepted, and ends the wait for the result
             error = BrokerRefused(
                 f"the task ended as {result.status}, but its result cannot be stored: {reason}"

@@ -340,10 +340,10 @@ class Settler:
                 self.report(more.value.results, more.value.follow_ups, more.value.after)
             return
         if first.goes_on(more.error):
-            failed = BrokerUnavailable(f"cannot end a task that has not run: {more.error}")
+            failed = BrokerUnavailable(f"cannot store the result of a revoked or refused task: {more.error}")
             self._store_outages.failed(PART, failed)
             raise failed
-        log.error("cannot end a task that has not run; its message is settled", exc_info=more.error)
+        log.error("cannot store the result of a revoked or refused task; giving up", exc_info=more.error)
 
     def _join(self, tag: Tag | None, more: Ending) -> bool:
         """Whether the verdict waits, and brings this too from now on."""

@@ -55,7 +55,8 @@ def read_saved(path: Path) -> SavedState | None:
             type(value) is int and 0 <= value <= CLOCK_MAX for value in (state.clock, state.incarnation)
         ):
             raise ValueError(
-                f"clock {state.clock!r} and incarnation {state.incarnation!r} must be whole numbers from 0"
+                f"saved clock {state.clock!r} and incarnation {state.incarnation!r} "
+                "must be whole numbers from 0"
             )
     except FileNotFoundError:
         return None

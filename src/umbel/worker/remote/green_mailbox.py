@@ -103,7 +103,7 @@ class GreenMailbox:
                 await asyncio.wait([asyncio.wrap_future(self._stopped)])
                 await asyncio.to_thread(self._thread.join)  # it has said so with its last line
         except TimeoutError:
-            log.warning("mailbox did not stop in time; it ends with the process")
+            log.warning("remote-control mailbox did not stop in time; it ends with the process")
 
     def _run_here(self, command: Command, arguments: dict[str, Any]) -> Any:
         async def carried_out() -> Happened:

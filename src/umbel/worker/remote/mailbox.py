@@ -123,7 +123,7 @@ class MailboxShell:
             async with asyncio.timeout(1.0):
                 await self._send_waiting()
         except (BrokerError, TimeoutError) as error:
-            log.debug("last control replies could not be sent", extra={"why": str(error)})
+            log.debug("last control replies could not be sent before shutdown", extra={"why": str(error)})
 
     # -- requests --------------------------------------------------------------------------------
 

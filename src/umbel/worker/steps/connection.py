@@ -100,7 +100,7 @@ class Connection(Step):
             returned = await self._broker.forget_owner(self._owner)
         except BrokerError as error:
             log.warning(
-                "unacknowledged messages return to their queues when this worker's lease expires",
+                "cannot return unacknowledged messages; the broker does so when this worker's lease expires",
                 extra={"why": str(error)},
             )
         else:

@@ -70,7 +70,7 @@ class Control(Step):
             async with asyncio.timeout(OPEN_S):
                 await opened()
         except TimeoutError:
-            log.warning("cannot open the mailbox; retrying", extra={"node": self._node})
+            log.warning("cannot open the remote-control mailbox; retrying", extra={"node": self._node})
 
     async def stop(self) -> None:
         if self._green is not None:
@@ -116,7 +116,10 @@ class Control(Step):
         self.mailbox = green.mailbox
         self._figures.read_from(green.mailbox, green)
         self.run_in_background(green.run())
-        log.info("mailbox runs in a separate thread with its own connection", extra={"node": self._node})
+        log.info(
+            "remote-control mailbox runs in a separate thread with its own connection",
+            extra={"node": self._node},
+        )
         return green.opened
 
     def _refusal_of(self, method: str) -> str:

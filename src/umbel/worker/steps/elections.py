@@ -149,7 +149,7 @@ class ElectionsStep(Step):
                 take(event)
             except WireError as error:
                 self._context.counters.election_errors += 1
-                log.warning("unreadable election event", extra={"why": str(error)})
+                log.warning("unreadable election event from another node ignored", extra={"why": str(error)})
 
         return taken
 

@@ -111,7 +111,7 @@ class Events(Step):
                 await self._cluster.coordination.raise_clock(self.clock.value)
             except BrokerError as error:
                 fields = {"why": str(error), "count": len(self._waiting)}
-                log.warning("last events could not be sent", extra=fields)
+                log.warning("last events could not be sent before shutdown; dropped", extra=fields)
 
     def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
         """Queue one event; never blocks."""

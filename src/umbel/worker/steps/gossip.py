@@ -134,7 +134,7 @@ class Gossip(Step):
 
     def strained(self, reason: str) -> None:
         """This node was slow, or cut off: others may only have seemed silent."""
-        log.debug("gossip overloaded; event processing is behind", extra={"why": reason})
+        log.debug("broker connection interrupted; missed heartbeats do not count now", extra={"why": reason})
         self._tell(Strained(reason))
 
     def introduce(self, introduced: Introduced) -> None:
@@ -263,7 +263,7 @@ class Gossip(Step):
         except WireError as error:
             self.undecodable += 1
             fields = {"routing_key": broadcast.routing_key[:100], "why": str(error)}
-            log.warning("unreadable event from another node", extra=fields)
+            log.warning("unreadable event from another node ignored", extra=fields)
             return
         for event in events:
             own = self._is_own(event)

@@ -125,7 +125,9 @@ class Heart(Step):
                     identity.node, identity.incarnation, ttl_s=MARK_INTERVALS * freq_s
                 )
         except (BrokerError, TimeoutError) as error:
-            log.debug("cannot write the liveness mark", extra={"why": str(error)})
+            log.debug(
+                "cannot renew the heartbeat of this node in the broker; retrying", extra={"why": str(error)}
+            )
 
     def _fields(self) -> dict[str, Any]:
         return {

@@ -196,6 +196,6 @@ class Mingle(Step):
                 await self._cluster.revoke(news)
             except BrokerError as error:
                 log.error(
-                    "cannot store revokes received from another node; only this node obeys them",
+                    "cannot save revokes received from another node; this worker applies them until it stops",
                     extra={"peer": peer, "why": str(error)},
                 )

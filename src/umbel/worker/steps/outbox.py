@@ -157,4 +157,4 @@ class RelayCandidate:
                     )
                 self._noted = progress
             except (BrokerError, TimeoutError) as error:
-                log.debug("cannot note what was published", extra={"why": str(error)})
+                log.debug("cannot store the progress of the outbox; retrying", extra={"why": str(error)})

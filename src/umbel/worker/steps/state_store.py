@@ -59,7 +59,7 @@ class StateStore(Step):
         except OSError as error:
             if not self._failing:
                 fields = {"file": str(self._path), "why": str(error)}
-                log.error("cannot save the node state; continuing", extra=fields)
+                log.error("cannot save the node state; the worker continues, retrying", extra=fields)
             self._failing = True
         else:
             if self._failing:

@@ -247,7 +247,10 @@ class Tasks(Step):
             for queue in tuple(self._context.queues):
                 await self._broker.leave_queue(self._owner, queue)
         except BrokerError as error:  # then the broker returns it when the worker is gone
-            log.warning("cannot stop consuming yet; retrying", extra={"why": str(error)})
+            log.warning(
+                "cannot return prefetched messages; the broker returns them when this worker disconnects",
+                extra={"why": str(error)},
+            )
 
     async def _fail_with_the_pool(self) -> None:
         """A worker whose children cannot be started any more must not go on claiming."""

@@ -38,7 +38,10 @@ class HookQueue:
         except queue.Full:
             self.dropped += 1
             if self.dropped == 1:
-                log.error("hook timed out; later hooks are skipped", extra={"hook": name})
+                log.error(
+                    "hook not called: too many wait for an earlier hook that has not returned",
+                    extra={"hook": name},
+                )
 
     def wait_called(self, timeout_s: float) -> None:
         """Block until all calls so far have returned, or for so long."""
