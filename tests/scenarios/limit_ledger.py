@@ -12,6 +12,7 @@ from time import monotonic
 
 from tests.cluster import Cluster
 from tests.scenarios.cluster_limit_tasks import STUCK
+from tests.waiting import wait_until
 
 BATCH = 5000
 
@@ -49,6 +50,11 @@ class Ledger:
 
     def ended_of(self, task: str, *, stuck: bool = False) -> int:
         return self._counts[task, stuck]
+
+    def wait_for(self, task: str, count: int, *, deadline_s: float) -> None:
+        wait_until(
+            lambda: self.read().ended_of(task) >= count, deadline_s=deadline_s, what=f"{count} runs of {task}"
+        )
 
     def times(self, task: str) -> dict[str, list[tuple[float, float]]]:
         """By key: from when to when each ran. One that was killed ran until then."""

@@ -59,10 +59,6 @@ def calls(messages: int) -> Iterator[Call]:
         yield "plain", (number,)
 
 
-def wait_for_some(ledger: Ledger, count: int) -> None:
-    wait_until(lambda: ledger.read().ended_of("few") >= count, deadline_s=WAIT_S, what=f"{count} runs")
-
-
 @pytest.mark.parametrize("broker", ["sqlite", "redis"])
 def test_limits_hold_for_the_cluster_and_outlive_its_workers(broker: str, tmp_path: Path) -> None:
     with (
@@ -75,7 +71,7 @@ def test_limits_hold_for_the_cluster_and_outlive_its_workers(broker: str, tmp_pa
         workers.start()
         wanted = MESSAGES[broker] // KEYS * KEYS
         for kill in range(1, KILLS + 1):
-            wait_for_some(ledger, wanted * kill // (KILLS + 2))
+            ledger.wait_for("few", wanted * kill // (KILLS + 2), deadline_s=WAIT_S)
             workers.kill(kill)
         # While two of one key do not end, all others do.
         wait_until(

@@ -25,7 +25,6 @@ from tests.scenarios.limit_ledger import (
     send_all,
 )
 from tests.scenarios.places import place
-from tests.waiting import wait_until
 from umbel import Rate
 
 WORKERS, KILLS, PLAIN = 8, 6, 40
@@ -53,10 +52,7 @@ def plain_took_s(cluster: Cluster, ledger: Ledger, turn: int) -> float:
     """How long tasks without a limit take from their send to the end of the last, beside all that waits."""
     sent_at = monotonic()
     send_all(cluster, (("plain", (turn * PLAIN + number,)) for number in range(PLAIN)))
-    wanted = ledger.ended_of("plain") + PLAIN
-    wait_until(
-        lambda: ledger.read().ended_of("plain") == wanted, deadline_s=WAIT_S, what="tasks without a limit"
-    )
+    ledger.wait_for("plain", ledger.ended_of("plain") + PLAIN, deadline_s=WAIT_S)
     return max(ledger.ended["plain", "-", turn * PLAIN + number][0] for number in range(PLAIN)) - sent_at
 
 
@@ -86,18 +82,11 @@ def test_a_rate_is_kept_by_every_key_and_no_key_starves(broker: str, tmp_path: P
         workers = Workers(cluster, ledger, WORKERS)
         workers.start()
         for kill in range(1, KILLS + 1):
-            enough = wanted * kill // (KILLS + 2)
-            wait_until(
-                lambda least=enough: ledger.read().ended_of("paced") >= least,
-                deadline_s=WAIT_S,
-                what=f"{enough} runs",
-            )
+            ledger.wait_for("paced", wanted * kill // (KILLS + 2), deadline_s=WAIT_S)
             workers.kill(kill)
             plain_s.append(plain_took_s(cluster, ledger, kill))
             assert ledger.ended_of("paced") < wanted, "nothing was left beside which others could run"
-        wait_until(
-            lambda: ledger.read().ended_of("paced") == wanted, deadline_s=WAIT_S, what="the end of all"
-        )
+        ledger.wait_for("paced", wanted, deadline_s=WAIT_S)
     judge(ledger.times("paced"), keys, plain_s)
 
 
