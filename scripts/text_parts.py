@@ -72,7 +72,7 @@ class Parts:
         if node and not init:
             return self._of_class(call, next(iter(_bases(node)), ""), path, known)
         said = text_of(call.args[0], self, path, known) if call.args else ""
-        return f"Invalid value: {said}" if said and name == "BadParameter" else said
+        return f"Invalid value for {_option(call)}: {said}" if said and name == "BadParameter" else said
 
     def _bound(self, call: ast.Call, function: Function, path: Path, known: Known) -> Known:
         """What the parameters of the function are in this call, as texts."""
@@ -193,6 +193,11 @@ def _called(call: ast.Call) -> str:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
     return ""
+
+
+def _option(call: ast.Call) -> str:
+    hints = (one.value for one in call.keywords if one.arg == "param_hint")
+    return next((str(one.value) for one in hints if isinstance(one, ast.Constant)), "{option}")
 
 
 def _texts_given(call: ast.Call) -> bool:

@@ -152,9 +152,9 @@ class SendUnknown(BrokerUnavailable):
 
     def __init__(self, task_ids: Sequence[str], why: str) -> None:
         self.task_ids, self.why = tuple(task_ids), why
-        more = f" and {len(self.task_ids) - 1} more" if len(self.task_ids) > 1 else ""
+        more = f" (and {len(self.task_ids) - 1} more)" if len(self.task_ids) > 1 else ""
         super().__init__(
-            f"it is not known whether task {self.task_ids[0]}{more} was sent: {why}. "
+            f"task {self.task_ids[0]}{more} may or may not have been sent: {why}. "
             "Send again with the same task_id: on Redis and the embedded broker it runs once, whether or not "
             "the first one arrived; on RabbitMQ it may run twice"
         )

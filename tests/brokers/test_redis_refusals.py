@@ -289,8 +289,8 @@ def test_a_queue_of_another_type_does_not_stop_the_others_and_is_named_once(
         run(scenario())
     said = sorted((one.message, vars(one)["queue"]) for one in caplog.records if hasattr(one, "queue"))
     assert said == [
-        ("cannot fetch messages from a queue; other queues continue", "bad"),
-        ("cannot fetch messages from a queue; other queues continue", "worse"),
+        ("cannot fetch messages from a queue; retrying, other queues continue", "bad"),
+        ("cannot fetch messages from a queue; retrying, other queues continue", "worse"),
         ("queue can be used again; fetching its messages", "bad"),
         ("queue can be used again; fetching its messages", "worse"),
     ]

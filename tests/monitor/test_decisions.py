@@ -79,7 +79,7 @@ def test_a_redelivered_task_shows_both_runs_and_why() -> None:
     ]
     assert edges == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
     first, second = attempts
-    assert (first.node, first.state, first.ended_at, first.wait_s) == ("a@h", "STARTED", None, 2.0)
+    assert (first.node, first.state, first.ended_at, first.wait_s) == ("a@h", "INTERRUPTED", None, 2.0)
     assert (second.node, second.state, second.run_s, second.repeat) == ("b@h", "SUCCESS", 2.0, "redelivered")
 
 

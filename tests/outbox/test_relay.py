@@ -189,7 +189,7 @@ def test_what_cannot_be_published_is_set_aside_and_holds_nothing_up(app: App, pl
             database = place.database()
             assert database.counts()[::2] == (0, 3)
             whys = [one.problem for one in database.problems()]
-            assert whys[0].startswith("not a valid outbox message") and whys[2] == "the queue is full"
+            assert whys[0].startswith("not a valid outbox row") and whys[2] == "the queue is full"
             producer.before = lambda _: None
             assert database.retry() == 3
             database.close()

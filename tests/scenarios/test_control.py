@@ -124,7 +124,7 @@ def test_users_add_their_own_bootsteps(cluster: Cluster) -> None:
     assert names.index("connection") < names.index("control") < names.index("cache") < names.index("broken")
     assert ask(cluster, ONE, "cached") == [f"started beside {ONE}"]
     log = cluster.log("one")
-    assert "bootstep raised in start(); worker continues without it step=broken" in log
+    assert "bootstep raised an exception in start(); worker continues without it step=broken" in log
     assert "no such cache" in log
     cluster.start_worker("three", "-c", "1")
     cluster.stop_worker("three")
@@ -395,7 +395,7 @@ def test_what_is_known_of_a_worker_has_celerys_form(cluster: Cluster, broker: st
     assert "umbel:" in ask(cluster, ONE, "report")["ok"]
     assert ask(cluster, ONE, "memsample").endswith("MB")
     assert "rss (end)" in ask(cluster, ONE, "memdump")
-    assert ask(cluster, ONE, "objgraph") == {"error": "ImportError('Requires the objgraph library')"}
+    assert ask(cluster, ONE, "objgraph")["error"].startswith("ImportError('objgraph is not available")
     assert ask(cluster, ONE, "autoscale", max=3, min=1) == {"error": "ValueError('Autoscale not enabled')"}
     restarts = {"error": "ValueError('Pool restarts not enabled')"}
     assert ask(cluster, ONE, "pool_restart", modules=[]) == restarts
@@ -417,7 +417,7 @@ def test_the_pool_grows_and_shrinks(cluster: Cluster) -> None:
     assert ask(cluster, ONE, "pool_shrink", n="2") == {"ok": "pool will shrink"}
     wait_until(lambda: size() == (2, 2), what="two children")
     assert "at least 1 must remain" in ask(cluster, ONE, "pool_shrink", n=2)["error"]
-    assert "n must be from 1" in ask(cluster, ONE, "pool_grow", n=0)["error"]
+    assert "n, must be from 1" in ask(cluster, ONE, "pool_grow", n=0)["error"]
     assert size() == (2, 2)
 
 

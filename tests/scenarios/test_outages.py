@@ -20,7 +20,7 @@ TASKS_FILE = Path(__file__).with_name("outage_tasks.py")
 LONG_S = 60.0
 TASKS = 2
 # Of the ten seconds after a worker's start; nothing to do with the broker.
-ELSEWHERE = ("too few clocks to compare with", "two wall clocks differ")
+ELSEWHERE = ("too few nodes to compare", "wall clocks of the nodes differ")
 
 
 @contextmanager

@@ -229,7 +229,7 @@ def test_a_user_named_twice_is_refused() -> None:
     visitors = Visitors(WebSettings(proxies=PROXIES), list)
     found = judged(visitors, ("x-forwarded-user", "ann"), client="10.0.0.5")
     assert found is not None and found.name == "ann"
-    with pytest.raises(Refused, match="is there 2 times"):
+    with pytest.raises(Refused, match="the request has 2 headers"):
         judged(visitors, ("x-forwarded-user", "root"), ("x-forwarded-user", "ann"), client="10.0.0.5")
 
 

@@ -61,12 +61,12 @@ def test_one_byte_at_a_time_is_enough() -> None:
 
 def test_a_length_over_the_limit_is_refused_before_its_payload_arrives() -> None:
     reader: FrameReader[object] = FrameReader(Frames, max_bytes=100)
-    with pytest.raises(BadFrame, match="a frame of 101 bytes is over the limit of 100"):
+    with pytest.raises(BadFrame, match="a frame of 101 bytes from another process is over the limit of 100"):
         reader.feed(framed(b"", length=101))
 
 
 def test_a_value_over_the_limit_is_not_encoded() -> None:
-    with pytest.raises(BadFrame, match=r"a Problem of \d+ bytes is over the limit of 10"):
+    with pytest.raises(BadFrame, match=r"a Problem of \d+ bytes for another process is over the limit of 10"):
         encode_frame(Problem("x" * 20), max_bytes=10)
 
 

@@ -161,7 +161,7 @@ def test_an_embed_may_be_empty(embed: object) -> None:  # wire 1.4
     ("headers", "problem"),
     [
         ({}, "the headers have no 'task', so this is not a message of protocol v2"),
-        ([], "headers must be a map"),
+        ([], "headers of the message must be a map"),
         ({"task": "t"}, "missing required field `id`"),
         ({"task": "", "id": "1"}, "empty task name or id"),
         ({"task": "t", "id": ""}, "empty task name or id"),
@@ -221,7 +221,7 @@ def test_the_size_limit_counts_what_is_unpacked() -> None:
     message = encode_task(a_call("0" * 100_000), compression="gzip")
     with pytest.raises(TooLarge, match="unpack to more than the limit of 10000"):
         decode_task(message, limits=Limits(size_max_bytes=10_000))
-    with pytest.raises(TooLarge, match="the body has"):
+    with pytest.raises(TooLarge, match="the body of the message has"):
         decode_task(encode_task(a_call("0" * 100_000)), limits=Limits(size_max_bytes=10_000))
 
 

@@ -100,7 +100,7 @@ def test_a_type_name_written_with_escapes_is_a_type_name() -> None:
 def test_a_typed_value_with_the_wrong_content_is_refused(name: str, content: object) -> None:
     if (name, content) == ("bytes", "\u00e9!"):
         return  # any text is the content of bytes
-    with pytest.raises(BadMessage, match=f"not a valid {name}"):
+    with pytest.raises(BadMessage, match=f"a {name} in the message or result cannot be read"):
         decode_json(json.dumps({"__type__": name, "__value__": content}).encode())
 
 

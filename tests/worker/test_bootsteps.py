@@ -37,7 +37,7 @@ def test_a_users_step_without_a_name_is_refused_where_it_is_added(odd: Any) -> N
 
 
 def test_what_a_users_step_requires_is_a_list_of_names() -> None:
-    with pytest.raises(BadBootsteps, match="requires 'tasks'; write requires"):
+    with pytest.raises(BadBootsteps, match="is 'tasks'; it must be a tuple of names"):
         App("tests").steps.add(type("Mine", (), {"name": "mine", "requires": "tasks"}))
 
 

@@ -242,7 +242,7 @@ def test_a_task_over_its_time_limit_has_failed(run: str, expected: object, stopp
     )
     recorded.endings.lose(claimed, lost(started=True, ran=True, timed_out=True), stopping=stopping)
     assert asked(recorded) == expected
-    assert recorded.ended == [("TimeLimitExceeded: exceeded its time limit of 2.5 s", "FAILURE")]
+    assert recorded.ended == [("TimeLimitExceeded: the task exceeded its time limit of 2.5 s", "FAILURE")]
     assert recorded.counted == {"lost": 1, "failed": 1}
     assert kinds(recorded) == ["task-failed"]
 
@@ -340,7 +340,7 @@ def test_a_message_may_run_again_after_its_hard_limit_and_its_failure_is_stored(
     claimed = claimed_of(Run(NO_ACKS), unique="k")
     recorded.endings.lose(claimed, lost(started=True, ran=True, timed_out=True), stopping=False)
     assert asked(recorded) == ([Return(TAG, True, ran=True)], [([FAILURE], SENT)])
-    assert recorded.ended == [("TimeLimitExceeded: exceeded its time limit of 2.5 s", "FAILURE")]
+    assert recorded.ended == [("TimeLimitExceeded: the task exceeded its time limit of 2.5 s", "FAILURE")]
     assert recorded.counted == {"lost": 1, "failed": 1}
     assert kinds(recorded) == ["task-failed", "task-rejected"]
     assert recorded.told[-1]["requeue"] is True
@@ -349,7 +349,7 @@ def test_a_message_may_run_again_after_its_hard_limit_and_its_failure_is_stored(
 
 def test_a_message_that_ran_into_its_hard_limit_too_often_is_buried() -> None:
     recorded, _ = after_loss(Run(NO_ACKS), lost(started=True, ran=True, timed_out=True), starts=2)
-    text = "exceeded its time limit of 2.5 s; started 3 times, 'task_max_deliveries' reached"
+    text = "the task exceeded its time limit of 2.5 s; started 3 times, 'task_max_deliveries' reached"
     assert asked(recorded) == ([Bury(TAG, text, True, [FAILURE], SENT, by_queue=True)], [])
 
 
@@ -427,7 +427,10 @@ def test_what_must_not_run_any_more_ends_as_revoked(why: Refusal, expired: bool)
 
 @pytest.mark.parametrize(
     ("why", "words"),
-    [(Refusal.UNKNOWN, "t.task"), (Refusal.POISONOUS, "started 3 times, and its process died each time")],
+    [
+        (Refusal.UNKNOWN, "t.task"),
+        (Refusal.POISONOUS, "the task started 3 times, and its process died each time"),
+    ],
 )
 def test_what_cannot_run_is_buried_with_the_reason(why: Refusal, words: str) -> None:
     recorded = Recorded()

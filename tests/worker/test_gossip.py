@@ -326,9 +326,9 @@ def test_after_a_lost_link_no_task_is_taken_before_hello_was_said(
 
     async def scenario() -> None:
         async with light_nodes(tmp_path, "a") as nodes:
-            node, said, answers = nodes["a"], asyncio.Event(), [True] + [False] * TRIES_MAX
+            node, said, answers = nodes["a"], asyncio.Event(), [""] + ["cut off"] * TRIES_MAX
 
-            async def say_hello(_wait_s: float) -> bool:
+            async def say_hello(_wait_s: float) -> str:
                 await said.wait()
                 return answers.pop()
 

@@ -121,7 +121,7 @@ def test_a_broker_that_is_away_gets_them_back_and_one_that_refuses_ends_them() -
     assert admit(recorded, limited()) == []
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury)
-    assert "the limit of the task cannot be applied: broken key" in verdict.reason
+    assert "so it was not run: broken key" in verdict.reason
 
 
 def test_one_whose_claim_has_ended_is_given_back_for_the_case_that_nobody_else_has_it() -> None:

@@ -31,7 +31,10 @@ def rebuild_exception(described: Any) -> Exception:
     must not make this process import code.
     """
     if not isinstance(described, dict) or "exc_type" not in described:
-        return RemoteError("task failed without a readable error", described)
+        return RemoteError(
+            "the task failed, but its stored error cannot be read; see the log of the worker that ran it",
+            described,
+        )
     name = str(described["exc_type"])
     message = described.get("exc_message") or []
     args = tuple(message) if isinstance(message, list | tuple) else (message,)

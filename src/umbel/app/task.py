@@ -208,7 +208,7 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         from umbel.app.running.replacing import replacement  # few tasks do this
 
         raise Ignore(
-            "the task was replaced by another one (self.replace)",
+            "not a failure: self.replace() sent another task in place of this one",
             follow_ups=replacement(self.app, self.request, signature),
         )
 

@@ -105,4 +105,4 @@ def _chosen(options: Mapping[str, str], name: str) -> bool:
 
 def _no_password() -> str:
     """OpenSSL would ask for it on the terminal, and a worker has none."""
-    raise ValueError("the TLS key is encrypted; store it without a password")
+    raise ValueError("the TLS key (ssl_keyfile) is encrypted; store it without a password")

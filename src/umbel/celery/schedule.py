@@ -174,5 +174,5 @@ def _decode(state: bytes) -> _Times:
     try:
         return msgspec.json.decode(state, type=_Times) if state else {}
     except msgspec.DecodeError:
-        log.error("cannot read the times of the last runs; starting the schedule without them")
+        log.error("cannot read when periodic tasks last ran; starting the schedule without these times")
         return {}

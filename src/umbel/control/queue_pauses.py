@@ -106,7 +106,7 @@ async def move_messages(
     except BrokerRefused as refused:
         if not moved:
             raise
-        raise BrokerRefused(f"stopped after {moved} messages were moved: {refused}") from None
+        raise BrokerRefused(f"moving stopped after {moved} messages were moved: {refused}") from None
     return moved
 
 

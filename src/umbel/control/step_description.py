@@ -12,5 +12,8 @@ def described(kind: object) -> tuple[str, tuple[str, ...]]:
         raise BadBootsteps(f'bootstep {kind!r} is not a class with a name; write a class with name = "mine"')
     requires: Any = getattr(kind, "requires", ())
     if not isinstance(requires, tuple | list) or not all(isinstance(one, str) for one in requires):
-        raise BadBootsteps(f'bootstep {name!r} requires {requires!r}; write requires = ("tasks",)')
+        raise BadBootsteps(
+            f"requires of bootstep {name!r} is {requires!r}; it must be a tuple of names, as in "
+            'requires = ("tasks",)'
+        )
     return name, tuple(requires)

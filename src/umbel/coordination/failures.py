@@ -87,7 +87,7 @@ def parse_condition(text: str) -> Condition:
     at, sign = min(signs)
     name = text[:at].strip()
     if name not in FIELDS:
-        raise ValueError(f"unknown field {name!r}; choose {', '.join(FIELDS)}")
+        raise ValueError(f"unknown field {name!r}; choose {', '.join(FIELDS)} for the filter")
     return Condition(name, sign, text[at + 1 :])
 
 

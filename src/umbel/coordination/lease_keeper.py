@@ -94,7 +94,7 @@ class LeaseKeeper:
                 await self._ask(call)
         except (BrokerError, TimeoutError) as error:  # the machine asks again, or gives up in time
             fields = {"lease": call.name, "why": str(error) or "no answer in time"}
-            log.debug("lease store unavailable; retrying", extra=fields)
+            log.debug("cannot acquire, renew or release a lease in the broker; retrying", extra=fields)
 
     async def _ask(self, call: CallAcquire | CallRenew | CallRelease) -> None:
         match call:

@@ -158,7 +158,9 @@ class Relay:
             async with asyncio.timeout(PUBLISH_S):
                 await self._producer.publish([one.outgoing for one in batch], Attempt())
         except TimeoutError:
-            raise BrokerUnavailable(f"the broker did not answer within {PUBLISH_S:g} s") from None
+            raise BrokerUnavailable(
+                f"the broker did not answer the outbox within {PUBLISH_S:g} s; retrying"
+            ) from None
 
     # -- to the database -------------------------------------------------------------------------
 
@@ -168,7 +170,7 @@ class Relay:
             happened = await OffLoop("umbel-outbox", function).ended(CALL_S)
         except TimeoutError:
             self._database = self._open_database()
-            unheard = OutboxUnavailable(f"the database of the outbox did not answer within {CALL_S:g} s")
+            unheard = OutboxUnavailable(f"the outbox's database did not answer within {CALL_S:g} s; retrying")
             self._listener.database_answered(unheard)
             raise unheard from None
         if isinstance(happened, Raised):

@@ -50,12 +50,12 @@ def decode_row(data: bytes) -> Outgoing:
     try:
         outgoing = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a valid outbox message: {error}") from None
+        raise BadMessage(f"not a valid outbox row: {error}") from None
     _check_maps(outgoing.message)
     if not outgoing.message.correlation_id:
-        raise BadMessage("the message has no task id")
+        raise BadMessage("the message in the outbox row has no task id")
     if not (outgoing.queue or outgoing.exchange):
-        raise BadMessage("the message names neither a queue nor an exchange")
+        raise BadMessage("the message in the outbox row names neither a queue nor an exchange")
     return outgoing
 
 

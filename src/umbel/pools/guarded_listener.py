@@ -63,7 +63,9 @@ class GuardedListener:
                 if isinstance(called, Raised):
                     self.faults += 1
                     log.error(
-                        "internal error while handling a notification of the pool; notification lost",
+                        "internal error while handling a notification of the pool; it is lost, and its task "
+                        "may stay unacknowledged until this worker stops; please report it",
+                        extra={"notification": getattr(call, "__name__", "")},
                         exc_info=called.error,
                     )
         finally:

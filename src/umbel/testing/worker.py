@@ -64,7 +64,9 @@ class EmbeddedWorker:
         self._thread = threading.Thread(target=self._work, name="umbel-worker", daemon=True)
         self._thread.start()
         if not self._ready.wait(START_S):
-            raise UmbelError(f"umbel_worker did not start within {START_S:g} s")
+            raise UmbelError(
+                f"umbel_worker did not start within {START_S:g} s; see the log that pytest captured"
+            )
         if self._error is not None:
             raise UmbelError(f"umbel_worker did not start: {self._error}") from self._error
         self._app.signals.before_task_publish.connect(self._prepare_for)

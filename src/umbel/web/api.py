@@ -54,7 +54,11 @@ async def _body(request: Request, wanted: Any) -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Refused(400, "Bad Request", str(error)) from None
     except RecursionError:
-        raise Refused(400, "Bad Request", "the body is nested too deep") from None
+        raise Refused(
+            400,
+            "Bad Request",
+            "the body of the request is nested too deep; send fewer levels of lists and objects",
+        ) from None
 
 
 def _streaming(hub: Hub) -> Callable[[Request], Awaitable[Response]]:

@@ -147,7 +147,8 @@ class Dashboard:
     def _note_end(self, running: asyncio.Task[None]) -> None:
         if not running.cancelled() and running.exception() is not None:
             log.error(
-                "dashboard stopped listening; the next request starts it again", exc_info=running.exception()
+                "internal error; dashboard receives no events until its next request; please report it",
+                exc_info=running.exception(),
             )
 
     # -- the last hour ---------------------------------------------------------------------------

@@ -110,14 +110,14 @@ async def _workers(dashboard: "Dashboard", name: str | None) -> dict[str, Any]:
 
 def _tasks(dashboard: "Dashboard", request: Request) -> list[TaskRecord]:
     given = request.query_params
-    limit, offset = _number(given.get("limit"), PAGE_MAX), _number(given.get("offset"), 0)
+    limit, offset = _number(given, "limit", PAGE_MAX), _number(given, "offset", 0)
     wanted = TaskFilter(
         name=_chosen(given.get("taskname")),
         worker=_chosen(given.get("workername")),
         state=_chosen(given.get("state")),
         text=given.get("search", ""),
-        since=_moment(given.get("received_start")),
-        until=_moment(given.get("received_end")),
+        since=_moment(given, "received_start"),
+        until=_moment(given, "received_end"),
     )
     by = given.get("sort_by", "")
     value = SORT_KEYS.get(by.lstrip("-"))
@@ -146,20 +146,21 @@ def _chosen(value: str | None) -> str:
     return "" if value in (None, "All") else str(value)
 
 
-def _number(text: str | None, otherwise: int) -> int:
-    if text is None or text == "":
+def _number(given: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = given.get(name, "")
+    if text == "":
         return otherwise
     if not text.isdecimal() or len(text) > 9:
-        raise Refused(400, "Bad Request", f"{text[:50]!r} is not a number")
+        raise Refused(400, "Bad Request", f"{name} is {text[:50]!r}; it must be a whole number")
     return int(text)
 
 
-def _moment(text: str | None) -> float | None:
+def _moment(given: Mapping[str, str], name: str) -> float | None:
+    text = given.get(name, "")
     if not text:
         return None
     try:
         return datetime.strptime(text, "%Y-%m-%d %H:%M").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise Refused(
-            400, "Bad Request", f"{text[:50]!r} is not a time; write it like 2026-01-31 18:00"
-        ) from None
+        detail = f"{name} is {text[:50]!r}, which is not a time; write it like 2026-01-31 18:00"
+        raise Refused(400, "Bad Request", detail) from None

@@ -212,7 +212,10 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
         task.cancel()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(ended, Exception) and not isinstance(ended, OSError):
-            log.error("event stream to a browser failed", exc_info=ended)
+            log.error(
+                "event stream from the dashboard to a browser failed; the browser reconnects by itself",
+                exc_info=ended,
+            )
 
 
 def _event(name: str, number: int, data: bytes) -> bytes:

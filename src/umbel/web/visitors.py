@@ -177,7 +177,7 @@ class Visitors:
         names = headers.getlist(self._settings.proxy_header)
         if len(names) > 1:  # one of them may be the visitor's own
             name = self._settings.proxy_header
-            detail = f"the header {name} is there {len(names)} times; let the proxy replace it"
+            detail = f"the request has {len(names)} headers {name}; let the proxy replace it, not add one"
             raise Refused(400, "Bad Request", detail)
         return names[0] if names else ""
 
@@ -199,7 +199,9 @@ class Visitors:
         origin = headers.get("origin")
         if origin is not None:
             if _place(origin) != headers.get("host", ""):
-                raise Forbidden(f"the request comes from another site: {origin[:100]}")
+                raise Forbidden(
+                    f"the request comes from another site, {origin[:100]}; open the dashboard directly"
+                )
         elif visitor is not None and visitor.csrf and headers.get("sec-fetch-site") != "same-origin":
             raise Forbidden("the request does not say where it comes from; send the header Origin")
         if visitor is None or not visitor.csrf:

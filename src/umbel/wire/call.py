@@ -96,7 +96,9 @@ def read_headers(message: Message) -> TaskHeaders:
     """Decode the headers alone: the cheap look that every message gets from the worker."""
     data = message.headers
     if len(data) > HEADER_LIMITS.size_max_bytes:
-        raise too_large("the header block", len(data), HEADER_LIMITS)
+        raise too_large(
+            "the header block of the message", len(data), HEADER_LIMITS, "; send less in headers and stamps"
+        )
     try:
         headers = _HEADERS.decode(data)
         if headers.stamps:  # the only place for values of any type and depth
@@ -135,7 +137,7 @@ def check_names(headers: TaskHeaders) -> None:
 def read_header_map(data: bytes, limits: Limits = HEADER_LIMITS) -> dict[str, Any]:
     found = decode_json(data, limits=limits)
     if not isinstance(found, dict):
-        raise BadMessage(f"headers must be a map, not {data[:100]!r}")
+        raise BadMessage(f"the headers of the message must be a map, not {data[:100]!r}")
     return found
 
 
@@ -187,7 +189,9 @@ def _extra(data: bytes) -> dict[str, Any]:
 def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
     """Return the body as its serializer wrote it."""
     if len(message.body) > limits.size_max_bytes:
-        raise too_large("the body", len(message.body), limits)
+        raise too_large(
+            "the body of the message", len(message.body), limits, "; send a reference to the data instead"
+        )
     if not compression:
         return message.body
     if not isinstance(compression, str):

@@ -48,13 +48,13 @@ def decompress(data: bytes, name: str, *, limits: Limits = DEFAULT_LIMITS) -> by
     try:
         unpacked = unpacker.decompress(data, limits.size_max_bytes + 1)
     except (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError) as error:
-        raise BadMessage(f"body is not {name!r} data: {error}") from error
+        raise BadMessage(f"the body of the message is not {name!r} data: {error}") from error
     if len(unpacked) > limits.size_max_bytes:
         raise TooLarge(
             f"{len(data)} bytes of {name!r} data unpack to more than the limit of {limits.size_max_bytes}"
         )
     if not unpacker.eof:
-        raise BadMessage(f"body is incomplete: the {name!r} data ends too early")
+        raise BadMessage(f"the body of the message is incomplete: its {name!r} data ends too early")
     return unpacked
 
 

@@ -110,7 +110,7 @@ def encode_reply(
 def decode_reply(headers: bytes, body: bytes) -> Reply:
     found = decode_json(body, limits=REPLY_LIMITS)
     if not isinstance(found, dict) or len(found) != 1:
-        raise BadMessage(f"not a control reply of one node: {brief(found)}")
+        raise BadMessage(f"a control reply must be {{node: answer}} of one node, not {brief(found)}")
     said = decode_json_as(_REPLY_HEADERS, headers, what="the reply's headers", limits=REPLY_LIMITS)
     ((node, value),) = found.items()
     known = tuple(Known(*one) for one in said.members[:MEMBERS_MAX])
@@ -120,7 +120,7 @@ def decode_reply(headers: bytes, body: bytes) -> Reply:
 def _address(asked: "_ReplyTo") -> ReplyTo:
     names = (asked.exchange, asked.routing_key)
     if not is_for_replies(asked.exchange) or max(len(name.encode()) for name in names) > NAME_MAX_BYTES:
-        raise BadMessage(f"a request has the invalid reply address {brief(names)}")
+        raise BadMessage(f"a control command has the invalid reply address {brief(names)}")
     return ReplyTo(*names)
 
 

@@ -83,7 +83,10 @@ def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -
     _encoder.encode_into(message, frame, _HEADER_BYTES)
     size_bytes = len(frame) - _HEADER_BYTES
     if size_bytes > max_bytes:
-        raise BadFrame(f"a {type(message).__name__} of {size_bytes} bytes is over the limit of {max_bytes}")
+        raise BadFrame(
+            f"a {type(message).__name__} of {size_bytes} bytes for another process "
+            f"is over the limit of {max_bytes}"
+        )
     _HEADER.pack_into(frame, 0, _MARK, size_bytes)
     return frame
 
@@ -137,7 +140,9 @@ class FrameReader(Generic[FrameT]):
                 if mark != _MARK:
                     raise BadFrame(f"damaged data from the other process: no frame at byte {start} of {size}")
                 if length > max_bytes:
-                    raise BadFrame(f"a frame of {length} bytes is over the limit of {max_bytes}")
+                    raise BadFrame(
+                        f"a frame of {length} bytes from another process is over the limit of {max_bytes}"
+                    )
                 end = body + length
                 if end > size:
                     self._awaited_bytes = end - start
@@ -147,7 +152,9 @@ class FrameReader(Generic[FrameT]):
         except BadFrame as error:
             self.problem = error
         except _UNREADABLE as error:
-            self.problem = BadFrame(f"frame {len(values)} of {size} bytes cannot be read: {error}")
+            self.problem = BadFrame(
+                f"frame {len(values)} of {size} bytes from another process cannot be read: {error}"
+            )
         if self.problem is None:
             self._rest += data[start:]
         elif not values:

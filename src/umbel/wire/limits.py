@@ -58,8 +58,8 @@ def check_size(what: str, size_bytes: int, limits: Limits) -> None:
         raise too_large(what, size_bytes, limits)
 
 
-def too_large(what: str, size_bytes: int, limits: Limits) -> TooLarge:
-    return TooLarge(f"{what} has {size_bytes} bytes; the limit is {limits.size_max_bytes}")
+def too_large(what: str, size_bytes: int, limits: Limits, remedy: str = "") -> TooLarge:
+    return TooLarge(f"{what} has {size_bytes} bytes; the limit is {limits.size_max_bytes}{remedy}")
 
 
 def too_deep(what: str, limits: Limits) -> TooLarge:

@@ -160,11 +160,15 @@ def _encode(
     try:
         payload = _to_json(written)
     except UnicodeEncodeError as error:
-        raise BadValue(f"the result of {task_id!r} has an id or status that is not text: {error}") from error
+        raise BadValue(
+            f"the result of task {task_id!r} cannot be stored: an id or its state is not Unicode: {error}"
+        ) from error
     if extended:
         payload = payload[:-1] + b"," + encode_json(dict(extended), root="extended")[1:]
     if len(payload) > DEFAULT_LIMITS.size_max_bytes:
-        raise too_large("the result", len(payload), DEFAULT_LIMITS)
+        raise too_large(
+            "the result", len(payload), DEFAULT_LIMITS, "; return a reference to the data instead"
+        )
     return StoredResult(task_id, status, payload)
 
 

@@ -84,7 +84,8 @@ def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
         raise BadValue(f"a header of {headers.task!r} cannot be sent: {error}") from error
     if extra:
         if taken := HEADER_NAMES.intersection(extra):
-            raise BadValue(f"custom headers must not have names of the protocol: {', '.join(sorted(taken))}")
+            named = ", ".join(sorted(taken))
+            raise BadValue(f"custom headers must not have names of the protocol: {named}; rename them")
         data = data[:-1] + b"," + encode_json(extra, root="headers")[1:]
     if extra or headers.stamps:
         _check_keys(extra, headers.stamps)

@@ -67,4 +67,6 @@ def _lowered(value: Any) -> Any:
         return str(value)
     if (serializer := getattr(type(value), "__pydantic_serializer__", None)) is not None:
         return serializer.to_python(value, **PYDANTIC_FORM)
-    raise TypeError(f"values of {type(value)} cannot be encoded")
+    raise TypeError(
+        f"a {type(value).__name__} cannot be sent as JSON; convert it, to text or a dict for example"
+    )

@@ -107,14 +107,18 @@ TAGGED_TYPES = frozenset(_WRITERS)
 def _untag(name: object, content: Any, limits: Limits) -> Any:
     reader = _READERS.get(name) if isinstance(name, str) else None
     if reader is None:
-        raise BadMessage(f"unknown {TYPE_KEY} {name!r}; known are {', '.join(_READERS)}")
+        raise BadMessage(
+            f"unknown {TYPE_KEY} {name!r} in the message or result; known are {', '.join(_READERS)}"
+        )
     if name == "decimal" and isinstance(content, str) and len(content) > limits.number_digits_max:
         raise too_long_a_number("a decimal", len(content), limits)
     try:
         return reader(content)
     # Decimal's own error is an ArithmeticError, and a content of the wrong type shows as one of the others.
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        raise BadMessage(f"{brief(content)} is not a valid {name}: {error}") from error
+        raise BadMessage(
+            f"a {name} in the message or result cannot be read: {brief(content)} ({error})"
+        ) from error
 
 
 def _read_bytes(content: str) -> bytes:
@@ -127,7 +131,7 @@ def _read_base64(content: str) -> bytes:
 
 def _read_decimal(content: str) -> Decimal:
     if not isinstance(content, str):  # Decimal would take a list of digits too
-        raise TypeError("the content must be text")
+        raise TypeError("a decimal must be written as text")
     return Decimal(content)
 
 

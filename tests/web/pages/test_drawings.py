@@ -2,6 +2,7 @@
 
 import re
 from html import unescape
+from typing import Literal
 from xml.etree import ElementTree
 
 import pytest
@@ -106,6 +107,33 @@ def test_a_redelivered_task_shows_both_runs_and_the_cause() -> None:
     drawn = spacetime(story)
     assert "redelivered: w1 was lost" in words(drawn)
     assert drawn.count('class="lane-line run"') == 1 and drawn.count('class="lane-line run again"') == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "cause"),
+    [
+        ("lost", 125.0, "w1 was lost"),
+        ("lost", 135.0, "w1 was lost"),  # found after the message was delivered again
+        ("left", 125.0, "w1 left"),
+        ("lost", 105.0, "w1 did not finish it"),  # before it received the message
+        ("left", 1000.0, "w1 did not finish it"),  # long after
+        ("suspect", 125.0, "w1 did not finish it"),
+    ],
+)
+def test_why_a_node_did_not_finish_is_known_when_it_is_back(
+    kind: Literal["lost", "left", "suspect"], at: float, cause: str
+) -> None:
+    events = [
+        event("task-received", "w1", 10, delivery=1),
+        event("task-received", "w2", 30, delivery=2, repeat="redelivered"),
+    ]
+    happened = [
+        Happening(at=at - 1, kind="lost", subject="w3", node="w3"),
+        Happening(at=at, kind=kind, subject="w1", node="w1"),
+        Happening(at=at + 5, kind="returned", subject="w1", node="w1"),
+    ]
+    story = story_of(events, "default", {"w1": "alive"}, happened)
+    assert [dot.cause for dot in story.dots if dot.cause] == [f"redelivered: {cause}"]
 
 
 def test_a_cause_is_always_above_its_effect() -> None:

@@ -156,7 +156,9 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
             except TimeoutError:
                 if not limit.expired():  # the election's own
                     raise
-                raise BrokerUnavailable(f"the broker did not answer within {timeout:g} s") from None
+                raise BrokerUnavailable(
+                    f"the broker did not answer within {timeout:g} s; is it reachable?"
+                ) from None
 
         return thread.wait_for(hold(), timeout + SLACK_S)
 

@@ -75,7 +75,9 @@ class ControlThread:
             if future.done():  # the work's own
                 raise
             future.cancel()
-            raise BrokerUnavailable(f"the broker did not answer within {timeout_s:g} s") from None
+            raise BrokerUnavailable(
+                f"the broker did not answer within {timeout_s:g} s; is it reachable?"
+            ) from None
 
     def close(self) -> None:
         if self.pid != os.getpid():

@@ -90,7 +90,7 @@ def cancelled_is_failed() -> Iterator[None]:
 
 
 def cancelled_from_within() -> TaskError:
-    return TaskError("the task awaited something that had been cancelled")
+    return TaskError("the task awaited something that had been cancelled, and so failed")
 
 
 def cancelled_type() -> type[BaseException]:

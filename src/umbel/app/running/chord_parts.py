@@ -92,7 +92,7 @@ def _counted(
             return NOTHING_FOLLOWS
         values = _values(app, part.group_id, parts)
     except BrokerRefused as refused:  # the task keeps its outcome, and the body fails
-        error = ChordError(f"cannot count part {request.id} of the chord: {refused}")
+        error = ChordError(f"cannot count part {request.id} of the chord, so the chord fails: {refused}")
         log.error(
             "cannot count a finished chord part; the chord fails",
             extra={"task_id": request.id, "why": str(refused)},

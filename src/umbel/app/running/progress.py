@@ -92,7 +92,7 @@ class Reports:
             self._send(state, meta)
         except BrokerError as error:
             log.warning(
-                "cannot store the last custom state of a task",
+                "cannot store the last custom state of a task; its result is not affected",
                 extra={"task_id": self._task_id, "why": str(error)},
             )
 

@@ -143,12 +143,12 @@ class Tracer:
 
     def _tell_started(self, request: Request) -> None:
         """For display only, so an unavailable backend does not stop the task."""
-        meta = {"pid": os.getpid(), "hostname": self._hostname}
         try:
-            state = encode_state(request.id, STARTED, meta)
+            state = encode_state(request.id, STARTED, {"pid": os.getpid(), "hostname": self._hostname})
             self._app.backend.store([replace(state, reply_to=request.reply_to)])
         except BrokerError as error:
-            log.warning("cannot store state STARTED", extra={"task_id": request.id, "why": str(error)})
+            text = "cannot store state STARTED; the task runs anyway"
+            log.warning(text, extra={"task_id": request.id, "why": str(error)})
 
     def _call(self, task: "RunnableTask", call: TaskCall, request: Request) -> Any:
         if task.options.types is not None:
@@ -309,7 +309,7 @@ class _Run:
         elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
             return self._unfinished(counted.error)
         else:
-            log.error("cannot count a failed task in its chord; chord never ends", exc_info=counted.error)
+            log.error("cannot count a failed task in its chord; the chord never ends", exc_info=counted.error)
             body = NOTHING_FOLLOWS
         return self._outcome(
             "failure",

@@ -41,7 +41,7 @@ def make(kind: type[Any], tree: Any) -> Any:
         return kind(tree)
     if (validator := getattr(kind, "__pydantic_validator__", None)) is not None:
         return validator.validate_json(_as_json(tree))
-    raise TypeError(f"cannot convert JSON to {kind}")
+    raise TypeError(f"a {kind.__name__} cannot be made from JSON; annotate another type")
 
 
 def _as_json(tree: Any) -> bytes:

@@ -144,7 +144,10 @@ class AmqpBroker(KeptFailures):
             session.publisher.declared.discard(refused.queue)
             if refused.is_missing or len(usable) == 1:  # deleted by somebody: the next claim makes it
                 raise
-            log.error("cannot consume from a queue; other queues continue", extra={"why": str(refused)})
+            log.error(
+                "cannot consume from a queue; retrying, other queues continue",
+                extra={"queue": refused.queue, "why": str(refused)},
+            )
             self._unusable[refused.queue] = monotonic() + UNUSABLE_S
             return await self.claim(owner, queues, limit, revoked_after=revoked_after)
         try:

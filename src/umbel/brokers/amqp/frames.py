@@ -242,7 +242,7 @@ class FrameReader:
         try:
             self._cut(self._rest + data if self._rest else data, incoming)
         except (UnicodeDecodeError, IndexError, KeyError, struct.error) as error:
-            raise BadFrames(f"malformed AMQP frame: {error!r}") from error
+            raise BadFrames(f"received a malformed AMQP frame: {error!r} (is this an AMQP port?)") from error
         return incoming
 
     def _cut(self, data: bytes, incoming: list[Incoming]) -> None:
@@ -306,7 +306,9 @@ class FrameReader:
             return
         spelling = _FIELDS.get(method)
         if spelling is None:
-            raise BadFrames(f"unknown AMQP method {method >> 16}.{method & 0xFFFF}")
+            raise BadFrames(
+                f"unknown AMQP method {method >> 16}.{method & 0xFFFF} (is this an AMQP 0-9-1 port?)"
+            )
         fields = tuple(_fields(spelling, data, start + 4))
         if method in _WITH_CONTENT:
             self._contents[channel] = _Content(method, fields)

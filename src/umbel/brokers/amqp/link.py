@@ -327,7 +327,7 @@ class Channel:
                 future.set_result(incoming)
             if method == Method.CHANNEL_CLOSE_OK:
                 self.link.discard(self)
-                self.fail(BrokerUnavailable("the channel was closed by this process"))
+                self.fail(BrokerUnavailable("the AMQP channel was closed by this process"))
 
     def fail(self, error: BrokerError) -> None:
         if self.error is not None:

@@ -75,7 +75,7 @@ class Locks:
         """Declare it again; the boot time from which on it is ours for another time to live."""
         queue = self._held.get(what)
         if queue is None or self._link is None:
-            raise BrokerUnavailable(f"this process does not hold the lock {what!r}")
+            raise BrokerUnavailable(f"this process does not hold the lock {what!r} in RabbitMQ any more")
         async with self._prolonging:  # one at a time: a refusal ends the channel
             if self._renewals is None or self._renewals.error is not None:
                 self._renewals = await self._link.channel()
@@ -85,7 +85,9 @@ class Locks:
                     await self._renewals.call(method, *fields)
             except ChannelClosed as refused:  # it had ended, and another was faster
                 self._held.pop(what, None)
-                raise BrokerUnavailable(f"the lock {what!r} in RabbitMQ was lost: {refused.text}") from None
+                raise BrokerUnavailable(
+                    f"another process has taken the lock {what!r} in RabbitMQ: {refused.text}"
+                ) from None
         return sent_at
 
     async def _barrier(self) -> float:

@@ -151,7 +151,9 @@ def _encode_value(value: Any) -> bytes:
         if -(2**31) <= value < 2**31:
             return b"I" + struct.pack(">l", value)
         if not -(2**63) <= value < 2**63:
-            raise OverflowError(f"{value} needs more than the 64 bits of an AMQP table")
+            raise OverflowError(
+                f"the header value {value} has more than 64 bits, which AMQP cannot carry; send it as text"
+            )
         return b"l" + struct.pack(">q", value)
     if isinstance(value, float):
         return b"d" + struct.pack(">d", value)
@@ -257,7 +259,7 @@ def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
     if kind in (_TEXT, _BYTES):
         return data[at:end].decode(), end
     if kind != _ARRAY:
-        raise ValueError(f"unknown AMQP value type {chr(kind)!r}")
+        raise ValueError(f"a header of the message has the unknown AMQP type {chr(kind)!r}")
     items = []
     while at < end:
         item, at = decode_value(data[at], data, at + 1)

@@ -377,5 +377,6 @@ class RedisBroker:
         if new:
             for problem in await self._link.attempt_all(self._bindings.declare(new)):
                 # Its messages come all the same; Celery, or a list of all queues, may not know it.
-                log.warning("cannot declare queues", extra={"queues": sorted(new), "why": str(problem)})
+                text = "cannot declare queues; consuming them anyway, but lists of queues may not show them"
+                log.warning(text, extra={"queues": sorted(new), "why": str(problem)})
             self._declared |= new

@@ -339,7 +339,7 @@ class Claims:
         }
         for queue in now.keys() - self._passed_over.keys():
             log.error(
-                "cannot fetch messages from a queue; other queues continue",
+                "cannot fetch messages from a queue; retrying, other queues continue",
                 extra={"queue": queue, "why": now[queue]},
             )
         for queue in self._passed_over.keys() - now.keys():

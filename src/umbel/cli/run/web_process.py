@@ -52,7 +52,7 @@ async def _supervise(command: Sequence[str]) -> None:
         finally:
             await _end(process)
         failures = 1 if loop.time() - began > WELL_S else failures + 1
-        log.warning("dashboard ended; restarting", extra={"code": code, "failures": failures})
+        log.warning("dashboard process ended; restarting it", extra={"code": code, "failures": failures})
         await asyncio.sleep(reconnect_wait_s(failures, 0.5))
 
 

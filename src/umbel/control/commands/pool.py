@@ -74,12 +74,14 @@ def memdump(state: PoolSection, samples: int = 10, **_: Any) -> str:
 )
 def objgraph(_state: NodeSection, num: int = 200, max_depth: int = 10, type: str = "Request") -> None:  # noqa: ARG001
     """A graph of objects in memory."""
-    raise ImportError("Requires the objgraph library")
+    raise ImportError("objgraph is not available in workers of Umbel")
 
 
 def _checked(n: int) -> int:
     if not 1 <= n <= GROW_MAX:
-        raise ValueError(f"n must be from 1 to {GROW_MAX}, not {n}")
+        raise ValueError(
+            f"the number of child processes to add or remove, n, must be from 1 to {GROW_MAX}, not {n}"
+        )
     return n
 
 

@@ -76,7 +76,7 @@ def _headers_from(body: dict[str, Any]) -> TaskHeaders:
         headers = msgspec.convert(stated, TaskHeaders)
     except msgspec.ValidationError as error:
         raise BadMessage(
-            f"not a task message of protocol v1 or v2: {error}; the body states {brief(stated)}"
+            f"not a task message of protocol v1 or v2: {error}; the fields of its body are {brief(stated)}"
         ) from error
     if not headers.task or not headers.id:
         raise BadMessage(

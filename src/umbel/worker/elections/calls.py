@@ -65,7 +65,7 @@ class StoreCalls:
         except (BrokerError, TimeoutError) as error:
             self.failed += 1
             why = str(error) or f"no answer within {self._timeout_s:g} s"
-            log.debug("election store unavailable; retrying", extra={"why": why})
+            log.debug("cannot read or write an election in the broker; retrying", extra={"why": why})
             return None
 
     async def close(self) -> None:

@@ -79,7 +79,7 @@ def _call(handler: Handler, action: bytes, context: ElectionContext) -> Any:
     try:
         decoded = decode_json(action)
     except WireError as error:
-        raise ValueError(f"cannot decode the action of {context.election_id!r}: {error}") from error
+        raise ValueError(f"cannot decode the action of election {context.election_id!r}: {error}") from error
     value = handler(decoded, context)
     return asyncio.run(value) if asyncio.iscoroutine(value) else value
 

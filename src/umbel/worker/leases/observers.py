@@ -82,7 +82,10 @@ class ObserverCandidate:
             async with asyncio.timeout(ASK_S):
                 return not (await self._store.read_lease(lease)).holder
         except (BrokerError, TimeoutError) as error:
-            log.debug("cannot read the leases of gossip observers", extra={"why": str(error)})
+            log.debug(
+                "cannot read which nodes watch the others (gossip observers); retrying",
+                extra={"why": str(error)},
+            )
             return False
 
     def _lease_changed(self, change: Change) -> None:

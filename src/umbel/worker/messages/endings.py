@@ -85,7 +85,7 @@ def _error_of(claimed: Claimed, lost: LostJob, more: str = "") -> TaskError:
     """Why a task has failed that did not end by itself."""
     if lost.timed_out:
         limit_s = claimed.hard_limit_s or 0.0
-        return TimeLimitExceeded(f"exceeded its time limit of {limit_s:g} s{more}", limit_s=limit_s)
+        return TimeLimitExceeded(f"the task exceeded its time limit of {limit_s:g} s{more}", limit_s=limit_s)
     return WorkerLost(f"{lost.reason} while running the task{more}")
 
 
@@ -181,7 +181,7 @@ class Endings:
             self._bury(claimed, NotRegistered.named(claimed.headers.task), charged=False)
             self._notices.unknown(claimed.message, claimed.delivery.queue)
         else:
-            text = f"started {claimed.arrival.starts} times, and its process died each time"
+            text = f"the task started {claimed.arrival.starts} times, and its process died each time"
             self.bury(claimed, WorkerLost(text), charged=False)
 
     def end_terminated(self, claimed: Claimed) -> None:

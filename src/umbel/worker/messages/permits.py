@@ -67,18 +67,14 @@ class Permits:
             if why is None:
                 self._give_back(claimed)
             elif why:
-                self._endings.bury(
-                    claimed, NotSupported(f"the limit of the task cannot be applied: {why}"), charged=False
-                )
+                self._endings.bury(claimed, _not_applied(claimed, why), charged=False)
         return [claimed for claimed in starting if claimed.delivery.tag not in refused]
 
     def _give_up(self, claimed: Sequence[Claimed], error: BrokerError) -> None:
         """We live and keep our lease, so nobody else would ever return them."""
         for one in claimed:
             if isinstance(error, BrokerRefused):
-                self._endings.bury(
-                    one, NotSupported(f"the limit of the task cannot be applied: {error}"), charged=False
-                )
+                self._endings.bury(one, _not_applied(one, error), charged=False)
             else:
                 self._give_back(one)
 
@@ -95,6 +91,12 @@ def turn_of(tag: Tag, headers: TaskHeaders) -> Permit | None:
     if not isinstance(key, str):
         return None
     return Permit(tag, headers.id, bucket_of(headers.task, key), Terms(), ends=True)
+
+
+def _not_applied(claimed: Claimed, why: object) -> NotSupported:
+    return NotSupported(
+        f"the broker cannot apply the limit of task {claimed.headers.task!r}, so it was not run: {why}"
+    )
 
 
 def _permit(claimed: Claimed, limit: ClusterLimit) -> Permit:

@@ -124,8 +124,8 @@ class Stopping:
                     self._asked.set()
                     self._cancel_start()
                 case Interrupt():
-                    told = self._tasks.interrupt()
-                    log.warning("second shutdown request: interrupting running tasks", extra={"told": told})
+                    count = self._tasks.interrupt()
+                    log.warning("second shutdown request: interrupting running tasks", extra={"count": count})
                 case Cut(count):
                     log.warning("running tasks interrupted; returned to their queues", extra={"count": count})
                     self._tasks.note_change()

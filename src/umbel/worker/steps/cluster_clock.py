@@ -24,8 +24,10 @@ log = logging.getLogger("umbel.worker.clock")
 JUDGE_EVERY_S = 1.0
 STORE_EVERY_S = 30.0
 SETTLED_S = 10.0  # after the start: who was not heard by then is not there
-TOO_FEW = "too few clocks to compare with; trusting this machine's clock"
-DIFFERENT = "two wall clocks differ; trusting this machine's clock"
+TOO_FEW = "too few nodes to compare wall clocks with; trusting this machine's clock"
+DIFFERENT = (
+    "wall clocks of the nodes differ, and no majority agrees; trusting this machine's clock: check NTP"
+)
 TELLING = ("worker-online", "worker-heartbeat")
 
 
@@ -102,26 +104,27 @@ class ClusterClock(Step):
                 way_s = instant().boot_s - before.boot_s
                 self._machine.hear_store(at_s + way_s / 2, instant())
         except BrokerError as error:
-            log.debug("cannot read the broker's clock", extra={"why": str(error)})
+            log.debug("cannot read the broker's clock; retrying", extra={"why": str(error)})
 
     def _judge(self) -> None:
         judged, before = self._machine.judge(instant()), self._judged
         self._judged = judged
         clock.correct(judged.offset_s)
-        fields = self._context.log_fields(by=judged.source, voices=judged.voices)
+        fields = self._context.log_fields(compared_with=judged.source, clocks=judged.voices)
         if judged.stepped_s:
-            log.warning("wall clock was changed", extra=fields | {"seconds": round(judged.stepped_s, 1)})
+            log.warning("wall clock was changed", extra=fields | {"by_s": round(judged.stepped_s, 1)})
         if judged.offset_s and not before.offset_s:
             wrong_s = round(-judged.offset_s, 1)
-            log.warning("wall clock is wrong; using the cluster's time", extra=fields | {"ahead_s": wrong_s})
+            text = "wall clock of this machine is wrong; using the cluster's time: check NTP"
+            log.warning(text, extra=fields | {"ahead_s": wrong_s})
             self._tasks.revokes.read_again()  # some may have been taken for expired
         elif before.offset_s and not judged.offset_s:
-            log.info("wall clock is correct again", extra=fields)
+            log.info("wall clock of this machine is correct again", extra=fields)
 
     def _say_alone(self) -> None:
         alone = self._judged.source == OWN
         said = (DIFFERENT if self._judged.disagreeing else TOO_FEW) if alone else ""
         if said and said != self._said:
             level = logging.WARNING if self._judged.disagreeing else logging.INFO
-            log.log(level, said, extra=self._context.log_fields(voices=self._judged.voices))
+            log.log(level, said, extra=self._context.log_fields(clocks=self._judged.voices))
         self._said = said

@@ -70,7 +70,8 @@ class Control(Step):
             async with asyncio.timeout(OPEN_S):
                 await opened()
         except TimeoutError:
-            log.warning("cannot open the remote-control mailbox; retrying", extra={"node": self._node})
+            text = "remote-control mailbox is not open: the broker did not answer within %g s; retrying"
+            log.warning(text, OPEN_S, extra={"node": self._node})
 
     async def stop(self) -> None:
         if self._green is not None:

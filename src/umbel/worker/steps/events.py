@@ -257,7 +257,7 @@ class Events(Step):
                 await self.look_for_recorders()
                 self.clock.adjust(await self._cluster.coordination.raise_clock(self.clock.value))
             except BrokerError as error:
-                log.debug("cannot check whether a recorder is running", extra={"why": str(error)})
+                log.debug("cannot check whether a recorder is running; retrying", extra={"why": str(error)})
 
     async def look_for_recorders(self) -> None:
         """Log events from now on, if anybody records; a recorder that begins asks for this at once."""

@@ -70,7 +70,7 @@ class ForeignSchedulerStep(Step):
                     self._context.settings.hooks.timeout_s
                 )
             except TimeoutError:
-                log.error("scheduler did not stop in time; worker continues without it")
+                log.error("scheduler did not stop in time; the worker shuts down without waiting for it")
         await self.end_background()
         if self._keeper is not None:
             await self._keeper.stop()
@@ -134,7 +134,9 @@ class Term:
             return asked.result(2 * CALL_TIMEOUT_S)  # a loop that has ended answers nothing
         except TimeoutError:
             asked.cancel()
-            raise BrokerUnavailable("the lease store did not answer in time") from None
+            raise BrokerUnavailable(
+                "the broker, which stores the scheduler's lease, did not answer in time"
+            ) from None
 
 
 async def _in_time(question: Coroutine[Any, Any, R]) -> R:
@@ -144,4 +146,7 @@ async def _in_time(question: Coroutine[Any, Any, R]) -> R:
 
 def _check(state: bytes) -> None:
     if len(state) > STATE_MAX_BYTES:
-        raise ValueError(f"the scheduler's state has {len(state)} bytes, over the limit of {STATE_MAX_BYTES}")
+        raise ValueError(
+            f"the scheduler's state has {len(state)} bytes, over the limit of {STATE_MAX_BYTES}: nothing was "
+            "saved or sent; define fewer periodic tasks"
+        )

@@ -80,5 +80,8 @@ class Health(Step):
             write_state(*self._place, state)
         except OSError as error:
             if not self._complained:
-                log.error("cannot write the status file for `umbel health`", extra={"why": str(error)})
+                log.error(
+                    "cannot write the status file that `umbel health` reads; retrying",
+                    extra={"why": str(error)},
+                )
             self._complained = True

@@ -97,8 +97,9 @@ class Mingle(Step):
             await self._begin(self._context.settings.mingle_wait_s)
 
     async def _begin(self, wait_s: float) -> None:
-        if not await self._say_hello(wait_s):
-            log.warning("start-up synchronization failed; no other node reached")
+        if why := await self._say_hello(wait_s):
+            text = "cannot ask other nodes for their revokes and clocks at start-up; starting without them"
+            log.warning(text, extra={"why": why})
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class Mingle(Step):
                     break
                 await self._relinked()
                 self._is_due = False
-                if not await self._say_hello(self._context.settings.mingle_wait_s):
+                if await self._say_hello(self._context.settings.mingle_wait_s):
                     self._is_due = True
             if not self._is_due:
                 self._tasks.before_taking(self.name, None)
@@ -144,7 +145,8 @@ class Mingle(Step):
                 log, logging.WARNING, UNLINKED, named="synchronized without a link"
             )
 
-    async def _say_hello(self, wait_s: float) -> bool:
+    async def _say_hello(self, wait_s: float) -> str:
+        """Why it could not be said; empty where it could."""
         node = self._context.identity.node
         try:
             said = mingle.hello(node, self._revoked, cluster_now())
@@ -157,11 +159,11 @@ class Mingle(Step):
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
         except BrokerError as error:
-            log.debug("cannot synchronize with other nodes", extra={"why": str(error)})
-            return False
+            log.debug("cannot ask other nodes for their revokes and clocks", extra={"why": str(error)})
+            return str(error)
         fields = {"peers": len(others), "clock": self._events.clock.value}
         self._context.outages.consequence(log, logging.INFO, SYNCHRONIZED, named="synchronized", **fields)
-        return True
+        return ""
 
     def _introduce(self, members: object) -> None:
         """Whom a peer that answered knows. Nobody is introduced by a hello: anyone can say one."""

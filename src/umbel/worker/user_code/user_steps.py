@@ -46,7 +46,7 @@ class UserStep(Step):
     def _start(self) -> None:
         made = call_guarded(self._kind)
         if isinstance(made, Raised):
-            self._complain("cannot be made", made.error)
+            self._complain("cannot be created", made.error)
             return
         self._made = made.value
         self._started = self._call("start")
@@ -57,7 +57,7 @@ class UserStep(Step):
     def _call(self, method: str) -> bool:
         happened = call_guarded(getattr(self._made, method, _nothing), self._worker)
         if isinstance(happened, Raised):
-            self._complain(f"raised in {method}()", happened.error)
+            self._complain(f"raised an exception in {method}()", happened.error)
         return not isinstance(happened, Raised)
 
     def _complain(self, problem: str, error: BaseException) -> None:

@@ -53,6 +53,7 @@ LOOKS = {
     "RETRY": Look("again", "will retry", "warn"),
     "REVOKED": Look("stop", "revoked", "idle"),
     "REJECTED": Look("return", "rejected", "warn"),
+    "INTERRUPTED": Look("cross", "interrupted", "warn"),
     "ok": Look("check", "ok", "good"),
     "error": Look("cross", "error", "bad"),
     "paused": Look("pause", "paused", "warn"),
