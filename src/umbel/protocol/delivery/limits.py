@@ -2,7 +2,8 @@
 
 A bucket belongs to one task and one key. `Concurrency` has so many slots; a claim holds one until it ends.
 `Rate` has a pace: starts are `interval_s` apart, but what comes late may be made up for, by as much as
-`slack_s`: so long before its time the next one is due, and coming within the slack costs the rate nothing.
+`slack_s`: so long before its time the next one is due, and coming within it, before
+the next one is due, costs the rate nothing.
 The interval is chosen so that no window of the rate's period has more starts than the rate says,
 even if each task starts up to `slack_s` after it was allowed to:
 
