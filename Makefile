@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check static test versions soak mutants sim bench lock docs site format clean
+.PHONY: help setup demo check static test versions soak mutants sim bench lock docs pictures site format clean
 
 BIN := .venv/bin
 CODE := src tests $(wildcard scripts/*.py) docs/conf.py $(if $(wildcard benchmarks/*.py),benchmarks)
@@ -58,6 +58,10 @@ bench: ## every benchmark, beside its peers (ARGS=--json for machines)
 
 docs: setup ## write the pages that are made from the code: API, settings, every command
 	@$(BIN)/python -m scripts.reference
+
+pictures: setup ## take the pictures of the documents from the demo, in five minutes (ARGS="FOLDER" for every page)
+	@scripts/setup browser
+	@$(BIN)/python -m scripts.screenshots $(ARGS)
 
 site: ## the documentation as a web site, in build/site; warnings are errors
 	@scripts/setup docs

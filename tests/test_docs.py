@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from scripts import reference
+from scripts.screenshots import BYTES_MAX, PICTURES
 from umbel.app.configuration.settings import Settings
 from umbel.app.configuration.settings_help import HELP
 from umbel.cli.main import COMMANDS
@@ -21,6 +22,7 @@ PAGES = [
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
 TOPS = [ROOT, ROOT / "docs", ROOT / "src/umbel", ROOT / "src/umbel/brokers"]
+PICTURE = re.compile(r"_static/([\w-]+\.\w+)")
 SAID_FOR_ALL = {"--app", "--json", "--help", "--broker", "--run-dir"}  # above and below the table of commands
 
 
@@ -90,3 +92,19 @@ def test_files_that_are_named_exist(page: Path) -> None:
     """`coordination/driver.py`, from wherever one looks; `./tasks.py` is the reader's own."""
     for name in re.findall(r"`(?!\./)([\w./-]+/[\w.-]+\.(?:py|lua|md))`", page.read_text()):
         assert any(found.is_file() for top in TOPS for found in top.glob(name)), f"{page.name} names {name}"
+
+
+def test_every_picture_is_taken_by_the_script_is_shown_and_is_small() -> None:
+    there = {
+        one.name: one.stat().st_size for one in (ROOT / "docs/_static").iterdir() if one.suffix != ".css"
+    }
+    assert sorted(there) == sorted(PICTURES), "run: make pictures"
+    assert {name for page in PAGES for name in re.findall(PICTURE, page.read_text())} == set(PICTURES)
+    assert {name: size for name, size in there.items() if size > BYTES_MAX} == {}
+
+
+def test_pictures_are_shown_in_the_colours_that_the_reader_prefers() -> None:
+    for page in PAGES:
+        shown = re.findall(PICTURE, page.read_text())
+        pairs = [(shown[at], shown[at + 1]) for at in range(0, len(shown), 2)]
+        assert all(dark.replace("-dark", "-light") == light for dark, light in pairs), page.name

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from umbel import App, Ignore, Reject, Task
 from umbel.app.running.tracer import Tracer
@@ -29,6 +31,15 @@ def tracer(app: App) -> Iterator[Tracer]:
     made = Tracer(app, hostname="w@host")
     yield made
     made.close()
+
+
+def test_a_job_that_may_not_start_any_more_does_not(app: App, tracer: Tracer) -> None:
+    ran: list[int] = []
+    job = job_of(app, app.task(lambda: ran.append(1)).name)
+    outcome = tracer(replace(job, start_by=monotonic() - 0.001))
+    assert (outcome.number, outcome.kind, outcome.results, ran) == (7, "late", (), [])
+    assert tracer(replace(job, start_by=monotonic() + 600)).kind == "success"
+    assert ran == [1]
 
 
 def test_a_success_carries_its_result_encoded(app: App, tracer: Tracer) -> None:

@@ -116,7 +116,18 @@ def test_layouts_are_learnt_seldom_and_few_are_kept() -> None:
     assert len(layouts) == LAYOUTS_MAX
 
 
-def celerys(*, correlation_id: str = "9f0c", **headers: Any) -> bytes:
+def test_one_layout_fits_the_messages_of_all_clients() -> None:
+    """Each process and thread that sends has an id of its own to be answered at."""
+    layout = layout_of(celerys(), decode(delivery(celerys()))[0])
+    assert layout is not None
+    other = celerys(reply_to="c9")
+    read = layout.read(other, b"body")
+    assert read == decode(delivery(other))[0]
+    assert read.reply_to == "c9"
+    assert layout.read(celerys(reply_to="longer"), b"body") is None
+
+
+def celerys(*, correlation_id: str = "9f0c", reply_to: str = "b8", **headers: Any) -> bytes:
     return encode_properties(
         Properties(
             content_type="application/json",
@@ -125,7 +136,7 @@ def celerys(*, correlation_id: str = "9f0c", **headers: Any) -> bytes:
             delivery_mode=2,
             priority=0,
             correlation_id=correlation_id,
-            reply_to="b8",
+            reply_to=reply_to,
         )
     )
 

@@ -20,7 +20,7 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import Ack, Broker, Claim, Depth, Settled
 from umbel.errors import BrokerError
 from umbel.wire.revoke import Revoke
@@ -236,6 +236,12 @@ def test_a_cancelled_wait_takes_nothing_with_it(on_redis: BrokerUnderTest, redis
                 (held,) = (await take(broker)).deliveries
                 assert held.message.body == text.encode()
                 await broker.settle([Ack(held.tag)])
+            idle = await waiting(broker, redis_server)
+            before = calls(redis_server, "client|unblock")
+            idle.cancel()
+            await asyncio.wait([idle])
+            await take(broker)  # on the connection that ended the wait
+            assert calls(redis_server, "client|unblock") > before
 
     run(scenario())
 

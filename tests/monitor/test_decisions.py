@@ -79,7 +79,7 @@ def test_a_redelivered_task_shows_both_runs_and_why() -> None:
     ]
     assert edges == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
     first, second = attempts
-    assert (first.node, first.state, first.ended_at, first.wait_s) == ("a@h", "STARTED", None, 2.0)
+    assert (first.node, first.state, first.ended_at, first.wait_s) == ("a@h", "INTERRUPTED", None, 2.0)
     assert (second.node, second.state, second.run_s, second.repeat) == ("b@h", "SUCCESS", 2.0, "redelivered")
 
 
@@ -163,6 +163,12 @@ def test_elections_are_kept_with_their_candidates_and_broken_promises() -> None:
         ["b@h", "a@h"],
     )
     assert (second.winner, second.phase, second.duration_s, second.violations) == ("a@h", "done", 2.0, [])
+    won = [(one.at, one.subject, one.node, one.text) for one in book.decided(NOW)]
+    assert won == [
+        (NOW, "e1", "b@h", "b@h was elected for task"),
+        (NOW + 3, "e2", "a@h", "a@h was elected for job"),
+    ]
+    assert [one.subject for one in book.decided(NOW + 1)] == ["e2"]
     book.take(other("worker-elected", **v2, phase="elected", winner="b@h", term=5))
     assert book.all()[0].violations == ["two winners in one term"]
     for number in range(ELECTIONS_MAX + 5):

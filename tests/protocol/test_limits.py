@@ -65,19 +65,38 @@ def test_who_comes_when_it_is_due_or_a_little_late_starts(rate: Rate, lateness: 
         now = max(now, due)
 
 
-@given(RATES, st.integers(0, 5))
-def test_each_that_waits_is_due_an_interval_after_the_one_before(rate: Rate, ahead: int) -> None:
+@given(RATES, st.lists(st.floats(0.0, 0.99), min_size=1, max_size=50))
+def test_who_comes_within_the_slack_costs_the_rate_nothing(rate: Rate, lateness: list[float]) -> None:
     pace = rate.terms.pace
     assert pace is not None
-    assert pace.due(0.0, 50.0, ahead) == pytest.approx(50.0 + ahead * pace.interval_s)
-    free_at = pace.take(0.0, 50.0)
-    assert free_at is not None
-    assert pace.due(free_at, 50.0, ahead) == pytest.approx(50.0 + (1 + ahead) * pace.interval_s)
+    free_at, now = 0.0, 1000.0
+    most_s = min(pace.slack_s, pace.interval_s)  # each is called when the one before has started
+    for late in lateness:
+        now = pace.due(free_at, now, 0) + late * most_s
+        taken = pace.take(free_at, now)
+        assert taken is not None
+        free_at = taken
+    assert now <= 1000.0 + lateness[0] * most_s + (len(lateness) - 1) * pace.interval_s + 1e-6
+
+
+@given(RATES, st.integers(0, 5), st.booleans())
+def test_one_is_due_as_soon_as_it_may_start_after_those_before_it(
+    rate: Rate, ahead: int, is_idle: bool
+) -> None:
+    pace = rate.terms.pace
+    assert pace is not None
+    free_at = 0.0 if is_idle else 50.0 + pace.interval_s
+    due = pace.due(free_at, 50.0, ahead)
+    assert due == pytest.approx(max(50.0, 50.0 + (ahead + (not is_idle)) * pace.interval_s - pace.slack_s))
+    for _ in range(ahead):
+        free_at = max(free_at, 50.0) + pace.interval_s
+    assert pace.take(free_at, due + 1e-6) is not None
+    assert due == 50.0 or pace.take(free_at, due - 1e-6) is None
 
 
 def test_a_clock_that_was_set_back_stops_nobody_for_long() -> None:
     pace = Pace(2.0, 0.5)
-    assert pace.due(1e9, 100.0, 0) == 102.5
+    assert pace.due(1e9, 100.0, 0) == 102.0
     assert pace.take(1e9, 100.0) is None
     assert pace.take(102.5, 102.0) == 104.5
 

@@ -67,6 +67,11 @@ def test_it_shows_a_page_and_stays_until_it_is_interrupted(tmp_path: Path) -> No
         assert "overview" in browser.get(addresses[-1]).text.lower()
         members = addresses[-1].partition("/session")[0] + "/api/v1/nodes"
         wait_until(lambda: "demo1" in browser.get(members).text, what="a worker to be shown")
+        if SOAK:  # half a minute later
+            killed = next(line for line in process.stderr if "while it ran task" in line)
+            next(line for line in process.stderr if line.startswith("started "))
+            diagram = killed.split()[-1]
+            wait_until(lambda: "was lost" in browser.get(diagram).text, what="the cause of a redelivery")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "everything fits together" in output
@@ -148,7 +153,7 @@ def _nothing_left(home: Path) -> None:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.pid != os.getpid() and str(home) in process.environ().get("DEMO_LEDGER", ""):
+                if process.pid != os.getpid() and str(home) in process.environ().get("UMBEL_RUN_DIR", ""):
                     found.append(process.pid)
             except psutil.Error:
                 continue

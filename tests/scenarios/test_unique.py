@@ -61,13 +61,14 @@ def test_a_retry_and_a_crash_are_no_end_and_a_failure_is(tmp_path: Path) -> None
         wait_until(lambda: fails.delay().id != failed.id, what="its key to be free")
 
 
-def test_a_broker_that_cannot_hold_keys_refuses_to_send(tmp_path: Path) -> None:
+def test_rabbitmq_refuses_unique_tasks_in_one_line_that_names_the_remedy(tmp_path: Path) -> None:
     with (
         place("amqp", tmp_path) as where,
         Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
-        pytest.raises(NotSupported, match=r"unique_tasks\.fails.*RabbitMQ has no key"),
+        pytest.raises(NotSupported, match=r"unique_tasks\.fails.*RabbitMQ has no key.*use Redis") as refused,
     ):
         cluster.app.tasks["unique_tasks.fails"].delay()
+    assert "\n" not in str(refused.value)
 
 
 def test_eager_tasks_have_ended_before_anybody_could_send_them_again(tmp_path: Path) -> None:

@@ -425,6 +425,7 @@ def test_history_is_asked_as_the_page_asks_it(tmp_path: Path) -> None:
     with serving(app, tmp_path / "web.db") as served, served.client(served.token(Role.OPERATOR)) as client:
         nothing = client.get("/api/v1/history")
         assert nothing.status_code == 422 and "no tables in the lake" in nothing.json()["detail"]
+        assert client.get("/api/v1/history/happenings").status_code == 422
         published.publish(tmp_path / "lake", (story := published.Story()).rows)
         ended = [row for row in story.rows["attempts"] if row["ended_at"] is not None]
         found = client.get("/api/v1/history?by=worker").json()
@@ -437,6 +438,17 @@ def test_history_is_asked_as_the_page_asks_it(tmp_path: Path) -> None:
 
         def asked(sql: str) -> httpx.Response:
             return client.post("/api/v1/history/sql", json={"sql": sql, "limit": 1})
+
+        began = published.BEGAN.timestamp()
+        then = client.get("/api/v1/history/happenings", params={"since": began, "until": began + 3600}).json()
+        assert [one["kind"] for one in then["happenings"] if one["subject"] == "w2@shop"] == [
+            "joined",
+            "lost",
+            "returned",
+        ]
+        heard = client.get("/api/v1/happenings").json()
+        assert heard == [] and not then["more"] and then["known_until"] == began + 3600
+        assert client.get("/api/v1/history/happenings?since=9&until=9").status_code == 400
 
         first = asked("select task_id, 'password=hunter2' as told from attempts").json()
         assert (first["columns"], first["more"], len(first["rows"])) == (["task_id", "told"], True, 1)

@@ -45,10 +45,12 @@ def test_the_document_describes_every_endpoint(served: Served) -> None:
         "/api/v1/nodes",
         "/api/v1/tasks/{task_id}/timeline",
         "/api/v1/actions",
+        "/api/v1/history/happenings",
+        "/api/v1/views",
         "/api/v1/stream",
     } <= document["paths"].keys()
     action = document["paths"]["/api/v1/actions"]["post"]["requestBody"]["content"]["application/json"]
-    assert len(action["schema"]["anyOf"]) == 23
+    assert len(action["schema"]["anyOf"]) == 25
     assert document["components"]["schemas"]["Problem"]["required"] == ["title", "status"]
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_rules
+from time import monotonic
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,10 +12,12 @@ from tests.worker.recorded import QUEUE, TAG, TASK, Recorded, delivery_of, messa
 from tests.worker.test_judging import admit, told
 from umbel.brokers.interface import Bury, Delivery, Permit, Return
 from umbel.errors import BrokerRefused, BrokerUnavailable
+from umbel.pools.interface import Outcome
 from umbel.protocol.delivery.delivery import TaskRules
-from umbel.protocol.delivery.limits import ClusterLimit, Field, Terms
+from umbel.protocol.delivery.limits import ClusterLimit, Field, Rate, Terms
 from umbel.wire.message import Outgoing
 from umbel.wire.task import read_headers
+from umbel.worker.messages.admission import job_of
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.late_permits import PATIENCE_S, LatePermits
 
@@ -128,6 +132,23 @@ def test_one_whose_claim_has_ended_is_given_back_for_the_case_that_nobody_else_h
     assert recorded.sink.verdicts == [Return(TAG)]
     assert recorded.sink.kept == [Outgoing(QUEUE, again.message, redelivered=True)]
     assert recorded.counted == {"received": 1}
+
+
+def test_a_permit_of_a_rate_ends_a_second_after_it_was_asked_for() -> None:
+    paced = replace_rules(LIMITED, limit=replace_rules(LIMIT, terms=Rate("5/m").terms))
+    asked_at = monotonic()
+    for rules in (LIMITED, paced, replace_rules(paced, acks_early=True)):
+        recorded = Recorded(rules=rules)
+        Asked(recorded)
+        (started,) = admit(recorded, limited())
+        if rules is not paced:  # a slot is held as long as it takes; what is acknowledged cannot go back
+            assert job_of(started).start_by == 0.0
+            continue
+        assert asked_at + PATIENCE_S <= job_of(started).start_by <= monotonic() + PATIENCE_S
+        recorded.endings.settle(started, Outcome(started.number, "late", 1.0, 0.0))
+        assert recorded.sink.verdicts == [Return(TAG)]
+        assert recorded.counted == {"received": 1}
+        assert told(recorded) == ["task-received"]
 
 
 def test_what_does_not_start_in_time_goes_back_and_what_runs_does_not() -> None:

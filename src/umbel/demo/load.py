@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import cos, tau
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from umbel.app.canvas.chain import chain
 from umbel.app.canvas.group import group
 from umbel.app.canvas.open_chord import chord
 from umbel.app.canvas.signature import Signature
+from umbel.app.cluster.elections import ElectionOutcome
 from umbel.app.results import AsyncResult, GroupResult
+from umbel.app.sending.prepare import new_id
 from umbel.demo import tasks
 
 BATCHES_PER_S = 2
@@ -17,8 +20,11 @@ GROUP_SIZE = 4
 CANVAS_EVERY = 4  # batches
 CRASHES_AT = (3, 9)  # batches
 SLOW_S = 0.05
+LONG_S = 0.3
 DELAY_S = 2.0
 HELD = 6  # as many as all children of the demo
+SWELL = 240  # gentle batches from one ebb to the next
+GENTLE_CANVAS_EVERY = 20  # gentle batches
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "quick": ("SUCCESS", "adds two numbers"),
@@ -59,16 +65,52 @@ def send_batch(sent: Sent, number: int, home: Path) -> None:
     for (kind, _), result in zip(calls, results, strict=True):
         sent.add(kind, result)
     if number % CANVAS_EVERY == 0:
-        steps = [tasks.step.s(one) for one in range(GROUP_SIZE)]
-        sent.add("chain", chain(tasks.step.s(number), tasks.step.s(2), tasks.step.s(3)).apply_async())
-        sent.add("group", group(steps).apply_async())
-        sent.add("chord", chord(steps, tasks.total.s()).apply_async())
+        _send_canvas(sent, number)
+
+
+def send_gently(number: int) -> None:
+    """A second's worth of load that leaves the machine to others."""
+    tasks.app.send_many(gentle(number))
+    if number % GENTLE_CANVAS_EVERY == 0:
+        _send_canvas(Sent(), number)
+
+
+def gentle(number: int) -> Iterator[Signature[Any]]:
+    """It swells and ebbs, between four and twenty tasks, so that charts show more than a line."""
+    share = (1 - cos(tau * number / SWELL)) / 2
+    mixed: list[Signature[Any]] = [
+        tasks.quick.s(number, 1),
+        tasks.slow.s(round(LONG_S * (1 + share), 2)),
+        tasks.quick.s(number, 2),
+        tasks.retried.s(number),
+        tasks.awaited.s(LONG_S),
+        tasks.quick.s(number, 3),
+        tasks.delayed.s(number).set(countdown=DELAY_S),
+        tasks.failing.s(number),
+        tasks.quick.s(number, 4),
+    ]
+    for place in range(4 + round(16 * share)):
+        yield mixed[(4 * number + place) % len(mixed)]
+
+
+def elect(number: int, *, timeout_s: float) -> tuple[str, ElectionOutcome]:
+    """One worker of all is elected to send a task; its id, and how the election ended."""
+    call = tasks.elected.s().set(task_id=new_id())
+    name = f"{tasks.RUN}-report-{number}"
+    return call.options["task_id"], tasks.app.control.election(name, "task", call.to_map(), timeout=timeout_s)
 
 
 def send_held(sent: Sent, release: Path) -> None:
     """Tasks that run until that file is there."""
     for result in tasks.app.send_many(tasks.held.s(str(release)) for _ in range(HELD)):
         sent.add("held", result)
+
+
+def _send_canvas(sent: Sent, number: int) -> None:
+    steps = [tasks.step.s(one) for one in range(GROUP_SIZE)]
+    sent.add("chain", chain(tasks.step.s(number), tasks.step.s(2), tasks.step.s(3)).apply_async())
+    sent.add("group", group(steps).apply_async())
+    sent.add("chord", chord(steps, tasks.total.s()).apply_async())
 
 
 def _singles(number: int, home: Path) -> Iterator[tuple[str, Signature[Any]]]:

@@ -14,6 +14,7 @@ from umbel.errors import UmbelError
 
 STOP_S = 20.0
 CHILDREN = 2
+RESULTS_KEPT_S = 7200  # longer than the longest demo, and what stays for days does not fill the disk
 WEB_LOG = "web.log"
 
 
@@ -30,7 +31,7 @@ class Processes:
     def show(self) -> None:
         """The dashboard, which writes its address to its log once it can be opened."""
         (self._home / WEB_LOG).unlink(missing_ok=True)
-        arguments = ["web", "-A", "umbel.demo.tasks:app", "--port", "0"]
+        arguments = ["web", "-A", "umbel.demo.tasks:app", "--port", "0", "--badge", "demo"]
         self._beside.append(self._spawn([*arguments, "--state", str(self._home / "web.db")], WEB_LOG))
 
     def address(self) -> str:
@@ -106,6 +107,7 @@ def environment(broker: str, backend: str, home: Path, run: str) -> dict[str, st
         "UMBEL_BROKER": broker,
         "UMBEL_BACKEND": backend,
         "UMBEL_RUN_DIR": str(home / "run"),
+        "UMBEL_RESULT_EXPIRES_S": str(RESULTS_KEPT_S),
         "UMBEL_LEASE_S": "5",
         "UMBEL_SCHEDULER_LEASE_S": "5",
         "DEMO_LEDGER": str(home / "ledger"),

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from umbel.app.cluster.periodic import slot_id
-from umbel.app.sending.prepare import new_id
 from umbel.brokers.interface import Broker, ClusterRecord, EventLog
 from umbel.brokers.registry import open_broker
 from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger
-from umbel.demo.load import BATCHES_PER_S, Sent, send_batch, send_held
+from umbel.demo.load import BATCHES_PER_S, Sent, elect, send_batch, send_held
 from umbel.demo.processes import CHILDREN, Processes, command
 from umbel.demo.view import View
 from umbel.errors import BrokerError, ConfigurationError, UmbelError
@@ -34,6 +33,7 @@ from umbel.worker.steps.scheduler import SCHEDULER_LEASE
 WORKERS = ("demo1", "demo2", "demo3")
 REVOKE_AT, ELECT_AT, KILL_AT = 0.15, 0.3, 0.45  # of the load's time
 READY_S = 60.0
+ELECTION_S = 30.0
 RESULTS_S = 90.0
 CAUGHT_UP_S = 60.0
 BUILD_S = 1200.0
@@ -183,13 +183,10 @@ class Demo:
         return result.id
 
     def _elect(self) -> str:
-        from umbel.demo.tasks import elected
-
-        call = elected.s().set(task_id=new_id())
-        outcome = self._app.control.election(new_id(), "task", call.to_map(), timeout=30.0)
+        task_id, outcome = elect(0, timeout_s=ELECTION_S)
         if not outcome.ok:
             raise UmbelError(f"the election ended as {outcome.state}: {outcome.outcome}")
-        self._sent.add("elected", self._app.AsyncResult(call.options["task_id"]))
+        self._sent.add("elected", self._app.AsyncResult(task_id))
         return outcome.winner.partition("@")[0]
 
     async def _kill_leader(self, broker: ClusterRecord, processes: Processes, view: View) -> None:

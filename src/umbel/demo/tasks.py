@@ -16,7 +16,7 @@ from umbel.app.task import Task
 
 LEDGER = "DEMO_LEDGER"  # the variable that names the file
 HELD_MAX_S = 30.0
-RUN = os.environ.get("DEMO_RUN", "demo")  # no run of the demo meets what another left at the broker
+RUN = os.environ.get("DEMO_RUN", "demo")  # no run of the demo meets what another left at a server
 TICK = f"{RUN}_tick"
 app = App("demo", task_send_sent_event=True)
 Bound = Task[..., Any]

@@ -204,8 +204,10 @@ class KnownCluster:
         return named or next((one.holder for one in leases), "")
 
     def happenings(self, *, since: float = 0.0) -> list[Happening]:
+        """Oldest first."""
         since = max(since, time() - HOUR_S)
-        return [one for one in self.model.happenings if one.at >= since]
+        told = [one for one in self.model.happenings if one.at >= since]
+        return sorted([*told, *self.model.elections.decided(since)], key=lambda one: one.at)
 
     def elections(self) -> list[Election]:
         return self.model.elections.all()

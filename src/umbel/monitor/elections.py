@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from umbel.events.types import Event, OtherEvent, WorkerElect, WorkerElected
-from umbel.monitor.shapes import Candidate, Election, Lease
+from umbel.monitor.happenings import elected
+from umbel.monitor.shapes import Candidate, Election, Happening, Lease
 
 ELECTIONS_MAX = 500
 CANDIDATES_MAX = 1000
@@ -63,6 +64,15 @@ class ElectionBook:
         """The newest first."""
         shown = [_shown(one) for one in self._elections.values()]
         return sorted(shown, key=lambda one: (-one.last_at, one.id))
+
+    def decided(self, since: float) -> list[Happening]:
+        """Those that have a winner, each at the time of its last event."""
+        recent = [_shown(one) for one in self._elections.values() if one.last_at >= since]
+        return [
+            elected(one.id, one.topic, node_of(one.winner), one.term, one.last_at)
+            for one in recent
+            if one.winner
+        ]
 
     def _of(self, election_id: str, protocol: str, event: Event) -> _Heard:
         known = self._elections.get(election_id)

@@ -21,6 +21,7 @@ from umbel.events.view import TaskRecord
 from umbel.monitor.changes import Changes
 from umbel.monitor.elections import ElectionBook, LeaseBook
 from umbel.monitor.flow import QueueFlow
+from umbel.monitor.happenings import lease_changed, version_changed
 from umbel.monitor.rates import SECONDS_MAX, RateBook
 from umbel.monitor.shapes import Happening, Mark
 from umbel.protocol.clock import LamportClock
@@ -190,8 +191,7 @@ class ClusterModel:
             self.mark(Mark(at=record.timestamp, text=str(record.extra.get("text", ""))[:200]))
 
     def lease_changed(self, name: str, holder: str, term: int, now: float) -> None:
-        text = f"{name} is held by {holder}" if holder else f"{name} is free"
-        self.happened(Happening(at=now, kind="lease", subject=name, text=text, node=holder, term=term))
+        self.happened(lease_changed(name, holder, term, now))
         self.changes.note("elections", name)
 
     def _note_version(self, beat: WorkerBeat, now: float) -> None:
@@ -206,11 +206,9 @@ class ClusterModel:
             self._versions.clear()
         self._versions[beat.hostname] = version
         if known is not None:
-            text = f"{beat.hostname}: {known} → {version}"
-            self.happened(
-                Happening(at=now, kind="version", subject=beat.hostname, text=text, node=beat.hostname)
-            )
-            self.mark(Mark(at=now, text=text, kind="version"))
+            changed = version_changed(beat.hostname, known, version, now)
+            self.happened(changed)
+            self.mark(Mark(at=now, text=changed.text, kind="version"))
 
     def _keep(self, record: TaskEvent) -> None:
         if isinstance(record, TaskReceived) and record.extra:

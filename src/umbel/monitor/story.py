@@ -7,12 +7,15 @@ receipt that is not the first of its attempt is a repeat: the message was redeli
 
 from collections.abc import Sequence
 
+import msgspec
+
 from umbel.events.precedence import ENDINGS, state_of
 from umbel.events.types import TaskEvent, TaskReceived, TaskSent
 from umbel.monitor.shapes import Attempt, StoryEvent
 
 DETAIL_MAX = 300
 _DETAILS = ("exception", "result", "queue", "name")
+INTERRUPTED = "INTERRUPTED"  # nobody told of its end, and the message was delivered again
 _ENDS = ENDINGS | {"retried", "rejected"}
 
 
@@ -83,7 +86,9 @@ def _attempts(events: Sequence[TaskEvent], deliveries: Sequence[tuple[int, str]]
         own = [event for event, (of, _) in zip(events, deliveries, strict=True) if of == number]
         if number:
             repeat = next(why for of, why in deliveries if of == number)
-            attempts.append(_attempt(number, repeat, own, waits_since))
+            found = _attempt(number, repeat, own, waits_since)
+            is_over = found.ended_at is None and number < deliveries[-1][0]
+            attempts.append(msgspec.structs.replace(found, state=INTERRUPTED) if is_over else found)
         queued = [event.timestamp for event in own if event.slot in ("sent", "retried")]
         waits_since = queued[-1] if queued else waits_since
     return attempts

@@ -31,11 +31,12 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     redelivered: bool = False
     clock_offset_s: float = 0.0  # by how much the worker corrects the wall clock: see `umbel/clock.py`
     lamport: int = 0  # the node's logical time, for traces
+    start_by: float = 0.0  # on the machine's monotonic clock: its runner answers "late" after it; 0: whenever
 
 
 LoopChoice = Literal["auto", "asyncio", "uvloop"]
 
-OutcomeKind = Literal["success", "failure", "retry", "ignored", "rejected", "requeued", "cancelled"]
+OutcomeKind = Literal["success", "failure", "retry", "ignored", "rejected", "requeued", "cancelled", "late"]
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):

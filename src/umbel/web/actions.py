@@ -11,6 +11,7 @@ import msgspec
 
 from umbel.monitor.shapes import TaskFilter
 from umbel.web.roles import Role
+from umbel.web.saved_views import COLUMNS, Column, Order, ViewName
 
 IDS_MAX = 10_000
 DEPTH_MAX = 64
@@ -151,6 +152,19 @@ class StartElection(Action, frozen=True, kw_only=True, tag="start_election"):
             raise ValueError(f"`argument` is nested deeper than {DEPTH_MAX}")
 
 
+class SaveView(Action, frozen=True, kw_only=True, tag="save_view"):
+    """Keep a filter of tasks under the name `view`; one that has the name is replaced."""
+
+    view: ViewName
+    match: TaskFilter = TaskFilter()
+    order: Order = "clock"
+    columns: Annotated[list[Column], msgspec.Meta(max_length=len(COLUMNS))] = []
+
+
+class DeleteView(Action, frozen=True, kw_only=True, tag="delete_view"):
+    view: ViewName
+
+
 AnyAction = (
     Revoke
     | Terminate
@@ -175,6 +189,8 @@ AnyAction = (
     | ResumePeriodic
     | MarkMoment
     | StartElection
+    | SaveView
+    | DeleteView
 )
 
 ROLES: Mapping[type[Action], Role] = {
@@ -196,6 +212,8 @@ ROLES: Mapping[type[Action], Role] = {
     PausePeriodic: Role.OPERATOR,
     ResumePeriodic: Role.OPERATOR,
     MarkMoment: Role.OPERATOR,
+    SaveView: Role.OPERATOR,
+    DeleteView: Role.OPERATOR,
     RestartPool: Role.ADMIN,
     Purge: Role.ADMIN,
     DropDead: Role.ADMIN,

@@ -52,7 +52,7 @@ def name_of(action: AnyAction) -> str:
 
 
 def _target(arguments: dict[str, Any]) -> str:
-    for name in ("ids", "letters", "queue", "name", "task", "id", "text"):
+    for name in ("ids", "letters", "queue", "name", "task", "id", "text", "view"):
         found = arguments.get(name)
         if found:
             many = found if isinstance(found, list) else [found]

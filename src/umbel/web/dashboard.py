@@ -53,8 +53,10 @@ from umbel.web.inspecting import look_at_worker
 from umbel.web.journal import HOUR_S, Journal
 from umbel.web.performing import Performer
 from umbel.web.problems import Forbidden, Refused
+from umbel.web.recorded import Recollection
 from umbel.web.redaction import DETAIL_MAX, LIST_MAX, changed_fields, redact, redact_data, redact_task, shown
 from umbel.web.resending import as_command, call_of
+from umbel.web.saved_views import SavedView
 from umbel.web.settings import WebSettings
 from umbel.web.site import PAGE_MAX, Visitor
 from umbel.web.telling import ACTION, Teller
@@ -84,6 +86,7 @@ class Dashboard:
         self._unwritten = Unwritten()
         self._running: asyncio.Task[None] | None = None
         self._looking_back = asyncio.Semaphore(LOOKING_BACK_MAX)
+        self.recollection = Recollection()
 
     @property
     def feed(self) -> Feed:
@@ -120,7 +123,7 @@ class Dashboard:
 
     def _make_performer(self) -> None:
         self._teller = Teller(self._broker, self.cluster.model.receiver.clock)
-        self._performer = Performer(self.app, self._broker, self.cluster, self._teller)
+        self._performer = Performer(self.app, self._broker, self.cluster, self._teller, self.journal)
 
     async def _run(self) -> None:
         try:
@@ -340,6 +343,9 @@ class Dashboard:
     async def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]:
         limit = max(1, min(limit, PAGE_MAX))
         return await asyncio.to_thread(self.journal.audit, limit=limit, before=before)
+
+    async def views(self) -> list[SavedView]:
+        return await asyncio.to_thread(self.journal.views)
 
     # -- what pages change -----------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Routes and the OpenAPI document are both made from `ENDPOINTS`, so neither knows
 """
 
 from collections.abc import Awaitable, Callable
+from time import time
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -29,12 +30,15 @@ from umbel.monitor.shapes import (
     Workflow,
 )
 from umbel.web.actions import ActionResult, AnyAction, AuditEntry
-from umbel.web.looking_back import ROWS_MAX, look_back, may_query, query
+from umbel.web.looking_back import ROWS_MAX, look_back, may_query, query, recorded_between
 from umbel.web.past import Past, Wanted, past, rates
 from umbel.web.problems import Forbidden, Refused
+from umbel.web.recorded import Recorded
+from umbel.web.saved_views import SavedView
 from umbel.web.site import PAGE_MAX, Site, Visitor
 
 T = TypeVar("T")
+DAY_S = 86_400.0
 Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]  # the year 9999
 
@@ -98,6 +102,13 @@ class HistoryFilter(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryQuery(HistoryFilter, frozen=True, kw_only=True):
     by: Literal["name", "queue", "worker"] = "name"
     mark: Moment | None = None
+
+
+class PeriodQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds since 1970; without `until` it ends now, without `since` it has one day."""
+
+    since: Moment | None = None
+    until: Moment | None = None
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -205,6 +216,14 @@ async def _history_rates(call: Call) -> Rates:
     return await _looked_back(call, lambda tables: rates(tables, wanted))
 
 
+async def _history_happenings(call: Call) -> Recorded:
+    until = time() if call.query.until is None else call.query.until
+    since = max(0.0, until - DAY_S) if call.query.since is None else call.query.since
+    if since >= until:
+        raise Refused(400, "Bad Request", "`since` is not before `until`; name a time that has a length")
+    return await _answered(recorded_between(call.site, since, until))
+
+
 async def _history_sql(call: Call) -> Rows:
     if not may_query(call.visitor):
         raise Forbidden("queries need the role operator")
@@ -212,6 +231,10 @@ async def _history_sql(call: Call) -> Rows:
     found = await _looked_back(call, lambda tables: query(tables, asked.sql, asked.limit))
     rows = [[plain(value) for value in row] for row in found.rows]
     return Rows(list(found.columns), list(found.types), rows, found.more)
+
+
+async def _views(call: Call) -> list[SavedView]:
+    return await call.site.views()
 
 
 async def _audit(call: Call) -> list[AuditEntry]:
@@ -232,7 +255,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(path="/nodes/{node}", summary="One worker, asked just now.", answer=Worker, ask=_worker),
     Endpoint(
         path="/happenings",
-        summary="Who came and went, and who leads since, in the last hour.",
+        summary="Who came and went, who was elected, and who leads since, in the last hour.",
         answer=list[Happening],
         ask=_happenings,
         query=SinceQuery,
@@ -240,6 +263,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(path="/tasks", summary="Tasks, newest first.", answer=TaskPage, ask=_tasks, query=TaskQuery),
     Endpoint(
         path="/tasks/count", summary="How many tasks match.", answer=Counted, ask=_count, query=TaskFilter
+    ),
+    Endpoint(
+        path="/views", summary="The saved views of the list of tasks.", answer=list[SavedView], ask=_views
     ),
     Endpoint(path="/tasks/{task_id}", summary="One task.", answer=TaskDetail, ask=_task),
     Endpoint(path="/tasks/{task_id}/timeline", summary="The events of a task.", answer=TaskDetail, ask=_task),
@@ -285,6 +311,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         query=HistoryFilter,
     ),
     Endpoint(
+        path="/history/happenings",
+        summary="Who came and went, and who was elected, as it is recorded; before that, who was there.",
+        answer=Recorded,
+        ask=_history_happenings,
+        query=PeriodQuery,
+    ),
+    Endpoint(
         method="POST",
         path="/history/sql",
         summary="The rows of one SELECT over the tables of history.",
@@ -312,8 +345,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 
 
 async def _looked_back(call: Call, work: Callable[[Tables], T]) -> T:
+    return await _answered(look_back(call.site, work))
+
+
+async def _answered(asked: Awaitable[T]) -> T:
     try:
-        return await look_back(call.site, work)
+        return await asked
     except (HistoryError, ConfigurationError) as error:
         raise Refused(422, "History cannot answer", str(error)) from None
 

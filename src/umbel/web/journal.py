@@ -1,10 +1,10 @@
-"""Journal: the dashboard's own file: the audit, the last hour, and tokens; bounded.
+"""Journal: the dashboard's own file: the audit, the last hour, saved views, and tokens; bounded.
 
 An action is in the audit, on disk, before it is sent. What was heard in the last hour is kept as it came: a
 restart joins it with what is heard then and shows the same; charts and changes of membership are kept as
 they were drawn. Limits: an hour and HEARD_BYTES_MAX of events (beyond that the oldest go), an hour of steps,
 AUDIT_MAX entries of the audit. What was refused has a table and a limit of its own, REFUSED_MAX, so that who
-may do nothing cannot push out what was done.
+may do nothing cannot push out what was done. Saved views have their limits in `saved_views`.
 """
 
 import sqlite3
@@ -20,6 +20,7 @@ from umbel.errors import ConfigurationError
 from umbel.monitor.rates import Step
 from umbel.monitor.shapes import Happening, Mark
 from umbel.web.actions import AuditEntry
+from umbel.web.saved_views import VIEWS_MAX, SavedView
 from umbel.web.tokens import Token
 
 HOUR_S = 3600.0
@@ -39,6 +40,7 @@ CREATE TABLE IF NOT EXISTS happened (
 CREATE TABLE IF NOT EXISTS heard (
     id INTEGER PRIMARY KEY, at REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS views (name TEXT PRIMARY KEY, body BLOB NOT NULL);
 """
 DROP_OLDEST_AUDIT = """
 DELETE FROM audit WHERE id <= (SELECT id FROM audit ORDER BY id DESC LIMIT 1 OFFSET ?)"""
@@ -162,6 +164,26 @@ class Journal:
                 yield at, msgspec.msgpack.decode(zlib.decompress(body), type=list[bytes])
             except (zlib.error, msgspec.MsgspecError):
                 continue  # written by another version, or damaged
+
+    # -- saved views -----------------------------------------------------------------------------
+
+    def save_view(self, view: SavedView) -> bool:
+        """In place of one that has its name; False where there are too many to add one."""
+        with self._one_at_a_time, self._file:
+            self._file.execute("BEGIN IMMEDIATE")
+            counted = self._file.execute("SELECT COUNT(*) FROM views WHERE name <> ?", (view.name,))
+            (others,) = counted.fetchone()
+            if others < VIEWS_MAX:
+                self._file.execute("INSERT OR REPLACE INTO views VALUES (?, ?)", (view.name, _packed(view)))
+        return bool(others < VIEWS_MAX)
+
+    def delete_view(self, name: str) -> bool:
+        with self._one_at_a_time, self._file:
+            return self._file.execute("DELETE FROM views WHERE name = ?", (name,)).rowcount > 0
+
+    def views(self) -> list[SavedView]:
+        found = [_readable(body, SavedView) for (body,) in self._rows("SELECT body FROM views", ())]
+        return sorted((one for one in found if one is not None), key=lambda one: one.name.casefold())
 
     # -- tokens ----------------------------------------------------------------------------------
 

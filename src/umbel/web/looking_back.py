@@ -8,17 +8,20 @@ free queries are for operators; a viewer sees the figures.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from math import ceil, floor
 from typing import Any, TypeVar
 
 from umbel.history.query import Answer, Tables, read, require_duckdb
+from umbel.web.recorded import Recorded, recorded
 from umbel.web.redaction import redact_data
 from umbel.web.roles import Role
 from umbel.web.site import Site, Visitor
 
 ROWS_MAX = 1000
 TIMEOUT_S = 10.0
+MINUTE_S = 60
 ResultT = TypeVar("ResultT")
 
 
@@ -27,6 +30,16 @@ async def look_back(site: Site, work: Callable[[Tables], ResultT]) -> ResultT:
     require_duckdb()
     async with site.looking_back:
         return await asyncio.to_thread(read, site.lake, work, timeout_s=TIMEOUT_S)
+
+
+async def recorded_between(site: Site, since: float, until: float) -> Recorded:
+    """Who came, went and was elected then, in whole minutes: what ends now is read once a minute."""
+    first, last = floor(since / MINUTE_S) * MINUTE_S, ceil(until / MINUTE_S) * MINUTE_S
+
+    def asked() -> Awaitable[Recorded]:
+        return look_back(site, lambda tables: recorded(tables, first, last))
+
+    return await site.recollection.recall(first, last, asked)
 
 
 def may_query(visitor: Visitor) -> bool:

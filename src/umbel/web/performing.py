@@ -29,6 +29,7 @@ from umbel.web.actions import (
     AnyAction,
     Autoscale,
     CancelQueue,
+    DeleteView,
     DropDead,
     Grow,
     MarkMoment,
@@ -45,6 +46,7 @@ from umbel.web.actions import (
     Retry,
     Revoke,
     RunPeriodic,
+    SaveView,
     Shrink,
     StartElection,
     Stop,
@@ -55,6 +57,7 @@ from umbel.web.problems import Refused
 from umbel.web.queue_actions import change_queue
 from umbel.web.resending import Call, call_of
 from umbel.web.telling import MARK, Teller
+from umbel.web.view_actions import ViewStore, change_views, check_view
 from umbel.wire.retried import RETRY_OF
 
 LETTERS_MAX = 100_000
@@ -65,8 +68,11 @@ Resending = tuple[str, Call, Any]  # the task that is sent again, and how
 
 
 class Performer:
-    def __init__(self, app: App, broker: Broker, cluster: KnownCluster, teller: Teller) -> None:
+    def __init__(
+        self, app: App, broker: Broker, cluster: KnownCluster, teller: Teller, views: ViewStore
+    ) -> None:
         self._app, self._broker, self._cluster, self._teller = app, broker, cluster, teller
+        self._views = views
 
     def check(self, action: AnyAction) -> AnyAction:
         """The action with its tasks named one by one; Refused for one that cannot be carried out."""
@@ -79,6 +85,8 @@ class Performer:
             raise Refused(422, "Unprocessable", "give exactly one of `letters` and `every`")
         if isinstance(action, PauseQueue | ResumeQueue | MoveMessages) and action.nodes:
             raise Refused(422, "Unprocessable", "queues belong to the whole cluster; leave out `nodes`")
+        if isinstance(action, SaveView | DeleteView):
+            check_view(action)
         if isinstance(action, RunPeriodic | PausePeriodic | ResumePeriodic):
             self._periodic(action.name)
         return action
@@ -109,6 +117,8 @@ class Performer:
                 return {"count": 1}
             case StartElection():
                 return await self._elect(action)
+            case SaveView() | DeleteView():
+                return await change_views(self._views, action)
             case _:
                 command, arguments = _command(action)
                 asked = self._cluster.feed.ask(command, arguments, nodes=action.nodes, timeout_s=ASK_S)

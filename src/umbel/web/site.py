@@ -52,7 +52,9 @@ from umbel.monitor.shapes import (
     Workflow,
 )
 from umbel.web.actions import ActionResult, AnyAction, AuditEntry
+from umbel.web.recorded import Recollection
 from umbel.web.roles import Role
+from umbel.web.saved_views import SavedView
 
 PAGE_MAX = 1000
 
@@ -85,6 +87,8 @@ class Site(Protocol):
     @property
     def looking_back(self) -> asyncio.Semaphore: ...  # how many may ask the history at once
     @property
+    def recollection(self) -> Recollection: ...  # what was read of it for the time slider
+    @property
     def task_names(self) -> Sequence[str]: ...  # of the app and of what was heard, for suggestions
 
     def health(self) -> Health: ...
@@ -109,6 +113,7 @@ class Site(Protocol):
     def elections(self) -> list[Election]: ...
     def leases(self) -> list[Lease]: ...
     def rates(self, *, last_s: float = 3600.0, step_s: int = 0) -> Rates: ...  # 0: some 360 points
+    async def views(self) -> list[SavedView]: ...  # of the list of tasks, by name
     async def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]: ...  # newest first
 
     async def act(self, visitor: Visitor, action: AnyAction) -> ActionResult:

@@ -58,6 +58,7 @@ def test_a_task_that_runs_is_terminated_and_one_that_waits_is_revoked(shop: Shop
     assert page.locator("progress").get_attribute("value") == "3"
     assert shop.confirm(page.get_by_role("button", name="Terminate")) == "Terminate 1 task?"
     shop.until(page.locator("#badge .state:has-text('revoked')"), "the task to end")
+    shop.until(page.locator("#buttons:not(:has-text('Terminate'))"), "the actions that make no sense to go")
     waiting = shop.send("shop.add", 1, 1, queue="nobody")
     shop.wait_for(waiting, state="PENDING")
     page = shop.open(f"/tasks/{waiting}")

@@ -2,18 +2,20 @@
 
 import re
 from html import unescape
+from typing import Literal
 from xml.etree import ElementTree
 
 import pytest
 
 from umbel.history.markup import Markup
 from umbel.monitor.shapes import Happening, Node, NodeState, StoryEvent
-from umbel.web.pages.cluster import nodes_at, views
+from umbel.web.pages.cluster import views
 from umbel.web.pages.drawing.heat import heat_map, shade
 from umbel.web.pages.drawing.icons import LOOKS, state
 from umbel.web.pages.drawing.ring import DRAWN_MAX, Member, ring
 from umbel.web.pages.drawing.spacetime import Hop, Lane, spacetime
 from umbel.web.pages.drawing.telling import story_of
+from umbel.web.pages.drawing.ticks import PLACES, ticks
 from umbel.web.pages.drawing.workflow import Step, workflow
 
 HOSTILE = '<script>alert(1)</script> \x1b[31m \u202e "quoted" \u05d0\u05d1'
@@ -44,8 +46,9 @@ def node(name: str, state_: NodeState = "alive", **more: object) -> Node:
         workflow([Step(HOSTILE, HOSTILE, "SUCCESS", said=HOSTILE, link="/x")], [HOSTILE], HOSTILE),
         spacetime(story_of([event("task-received", HOSTILE, 3, detail=HOSTILE)], HOSTILE)),
         heat_map(HOSTILE, [(HOSTILE, [1.0])], [HOSTILE], str),
+        ticks([Happening(at=5.0, kind="lost", subject=HOSTILE)], 0.0, 10.0),
     ],
-    ids=["ring", "workflow", "spacetime", "heat"],
+    ids=["ring", "workflow", "spacetime", "heat", "ticks"],
 )
 def test_hostile_text_stays_text(drawn: Markup) -> None:
     assert not elements(drawn, "script")
@@ -108,6 +111,33 @@ def test_a_redelivered_task_shows_both_runs_and_the_cause() -> None:
     assert drawn.count('class="lane-line run"') == 1 and drawn.count('class="lane-line run again"') == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "at", "cause"),
+    [
+        ("lost", 125.0, "w1 was lost"),
+        ("lost", 135.0, "w1 was lost"),  # found after the message was delivered again
+        ("left", 125.0, "w1 left"),
+        ("lost", 105.0, "w1 did not finish it"),  # before it received the message
+        ("left", 1000.0, "w1 did not finish it"),  # long after
+        ("suspect", 125.0, "w1 did not finish it"),
+    ],
+)
+def test_why_a_node_did_not_finish_is_known_when_it_is_back(
+    kind: Literal["lost", "left", "suspect"], at: float, cause: str
+) -> None:
+    events = [
+        event("task-received", "w1", 10, delivery=1),
+        event("task-received", "w2", 30, delivery=2, repeat="redelivered"),
+    ]
+    happened = [
+        Happening(at=at - 1, kind="lost", subject="w3", node="w3"),
+        Happening(at=at, kind=kind, subject="w1", node="w1"),
+        Happening(at=at + 5, kind="returned", subject="w1", node="w1"),
+    ]
+    story = story_of(events, "default", {"w1": "alive"}, happened)
+    assert [dot.cause for dot in story.dots if dot.cause] == [f"redelivered: {cause}"]
+
+
 def test_a_cause_is_always_above_its_effect() -> None:
     story = story_of(
         [event("task-received", "w1", 4), event("task-started", "w1", 5), event("task-failed", "w1", 6)]
@@ -140,25 +170,6 @@ def test_shades_grow_with_the_value() -> None:
     assert shades == sorted(shades) and shades[0] == 0 and shades[-1] == 5
 
 
-def test_membership_is_replayed_from_what_happened() -> None:
-    nodes = [node("a"), node("b", "lost"), node("c")]
-    happened = [
-        Happening(at=10.0, kind="joined", subject="a"),
-        Happening(at=20.0, kind="joined", subject="b"),
-        Happening(at=30.0, kind="suspect", subject="b"),
-        Happening(at=40.0, kind="lost", subject="b"),
-    ]
-
-    def then(at: float) -> dict[str, str]:
-        return {one.node: one.state for one in nodes_at(nodes, happened, at)}
-
-    assert then(5.0) == {"c": "alive"}, "who was there before the first thing that happened"
-    assert then(15.0) == {"a": "alive", "c": "alive"}
-    assert then(25.0) == {"a": "alive", "b": "alive", "c": "alive"}
-    assert then(35.0)["b"] == "suspect"
-    assert then(45.0) == {"a": "alive", "b": "lost", "c": "alive"}
-
-
 def test_nodes_that_disagree_are_two_groups() -> None:
     nodes = [node("a"), node("b"), node("c", differs={"b": "lost"})]
     [(most, agreed), (few, other)] = views(nodes)
@@ -171,3 +182,11 @@ def test_nodes_that_agree_are_shown_as_the_dashboard_knows_them_by_now() -> None
     """The nodes were asked before the loss: their answer is old, and the same."""
     [(_, seen)] = views([node("a"), node("b"), node("c", "lost", differs={"a": "alive", "b": "alive"})])
     assert seen["c"] == "lost"
+
+
+def test_a_strip_of_ticks_is_bounded_and_shows_the_worst_of_what_falls_together() -> None:
+    many = [Happening(at=float(at), kind="joined", subject="a") for at in range(10_000)]
+    drawn = ticks([*many, Happening(at=5_000.0, kind="lost", subject="b")], 0.0, 10_000.0, (20.0, 30.0))
+    classes = [one.get("class") for one in elements(drawn, "rect")]
+    assert len(classes) == PLACES + 1
+    assert classes.count("tick bad") == 1 and classes.count("tick gap") == 1

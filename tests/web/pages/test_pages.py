@@ -20,6 +20,9 @@ DARK = {"/", "/cluster", "/failures"}  # between them they have all colours
 SERIOUS = {"serious", "critical"}
 FIRST_PAGE_MAX = 150_000
 ADDED, PAID = 40, 6
+LAKE_HOUR = "/cluster?since=2026-11-15T09:00&until=2026-11-15T10:00"
+FULLER = {"/tasks": "/tasks?name=shop.pay", "/cluster": LAKE_HOUR}  # with all that these pages can have
+VIEW = "<script>document.title=1</script> late"
 HOSTILE = (
     "<img src=x onerror=\"document.title='taken'\"> \x1b[31mred \u202egnp.exe \u05d0\u05d1\u05d2 "
     + "x" * 10_000
@@ -143,7 +146,8 @@ def test_a_retried_task_shows_both_attempts(shop: Shop, ledger: Ledger) -> None:
 
 
 def test_history_is_what_the_lake_has(shop: Shop) -> None:
-    assert "no tables in the lake" in shop.open("/history").locator("main").inner_text()
+    for path in ("/history", "/cluster?period=day"):
+        assert "no tables in the lake" in shop.open(path).locator("main").inner_text()
     story = published.Story()
     published.publish(shop.served.dashboard.lake, story.rows)
     ended = [row for row in story.rows["attempts"] if row["ended_at"] is not None]
@@ -155,6 +159,55 @@ def test_history_is_what_the_lake_has(shop: Shop) -> None:
     assert page.locator("#groups tbody tr").count() == len({row["worker"] for row in ended})
     before = [row for row in ended if row["ended_at"].minute < 30 and row["ended_at"].hour == 9]
     assert page.locator("[data-half=before] td").nth(1).inner_text() == str(len(before))
+
+
+def test_the_slider_goes_back_through_what_the_lake_has(shop: Shop) -> None:
+    """w2 was lost at 09:25 and came back at 09:26; at 09:55 w3 left."""
+    published.publish(shop.served.dashboard.lake, published.Story(tasks=5).rows, number=2)
+    page = shop.open(LAKE_HOUR)
+    rows = page.locator("#happened tbody tr")
+    assert [one.get_attribute("data-happened") for one in rows.all()] == [
+        *("left", "returned", "lost", "elected", "elected", "joined", "joined", "joined")
+    ]
+    page.locator("#ago").fill("2100")  # of the hour: 09:25
+    shop.until(page.locator("#ring:has-text('Replayed: 2026-11-15 09:25:00')"), "the replay of the loss")
+    assert page.locator("#ago-said").inner_text() == "2026-11-15 09:25:00 UTC"
+    assert page.locator(".ring g:has(> title:text-is('w2@shop: lost'))").count() == 1
+    assert rows.count() == 6 and "2 of 3" in str(page.locator(".ring").text_content())
+    page.get_by_role("link", name="Later change").click()
+    page.locator("#ring:has-text('Replayed: 2026-11-15 09:26:00')").wait_for()
+    assert page.locator(".ring g:has(> title:text-is('w2@shop: alive'))").count() == 1
+    assert "elected for reindex" in page.locator("#happened").inner_text()
+    page = shop.open("/cluster?since=2026-01-01T00:00&until=2026-01-02T00:00")
+    assert "Nothing was recorded then" in page.locator(".replay").inner_text()
+    assert "All 2 workers" in page.locator("#sentence").inner_text() and page.locator(".ring").count() == 1
+    page = shop.open("/cluster?since=2026-01-02T00:00&until=2026-01-01T00:00")
+    assert "exchange its two times" in page.locator(".replay").inner_text()
+
+
+def test_a_view_is_saved_opened_by_others_and_deleted(shop: Shop, ledger: Ledger) -> None:
+    page = shop.open("/tasks?state=FAILURE&name=shop.pay")
+    page.get_by_text("Columns", exact=True).click()
+    page.locator("fieldset input[value=error]").check()
+    page.locator("fieldset input[value=clock]").uncheck()
+    page.get_by_role("button", name="Show columns").click()
+    page.wait_for_url("**columns=error**")
+    shown = page.locator("#tasks th").all_inner_texts()
+    assert "Error" in shown and "Clock" not in shown
+    page.get_by_text("Save this view").click()
+    shop.do("save_view", view=VIEW)
+    link = page.locator(f".saved a[title='{VIEW}'][aria-current]")
+    shop.until(link, "the view that was saved, as the current one")
+    other = shop.look(context := shop.visit(Role.VIEWER))
+    other.goto(f"{shop.served.url}/tasks")
+    other.locator(".saved a").click()
+    other.locator(".saved a[aria-current]").wait_for()
+    assert other.locator("#tasks th").all_inner_texts() == shown
+    assert other.locator("[data-total]").get_attribute("data-total") == str(PAID)
+    assert other.locator("main script").count() == 0 and other.locator("form[data-action]").count() == 0
+    context.close()
+    assert shop.confirm(page.get_by_role("button", name="Delete view")) == f"Delete the view {VIEW}?"
+    wait_until(lambda: page.locator(".saved").count() == 0, what="no view any more")
 
 
 def test_sql_is_read_only_and_can_be_downloaded(shop: Shop) -> None:
@@ -198,7 +251,9 @@ def test_no_page_has_a_serious_fault_for_people_who_cannot_see_it(shop: Shop, le
     node = shop.served.dashboard.nodes()[0].node
     for path in [*(one for one, _, _ in NAVIGATION), f"/workers/{node}", f"/tasks/{ledger.order}", "/login"]:
         page.emulate_media(color_scheme="light")
-        page.goto(f"{shop.served.url}{path}{'?name=shop.pay' if path == '/tasks' else ''}")
+        page.goto(shop.served.url + FULLER.get(path, path))
+        for closed in page.locator(".below summary, .replay summary").all():
+            closed.click()
         faults += [f"{path} {one}" for one in _serious(page)]
         if path in DARK:
             page.emulate_media(color_scheme="dark")
@@ -210,7 +265,7 @@ def test_no_page_has_a_serious_fault_for_people_who_cannot_see_it(shop: Shop, le
 def test_every_page_fits_a_phone(shop: Shop, ledger: Ledger) -> None:
     page = shop.look(context := shop.visit(Role.ADMIN, viewport={"width": 390, "height": 800}))
     for path in [*(path for path, _, _ in NAVIGATION), f"/tasks/{ledger.order}", f"/tasks/{ledger.hostile}"]:
-        page.goto(shop.served.url + path)
+        page.goto(shop.served.url + FULLER.get(path, path))
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
     context.close()
 

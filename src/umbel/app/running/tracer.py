@@ -8,7 +8,7 @@ and never raises because of what a task or a message did.
 import logging
 import os
 from inspect import iscoroutine
-from time import perf_counter, time
+from time import monotonic, perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -86,6 +86,8 @@ class Tracer:
 
     def _open(self, job: Job) -> "_Opened | Outcome":
         """The call and everything that is known about it; or how a message ends that is none."""
+        if job.start_by and monotonic() > job.start_by:
+            return Outcome(job.number, "late", time(), 0.0)
         if job.clock_offset_s != self._clock_offset_s and not self._is_eager:
             self._clock_offset_s = job.clock_offset_s
             correct(job.clock_offset_s)
@@ -171,8 +173,7 @@ class _Run:
         self._job = job
         self.hides: Sensitive | None = None
         self.secrets: Secrets | None = None
-        self._started_at = time()
-        self._began = perf_counter()
+        self._started_at, self._began = time(), perf_counter()
 
     def refused(self, task_id: str, error: UmbelError, call: TaskCall | None = None) -> Outcome:
         """A message that no child can run: reported, and kept among the dead letters."""
@@ -357,9 +358,8 @@ class _Run:
         return about
 
     def _text(self, error: BaseException) -> str:
-        return traceback_text(
-            error, max_bytes=self._app.settings.task_traceback_max_bytes, secrets=self.secrets
-        )
+        most = self._app.settings.task_traceback_max_bytes
+        return traceback_text(error, max_bytes=most, secrets=self.secrets)
 
     def _show(self, value: Any) -> str:
         text_max = min(self._app.settings.task_repr_max_chars, STRUCK_MAX_CHARS)

@@ -1,7 +1,8 @@
 """Layouts: read a message at a glance when its properties look like those of an earlier one.
 
-The messages of one client differ in a few texts (ids, arguments) and have the same headers
-otherwise, of the same kinds, in the same order. Such a layout is kept as a regular expression (the
+The messages of one kind of client differ in a few texts (ids, arguments) and have the same headers
+otherwise, of the same kinds, in the same order; the id of the process or thread that sends is one of
+those texts, so that a layout serves any number of clients. Such a layout is kept as a regular expression (the
 bytes that stay the same, and a group for each text) and as JSON with a place for each text. To match
 it takes a tenth of the time that decoding the table takes.
 
@@ -26,7 +27,7 @@ LEARN_EVERY = 200
 PROPERTIES_MAX_BYTES = 8192
 HEADERS_MAX = 64
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS = 0x80, 0x40, 0x20  # in the first byte of the flags
-_DELIVERY_MODE, _PRIORITY, _CORRELATION_ID = 0x10, 0x08, 0x04
+_DELIVERY_MODE, _PRIORITY, _CORRELATION_ID, _REPLY_TO = 0x10, 0x08, 0x04, 0x02
 _SAFE = rb"[ !#-\[\]-~]"  # stands for itself in JSON
 # The first three bytes of a length are constant, because longer texts are left to the decoder. The
 # run of safe bytes ends where the next header begins: with the length of its name, a control byte.
@@ -36,7 +37,7 @@ _to_json = msgspec.json.encode
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The groups: the table's length, a length and a value for each place, the correlation id."""
+    """The groups: the table's length, a length and a value for each place, then two of the properties."""
 
     expression: re.Pattern[bytes]
     json: bytes
@@ -49,14 +50,14 @@ class Layout(msgspec.Struct, frozen=True):
         if match is None:
             return None
         groups = match.groups()
-        values = texts = groups[2:-1:2]
+        values = texts = groups[2:-2:2]
         if self.numbers:
             texts = tuple(value for place, value in enumerate(values) if place not in self.numbers)
             values = tuple(
                 int.from_bytes(value, signed=True) if place in self.numbers else value
                 for place, value in enumerate(values)
             )
-        if b"".join(groups[1:-1:2]) != bytes(map(len, texts)):
+        if b"".join(groups[1:-2:2]) != bytes(map(len, texts)):
             return None
         if int.from_bytes(groups[0]) != len(properties) - self.outside_bytes:
             return None
@@ -67,8 +68,8 @@ class Layout(msgspec.Struct, frozen=True):
             like.content_type,
             like.content_encoding,
             like.priority,
+            groups[-2].decode(),
             groups[-1].decode(),
-            like.reply_to,
             like.expiration_ms,
             like.properties,
             exchange,
@@ -158,14 +159,15 @@ def _headers(properties: bytes, at: int, end: int) -> Iterator[_Header]:
 
 
 def _after_table(properties: bytes, at: int) -> bytes:
-    """Of what follows the headers, only the correlation id differs, and that not in length."""
-    id_at = at + bool(properties[0] & _DELIVERY_MODE) + bool(properties[0] & _PRIORITY)
-    if not properties[0] & _CORRELATION_ID:
-        return re.escape(properties[at:]) + b"()"
-    size = properties[id_at]
-    return b"%b(%b{%d})%b" % (
-        re.escape(properties[at : id_at + 1]),
-        _SAFE,
-        size,
-        re.escape(properties[id_at + 1 + size :]),
-    )
+    """Of what follows the headers, only two differ, and not in length: the ids of the task and its sender."""
+    flags = properties[0]
+    ids_at = at + bool(flags & _DELIVERY_MODE) + bool(flags & _PRIORITY)
+    expression = re.escape(properties[at:ids_at])
+    for flag in (_CORRELATION_ID, _REPLY_TO):
+        if flags & flag:
+            size = properties[ids_at]
+            expression += b"%b(%b{%d})" % (re.escape(properties[ids_at : ids_at + 1]), _SAFE, size)
+            ids_at += 1 + size
+        else:
+            expression += b"()"
+    return expression + re.escape(properties[ids_at:])

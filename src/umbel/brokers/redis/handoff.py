@@ -34,6 +34,7 @@ class Handed(NamedTuple):
     """A message in the list of its owner, and what was known when it was asked for."""
 
     owner: str
+    queue: str
     list_key: str
     envelope: bytes
     revoked_cursor: int
@@ -69,14 +70,14 @@ class Adoptions:
         age_s = asyncio.get_running_loop().time() - handed.asked_at
         if (
             handed.owner != owner
-            or self._keys.queue_of(handed.list_key) not in queues
+            or handed.queue not in queues
             or not handed.is_undisturbed
             or handed.revoked_cursor != revoked_after
             or age_s > FRESH_OF_LEASE * self._lease_s
             or handed.envelope.startswith(MARK)
         ):
             return None
-        found = self._holding.hand_in(owner, handed.list_key, handed.envelope)
+        found = self._holding.hand_in(owner, handed.queue, handed.list_key, handed.envelope)
         if found is None:
             return None
         delivery, epoch = found

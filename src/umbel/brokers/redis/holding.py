@@ -98,7 +98,9 @@ class Holding:
                 deliveries.append(Delivery(tag, queue, opened.message, opened.starts, opened.redelivered))
         return deliveries
 
-    def hand_in(self, owner: str, list_key: str, envelope: bytes) -> tuple[Delivery, bytes] | None:
+    def hand_in(
+        self, owner: str, queue: str, list_key: str, envelope: bytes
+    ) -> tuple[Delivery, bytes] | None:
         """A message that the server handed over, under the epoch of the owner's last claim."""
         hold = self._holds.get(owner)
         if hold is None or owner in self.lost_tickets:
@@ -106,7 +108,6 @@ class Holding:
         tag = f"{self.ticket()}:1:{list_key}"
         self._held[tag] = hold
         opened = unseal(envelope)
-        queue = self._keys.queue_of(list_key)
         return Delivery(tag, queue, opened.message, opened.starts, opened.redelivered), hold.epoch
 
     def owner_of(self, tag: Tag) -> str | None:

@@ -107,7 +107,7 @@ local function call(bucket)
       passed_over = passed_over + 1
     else
       if bucket.most == 0 then
-        due = math.max(free_at(bucket), now) + taken * bucket.interval
+        due = math.max(math.max(free_at(bucket), now) + taken * bucket.interval - bucket.slack, now)
       end
       redis.call('ZADD', bucket.slots, string.format('%.6f', due + ANSWERED_WITHIN * lease), call_of(task))
       taken = taken + 1

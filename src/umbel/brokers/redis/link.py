@@ -151,6 +151,10 @@ class Link:
         except ConnectionError:
             raise self._lost() from None
 
+    def awaits(self, sent: asyncio.Future[list[Any]]) -> bool:
+        """Whether the server has still to answer this, also when nobody waits for the answer any more."""
+        return self._wire is not None and self._wire.awaits(sent)
+
     def close(self) -> None:
         self._watch.given_up()
         self._end_wire()
@@ -265,6 +269,9 @@ class _Wire(asyncio.Protocol):
             self._loop.call_soon(self._write_gathered)
         self._gathered += packed
         return replies
+
+    def awaits(self, sent: asyncio.Future[list[Any]]) -> bool:
+        return any(batch.replies is sent for batch in self._batches)
 
     def _write_gathered(self) -> None:
         gathered, self._gathered = self._gathered, []

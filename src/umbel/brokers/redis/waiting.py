@@ -111,17 +111,17 @@ class Watch:
         )
         self._blocked = sent
         try:
-            *_, envelope = replies = await link.reply_to(asyncio.shield(sent))
+            noted, envelope = await link.reply_to(sent)
         except asyncio.CancelledError:
             self._interrupt()  # what it was handed goes back with its next claim
             raise
-        if any(isinstance(reply, hiredis.ReplyError) for reply in replies):
+        if isinstance(noted, hiredis.ReplyError) or isinstance(envelope, hiredis.ReplyError):
             self._refused_until = asked_at + REFUSED_S
             return False
         if envelope is None:
             return False
         undisturbed = self._rings == seen
-        self.handed = Handed(owner, list_key, envelope, self._revoked_cursor, asked_at, undisturbed)
+        self.handed = Handed(owner, queue, list_key, envelope, self._revoked_cursor, asked_at, undisturbed)
         return True
 
     def leave(self) -> None:
@@ -189,7 +189,7 @@ class Watch:
         self._ring()
 
     def _interrupt(self) -> None:
-        if self._blocked is None or self._blocked.done():
+        if self._blocked is None or not self._link.awaits(self._blocked):
             return
         if (sent := self._unblock(self.client_id)) is not None:
             sent.add_done_callback(self._check_unblocked)

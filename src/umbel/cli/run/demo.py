@@ -53,7 +53,8 @@ def command(
     home = _home(directory)
     broker = url or f"sqlite:///{home / 'demo.db'}"
     backend = broker if not broker.startswith("amqp") else f"sqlite:///{home / 'results.db'}"
-    os.environ.update(environment(broker, backend, home, f"demo_{new_id()[:8]}"))
+    run = f"demo_{new_id()[:8]}" if url else "demo"  # a file of our own is empty
+    os.environ.update(environment(broker, backend, home, run))
     # Only now: the app that they import reads its settings from there.
     from umbel.cli.run.demo_closing import show
     from umbel.demo.story import Demo

@@ -36,7 +36,7 @@ def state_option(function: Any) -> Any:
         type=click.Path(path_type=Path, dir_okay=False),
         default=STATE_FILE,
         show_default=True,
-        help="The dashboard's own file: tokens, the audit, the last hour.",
+        help="The dashboard's own file: tokens, the audit, saved views, the last hour.",
     )
     return option(function)
 

@@ -2,7 +2,9 @@
 
 A bucket belongs to one task and one key. `Concurrency` has so many slots; a claim holds one until it ends.
 `Rate` has a pace: starts are `interval_s` apart, but what comes late may be made up for, by as much as
-`slack_s`. The interval is chosen so that no window of the rate's period has more starts than the rate says,
+`slack_s`: so long before its time the next one is due, and coming within it, before
+the next one is due, costs the rate nothing.
+The interval is chosen so that no window of the rate's period has more starts than the rate says,
 even if each task starts up to `slack_s` after it was allowed to:
 
     k starts in a window of P: allowed within P + slack, so (k - 1) * interval < P + 2 * slack, so k <= rate.
@@ -44,8 +46,9 @@ class Pace:
         return max(free_at, now) + self.interval_s if now >= free_at - self.slack_s else None
 
     def due(self, free_at: float, now: float, ahead: int) -> float:
-        """When one may start that has so many before it."""
-        return max(self._believed(free_at, now), now) + ahead * self.interval_s
+        """The earliest time at which one may start that has so many before it."""
+        next_free_at = max(self._believed(free_at, now), now) + ahead * self.interval_s
+        return max(next_free_at - self.slack_s, now)
 
     def _believed(self, free_at: float, now: float) -> float:
         """It is never later than this, unless the clock was set back."""

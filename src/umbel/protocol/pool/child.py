@@ -51,7 +51,10 @@ class Child(Generic[WorkT]):
     weighed_at: float = float("-inf")
 
     def outstanding(self) -> int:
-        return sum(len(batch.jobs) - batch.done for batch in self.batches)
+        count = 0
+        for batch in self.batches:  # without a generator: it is asked for each child at each claim
+            count += len(batch.jobs) - batch.done
+        return count
 
     def running(self) -> WorkT | None:
         """The job it is at: exact when nothing waits behind it, else what is known."""
@@ -62,7 +65,8 @@ class Child(Generic[WorkT]):
 
     def due(self) -> float | None:
         times = (self.start_at, self.kill_at, self.recall_at, self.soft_at, self.hard_at, self.weigh_at)
-        return min((at for at in times if at is not None), default=None)
+        set_times = [at for at in times if at is not None]
+        return min(set_times) if set_times else None
 
     def calm(self) -> None:
         """It has nothing to do, so nothing about its jobs can be late."""

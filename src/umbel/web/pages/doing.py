@@ -23,7 +23,7 @@ from umbel.web.problems import Refused
 from umbel.web.site import Site, site_of, visitor_of
 
 BODY_MAX = 1_000_000
-LISTS = frozenset({"nodes", "ids", "letters"})
+LISTS = frozenset({"nodes", "ids", "letters", "columns"})
 VERBS = {
     "revoke": "Revoke",
     "terminate": "Terminate",
@@ -37,6 +37,7 @@ VERBS = {
     "restart_pool": "Restart the pool",
     "stop": "Stop",
     "start_election": "Start an election",
+    "delete_view": "Delete the view",
 }
 MEANINGS = {
     "revoke": "Tasks that wait never start. Those that run are not touched.",
@@ -48,6 +49,7 @@ MEANINGS = {
     "requeue_dead": "They return to their queues with no starts counted.",
     "drop_dead": "They are removed. This cannot be undone.",
     "restart_pool": "Child processes are replaced as they become idle.",
+    "delete_view": "It goes for everybody who uses this dashboard. Tasks are not touched.",
     "stop": "The node takes no new tasks, ends those that run, and leaves the cluster.",
 }
 DANGEROUS = frozenset({"purge", "drop_dead", "stop", "terminate"})
@@ -156,7 +158,8 @@ def _count(site: Site, action: AnyAction) -> int | None:
 
 def _question(name: str, action: AnyAction, count: int | None) -> str:
     verb = VERBS.get(name, name)
-    target = getattr(action, "queue", "") or getattr(action, "name", "") or ", ".join(action.nodes)
+    named = (getattr(action, field, "") for field in ("queue", "name", "view"))
+    target = next(filter(None, named), "") or ", ".join(action.nodes)
     if isinstance(action, OnTasks):
         matching = "matches" if count == 1 else "match"
         which = f" that {matching} the filter" if action.match is not None else ""

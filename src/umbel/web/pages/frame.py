@@ -1,8 +1,8 @@
 """Frame: how a page is rendered. Templates escape everything; markup comes from the drawings alone.
 
 What came from outside may hold characters that a screen obeys instead of showing them, so each value is
-written as one line of printable text. A request with `?part=NAME` gets that block of the page alone:
-this is how live parts are replaced.
+written as one line of printable text. A request with `?part=NAME`, or several joined by commas, gets
+these blocks of the page alone: this is how live parts are replaced.
 """
 
 import re
@@ -47,13 +47,16 @@ _ROLES = {str(kind.__struct_config__.tag): role for kind, role in ROLES.items()}
 
 
 def render(request: Request, template: str, *, status: int = 200, **data: Any) -> Response:
-    """A whole page, or the part of it that was asked for."""
+    """A whole page, or the parts of it that were asked for."""
     found = _TEMPLATES.get_template(template)
     context = found.new_context(_frame(request) | data)
-    part = request.query_params.get("part", "")
-    if part in found.blocks or part in _BLOCKS_OF_ALL:
-        block = found.blocks.get(part) or _TEMPLATES.get_template("page.html").blocks[part]
-        return HTMLResponse("".join(block(context)), headers={"Cache-Control": "no-store"})
+    parts = dict.fromkeys(request.query_params.get("part", "").split(","))
+    if all(part in found.blocks or part in _BLOCKS_OF_ALL for part in parts):
+        blocks = [
+            found.blocks.get(part) or _TEMPLATES.get_template("page.html").blocks[part] for part in parts
+        ]
+        text = "".join("".join(block(context)) for block in blocks)
+        return HTMLResponse(text, headers={"Cache-Control": "no-store"})
     return HTMLResponse(
         "".join(found.root_render_func(context)), status_code=status, headers={"Cache-Control": "no-store"}
     )

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from umbel.history.markup import Markup
 from umbel.history.scales import duration
 from umbel.monitor.shapes import Workflow, WorkflowTask
+from umbel.protocol.delivery.states import READY_STATES
 from umbel.web.pages.drawing import workflow as graph
 from umbel.web.pages.drawing.spacetime import spacetime
 from umbel.web.pages.drawing.telling import story_of
@@ -21,17 +22,21 @@ async def task(request: Request) -> Response:
     if detail is None:
         why = "It was never heard of, or was dropped from memory. The lake may have it: `umbel task show ID`."
         return missing(request, f"No task {task_id} is known", why)
+    ended = detail.task.state in READY_STATES
+    if request.query_params.get("part") == "buttons" and not ended:
+        return Response(status_code=204)  # they stay as they are, with the focus that one may have
     flow = site.workflow(task_id)
     nodes: dict[str, str] = {node.node: node.state for node in site.nodes()}
+    story = story_of(detail.events, detail.task.queue or "", nodes, site.happenings())
     return render(
         request,
         "task.html",
         detail=detail,
         task=detail.task,
-        diagram=spacetime(story_of(detail.events, detail.task.queue or "", nodes)) if detail.events else None,
+        diagram=spacetime(story) if detail.events else None,
         flow=flow if flow is not None and len(flow.tasks) > 1 else None,
         drawn=_drawn(request, flow, task_id),
-        ended=detail.task.state in {"SUCCESS", "FAILURE", "REVOKED"},
+        ended=ended,
         as_curl=_as_curl(request, task_id),
     )
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from umbel.history.scales import duration
 
 UNKNOWN = "–"
+_UNITS = ((86_400, 10**6, "d"), (3600, 24, "h"), (60, 60, "min"), (1, 60, "s"))
 
 
 def instant(at: float | None) -> str:
@@ -30,6 +31,14 @@ def ago(at: float | None, now: float) -> str:
         return UNKNOWN
     past = now - at
     return "now" if past < 1 else f"{duration(float(round(past)))} ago"
+
+
+def long_ago(seconds: int) -> str:
+    """In two units: `1 d 3 h ago`; the slider's script says it alike."""
+    parts = [(seconds // size % wrap, unit) for size, wrap, unit in _UNITS]
+    first = next((place for place, (number, _) in enumerate(parts) if number), len(parts) - 1)
+    said = [f"{number} {unit}" for number, unit in parts[first : first + 2] if number]
+    return f"{' '.join(said) or '0 s'} ago"
 
 
 def parse_local(text: str) -> float:

@@ -219,4 +219,5 @@ def job_of(claimed: Claimed, lamport: int = 0) -> Job:
         claimed.delivery.redelivered,
         offset_s(),
         lamport,
+        0.0 if claimed.acked else claimed.start_by,
     )

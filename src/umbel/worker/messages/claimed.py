@@ -25,6 +25,7 @@ class Claimed:
     run: Run | None = None  # once it is admitted
     hard_limit_s: float | None = None
     soft_limit_s: float | None = None
+    start_by: float = 0.0  # on the monotonic clock: its limit permits no later start; 0: whenever
     acked: bool = False  # the broker has forgotten it, or was told to, while its task has not ended
     told_started: bool = False
     received_at: float = 0.0  # Unix time, where it is measured

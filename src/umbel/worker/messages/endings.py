@@ -201,6 +201,9 @@ class Endings:
             self._settler.report((), outcome.follow_ups)  # what it sent before
             self.end_terminated(claimed)
             return
+        if outcome.kind == "late":  # it never started
+            self.give_back(claimed, ran=False)
+            return
         name = _COUNTED_AS[outcome.kind]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
         if self._events.noted:

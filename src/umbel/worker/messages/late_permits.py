@@ -1,7 +1,8 @@
 """LatePermits: a message that may start and does not goes back, so that it keeps nobody waiting elsewhere.
 
 Its worker's children may all be busy for long. It holds a slot meanwhile, or has used a start of its rate
-that happens later than the cluster believes.
+that happens later than the cluster believes. This worker may stand still too: so a job under a rate says
+until when it may start, and who runs it looks (`Job.start_by`).
 """
 
 import asyncio

@@ -6,6 +6,7 @@ has none, and is given it here if its arguments can be read.
 """
 
 from collections.abc import Sequence
+from time import monotonic
 
 from umbel.brokers.interface import Messages, Permit, Return, Tag
 from umbel.errors import BrokerError, BrokerRefused, NotSupported
@@ -15,6 +16,7 @@ from umbel.wire.task import TaskHeaders
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.late_permits import PATIENCE_S
 from umbel.worker.messages.settling import Settler
 
 
@@ -50,6 +52,8 @@ class Permits:
         """Those of the messages asked for that may start now; all others have gone their way."""
         asked, self._asked = self._asked, []
         starting = [claimed for permit, claimed in asked if not permit.ends]
+        for permit, claimed in asked:  # before the answer is known: the broker counts from no earlier time
+            claimed.start_by = monotonic() + PATIENCE_S if permit.terms.pace is not None else 0.0
         try:
             refused = await self._broker.permit([permit for permit, _ in asked])
         except BrokerError as error:

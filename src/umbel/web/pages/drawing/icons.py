@@ -28,6 +28,9 @@ PATHS = {
     "cpu": "M5 5h6v6H5zM8 2v3M8 11v3M2 8h3M11 8h3",
     "download": "M8 2.5v7.5M5 7.5L8 10.5l3-3M3 13.5h10",
     "pause": "M6 4v8M10 4v8",
+    "earlier": "M10 3.5L5.5 8l4.5 4.5",
+    "later": "M6 3.5L10.5 8 6 12.5",
+    "bookmark": "M4.5 2.5h7v11L8 10.8l-3.5 2.7z",
     "search": "M7 2.5a4.5 4.5 0 1 0 0 9 4.5 4.5 0 0 0 0-9M10.5 10.5l3 3",
 }
 
@@ -53,6 +56,7 @@ LOOKS = {
     "RETRY": Look("again", "will retry", "warn"),
     "REVOKED": Look("stop", "revoked", "idle"),
     "REJECTED": Look("return", "rejected", "warn"),
+    "INTERRUPTED": Look("cross", "interrupted", "warn"),
     "ok": Look("check", "ok", "good"),
     "error": Look("cross", "error", "bad"),
     "paused": Look("pause", "paused", "warn"),

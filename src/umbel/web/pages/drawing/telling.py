@@ -9,7 +9,7 @@ the first it delivered it again. Those dots have no clock.
 from collections.abc import Mapping, Sequence
 
 from umbel.history.scales import duration
-from umbel.monitor.shapes import StoryEvent
+from umbel.monitor.shapes import Happening, StoryEvent
 from umbel.web.pages.drawing.spacetime import Dot, Hop, Lane, Story
 from umbel.web.pages.times import clock_time
 
@@ -18,6 +18,8 @@ IN_CHILD = "task-started"
 REDELIVERED = "redelivered"
 WITHOUT_DETAIL = frozenset({"task-received", "task-started"})
 BROKER = Lane("broker", "queue")
+ENDS = {"lost": "was lost", "left": "left", "suspect": "is silent"}  # of a node, in words
+FOUND_WITHIN_S = 30.0  # a message may be delivered again before its node is known to be lost
 _KINDS = {"client": 0, "broker": 1, "worker": 2, "child": 2}
 WORDS = {
     "task-sent": "sent",
@@ -31,27 +33,35 @@ WORDS = {
 }
 
 
-def story_of(events: Sequence[StoryEvent], queue: str = "", nodes: Mapping[str, str] | None = None) -> Story:
+def story_of(
+    events: Sequence[StoryEvent],
+    queue: str = "",
+    nodes: Mapping[str, str] | None = None,
+    happened: Sequence[Happening] = (),
+) -> Story:
     """Lanes in the order client, broker, then each worker with its children beside it.
 
-    `nodes`: the states of nodes now, which say why one of them did not finish what it had.
+    Why a node did not finish what it had is read from what happened to it then, oldest first: a node
+    that is back was lost all the same. Where nothing is known, from `nodes`, their states now.
     """
-    told = _Telling(Lane("broker", queue) if queue else BROKER, nodes or {})
+    told = _Telling(Lane("broker", queue) if queue else BROKER, nodes or {}, happened)
     for event in events:
         told.take(event)
     return told.story()
 
 
 class _Telling:
-    def __init__(self, broker: Lane, nodes: Mapping[str, str]) -> None:
+    def __init__(self, broker: Lane, nodes: Mapping[str, str], happened: Sequence[Happening]) -> None:
         self._broker = broker
         self._nodes = nodes
+        self._happened = happened
         self._lanes: dict[Lane, None] = {}
         self._dots: list[tuple[Lane, Dot]] = []
         self._hops: list[Hop] = []
         self._runs: list[tuple[Lane, int, int]] = []
         self._running: dict[str, tuple[Lane, int]] = {}
         self._received: dict[str, int] = {}
+        self._received_at: dict[str, float] = {}
         self._kept: int | None = None  # the dot of the broker that holds the message now
         self._run = 0
         self._first_at: float | None = None
@@ -99,7 +109,7 @@ class _Telling:
         before = self._kept
         if event.repeat == REDELIVERED and self._received:
             last = max(self._received, key=lambda node: self._received[node])
-            before = self._add_plain("delivered again", cause=self._cause(last))
+            before = self._add_plain("delivered again", cause=self._cause(last, event.at))
             self._hops.append(Hop(self._received[last], before, again=True))
             self._interrupt(before)
         self._pids.setdefault(event.node, event.pid)
@@ -107,11 +117,15 @@ class _Telling:
         if before is None:
             before, place = self._held_before(event, place)
         self._hops.append(Hop(before, place, again=bool(event.repeat)))
-        self._received[event.node] = place
+        self._received[event.node], self._received_at[event.node] = place, event.at
 
-    def _cause(self, node: str) -> str:
-        ends = {"lost": "was lost", "left": "left", "suspect": "is silent"}
-        return f"redelivered: {node} {ends.get(self._nodes.get(node, ''), 'did not finish it')}"
+    def _cause(self, node: str, again_at: float) -> str:
+        end = self._nodes.get(node, "")
+        for one in self._happened:
+            if one.node == node and one.kind in ("lost", "left") and one.at >= self._received_at[node]:
+                end = one.kind if one.at <= again_at + FOUND_WITHIN_S else ""
+                break
+        return f"redelivered: {node} {ENDS.get(end, 'did not finish it')}"
 
     def _interrupt(self, place: int) -> None:
         """Nobody hears of a run any more whose message was delivered again."""

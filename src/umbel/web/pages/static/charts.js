@@ -50,7 +50,9 @@ function fit() {
 function columns(one) {
   const perSecond = one.unit === "rate" ? known.step_s : 1;
   const from = begin();
-  const shown = one.keys.map((key) => known[key].slice(from).map((value) => value === null ? null : value / perSecond));
+  // The newest step is not over: drawn as it is, every line would end in a fall.
+  const last = isLive() && one.unit !== "count" ? known.at.length - from - 1 : Infinity;
+  const shown = one.keys.map((key) => known[key].slice(from).map((value, place) => value === null || place === last ? null : value / perSecond));
   return [known.at.slice(from), ...shown];
 }
 

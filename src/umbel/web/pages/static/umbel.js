@@ -107,8 +107,20 @@ document.addEventListener("change", (event) => {
 
 document.addEventListener("input", (event) => {
   const said = event.target.dataset.output;
-  if (said) document.getElementById(said).textContent = event.target.value === "0" ? "now" : `${event.target.value} s ago`;
+  if (!said) return;
+  const words = moment(Number(event.target.value), Number(event.target.dataset.end));
+  document.getElementById(said).textContent = words;
+  event.target.setAttribute("aria-valuetext", words);
 });
+
+// As the server says it: how long ago, in two units; of a period that has ended, the time.
+function moment(ago, end) {
+  if (end) return `${new Date((end - ago) * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+  if (!ago) return "now";
+  const parts = [[Math.floor(ago / 86400), "d"], [Math.floor(ago / 3600) % 24, "h"], [Math.floor(ago / 60) % 60, "min"], [ago % 60, "s"]];
+  const first = parts.findIndex(([number]) => number);
+  return `${parts.slice(first, first + 2).filter(([number]) => number).map((one) => one.join(" ")).join(" ")} ago`;
+}
 
 document.addEventListener("click", (event) => {
   const target = event.target.closest("[data-close], [data-copy]");
