@@ -424,7 +424,7 @@ def test_a_part_that_cannot_be_counted_fails_the_body_and_not_the_part(
     monkeypatch.setattr(bench.app.backend, "add_chord_part", refuse)
     outcome = bench.ended(first)
     assert [(one.task_id, one.status) for one in outcome.results] == [("body", "FAILURE")]
-    assert b"of the chord: the key holds a list" in outcome.results[0].payload
+    assert b"so the chord fails: the key holds a list" in outcome.results[0].payload
     assert outcome.follow_ups == ()
 
 

@@ -289,7 +289,7 @@ def test_the_file_of_an_app_without_a_directory_lies_in_the_current_one(
 def test_a_directory_that_is_none_is_refused_with_what_to_write(tmp_path: Path) -> None:
     for wrong in (__file__, tmp_path / "missing"):
         with pytest.raises(
-            ConfigurationError, match=r"not a directory; for .* write directory=Path\(__file__\)"
+            ConfigurationError, match=r"not a directory; to .* write directory=Path\(__file__\)"
         ):
             App("shop", directory=wrong)
 
