@@ -42,7 +42,7 @@ class RefusedParts:
     def _end_result(self, result: StoredResult, reason: str) -> None:
         fields = {"task_id": result.task_id, "state": result.status, "why": reason}
         if result.status == FAILURE:
-            log.error("cannot store the failure of a task; callers that wait for it time out", extra=fields)
+            log.error("cannot store the failure of a task; callers that wait get no answer", extra=fields)
         else:  # a short one may be accepted, and ends the wait for the result
             log.error("cannot store the result of a task; storing a failure instead", extra=fields)
             error = BrokerRefused(
