@@ -13,7 +13,8 @@ from tests.brokers.under_test import LONG_S, OWNER, PEER, BrokerUnderTest, event
 from tests.servers.rabbitmq import amqp_url, shared_server
 from tests.servers.way import Way
 from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.locks import HEARTBEATS_S, heartbeat_for
+from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.locks import HEARTBEATS_S, Locks, heartbeat_for
 from umbel.brokers.amqp.records import ElectionFact, FactsView, LeaseFact, encode_record
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.protocol.leadership.coordination import (
@@ -184,6 +185,24 @@ def test_an_election_started_at_most_once_starts_once_for_all_who_try(under_test
 
                 await asyncio.gather(*map(candidate, brokers))
                 assert len(starts) <= 1
+
+    run(scenario())
+
+
+def test_what_had_ended_and_is_anothers_is_given_up_without_an_error(amqp_url: str) -> None:
+    (location,) = locations_from_url(amqp_url)
+
+    async def scenario() -> None:
+        one, other = Locks(4.0, 1, "one"), Locks(4.0, 1, "other")
+        try:
+            assert await one.take("x", 0.02, location) is not None
+            await eventually(lambda: other.take("x", LONG_S, location), what="its time to be over")
+            await one.drop_now("x")
+            assert await one.take("y", LONG_S, location) is not None
+            assert await one.take("x", LONG_S, location) is None
+        finally:
+            await one.close()
+            await other.close()
 
     run(scenario())
 

@@ -54,8 +54,8 @@ class Locks:
         self._is_closed = False
         self._location: Location | None = None
         self._link: Link | None = None
-        # Locks are given up on one channel, which nothing that is refused closes; and taken on others,
-        # when it has answered that what was given up before is gone.
+        # Locks are given up on one channel, and taken on others, when it has answered that what was
+        # given up before is gone.
         self._channel: Channel | None = None
         self._renewals: Channel | None = None  # locks are prolonged on one more
         self._prolonging = asyncio.Lock()
@@ -92,10 +92,18 @@ class Locks:
         return sent_at
 
     async def _barrier(self) -> float:
-        """The server has done what was asked of it before; the boot time of asking."""
+        """The server has done what was asked of it before; the boot time of asking.
+
+        It refuses to give up what had ended and is another's by now. What was given up after that, if
+        anything, ends with its time.
+        """
         assert self._channel is not None
         sent_at = boot_time()
-        await self._channel.call(Method.BASIC_QOS, 0, 0, False)
+        try:
+            await self._channel.call(Method.BASIC_QOS, 0, 0, False)
+        except ChannelClosed as refused:
+            if refused.code != ChannelClosed.LOCKED:
+                raise
         return sent_at
 
     async def take(self, what: str, ttl_s: float, location: Location) -> float | None:
