@@ -195,10 +195,12 @@ def test_what_had_ended_and_is_anothers_is_given_up_without_an_error(amqp_url: s
     async def scenario() -> None:
         one, other = Locks(4.0, 1, "one"), Locks(4.0, 1, "other")
         try:
+            assert await one.take("y", LONG_S, location) is not None
             assert await one.take("x", 0.02, location) is not None
             await eventually(lambda: other.take("x", LONG_S, location), what="its time to be over")
             await one.drop_now("x")
-            assert await one.take("y", LONG_S, location) is not None
+            await one.drop_now("y")
+            assert await other.take("y", LONG_S, location) is not None, "the refusal kept it"
             assert await one.take("x", LONG_S, location) is None
         finally:
             await one.close()

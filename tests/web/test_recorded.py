@@ -110,6 +110,33 @@ def test_why_a_node_was_lost_is_known_though_its_silence_ended_its_session_befor
     assert (lost.at - T0, lost.text) == (1500.0, "its process died")
 
 
+def test_a_node_that_was_wrongly_held_for_lost_is_alive_again_with_its_next_heartbeat(tmp_path: Path) -> None:
+    wrong = said("worker-lost", 2000, "w1@shop", subject="w3@shop")
+    lake = lake_in(tmp_path, wrong, said("worker-heartbeat", 2003, "w3@shop"))
+    of_w3 = [(at, kind) for at, kind, subject in told(asked(lake, 1900, 3600)) if subject == "w3@shop"]
+    assert of_w3 == [(300.0, "joined"), (2000.0, "suspect"), (2003.0, "alive"), (3300.0, "left")]
+    assert (2003.0, "alive", "w3@shop") in told(asked(lake, 2500, 2600)), "and is there later on"
+
+
+def test_who_asks_while_the_tables_are_read_gets_the_same_answer() -> None:
+    answer = Recorded(happenings=[], since=0.0, known_from=None, known_until=None, build=1, built_at="")
+    reads: list[int] = []
+
+    async def slowly() -> Recorded:
+        reads.append(1)
+        await asyncio.to_thread(int)
+        return answer
+
+    async def scenario() -> None:
+        kept = Recollection()
+        assert set(map(id, await asyncio.gather(*(kept.recall(0, 1, slowly) for _ in range(5))))) == {
+            id(answer)
+        }
+
+    asyncio.run(scenario())
+    assert len(reads) == 1
+
+
 def test_too_many_changes_are_cut_to_the_newest_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,8 @@ def test_who_only_looks_saves_and_deletes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("action", "why"),
     [
-        (SaveView(view=" \t"), "a name that can be read"),
+        (SaveView(view=" \t"), "a view needs a name"),
+        (SaveView(view="late\u3000ones"), "plain spaces"),
         (SaveView(view="x", match=TaskFilter(text="y" * VIEW_BYTES_MAX)), "4,000 at most"),
         (DeleteView(view="x", nodes=["w1"]), "leave out `nodes`"),
     ],

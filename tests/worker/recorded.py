@@ -135,7 +135,7 @@ class Recorded:
         self.policy = AdmissionPolicy(chosen.tasks, max_deliveries=3)
         self.revoked = RevokedTasks()
         self._events = Events(self.context)
-        events = TaskEvents(self._events)
+        events = self.task_events = TaskEvents(self._events)
         remains = Remains(self.context, self.sink)
         self.refused_parts = RefusedParts(self.context.counters, remains, self.sink, events)
         self.endings = Endings(self.context, self.policy, self.sink, remains, events)

@@ -151,6 +151,16 @@ def test_a_permit_of_a_rate_ends_a_second_after_it_was_asked_for() -> None:
         assert told(recorded) == ["task-received"]
 
 
+def test_a_task_that_was_handed_over_and_came_too_late_is_not_shown_as_running() -> None:
+    recorded = Recorded(rules=replace_rules(LIMITED, limit=replace_rules(LIMIT, terms=Rate("5/m").terms)))
+    Asked(recorded)
+    (started,) = admit(recorded, limited())
+    recorded.task_events.started(started, 1.0)
+    recorded.endings.settle(started, Outcome(started.number, "late", 1.0, 0.0))
+    assert recorded.sink.verdicts == [Return(TAG)]
+    assert told(recorded) == ["task-received", "task-started", "task-rejected"]
+
+
 def test_what_does_not_start_in_time_goes_back_and_what_runs_does_not() -> None:
     async def scenario() -> list[Claimed]:
         recorded = Recorded(rules=LIMITED)

@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_read_is_set_aside_with_one_line(
     assert read_saved(path) is None
     assert read_saved(path) is None  # the second time it is not there any more
     assert [record.message for record in caplog.records] == [
-        "cannot read the saved node state; starting without it"
+        "cannot read this node's saved clock and incarnation; starting with new ones"
     ]
     assert [one.name for one in tmp_path.iterdir()] == ["a.unreadable"]
 

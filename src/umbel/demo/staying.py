@@ -115,8 +115,10 @@ class _Going:
 def _held_now() -> dict[str, str]:
     answers = tasks.app.control.ask("active", timeout=ASK_S, limit=len(WORKERS))
     return {
-        node.partition("@")[0]: one["id"]
+        name: one["id"]
         for node, running in answers.replies.items()
         for one in running
-        if isinstance(one, dict) and one.get("type") == tasks.held.name
+        if (name := node.partition("@")[0]) in WORKERS  # others may share the server
+        and isinstance(one, dict)
+        and one.get("type") == tasks.held.name
     }

@@ -6,9 +6,11 @@ dashboard hears itself, so one replay shows both. Before it stand the last chang
 were there and of the leases that were held when the time began.
 
 At most CHANGES_MAX changes are read, the newest; `since` says from when on none is missing. Times are those
-of the nodes' clocks. A suspicion ends with the next heartbeat that was recorded: nobody announces that.
+of the nodes' clocks. A suspicion ends with the next heartbeat that was recorded: nobody announces that. A
+loss that was told of a node that was heard for longer is a suspicion.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from time import monotonic
@@ -25,6 +27,7 @@ CHANGES_MAX = 5000
 STANDING_MAX = 5000
 KEPT_S = 60.0
 KEPT_MAX = 8
+WENT_ON_S = 10  # after others held it for lost: they were wrong
 GONE = ("lost", "left")
 
 
@@ -45,16 +48,25 @@ class Recollection:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[float, float], tuple[float, Recorded]] = OrderedDict()
+        self._reading = asyncio.Lock()  # who asks meanwhile gets the same answer
 
     async def recall(self, since: float, until: float, read: Callable[[], Awaitable[Recorded]]) -> Recorded:
+        found = self._known(since, until)
+        if found is not None:
+            return found
+        async with self._reading:
+            found = self._known(since, until)
+            if found is None:
+                found = await read()
+                self._kept[since, until] = monotonic(), found
+                self._kept.move_to_end((since, until))
+                if len(self._kept) > KEPT_MAX:
+                    self._kept.popitem(last=False)
+            return found
+
+    def _known(self, since: float, until: float) -> Recorded | None:
         read_at, found = self._kept.get((since, until), (0.0, None))
-        if found is None or monotonic() - read_at > KEPT_S:
-            found = await read()
-            self._kept[since, until] = monotonic(), found
-            self._kept.move_to_end((since, until))
-            if len(self._kept) > KEPT_MAX:
-                self._kept.popitem(last=False)
-        return found
+        return found if monotonic() - read_at <= KEPT_S else None
 
 
 def recorded(tables: Tables, since: float, until: float) -> Recorded:
@@ -142,9 +154,9 @@ def _cleared(tables: Tables, told: Sequence[Happening], until: float) -> list[Ha
 
 
 # What a table has of other programs is text of any length, and JSON that may be none.
-_CHANGES = """
+_CHANGES = f"""
 with session as (
-    select hostname, online_at, ended_at, ending, sw_ver,
+    select hostname, online_at, last_at, ended_at, ending, sw_ver,
         lag(sw_ver) over node as sw_ver_before, row_number() over node as number
     from workers window node as (partition by hostname order by online_at, pid)
 ), said as (
@@ -167,7 +179,11 @@ with session as (
     select epoch(last_at), 'elected', election_id, left(topic, 200), left(winner, 300), coalesce(term, 0)
     from elections where winner is not null
     union all
-    select told_at, substr(type, 8), extra->>'$.subject', left(extra->>'$.reason', 200), hostname, 0
+    select told_at, case when type = 'worker-lost' and exists (
+            select 1 from session where session.hostname = extra->>'$.subject'
+                and epoch(online_at) <= told_at and epoch(last_at) > told_at + {WENT_ON_S})
+            then 'suspect' else substr(type, 8) end,
+        extra->>'$.subject', left(extra->>'$.reason', 200), said.hostname, 0
     from said where type <> 'worker-leader'
     union all
     select told_at, 'lease', extra->>'$.lease', '',

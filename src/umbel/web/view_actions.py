@@ -21,9 +21,11 @@ class ViewStore(Protocol):
 
 def check_view(action: ViewAction) -> None:
     if action.nodes:
-        raise Refused(422, "Unprocessable", "views are the dashboard's own; leave out `nodes`")
-    if not action.view.strip():
-        raise Refused(422, "Unprocessable", "a view needs a name that can be read")
+        raise Refused(
+            422, "Unprocessable", "saved views are kept by the dashboard, not by workers; leave out `nodes`"
+        )
+    if not action.view.strip() or not action.view.isprintable():
+        raise Refused(422, "Unprocessable", "a view needs a name of letters, digits, signs and plain spaces")
     size = len(msgspec.json.encode(action))
     if size > VIEW_BYTES_MAX:
         detail = f"the view has {size:,} bytes, of {VIEW_BYTES_MAX:,} at most; shorten what it searches for"

@@ -101,7 +101,7 @@ def elected_from(event: Mapping[str, Any]) -> ElectedHeard | ClosedHeard:
         return ClosedHeard(election_id, Phase(phase))
     request = event.get("request")
     if request is not None and not isinstance(request, Mapping):
-        raise BadMessage(f"request of an election is {brief(request)}; it must be a map")
+        raise BadMessage(f"event {ELECTED} carries the request {brief(request)}; its sender must send a map")
     return ElectedHeard(
         election_id=election_id,
         winner=_text(event, "winner"),

@@ -108,7 +108,8 @@ def _untag(name: object, content: Any, limits: Limits) -> Any:
     reader = _READERS.get(name) if isinstance(name, str) else None
     if reader is None:
         raise BadMessage(
-            f"unknown {TYPE_KEY} {name!r} in the message or result; known are {', '.join(_READERS)}"
+            f"unknown {TYPE_KEY} {name!r} in the message or result; "
+            f"its sender must use one of those that Umbel reads: {', '.join(_READERS)}"
         )
     if name == "decimal" and isinstance(content, str) and len(content) > limits.number_digits_max:
         raise too_long_a_number("a decimal", len(content), limits)

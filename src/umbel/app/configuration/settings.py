@@ -376,7 +376,7 @@ def _table(path: Path) -> Mapping[str, Any] | None:
         with path.open("rb") as file:
             found: Any = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from None
+        raise ConfigurationError(f"cannot read the settings in {path}: {error}") from None
     for name in ("tool", "umbel"):
         found = found.get(name)
         if found is None:

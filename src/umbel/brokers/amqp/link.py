@@ -132,9 +132,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._opened.done():
-            self._fail(
-                unreachable(self.location, exc or ConnectionResetError("the server closed the connection"))
-            )
+            self._fail(unreachable(self.location, exc or ConnectionResetError()))
         why = str(exc) if exc is not None else "the server closed it"
         self._fail(BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was lost: {why}"))
 

@@ -156,6 +156,14 @@ class Locks:
     async def drop_now(self, what: str) -> None:
         """Give it up; when this returns, anybody can take it."""
         held = self.has(what)
+        if (
+            held
+            and self._channel is not None
+            and self._channel.error is not None
+            and self._location is not None
+        ):
+            async with self._lock:  # closed by a refusal: see `_barrier`
+                await self._open(self._location)
         self.drop(what)
         if held:
             await self._barrier()

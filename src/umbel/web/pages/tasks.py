@@ -3,7 +3,9 @@
 A saved view is such a URL with a name: it opens as a link, and is the current one where it shows the same.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from sqlite3 import Error as FileError
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,7 +19,9 @@ from umbel.web.pages.doing import filter_of
 from umbel.web.pages.frame import render
 from umbel.web.pages.times import parse_local
 from umbel.web.saved_views import COLUMNS, NAME_MAX, USUAL, Column, SavedView
-from umbel.web.site import site_of
+from umbel.web.site import Site, site_of
+
+log = logging.getLogger("umbel.web")
 
 PAGE = 50
 VIEWS: Sequence[tuple[str, dict[str, str]]] = (
@@ -43,6 +47,15 @@ LABELS: Mapping[Column, str] = {
 }
 
 
+async def _saved(site: Site) -> list[SavedView]:
+    """None where the dashboard's file cannot be read: the list of tasks is in memory."""
+    try:
+        return await site.views()
+    except FileError as error:
+        log.warning("cannot read the saved views", extra={"why": str(error)})
+        return []
+
+
 async def tasks(request: Request) -> Response:
     site, given = site_of(request), dict(request.query_params)
     problem, wanted = "", TaskFilter()
@@ -55,7 +68,7 @@ async def tasks(request: Request) -> Response:
     looks = _looks(str(order), columns)
     page = site.tasks(wanted, limit=PAGE, cursor=given.get("cursor", ""), order=str(order))
     fields = _set(wanted)
-    saved = await site.views() if given.get("part", "views") == "views" else []  # other parts show none
+    saved = await _saved(site) if given.get("part", "views") == "views" else []  # other parts show none
     return render(
         request,
         "tasks.html",

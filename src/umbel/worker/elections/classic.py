@@ -110,7 +110,10 @@ class ClassicElectionsShell:
                 self._decided(effect)
             case Failed(election_id, topic, reason):
                 self._counters.elections_failed += 1
-                log.warning("election failed", extra={"election": election_id, "why": reason})
+                log.warning(
+                    "election failed and is not repeated; check the nodes that were silent, start it again",
+                    extra={"election": election_id, "why": reason},
+                )
                 self._tell(Phase.FAILED, election_id, topic, "", 0, reason)
             case Shed(election_id):
                 self._counters.elections_shed += 1

@@ -201,7 +201,9 @@ class Endings:
             self._settler.report((), outcome.follow_ups)  # what it sent before
             self.end_terminated(claimed)
             return
-        if outcome.kind == "late":  # it never started
+        if outcome.kind == "late":  # it never started, whatever the pool said when it handed it over
+            if claimed.told_started:
+                self._events.rejected(claimed, requeue=True)
             self.give_back(claimed, ran=False)
             return
         name = _COUNTED_AS[outcome.kind]

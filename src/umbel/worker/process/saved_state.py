@@ -77,4 +77,4 @@ def _set_aside(path: Path, error: Exception) -> None:
         path.replace(aside)
     except OSError as hindered:
         fields["moved_to"] = f"nowhere: {hindered}"
-    log.warning("cannot read the saved node state; starting without it", extra=fields)
+    log.warning("cannot read this node's saved clock and incarnation; starting with new ones", extra=fields)

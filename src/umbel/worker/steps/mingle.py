@@ -160,7 +160,7 @@ class Mingle(Step):
                     self._introduce(reply.get("members"))
         except BrokerError as error:
             log.debug("cannot ask other nodes for their revokes and clocks", extra={"why": str(error)})
-            return str(error)
+            return str(error) or repr(error)
         fields = {"peers": len(others), "clock": self._events.clock.value}
         self._context.outages.consequence(log, logging.INFO, SYNCHRONIZED, named="synchronized", **fields)
         return ""
@@ -186,7 +186,7 @@ class Mingle(Step):
         learned = mingle.take_in(said, self._revoked, now)
         if learned.bad:
             log.warning(
-                "unreadable revokes in the hello reply of another node skipped",
+                "unreadable revokes in the hello of another node skipped",
                 extra={"peer": peer, "count": learned.bad},
             )
         if learned.news and "ages" not in said:  # ours have them from the record already
