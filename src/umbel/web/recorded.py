@@ -94,7 +94,7 @@ def changes_of(told: Iterable[Happening]) -> list[Happening]:
     """In their order, without what changed nothing: several nodes tell of one loss, and some say why."""
     kept: list[Happening] = []
     places: dict[str, int] = {}  # of the last change of each node
-    for one in sorted(told, key=lambda one: one.at):
+    for one in sorted(told, key=lambda one: (one.at, one.kind not in STATES, one.subject)):
         if one.kind in STATES:
             place = places.get(one.subject)
             before = None if place is None else kept[place]
