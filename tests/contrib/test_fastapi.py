@@ -23,7 +23,7 @@ from fastapi import FastAPI, WebSocket
 from tests.servers.redis import free_port, redis_server, redis_url
 from tests.waiting import wait_until
 from umbel import App
-from umbel.contrib.fastapi import Umbel, lifespan
+from umbel.contrib.fastapi import FULL_RARER, Umbel, lifespan
 from umbel.errors import ConfigurationError
 
 with warnings.catch_warnings():
@@ -65,9 +65,11 @@ def test_an_endpoint_asks_for_the_app(app: App) -> None:
 
 
 def test_what_is_loaded_is_left_out_of_collections_while_the_site_runs(app: App) -> None:
+    before = gc.get_threshold()
     with app.eager(), TestClient(site_with(lifespan(app))):
         assert gc.get_freeze_count() > 1000
-    assert gc.get_freeze_count() == 0
+        assert gc.get_threshold() == (before[0], before[1], before[2] * FULL_RARER)
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
 
 
 def test_a_lifespan_of_the_users_own_runs_inside(app: App) -> None:

@@ -10,8 +10,8 @@ Each process and event loop of a server has its own client, so it works with `--
 """
 
 import gc
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
@@ -23,6 +23,7 @@ from umbel.errors import ConfigurationError
 __all__ = ["Umbel", "lifespan", "umbel_app"]
 
 STATE = "umbel"  # of `request.state`
+FULL_RARER = 10  # full collections, after so many times more of the others
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
 
@@ -31,22 +32,35 @@ def lifespan(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
     """For `FastAPI(lifespan=...)`. A lifespan of your `own` runs inside: it may send tasks until its end.
 
-    What the site has loaded by then is left out of later garbage collections (`gc.freeze`). A broker that
-    stands still keeps requests waiting, their objects make the collector go through everything, and that
-    blocks the event loop for a tenth of a second.
+    What the site has loaded by then is left out of later garbage collections, and full ones become rarer
+    (`seldom_collected`).
     """
 
     @asynccontextmanager
     async def with_umbel(site: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
         async with app, own(site) if own else nullcontext() as state:
-            gc.collect()
-            gc.freeze()
-            try:
+            with seldom_collected():
                 yield {**(state or {}), STATE: app}
-            finally:
-                gc.unfreeze()
 
     return with_umbel
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Keep full garbage collections away from moments when many requests wait.
+
+    A broker that stands still keeps requests waiting. Their objects make the collector go through
+    everything again and again, which blocks the event loop for up to a tenth of a second each time.
+    """
+    young, middle, old = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(young, middle, old * FULL_RARER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, old)
+        gc.unfreeze()
 
 
 def umbel_app(connection: HTTPConnection) -> App:
