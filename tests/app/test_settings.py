@@ -171,7 +171,7 @@ def test_a_flag_below_its_minimum_is_refused(tmp_path: Path) -> None:
 def test_a_project_file_that_is_no_toml_is_refused_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text("[tool.umbel\n")
-    with pytest.raises(ConfigurationError, match=f"cannot read {file}"):
+    with pytest.raises(ConfigurationError, match=f"cannot read the settings in {file}"):
         assemble({}, directory=tmp_path)
 
 
