@@ -101,6 +101,29 @@ class QueueControlContract:
 
         run(scenario())
 
+    def test_who_hears_of_a_resume_before_it_waits_does_not_wait(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as operator, under_test.open() as worker:
+                assert texts((await take(worker)).deliveries) == []
+                await operator.pause(QUEUE, MARK)
+                await known(worker)
+                assert texts((await take(worker)).deliveries) == []
+                await operator.publish(outgoing("a"))
+                await operator.resume(QUEUE)
+
+                async def heard() -> bool:
+                    return not await worker.paused()
+
+                await eventually(heard, what="the resume to be known")
+                waiting = asyncio.create_task(worker.wait_ready([QUEUE], LONG_S, owner=OWNER))
+                await asyncio.wait([waiting], timeout=LONG_S / 2)
+                assert waiting.done()
+                assert texts((await take(worker)).deliveries) == ["a"]
+
+        run(scenario())
+
     def test_what_was_fetched_ahead_of_a_pause_goes_back(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             patient = {"lease_s": 2 * LONG_S}  # or they would go back with the lease

@@ -250,9 +250,9 @@ class Claims:
     # -- waiting ---------------------------------------------------------------------------------
 
     def watches(self, queues: Sequence[str]) -> bool:
-        """Whether an arrival in any of these queues would be noticed."""
-        open_queues = {consumer.queue for consumer in self.consumers()}
-        return open_queues.issuperset(queues)
+        """Whether an arrival in any of these queues would be noticed: of a paused one, none comes here."""
+        fetching = {consumer.queue for consumer in self.consumers() if consumer.prefetch}
+        return fetching.issuperset(queues)
 
     def wake(self) -> None:
         """Who waits looks again."""
