@@ -101,9 +101,7 @@ class QueueControlContract:
 
         run(scenario())
 
-    def test_who_hears_of_a_resume_before_it_waits_does_not_wait(
-        self, under_test: BrokerUnderTest
-    ) -> None:
+    def test_who_hears_of_a_resume_before_it_waits_does_not_wait(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as operator, under_test.open() as worker:
                 assert texts((await take(worker)).deliveries) == []
