@@ -48,13 +48,15 @@ async def drive(
             turn_ends = time.monotonic() + TURN_S
 
 
-async def fairly(heard: AsyncIterable[EventT]) -> AsyncIterator[EventT]:
-    """The same, with a pause for others after each turn."""
+async def fairly(
+    heard: AsyncIterable[EventT], *, rest_s: Callable[[], float] = lambda: 0.0
+) -> AsyncIterator[EventT]:
+    """The same, with a pause for others after each turn, which `rest_s` makes longer."""
     turn_ends = time.monotonic() + TURN_S
     async for one in heard:
         yield one
         if time.monotonic() >= turn_ends:
-            await asyncio.sleep(0)
+            await asyncio.sleep(rest_s())
             turn_ends = time.monotonic() + TURN_S
 
 

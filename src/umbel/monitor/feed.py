@@ -17,6 +17,7 @@ from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.monitor.membership import MembershipWatch, known_members
 from umbel.monitor.model import ClusterModel
+from umbel.monitor.pace import Pace
 from umbel.monitor.shapes import Happening
 from umbel.monitor.waiting import oldest_waiting
 from umbel.protocol.membership.events import Member
@@ -133,7 +134,7 @@ class Feed:
     async def _listen(self) -> None:
         async with self._broker.subscribe(EVENT_EXCHANGE, ["#"]) as heard:
             self.report("events", "")
-            async for broadcast in fairly(heard):
+            async for broadcast in fairly(heard, rest_s=Pace().rest_s):
                 now = time()
                 self.heard(broadcast.body, now)
                 for event in self.model.take(broadcast.body, now):

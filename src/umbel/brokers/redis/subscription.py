@@ -71,7 +71,7 @@ class RedisSubscription:
         self._globs = list(dict.fromkeys(self._glob(pattern) for pattern in heard))
         self._fitting = [re.compile(_as_expression(glob), re.DOTALL) for glob in self._globs]
         self._dropped = 0  # since it was said last
-        self._heard: deque[Broadcast] = deque()
+        self._heard: deque[tuple[str, bytes]] = deque()  # routing keys, and messages as they came
         self._heard_bytes = 0
         self._arrived = asyncio.Event()
         self._link = Link(
@@ -96,7 +96,9 @@ class RedisSubscription:
         failures = 0
         while True:
             while self._heard:
-                yield self._pop()
+                routing_key, payload = self._pop()
+                message = unseal(payload).message
+                yield Broadcast(self._exchange, routing_key, message.body, message.headers)
             if self._dropped:
                 fields = {"exchange": self._exchange, "count": self._dropped}
                 log.warning("broadcasts dropped: received faster than they could be processed", extra=fields)
@@ -136,17 +138,16 @@ class RedisSubscription:
         routing_key = rest.removeprefix("/")
         words = routing_key.split(".")
         if any(matches(pattern, words) for pattern in self._patterns):
-            message = unseal(payload).message
-            self._heard.append(Broadcast(self._exchange, routing_key, message.body, message.headers))
-            self._heard_bytes += len(message.body) + len(message.headers)
+            self._heard.append((routing_key, payload))
+            self._heard_bytes += len(payload)
             while len(self._heard) > BUFFERED_MAX or self._heard_bytes > BUFFERED_MAX_BYTES:
                 self._pop()
                 self._dropped += 1
             self._arrived.set()
 
-    def _pop(self) -> Broadcast:
+    def _pop(self) -> tuple[str, bytes]:
         oldest = self._heard.popleft()
-        self._heard_bytes -= len(oldest.body) + len(oldest.headers)
+        self._heard_bytes -= len(oldest[1])
         return oldest
 
     def _glob(self, pattern: str) -> str:

@@ -1,7 +1,7 @@
 """`umbel web`: the dashboard in the browser, and the tokens with which people log in."""
 
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
@@ -115,9 +115,16 @@ def serve(
         enable_events=not no_enable,
     )
     server = Server(app, settings, _say_where)
-    os.nice(NICENESS)
+    _let_workers_go_first()
     server.run()
     return exits.OK if server.started else exits.FAILED
+
+
+def _let_workers_go_first() -> None:
+    os.nice(NICENESS)
+    if os.getsid(0) == os.getpid():  # Linux weighs whole sessions where it groups processes by them
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def _say_where(url: str) -> None:
