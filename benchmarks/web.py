@@ -151,6 +151,7 @@ def _visit(monitor: Monitor, url: str, port: int, home: Path, options: argparse.
         f"http://127.0.0.1:{port}",
         str(VISITORS),
         seconds,
+        "0",
     ]
     going_on = _stream(url, options.nodes, 10 * options.tasks, options.rate)
     with running("stream", going_on, environment=_environment(), directory=home):
@@ -215,15 +216,16 @@ def _drain(*, is_watched: bool) -> float:
 
 @contextmanager
 def _watching(url: str, port: int, home: Path, *, is_watched: bool) -> Iterator[None]:
-    """A dashboard with one page open."""
+    """A dashboard with one page open: it follows the stream, and fetches its figures once a second."""
     if not is_watched:
         yield
         return
     command = UMBEL.command(url, port, 0)
     with running("web", command, environment=_environment(), directory=home) as process:
         wait_for(lambda: _answers(port, UMBEL.ready), "answer", process)
-        visit = [sys.executable, "-m", "benchmarks._web.visitors", f"http://127.0.0.1:{port}", "1", "1"]
-        with running("visitor", [*visit, UMBEL.stream, "/"], environment=_environment(), directory=home):
+        visit = [sys.executable, "-m", "benchmarks._web.visitors", f"http://127.0.0.1:{port}"]
+        visit += ["1", str(STREAM_S), "1", UMBEL.stream, "/?part=figures"]
+        with running("visitor", visit, environment=_environment(), directory=home):
             yield
 
 

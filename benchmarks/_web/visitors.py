@@ -1,6 +1,6 @@
-"""Visitors of a monitor: so many keep its stream open, one asks for its pages again and again.
+"""Visitors of a monitor: so many keep its stream open, one asks for its pages, EVERY seconds, or 0: at once.
 
-    python -m benchmarks._web.visitors URL STREAMS SECONDS STREAM_PATH PATH...
+    python -m benchmarks._web.visitors URL STREAMS SECONDS EVERY STREAM_PATH PATH...
 
 Prints the median and the longest answer of every page, and how many bytes the streams brought, as JSON.
 `-` as STREAM_PATH: it has none; then so many visitors ask for the first page once a second, as Flower's
@@ -20,14 +20,14 @@ ANSWER_S = 60.0
 
 
 async def main() -> None:
-    url, streams, seconds, stream_path = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
-    paths = sys.argv[5:]
+    url, streams, seconds, every_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    stream_path, paths = sys.argv[5], sys.argv[6:]
     limits = httpx.Limits(max_connections=streams + 10)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits) as client:
         stopped = asyncio.Event()
         look = _reload(client, paths[0], stopped) if stream_path == "-" else _follow(client, stream_path)
         looking = [asyncio.create_task(look()) for _ in range(streams)]
-        took = await _ask_in_turn(client, paths, seconds)
+        took = await _ask_in_turn(client, paths, seconds, every_s)
         stopped.set()
         for one in looking:
             one.cancel()
@@ -36,7 +36,9 @@ async def main() -> None:
     print(json.dumps({"pages": {path: _shown(times) for path, times in took.items()}, "broken": broken}))
 
 
-async def _ask_in_turn(client: httpx.AsyncClient, paths: list[str], seconds: float) -> dict[str, list[float]]:
+async def _ask_in_turn(
+    client: httpx.AsyncClient, paths: list[str], seconds: float, every_s: float
+) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {path: [] for path in paths}
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
@@ -46,6 +48,7 @@ async def _ask_in_turn(client: httpx.AsyncClient, paths: list[str], seconds: flo
             took[path].append(time.monotonic() - began)
             if answer.status_code != 200:
                 sys.exit(f"{path}: {answer.status_code} {answer.text[:300]}")
+            await asyncio.sleep(every_s)
     return took
 
 

@@ -1,6 +1,8 @@
 """A monitor rests while others need the CPU, and only then (W3)."""
 
-from umbel.monitor.pace import LOOK_EVERY_S, REST_S, CpuUse, Pace, cpu_use
+import pytest
+
+from umbel.monitor.pace import LOOK_EVERY_S, REST_MAX_S, SHARE, CpuUse, Pace, cpu_use
 
 
 class Machine:
@@ -14,14 +16,15 @@ class Machine:
     def after(self, *, ran_s: float, waited_s: float) -> float:
         self.now += LOOK_EVERY_S
         self.use = CpuUse(self.use.ran_s + ran_s, self.use.waited_s + waited_s)
-        return self.pace.rest_s()
+        return self.pace.rest_s(ran_s)
 
 
-def test_it_rests_while_it_has_to_wait_for_a_cpu() -> None:
+def test_while_it_has_to_wait_for_a_cpu_it_takes_its_share_only() -> None:
     machine = Machine()
     assert machine.after(ran_s=0.05, waited_s=0.0) == 0.0
-    assert machine.after(ran_s=0.05, waited_s=0.01) == REST_S
-    assert machine.pace.rest_s() == REST_S  # until it looks again
+    assert machine.after(ran_s=0.02, waited_s=0.01) == pytest.approx(0.02 / SHARE - 0.02)
+    assert machine.pace.rest_s(0.01) == pytest.approx(0.01 / SHARE - 0.01)  # until it looks again
+    assert machine.after(ran_s=5.0, waited_s=1.0) == REST_MAX_S
     assert machine.after(ran_s=0.05, waited_s=0.001) == 0.0
 
 

@@ -49,15 +49,15 @@ async def drive(
 
 
 async def fairly(
-    heard: AsyncIterable[EventT], *, rest_s: Callable[[], float] = lambda: 0.0
+    heard: AsyncIterable[EventT], *, rest_s: Callable[[float], float] = lambda _used_s: 0.0
 ) -> AsyncIterator[EventT]:
-    """The same, with a pause for others after each turn, which `rest_s` makes longer."""
-    turn_ends = time.monotonic() + TURN_S
+    """The same, with a pause for others after each turn; `rest_s` says how long, for the CPU time it took."""
+    turn_ends, used_s = time.monotonic() + TURN_S, time.thread_time()
     async for one in heard:
         yield one
         if time.monotonic() >= turn_ends:
-            await asyncio.sleep(rest_s())
-            turn_ends = time.monotonic() + TURN_S
+            await asyncio.sleep(rest_s(time.thread_time() - used_s))
+            turn_ends, used_s = time.monotonic() + TURN_S, time.thread_time()
 
 
 async def _next_event(
