@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -56,6 +55,8 @@ MOMENTS = [
     " 2026-11-15 ",
     "2026-11-15T",
     "2026-11-15T07",
+    "2026-11-15T07Z",
+    "2026-11-15T07:00Z",
     "2026-11-15T07:00:00.",
     "2026-11-15T07:00:00+19:00",
     "2026-11-15T07:00:00+01:75",

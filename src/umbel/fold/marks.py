@@ -49,7 +49,8 @@ class Marks:
         return None if recorded is None else int(recorded)
 
     def nodes(self) -> pa.Table:
-        """One row a node: how far its time is ahead of the broker's; below 0 it is behind, or slow to send."""
+        """One row a node: how far its time is ahead of the broker's; below 0 it is behind, or slow to
+        send."""
         found = self.senders.group_by("hostname").aggregate(
             [("ahead_us", "max"), ("last_at", "max"), ("pid", "max")]
         )

@@ -6,20 +6,21 @@ would read by a zone's name, by today's date, or beyond the year 9999, is no mom
 """
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
 
 from umbel.fold.columns import Flags, Ints
 
-_EPOCH = datetime(1970, 1, 1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _OFFSET_MAX_S = 18 * 3600
 _FORM = re.compile(
     r"\s*(?P<year>\d{4})(?:-(?P<month>\d{1,2})(?:-(?P<day>\d{1,2})"
-    r"(?:[ T](?P<hour>\d{1,2}):(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<decimals>\d*))?)?"
-    r"\s*(?P<zone>Z|(?:UTC|GMT|UT)?(?:(?P<sign>[+-])(?P<hours>\d{1,2})(?::?(?P<minutes>\d{1,2}))?)?)?)?)?)?\s*",
+    r"(?:[ T](?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})"
+    r"(?::(?P<second>\d{1,2})(?:\.(?P<decimals>\d*))?"
+    r"\s*(?:Z|(?:UTC|GMT|UT)?(?:(?P<sign>[+-])(?P<hours>\d{1,2})(?::?(?P<minutes>\d{1,2}))?)?)?)?)?)?)?)?\s*",
     re.ASCII,
 )
 
@@ -47,7 +48,7 @@ def moment(text: str) -> int | None:
     if ahead_s > _OFFSET_MAX_S or int(found["minutes"] or 0) > 59:
         return None
     try:
-        local = datetime(year, month, day, hour, minute, second, micros)
+        local = datetime(year, month, day, hour, minute, second, micros, UTC)
     except ValueError:
         return None
     ahead_us = ahead_s * 1_000_000 * (-1 if found["sign"] == "-" else 1)

@@ -1,10 +1,10 @@
 """Node anomalies: what nodes, recorders and elections show that should not be."""
 
+import json
 import re
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -119,8 +119,8 @@ def _count(extra: str | None) -> int:
 
 def _read(extra: str | None) -> dict[str, Any]:
     try:
-        told = msgspec.json.decode(extra or "{}")
-    except msgspec.DecodeError:
+        told = json.loads(extra or "{}")
+    except ValueError:
         return {}
     return told if isinstance(told, dict) else {}
 
