@@ -79,26 +79,23 @@ def marks_of(table: pa.Table) -> Marks:
         "ahead_us": nullable(at - recorded, has_time & events.has("recorded_at"), pa.int64()),
         "recorded_at": events.column("recorded_at"),
     }
-    counted = pa.array(is_numbered)
-    numbers = pa.array(seq).filter(counted)
-    runs = [*(column.filter(counted) for column in sender), numbers, numbers]
-    return Marks(
-        _joined_senders(pa.table(senders, schema=SENDERS)), _joined_runs(pa.table(runs, schema=RUNS))
-    )
+    by, _ = groups(*sender)
+    numbers = pa.array(seq)
+    runs = pa.table([*sender, numbers, numbers], schema=RUNS).filter(pa.array(is_numbered))
+    return Marks(_joined_senders(pa.table(senders, schema=SENDERS), by), _joined_runs(runs, by[is_numbered]))
 
 
 def merged(parts: Iterable[Marks]) -> Marks:
     every = list(parts)
-    return Marks(
-        _joined_senders(pa.concat_tables([SENDERS.empty_table(), *(one.senders for one in every)])),
-        _joined_runs(pa.concat_tables([RUNS.empty_table(), *(one.runs for one in every)])),
-    )
+    senders = pa.concat_tables([SENDERS.empty_table(), *(one.senders for one in every)])
+    runs = pa.concat_tables([RUNS.empty_table(), *(one.runs for one in every)])
+    return Marks(_joined_senders(senders, _sender_of(senders)), _joined_runs(runs, _sender_of(runs)))
 
 
 def gaps(marks: Marks) -> pa.Table:
     """One row for each run of missing numbers between two that are there: its sender, start, length."""
     runs, senders = marks.runs.combine_chunks(), marks.senders.combine_chunks()
-    sender, _ = groups(*(_column(runs, name) for name in SENDER))
+    sender = _sender_of(runs)
     first, last = (int_array(_column(runs, name)) for name in ("first", "last"))
     after = np.flatnonzero(sender[1:] == sender[:-1]) + 1
     ended = runs.take(pa.array(after))
@@ -118,10 +115,14 @@ def gaps(marks: Marks) -> pa.Table:
     )
 
 
-def _joined_senders(table: pa.Table) -> pa.Table:
-    keys = [*SENDER, "range"]
-    group, firsts = groups(*(_column(table, name) for name in keys))
-    columns = {name: _column(table, name).take(pa.array(firsts)) for name in keys}
+def _sender_of(table: pa.Table) -> Ints:
+    """The sender of each row, numbered."""
+    return groups(*(_column(table, name) for name in SENDER))[0]
+
+
+def _joined_senders(table: pa.Table, sender: Ints) -> pa.Table:
+    group, firsts = groups(pa.array(sender), _column(table, "range"))
+    columns = {name: _column(table, name).take(pa.array(firsts)) for name in (*SENDER, "range")}
     for name in ("first_at", "last_at", "ahead_us", "recorded_at"):
         column = _column(table, name)
         values, there = _extreme(column, group, len(firsts), lowest=name == "first_at")
@@ -140,9 +141,8 @@ def _extreme(column: pa.Array, group: Ints, count: int, *, lowest: bool) -> tupl
     return np.where(known, values, 0), known
 
 
-def _joined_runs(table: pa.Table) -> pa.Table:
+def _joined_runs(table: pa.Table, sender: Ints) -> pa.Table:
     """Sorted by sender and number, with those that touch made one."""
-    sender, _ = groups(*(_column(table, name) for name in SENDER))
     first, last = (int_array(_column(table, name)) for name in ("first", "last"))
     order = np.lexsort((first, sender))
     sender, first, last = sender[order], first[order], last[order]

@@ -9,7 +9,7 @@ An event without an attempt belongs to one by a rule that needs the task's newes
 then: of a task's earlier attempts the newest of each type is known, not every one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -44,9 +44,12 @@ class Known:
     """The attempt that it belongs to, as it says or as it is read."""
     n_deliveries: Ints
     n_terminal: Ints
+    _by_slot: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, slot: str) -> Rows:
-        return Rows(self.events, self.rows[:, SLOT[slot]])
+        if slot not in self._by_slot:
+            self._by_slot[slot] = Rows(self.events, np.ascontiguousarray(self.rows[:, SLOT[slot]]))
+        return self._by_slot[slot]
 
     def told_by(self, slot: str) -> Ints:
         return self.told[:, SLOT[slot]]
