@@ -36,7 +36,6 @@ def fold_lake(lake: Path) -> dict[str, Any]:
     parts.clear()
     count = of_tasks.num_rows // BUCKET_EVENTS + 1
     dealt = spent.on("buckets", lambda: list(divided(of_tasks, count)))
-    del of_tasks
     whole = [_fold_one(spent, folder, number, dealt) for number in range(count)]
     nodes = spent.on("others", lambda: fold_others(others, marks))
     samples, suspects, told = (pa.concat_tables(found) for found in zip(*whole, strict=True))

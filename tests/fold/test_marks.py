@@ -45,7 +45,8 @@ def expected_gaps(told: list[Told]) -> list[tuple[object, ...]]:
         seq, sender = one["seq"], (one["hostname"], one["pid"], one["inc"])
         if one["inc"] is not None and isinstance(seq, int) and seq >= 0:
             seen.setdefault(sender, set()).add(seq)
-            times.setdefault((*sender, seq // RANGE), []).extend([at] if (at := one["timestamp"]) else [])
+            at = one["timestamp"]
+            times.setdefault((*sender, seq // RANGE), []).extend([at] if isinstance(at, int) and at else [])
     return [
         (*sender, min(times[*sender, after // RANGE], default=None), before + 1, after - before - 1)
         for sender, numbers in seen.items()

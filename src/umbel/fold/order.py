@@ -84,4 +84,5 @@ def _alphabetical(texts: pa.Array) -> Ints:
     order = pc.sort_indices(encoded.dictionary).to_numpy()
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    return rank[encoded.indices.to_numpy()]
+    found: Ints = rank[encoded.indices.to_numpy()]
+    return found

@@ -59,8 +59,15 @@ class Known:
 
     def at(self, lines: Ints) -> "Known":
         """Of these owners, each as often as it is named."""
-        every = (self.task, self.rows, self.told, self.attempt, self.n_deliveries, self.n_terminal)
-        return Known(self.events, *(one[lines] for one in every))
+        return Known(
+            self.events,
+            self.task[lines],
+            self.rows[lines],
+            self.told[lines],
+            self.attempt[lines],
+            self.n_deliveries[lines],
+            self.n_terminal[lines],
+        )
 
     def winner(self) -> Ints:
         """The type whose event says what state the owner is in; no two have the same rank."""
@@ -68,7 +75,8 @@ class Known:
         epoch[:, SLOT["retried"]] += 1
         rank = np.where(_IS_ENDING, ENDED, epoch * ATTEMPT_STEP) + _STRENGTH
         rank[self.rows < 0] = NOTHING
-        return rank.argmax(axis=1)
+        best: Ints = rank.argmax(axis=1)
+        return best
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,13 +139,9 @@ def _cut(ahead_us: Ints) -> Ints:
 
 def _active_max(beats: Events, sessions: _Sessions) -> pa.Array:
     there = beats.has("active")[sessions.rows]
-    least = np.iinfo(np.int64).min
-    active = np.where(there, beats.ints("active")[sessions.rows], least)
-    return nullable(
-        _reduced(np.maximum, active, sessions.begins),
-        _reduced(np.maximum, there, sessions.begins),
-        pa.int64(),
-    )
+    active = np.where(there, beats.ints("active")[sessions.rows], np.iinfo(np.int64).min)
+    most, told = (_reduced(np.maximum, one, sessions.begins) for one in (active, there.astype(np.int64)))
+    return nullable(most, told > 0, pa.int64())
 
 
 def _reduced(by: np.ufunc, values: Ints, begins: Ints) -> Ints:
