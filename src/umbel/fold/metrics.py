@@ -95,5 +95,4 @@ def _share(values: Floats, begins: Ints, sizes: Ints, share: float) -> Floats:
     last = len(values) - 1
     below = values[np.minimum(begins + low.astype(np.int64), last)]
     above = values[np.minimum(begins + high.astype(np.int64), last)]
-    between = (high - place) * below + (place - low) * above
-    return np.where((low == high) | (below == above), below, between)
+    return below + (place - low) * (above - below)

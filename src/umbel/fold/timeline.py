@@ -26,12 +26,13 @@ def timeline(events: Events, order: Ordered) -> pa.Table:
     since = np.flatnonzero(is_first[places])  # where each subject begins
     rank = np.arange(1, len(places) + 1) - np.repeat(since, np.diff(np.append(since, len(places))))
     attempt = order.keys[places] & (2**ATTEMPT_BITS - 1)
+    task = rows.take("uuid")
     return made(
         "timeline",
         {
-            "subject": order.subjects.take(pa.array(subject)),
+            "subject": order.subjects.take(pa.array(subject)) if task.null_count else task,
             "rank": pa.array(rank),
-            "task_id": rows.take("uuid"),
+            "task_id": task,
             "attempt": nullable(attempt, said(events)[rows.rows], pa.int64()),
             "type": rows.text("type"),
             "clock": rows.settled("clock"),
