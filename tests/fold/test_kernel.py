@@ -20,6 +20,7 @@ from umbel.events.digest import eid
 from umbel.events.merge import DIGESTS_MAX, Registers, join
 from umbel.events.tables import TABLES
 from umbel.events.timeline import registers_of, timeline
+from umbel.events.types import TaskEvent
 from umbel.events.view import TaskRecord, view
 from umbel.fold.buckets import divided
 from umbel.fold.kernel import Bucket, fold_bucket
@@ -105,6 +106,22 @@ def test_late_events_lead_to_the_same(history: list[Wire], seed: int) -> None:
     assert {key: {**row, "wait_s": 0, "run_s": 0} for key, row in found.items()} == {
         (uuid,): expected(record) | {"wait_s": 0, "run_s": 0} for uuid, record in merged.items()
     }
+
+
+def test_ties_are_settled_by_the_whole_order() -> None:
+    """Of one attempt and one clock: by time, node, process, and what tells events apart at last."""
+    alike = read(
+        event("started", retries=1, clock=5, timestamp=at, hostname=node, pid=pid, odd=odd)
+        for at in (2.0, 1.0)
+        for node in ("b@h", "a@h", "B@h", "ä@h")
+        for pid in (10, 9)
+        for odd in range(4)
+    )
+    bucket = fold_bucket(of_tasks(shaken(alike, 7)))
+    story = timeline(one for one in alike if isinstance(one, TaskEvent))
+    found = sorted(rows_of(bucket.timeline), key=lambda row: int(row["rank"]))
+    assert [row["digest"] for row in found] == [eid(one) for one in story]
+    assert rows_of(bucket.tasks)[0]["extra"] == to_json(story[-1].extra).decode()
 
 
 def test_of_an_event_that_was_recorded_twice_the_first_record_is_shown() -> None:

@@ -33,7 +33,7 @@ from umbel.pipeline.transforms.tasks import tasks
 from umbel.pipeline.transforms.timeline import timeline
 from umbel.pipeline.transforms.workers import workers
 
-HISTORIES = 60
+HISTORIES = 30
 BROKEN = 12
 """Elections whose reports are drawn at random."""
 
