@@ -138,11 +138,14 @@ def test_of_an_event_that_was_recorded_twice_the_first_record_is_shown() -> None
 
 
 def test_counts_end_at_their_limit() -> None:
-    many = [event("received", retries=0, clock=number) for number in range(DIGESTS_MAX + 50)]
-    found = fold_bucket(of_tasks(read(many)))
-    assert rows_of(found.tasks)[0]["n_deliveries"] == DIGESTS_MAX
-    assert rows_of(found.attempts)[0]["n_deliveries"] == DIGESTS_MAX
-    assert found.timeline.num_rows == DIGESTS_MAX + 50
+    many = range(DIGESTS_MAX + 20)
+    kinds = ("received", "succeeded", "failed", "revoked")
+    events = read(event(kind, retries=0, clock=number) for number in many for kind in kinds)
+    found = fold_bucket(of_tasks(events))
+    for table in (found.tasks, found.attempts):
+        [row] = rows_of(table)
+        assert (row["n_deliveries"], row["n_terminal"]) == (DIGESTS_MAX, 3 * DIGESTS_MAX)
+    assert found.timeline.num_rows == len(events)
 
 
 def test_no_events_make_no_rows_and_missing_columns_are_null() -> None:
