@@ -20,7 +20,7 @@ from umbel.events.digest import eid
 from umbel.events.merge import DIGESTS_MAX, Registers, join
 from umbel.events.tables import TABLES
 from umbel.events.timeline import registers_of, timeline
-from umbel.events.types import TaskEvent
+from umbel.events.types import RETRIES_MAX, TaskEvent
 from umbel.events.view import TaskRecord, view
 from umbel.fold.buckets import divided
 from umbel.fold.kernel import Bucket, fold_bucket
@@ -158,6 +158,19 @@ def test_no_events_make_no_rows_and_missing_columns_are_null() -> None:
     bucket = fold_bucket(narrow)
     assert not holes(bucket.tasks) + holes(bucket.attempts) + holes(bucket.timeline)
     assert rows_of(bucket.attempts)[0]["attempt"] == 2
+
+
+def test_an_attempt_that_cannot_be_one_counts_as_none() -> None:
+    table = of_tasks(read(event("started", retries=0, clock=clock) for clock in (1, 2, 3)))
+    place = table.schema.get_field_index("retries")
+    told = pa.array([RETRIES_MAX, RETRIES_MAX + 1, -1])
+    bucket = fold_bucket(table.set_column(place, table.schema.field(place), told))
+    assert {row["clock"]: row["attempt"] for row in rows_of(bucket.timeline)} == {
+        1: RETRIES_MAX,
+        2: None,
+        3: None,
+    }
+    assert {(row["attempt"], row["clock"]) for row in rows_of(bucket.attempts)} == {(RETRIES_MAX, 1), (0, 3)}
 
 
 def test_types_without_a_register_are_in_the_timeline_alone() -> None:

@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 
 from tests.events.histories import EXAMPLES
 from tests.fold.reading import rows_of
-from umbel.fold.marks import RANGE, Marks, gaps, marks_of, merged
+from umbel.fold.marks import RANGE, SEQ_MAX, Marks, gaps, marks_of, merged
 from umbel.fold.schemas import EVENTS
 
-SEQS = st.one_of(st.none(), st.integers(-1, 12), st.sampled_from([RANGE - 1, RANGE, RANGE + 1, 3 * RANGE]))
+SEQS = st.one_of(
+    st.none(),
+    st.integers(-1, 12),
+    st.sampled_from([RANGE - 1, RANGE, RANGE + 1, 3 * RANGE, SEQ_MAX, SEQ_MAX + 1]),
+)
 TOLD = st.lists(
     st.fixed_dictionaries(
         {
@@ -43,7 +47,7 @@ def expected_gaps(told: list[Told]) -> list[tuple[object, ...]]:
     times: dict[tuple[object, ...], list[int]] = {}
     for one in told:
         seq, sender = one["seq"], (one["hostname"], one["pid"], one["inc"])
-        if one["inc"] is not None and isinstance(seq, int) and seq >= 0:
+        if one["inc"] is not None and isinstance(seq, int) and 0 <= seq <= SEQ_MAX:
             seen.setdefault(sender, set()).add(seq)
             at = one["timestamp"]
             times.setdefault((*sender, seq // RANGE), []).extend([at] if isinstance(at, int) and at else [])

@@ -81,10 +81,10 @@ def reports(seed: int) -> list[Wire]:
                 chance.randint(1, 3),
                 chance.randint(0, 2),
             )
-            topic = chance.choice([None, "t", "u"])
+            topic, pid = chance.choice([None, "t", "u"]), chance.choice([9, 10])
             if chance.random() < 0.5:
                 kind = chance.choice(["worker-elect", "worker-elect-ack"])
-                found.append(told(kind, at, clock, id=f"c{number}", topic=topic, node=node))
+                found.append(told(kind, at, clock, id=f"c{number}", topic=topic, node=node, pid=pid))
             else:
                 fields = {
                     "phase": chance.choice([None, "elected", "elected", "done", "failed", "retrying"]),
@@ -123,6 +123,11 @@ def tables_in(seed: int) -> list[pa.Table]:
     eta = datetime.fromtimestamp(T0 + 1.75, UTC).isoformat()
     special = [
         *task("due", ("sent", 0, 0), ("received", 1, 2), ("started", 3, 3), ("straße", 4, 4), eta=eta),
+        *task(
+            "refused", ("received", 1, 2), ("rejected", 10, 3), ("started", 130, 4)
+        ),  # ended before its state
+        *task("held", ("sent", 0, 0), ("received", 1, 5), node="w3@h"),  # by a node that is alive
+        *task("young", ("sent", 9_960, 0), ("received", 9_970, 5), node="w2@h"),  # not lost yet
         told("recorder-lost", 3, recorder="r", lost=12),
         told("recorder-deaf", 4, recorder="r"),
         told("recorder-gap", 5, recorder="r", first="3", last=7.5, count=4),

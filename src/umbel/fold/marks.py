@@ -66,22 +66,22 @@ class Marks:
 def marks_of(table: pa.Table) -> Marks:
     """From events of any kind, with columns of the lake."""
     events = Events(table)
-    sender = [events.column(name) for name in SENDER]
+    sender = {name: events.column(name) for name in SENDER}
     seq, at, recorded = events.ints("seq"), events.ints("timestamp"), events.ints("recorded_at")
     is_numbered = events.has("inc") & events.has("seq") & (seq >= 0) & (seq <= SEQ_MAX)
     has_time = events.has("timestamp") & (at > 0)
     ranges = nullable(seq // RANGE, is_numbered, pa.int64())
     senders = {
-        **dict(zip(SENDER, sender, strict=True)),
+        **sender,
         "range": ranges,
         "first_at": instants(at, has_time),
         "last_at": instants(at, has_time),
         "ahead_us": nullable(at - recorded, has_time & events.has("recorded_at"), pa.int64()),
         "recorded_at": events.column("recorded_at"),
     }
-    by, _ = groups(*sender)
+    by, _ = groups(*sender.values())
     numbers = pa.array(seq)
-    runs = pa.table([*sender, numbers, numbers], schema=RUNS).filter(pa.array(is_numbered))
+    runs = pa.table([*sender.values(), numbers, numbers], schema=RUNS).filter(pa.array(is_numbered))
     return Marks(_joined_senders(pa.table(senders, schema=SENDERS), by), _joined_runs(runs, by[is_numbered]))
 
 
