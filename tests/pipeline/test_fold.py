@@ -128,6 +128,8 @@ def tables_in(seed: int) -> list[pa.Table]:
         ),  # ended before its state
         *task("held", ("sent", 0, 0), ("received", 1, 5), node="w3@h"),  # by a node that is alive
         *task("young", ("sent", 9_960, 0), ("received", 9_970, 5), node="w2@h"),  # not lost yet
+        *(told("worker-elect", 1, 7, id="tie", topic="t", pid=pid) for pid in (9, 10)),
+        *(told("worker-offline", at, 7, node="w7@h") for at in (40, 41)),
         told("recorder-lost", 3, recorder="r", lost=12),
         told("recorder-deaf", 4, recorder="r"),
         told("recorder-gap", 5, recorder="r", first="3", last=7.5, count=4),
