@@ -47,6 +47,15 @@ def test_tables_of_an_earlier_version_are_read_under_the_names_of_today(tmp_path
         assert told == [row.get("task_id") for row in STORY.rows[name]]
 
 
+@pytest.mark.parametrize(("name", "other"), [("a[b]", "ab"), ("a*", "ab"), ("a?", "ab"), ("{a,b}", "a")])
+def test_a_lake_whose_name_would_be_a_pattern_is_read_and_its_neighbour_is_not(
+    tmp_path: Path, name: str, other: str
+) -> None:
+    publish(tmp_path / name, STORY.rows)
+    publish(tmp_path / other, {"tasks": STORY.rows["tasks"][:3]})
+    assert ask(tmp_path / name, "select count(*) from tasks").rows == [(40,)]
+
+
 def test_times_are_told_in_utc(lake: Path) -> None:
     told = ask(lake, "select min(online_at)::text from workers").rows
     assert told == [("2026-11-15 09:00:00+00",)]

@@ -16,6 +16,7 @@ from tests.events.histories import attempt
 from tests.pipeline.lakes import HOUR, record
 from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
+from umbel.history.query import read
 from umbel.pipeline import io
 
 HISTORY = attempt(0, "sent", "received", "started", "succeeded")
@@ -37,20 +38,25 @@ def in_our_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_our_spark")
 def test_a_truncated_file_is_set_aside_and_named_and_the_rest_is_built(tmp_path: Path) -> None:
-    record(tmp_path, "whole", HISTORY)
-    cut = record(tmp_path, "cut", HISTORY)
+    """In a lake whose name, taken for a pattern, has its neighbour's files, and for a column hides one."""
+    record(tmp_path / "name=x/lakes 1x", "whole", attempt(1, "received"))
+    lake = tmp_path / "name=x/lake[s] {1,2}*?"
+    record(lake, "whole", HISTORY)
+    cut = record(lake, "cut", HISTORY)
     cut.write_bytes(cut.read_bytes()[:-20])
-    result = build(tmp_path, "--json")
+    result = build(lake, "--json")
     assert result.return_value == 75
     told = json.loads(result.stdout)
     assert (told["events"], told["tasks"], told["quarantined"]) == (4, 1, [cut.name])
     assert f"{cut} cannot be read" in result.stderr
-    assert not cut.exists() and [path.name for path in (tmp_path / "quarantine").iterdir()] == [
+    assert not cut.exists() and [path.name for path in (lake / "quarantine").iterdir()] == [
         f"{HOUR}/{cut.name}".replace("/", "__")
     ]
-    manifest = io.newest_manifest(tmp_path)
+    tasks = read(lake, lambda tables: tables.ask("select state, name from tasks"))
+    assert tasks.rows == [("SUCCESS", None)]
+    manifest = io.newest_manifest(lake)
     assert manifest is not None and set(manifest.tables) == set(TABLES)
-    assert all((tmp_path / "tables" / name).exists() for files in manifest.tables.values() for name in files)
+    assert all((lake / "tables" / name).exists() for files in manifest.tables.values() for name in files)
     assert all(manifest.tables.values()), "also a table without rows has a file, with its schema"
 
 

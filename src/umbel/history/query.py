@@ -143,6 +143,11 @@ def require_duckdb() -> None:
         ) from None
 
 
+def as_pattern(path: Path) -> str:
+    """What DuckDB, which takes names of files for patterns, reads as this one file."""
+    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
+
+
 def _fetched(result: "duckdb.DuckDBPyConnection", limit: int) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     size = 0
@@ -224,7 +229,8 @@ def _make_view(connection: "duckdb.DuckDBPyConnection", table: Table, files: Seq
 
     One that has another name by now is found under the one that it had.
     """
-    source = f"read_parquet([{', '.join(map(_text, map(str, files)))}], union_by_name=true)"
+    names = ", ".join(_text(as_pattern(path)) for path in files)
+    source = f"read_parquet([{names}], union_by_name=true, hive_partitioning=false)"
     described = connection.execute(f"describe select * from {source}").fetchall() if files else []
     found = {row[0] for row in described}
     chosen = [_column(column, found) for column in table.columns]
@@ -240,7 +246,8 @@ def _column(column: TableColumn, found: Collection[str]) -> str:
 
 
 def _confine(connection: "duckdb.DuckDBPyConnection", build: Build) -> None:
-    allowed = ", ".join(_text(str(path)) for files in build.files.values() for path in files)
+    paths = [path for files in build.files.values() for path in files]
+    allowed = ", ".join(map(_text, sorted({*map(str, paths), *map(as_pattern, paths)})))
     connection.execute("set TimeZone='UTC'")
     connection.execute(f"set allowed_paths=[{allowed}]")
     connection.execute("set enable_external_access=false")
