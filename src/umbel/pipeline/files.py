@@ -2,7 +2,7 @@
 
 Spark ends a whole job over one truncated file, hours into it. A Parquet file has its description at
 its end, so a file that was cut off is known by reading that alone; a column of another type than the
-lake's is known by it too. The lake's version is in it: what a newer Umbel wrote may mean something
+lake's is known by it too, and a file of something else. The lake's version is in it: what a newer Umbel wrote may mean something
 else, and is refused as a whole rather than half understood.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from umbel.events.columns import COLUMNS, LAKE_VERSION, Kind
+from umbel.events.columns import COLUMNS, LAKE_VERSION, REQUIRED, Kind
 from umbel.pipeline.faults import NewerLake
 
 VERSION_KEY = b"umbel.lake_version"
@@ -71,6 +71,9 @@ def _look(path: Path) -> tuple[int, int] | Unreadable:
             f"{path} was written for version {version} of the lake, but this Umbel knows {LAKE_VERSION};"
             " upgrade Umbel here, or build with the version that recorded it"
         )
+    missing = [name for name in REQUIRED if name not in schema.names]
+    if missing:
+        return Unreadable(path, f"it has no column {missing[0]}, so it is not a file of events")
     for name, expected in _EXPECTED.items():
         place = schema.get_field_index(name)
         if place >= 0 and not _fits(schema.field(place).type, expected):

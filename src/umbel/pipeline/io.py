@@ -61,7 +61,8 @@ def read_events(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 
 def follow_events(spark: SparkSession, folder: Path, *, files_per_batch: int) -> DataFrame:
-    """The raw files of the lake as a stream; names of folders are not columns of it."""
+    """The raw files of the lake as a stream; names of folders are not columns of it. Files elsewhere
+    below `events` are not the lake's: nobody has looked into them."""
     source = (
         spark.readStream.schema(EVENTS)
         .option("pathGlobFilter", PARQUET)
@@ -70,7 +71,7 @@ def follow_events(spark: SparkSession, folder: Path, *, files_per_batch: int) ->
         .option("maxFileAge", "3650d")  # a file that is copied in late is not to be passed over
         .option("ignoreMissingFiles", "true")  # one that was set aside after it was planned for a batch
     )
-    return source.parquet(_as_pattern(folder))
+    return source.parquet(f"{_as_pattern(folder)}/dt=*/hour=*")
 
 
 def files_of_batch(checkpoint: Path, batch_id: int) -> list[Path]:
