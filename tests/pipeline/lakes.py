@@ -58,3 +58,13 @@ def record(lake: Path, name: str, events: Iterable[Wire], **how: Any) -> Path:
     pq.write_table(table_of(read(events), **how), hidden, compression="zstd")
     hidden.rename(path)
     return path
+
+
+def with_dictionaries(path: Path) -> Path:
+    """The same file, its texts with dictionaries, as other tools write them."""
+    table = pq.read_table(path)
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            table = table.set_column(place, field.name, table[field.name].dictionary_encode())
+    pq.write_table(table, path)
+    return path

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from tests.events.histories import attempt
-from tests.pipeline.lakes import HOUR, record
+from tests.pipeline.lakes import HOUR, record, with_dictionaries
 from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
 from umbel.history.query import read
@@ -41,7 +41,7 @@ def test_a_truncated_file_is_set_aside_and_named_and_the_rest_is_built(tmp_path:
     """In a lake whose name, taken for a pattern, has its neighbour's files, and for a column hides one."""
     record(tmp_path / "name=x/lakes 1x", "whole", attempt(1, "received"))
     lake = tmp_path / "name=x/lake[s] {1,2}*?"
-    record(lake, "whole", HISTORY)
+    with_dictionaries(record(lake, "whole", HISTORY))
     cut = record(lake, "cut", HISTORY)
     cut.write_bytes(cut.read_bytes()[:-20])
     result = build(lake, "--json")

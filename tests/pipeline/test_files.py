@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.events.histories import attempt
-from tests.pipeline.lakes import record
+from tests.pipeline.lakes import record, with_dictionaries
 from umbel.events.columns import REQUIRED
 from umbel.pipeline.files import look_into
 
@@ -25,3 +25,10 @@ def test_a_file_of_something_else_is_named_and_not_read(tmp_path: Path, missing:
     [named] = found.unreadable
     assert named.path == path
     assert f"no column {missing or REQUIRED[0]}" in named.why
+
+
+def test_a_text_with_a_dictionary_is_a_text(tmp_path: Path) -> None:
+    """Dictionaries are how Arrow had it in memory; pandas' categories are such."""
+    path = with_dictionaries(record(tmp_path, "encoded", HISTORY))
+    assert pa.types.is_dictionary(pq.read_schema(path).field("type").type)
+    assert (look_into([path]).events, look_into([path]).unreadable) == (4, [])
