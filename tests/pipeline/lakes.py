@@ -68,3 +68,17 @@ def with_dictionaries(path: Path) -> Path:
             table = table.set_column(place, field.name, table[field.name].dictionary_encode())
     pq.write_table(table, path)
     return path
+
+
+def damage(path: Path) -> Path:
+    """The same file with one column that is not what its description says; the description is whole."""
+    column = pq.read_metadata(path).row_group(0).column(COLUMNS.index(_TYPE))
+    start = column.dictionary_page_offset or column.data_page_offset
+    written = bytearray(path.read_bytes())
+    for place in range(start + 8, start + column.total_compressed_size):
+        written[place] ^= 0x5A
+    path.write_bytes(written)
+    return path
+
+
+_TYPE = next(one for one in COLUMNS if one.name == "type")

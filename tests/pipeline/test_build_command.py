@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from tests.events.histories import attempt
-from tests.pipeline.lakes import HOUR, record, with_dictionaries
+from tests.pipeline.lakes import HOUR, damage, record, with_dictionaries
 from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
 from umbel.history.query import read
@@ -37,20 +37,21 @@ def in_our_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_our_spark")
-def test_a_truncated_file_is_set_aside_and_named_and_the_rest_is_built(tmp_path: Path) -> None:
+def test_damaged_files_are_set_aside_and_named_and_the_rest_is_built(tmp_path: Path) -> None:
     """In a lake whose name, taken for a pattern, has its neighbour's files, and for a column hides one."""
     record(tmp_path / "name=x/lakes 1x", "whole", attempt(1, "received"))
     lake = tmp_path / "name=x/lake[s] {1,2}*?"
     with_dictionaries(record(lake, "whole", HISTORY))
     cut = record(lake, "cut", HISTORY)
     cut.write_bytes(cut.read_bytes()[:-20])
+    torn = damage(record(lake, "torn", HISTORY))
     result = build(lake, "--json")
     assert result.return_value == 75
     told = json.loads(result.stdout)
-    assert (told["events"], told["tasks"], told["quarantined"]) == (4, 1, [cut.name])
-    assert f"{cut} cannot be read" in result.stderr
-    assert not cut.exists() and [path.name for path in (lake / "quarantine").iterdir()] == [
-        f"{HOUR}/{cut.name}".replace("/", "__")
+    assert (told["events"], told["tasks"], told["quarantined"]) == (4, 1, [cut.name, torn.name])
+    assert all(f"{path} cannot be read" in result.stderr for path in (cut, torn))
+    assert not cut.exists() and sorted(path.name for path in (lake / "quarantine").iterdir()) == [
+        f"{HOUR}/{path.name}".replace("/", "__") for path in (cut, torn)
     ]
     tasks = read(lake, lambda tables: tables.ask("select state, name from tasks"))
     assert tasks.rows == [("SUCCESS", None)]
@@ -58,6 +59,17 @@ def test_a_truncated_file_is_set_aside_and_named_and_the_rest_is_built(tmp_path:
     assert manifest is not None and set(manifest.tables) == set(TABLES)
     assert all((lake / "tables" / name).exists() for files in manifest.tables.values() for name in files)
     assert all(manifest.tables.values()), "also a table without rows has a file, with its schema"
+
+
+@pytest.mark.usefixtures("in_our_spark")
+def test_a_stream_goes_on_without_a_damaged_file(tmp_path: Path) -> None:
+    record(tmp_path, "whole", HISTORY)
+    torn = damage(record(tmp_path, "torn", HISTORY))
+    result = build(tmp_path, "--follow", "--until-caught-up", "--tables", "tasks", "--json")
+    assert result.return_value == 75, result
+    told = json.loads(result.stdout)
+    assert (told["events"], told["tasks"], told["quarantined"]) == (4, 1, [torn.name])
+    assert f"{torn} cannot be read" in result.stderr
 
 
 @pytest.mark.usefixtures("in_our_spark")

@@ -41,7 +41,7 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look(lake: Path) -> Found:
+def look(lake: Path, *, thorough: bool = False) -> Found:
     return look_into(sorted(lake.glob("events/*/*/*.parquet")))
 
 
