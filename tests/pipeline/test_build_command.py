@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +17,8 @@ from tests.events.histories import attempt
 from tests.pipeline.lakes import HOUR, damage, record, with_dictionaries
 from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
+from umbel.history.housekeeping import compact
+from umbel.history.lake import Lake
 from umbel.history.query import read
 from umbel.pipeline import io
 
@@ -62,14 +65,29 @@ def test_damaged_files_are_set_aside_and_named_and_the_rest_is_built(tmp_path: P
 
 
 @pytest.mark.usefixtures("in_our_spark")
-def test_a_stream_goes_on_without_a_damaged_file(tmp_path: Path) -> None:
+def test_a_stream_has_what_was_compacted_before_it_began(tmp_path: Path) -> None:
+    """D2: and it goes on without a file whose data is damaged."""
+    kept = Lake(tmp_path)
+    compacted = attempt(0, "sent", "received", uuid="compacted")
+    for name in ("1", "2"):
+        path = record(tmp_path, name, compacted)
+        moved = kept.events / "dt=2026-11-14/hour=07" / path.name
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(moved)
+    compact(kept)
+    assert len(compact(kept, grace_s=0).removed) == 2
     record(tmp_path, "whole", HISTORY)
     torn = damage(record(tmp_path, "torn", HISTORY))
-    result = build(tmp_path, "--follow", "--until-caught-up", "--tables", "tasks", "--json")
-    assert result.return_value == 75, result
-    told = json.loads(result.stdout)
-    assert (told["events"], told["tasks"], told["quarantined"]) == (4, 1, [torn.name])
+    told, result = followed(tmp_path)
+    assert (result.return_value, told["quarantined"]) == (75, [torn.name])
+    assert (told["events"], told["tasks"], told["files"]) == (8, 2, 2)
     assert f"{torn} cannot be read" in result.stderr
+
+
+def followed(lake: Path) -> tuple[dict[str, Any], Result]:
+    result = build(lake, "--follow", "--until-caught-up", "--tables", "tasks", "--json")
+    assert result.exception is None, result
+    return json.loads(result.stdout), result
 
 
 @pytest.mark.usefixtures("in_our_spark")

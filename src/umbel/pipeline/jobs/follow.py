@@ -61,7 +61,7 @@ class _Stream:
         self._lake = lake
         self._following = following
         self._partials = Partials(lake)
-        self._published: int | None = None  # up to which batch, by this process
+        self._published: tuple[int, str] | None = None  # which version, by this process
         self._unreadable: list[Unreadable] = []  # since it began
         with failing_as("cannot start the stream; restart the command, it resumes where it stopped"):
             self._partials.open()
@@ -75,16 +75,17 @@ class _Stream:
 
     def _take_and_publish(self, found: Found, started: float) -> None:
         self._unreadable = found.unreadable
+        with failing_as("cannot begin the stream; restart the command, it begins anew"):
+            self._partials.begin(self._spark, found.files)
         if found.files:
             self._take()
             self._partials.tell_passed()
-        upto = self._partials.taken().upto
-        if upto == self._published:
+        if self._partials.version() == self._published:
             return
         with failing_as("cannot merge the batches; restart the command, it resumes where it stopped"):
             self._partials.fold(self._spark)
         self._following.published(self._publish(found, started))
-        self._published = upto
+        self._published = self._partials.version()
 
     def _take(self) -> None:
         """Run the stream over all files that it has not taken."""
@@ -115,6 +116,7 @@ class _Stream:
         there = [path for path in passed if path.exists()]
         if len(there) < len(passed):  # removed since: their rows are in the files that replaced them
             there += [path for path in found.files if (self._lake / "events") not in path.parents]
+        there = sorted(set(there))
         seen = Found(files=there, unreadable=found.unreadable, events=taken.events)
         return make_tables(
             self._spark,
