@@ -13,7 +13,8 @@ from umbel.events.types import Event
 
 Wire = dict[str, Any]
 RECORDED_US = 1_700_000_000_000_000
-HOUR = "events/dt=2026-11-15/hour=07"
+DAY = "2026-11-15"
+HOUR = f"events/dt={DAY}/hour=07"
 
 _TYPES = {
     "text": pa.string(),
@@ -50,9 +51,9 @@ def table_of(
     return pa.Table.from_pylist(rows_of(events, recorded_us=recorded_us), schema=arrow_schema(version))
 
 
-def record(lake: Path, name: str, events: Iterable[Wire], **how: Any) -> Path:
+def record(lake: Path, name: str, events: Iterable[Wire], *, day: str = DAY, **how: Any) -> Path:
     """One file of the lake, there at once."""
-    path = lake / HOUR / f"ev-test-1-{name}.parquet"
+    path = lake / HOUR.replace(DAY, day) / f"ev-test-1-{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.with_name(f".{path.name}")
     pq.write_table(table_of(read(events), **how), hidden, compression="zstd")

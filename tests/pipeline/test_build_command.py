@@ -6,9 +6,11 @@ import os
 import pty
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
@@ -17,7 +19,7 @@ from tests.events.histories import attempt
 from tests.pipeline.lakes import HOUR, damage, record, with_dictionaries
 from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
-from umbel.history.housekeeping import compact
+from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.history.query import read
 from umbel.pipeline import io
@@ -65,15 +67,12 @@ def test_damaged_files_are_set_aside_and_named_and_the_rest_is_built(tmp_path: P
 
 
 @pytest.mark.usefixtures("in_our_spark")
-def test_a_stream_has_what_was_compacted_before_it_began(tmp_path: Path) -> None:
+def test_a_stream_has_what_was_compacted_before_it_began_and_forgets_what_expired(tmp_path: Path) -> None:
     """D2: and it goes on without a file whose data is damaged."""
     kept = Lake(tmp_path)
     compacted = attempt(0, "sent", "received", uuid="compacted")
     for name in ("1", "2"):
-        path = record(tmp_path, name, compacted)
-        moved = kept.events / "dt=2026-11-14/hour=07" / path.name
-        moved.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(moved)
+        record(tmp_path, name, compacted, day="2026-11-14")
     compact(kept)
     assert len(compact(kept, grace_s=0).removed) == 2
     record(tmp_path, "whole", HISTORY)
@@ -82,6 +81,17 @@ def test_a_stream_has_what_was_compacted_before_it_began(tmp_path: Path) -> None
     assert (result.return_value, told["quarantined"]) == (75, [torn.name])
     assert (told["events"], told["tasks"], told["files"]) == (8, 2, 2)
     assert f"{torn} cannot be read" in result.stderr
+
+    noon = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
+    assert expire(kept, 1, now=noon).dropped_days == ["2026-11-14"]
+    told, _ = followed(tmp_path)
+    assert (told["events"], told["tasks"], told["files"]) == (4, 1, 1)
+    states = [path for path in kept.stream.rglob("states/*.parquet") if path.name[0] not in "._"]
+    assert sum(pq.read_metadata(path).num_rows for path in states) == 1
+    record(tmp_path, "new", attempt(0, "sent", uuid="new"), day="2026-11-17")
+    assert expire(kept, 0, now=noon).dropped_days == ["2026-11-15"]  # and nothing is left of what was taken
+    told, _ = followed(tmp_path)
+    assert (told["events"], told["tasks"], told["files"]) == (1, 1, 1)
 
 
 def followed(lake: Path) -> tuple[dict[str, Any], Result]:

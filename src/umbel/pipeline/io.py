@@ -57,6 +57,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def read_events(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     """Files that `files.look_into` found readable."""
+    if not files:
+        return spark.createDataFrame([], EVENTS)
     return spark.read.schema(EVENTS).option("pathGlobFilter", PARQUET).parquet(*map(_as_pattern, files))
 
 

@@ -75,8 +75,9 @@ class _Stream:
 
     def _take_and_publish(self, found: Found, started: float) -> None:
         self._unreadable = found.unreadable
-        with failing_as("cannot begin the stream; restart the command, it begins anew"):
+        with failing_as("cannot read the lake's past; restart the command, it resumes where it stopped"):
             self._partials.begin(self._spark, found.files)
+            self._partials.forget_dropped_days(self._spark, found.files)
         if found.files:
             self._take()
             self._partials.tell_passed()

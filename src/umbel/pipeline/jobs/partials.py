@@ -11,7 +11,9 @@
 A batch that is run again overwrites its own folder, and what came twice all the same is absorbed by
 the join: so nothing is lost or doubled wherever a stream is killed. Batches are put together into a
 base now and then, because every publication reads all of them. A stream watches raw files alone, so
-it begins with a base of the files that stand for raw ones which are gone.
+it begins with a base of the files that stand for raw ones which are gone. When days were dropped from
+the lake the base is made again from the days that are kept, or it would grow for ever: reading
+them once a day is the price of tables that are those of a batch build.
 """
 
 import shutil
@@ -93,6 +95,22 @@ class Partials:
         if compacted and self.version() == Partials.NEW:
             self._rebase(spark, compacted, names=[self._name_of(path) for path in compacted])
 
+    def forget_dropped_days(self, spark: SparkSession, files: Sequence[Path]) -> None:
+        """Keep what the lake keeps, if days that were taken are gone from it. `files`: all of the lake's,
+        listed after the last batch."""
+        taken = self.taken().files
+        if not files or not any(map(self._is_dropped, {_day_of(name) for name in taken})):
+            return
+        named = {self._name_of(path): path for path in files}
+        compacted = [name for name in named if not name.startswith("events/")]
+        kept = [named[name] for name in sorted({*compacted, *named.keys() & set(taken)})]
+        # Replaced files that are still there were taken too, or the lake would keep them.
+        names = {*compacted, *(name for name in taken if (self._lake / name).exists())}
+        self._rebase(spark, kept, names=sorted(names))
+
+    def _is_dropped(self, day: str) -> bool:
+        return not any((self._lake / top / day).exists() for top in ("events", "compacted"))
+
     def version(self) -> tuple[int, str]:
         """Differs where something was taken or given up since."""
         return self.taken().upto, self._base_folder()
@@ -142,7 +160,7 @@ class Partials:
             states=merged(read("states")),
             others=read("others"),
             marks=merged_marks(read("marks")),
-            events=io.read_events(spark, event_files) if event_files else spark.createDataFrame([], EVENTS),
+            events=io.read_events(spark, event_files),
         )
 
     def fold(self, spark: SparkSession) -> None:
@@ -200,6 +218,11 @@ class Partials:
 def _folder_of(base: Taken) -> str:
     """Empty where there is none yet."""
     return base.folder or (f"base-{base.upto:09d}" if base.upto >= 0 else "")
+
+
+def _day_of(name: str) -> str:
+    """The folder of its day, from how a file is named in the lake."""
+    return name.split("/")[1]
 
 
 def _number(folder: Path) -> int:
