@@ -7,12 +7,14 @@ import pty
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tests.events.histories import attempt
@@ -23,6 +25,9 @@ from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.history.query import read
 from umbel.pipeline import io
+from umbel.pipeline.faults import UnreadFile
+from umbel.pipeline.files import Found, look_into
+from umbel.pipeline.jobs.build import failing_as, sound
 
 HISTORY = attempt(0, "sent", "received", "started", "succeeded")
 
@@ -84,20 +89,38 @@ def test_a_stream_has_what_was_compacted_before_it_began_and_forgets_what_expire
 
     noon = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
     assert expire(kept, 1, now=noon).dropped_days == ["2026-11-14"]
+    record(tmp_path, "new", attempt(0, "sent", uuid="new"))
     told, _ = followed(tmp_path)
-    assert (told["events"], told["tasks"], told["files"]) == (4, 1, 1)
+    assert (told["events"], told["tasks"], told["files"]) == (5, 2, 2)
     states = [path for path in kept.stream.rglob("states/*.parquet") if path.name[0] not in "._"]
-    assert sum(pq.read_metadata(path).num_rows for path in states) == 1
-    record(tmp_path, "new", attempt(0, "sent", uuid="new"), day="2026-11-17")
-    assert expire(kept, 0, now=noon).dropped_days == ["2026-11-15"]  # and nothing is left of what was taken
-    told, _ = followed(tmp_path)
-    assert (told["events"], told["tasks"], told["files"]) == (1, 1, 1)
+    assert sum(pq.read_metadata(path).num_rows for path in states) == 2
 
 
 def followed(lake: Path) -> tuple[dict[str, Any], Result]:
     result = build(lake, "--follow", "--until-caught-up", "--tables", "tasks", "--json")
     assert result.exception is None, result
     return json.loads(result.stdout), result
+
+
+def test_a_file_that_only_spark_cannot_read_is_named() -> None:
+    said = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file"
+    error = Py4JError(f"An error occurred\n: {said} file:///srv/a%20lake/x.parquet.  SQLSTATE: KD001\n\tat x")
+    named = r"not built: /srv/a lake/x\.parquet cannot be read"
+    with pytest.raises(UnreadFile, match=named), failing_as("not built"):
+        raise error
+
+
+def test_damage_that_only_spark_sees_ends_the_build() -> None:
+    """Nothing is set aside that can be read."""
+    tries = list[Found]()
+
+    def work(found: Found) -> None:
+        tries.append(found)
+        raise UnreadFile("x cannot be read")
+
+    with pytest.raises(UnreadFile):
+        sound(Found(), partial(look_into, []), work)
+    assert len(tries) == 1
 
 
 @pytest.mark.usefixtures("in_our_spark")

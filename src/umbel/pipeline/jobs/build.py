@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TypeVar
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
@@ -191,7 +192,7 @@ def failing_as(what: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         if unread := _UNREAD.search(_trace_of(error)):
-            told = f"{unread[1]} cannot be read: {gist_of(error)}; move it away, and try again"
+            told = f"{unquote(unread[1])} cannot be read: {gist_of(error)}; move it away, and try again"
             raise UnreadFile(f"{what}: {told}") from error
         raise BuildFailed(f"{what}: {gist_of(error)}") from error
     except ConnectionError as error:  # of Py4J: Java has ended
