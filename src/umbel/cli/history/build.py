@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,19 +95,12 @@ def build(
             progress.tell("starting Spark", 0, 1)
             work = lake / ".work"
             with spark_session(master, lake_bytes=found.size_bytes, work_folder=work, conf=conf) as spark:
+                published = partial(_tell_published, progress, is_following=is_following, as_json=as_json)
                 if not is_following:
-                    manifest = sound(
-                        found, look, lambda rest: make(spark, lake, rest, only=wanted, tell=progress.tell)
-                    )
-                    with progress.aside():
-                        _print_summary(manifest, as_json=as_json)
-                    return exits.PARTIAL if look.unreadable else exits.OK
+                    how: Any = {"only": wanted, "tell": progress.tell}
+                    published(sound(found, look, lambda rest: make(spark, lake, rest, **how)))
+                    return look.exit_code()
                 from umbel.pipeline.jobs.follow import Following, follow
-
-                def published(manifest: "Manifest") -> None:
-                    with progress.aside():
-                        _print_summary(manifest, as_json=as_json)
-                    progress.tell("waiting for events", 0, 1)
 
                 look.may_be_empty = True
                 following = Following(
@@ -120,7 +114,7 @@ def build(
                 )
                 with _stopped_by_signals() as stop:
                     follow(spark, lake, following, stop=stop)
-    return exits.PARTIAL if look.unreadable else exits.OK
+    return look.exit_code()
 
 
 @contextmanager
@@ -162,9 +156,12 @@ class _Look:
 
     def __init__(self, lake: Path, progress: "Progress", *, may_be_empty: bool) -> None:
         self.may_be_empty = may_be_empty
-        self.unreadable = 0
+        self._has_unreadable = False
         self._lake = lake
         self._progress = progress
+
+    def exit_code(self) -> int:
+        return exits.PARTIAL if self._has_unreadable else exits.OK
 
     def __call__(self, *, thorough: bool = False) -> "Found":
         from umbel.pipeline.faults import EmptyLake
@@ -174,7 +171,7 @@ class _Look:
         if thorough:
             self._progress.tell("looking for damage", 0, 1)
         found = look_into(kept.event_files(), thorough=thorough)
-        self.unreadable += len(found.unreadable)
+        self._has_unreadable |= bool(found.unreadable)
         for one in found.unreadable:
             moved = kept.set_aside(one.path)
             with self._progress.aside():
@@ -279,6 +276,13 @@ def _progress() -> Iterator[Progress]:
             *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
         ) as bar:
             yield _Bar(bar)
+
+
+def _tell_published(progress: Progress, manifest: "Manifest", *, is_following: bool, as_json: bool) -> None:
+    with progress.aside():
+        _print_summary(manifest, as_json=as_json)
+    if is_following:
+        progress.tell("waiting for events", 0, 1)
 
 
 def _print_summary(manifest: "Manifest", *, as_json: bool) -> None:
