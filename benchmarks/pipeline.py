@@ -2,13 +2,14 @@
 
 Lakes of 1, 5 and 20 million synthetic events (4.3 a task, 1 % twice, 1 % late, 6 % of tasks tried
 again). On each, one after the other: the table `tasks` by Spark, written to Parquet; the same table by
-DuckDB, row for row the same, written to Parquet; all tables by Spark; the stream over the same files.
+DuckDB, row for row the same, written to Parquet; all tables by Spark; all tables by the fold alone, in one
+process on one core; the stream over the same files.
 The recorder writes a lake from the embedded broker's log of a million events, and one worker makes events
 as fast as it can run tasks that do nothing: each pool in turn, the fastest counts. `--steps recorder` does
 that alone, within two minutes.
 
     .venv/bin/python benchmarks/pipeline.py [--json] [--millions 1 5 20] [--rounds N] [--scale 0.01]
-        [--steps tasks duckdb all stream recorder]
+        [--steps tasks duckdb all fold stream recorder]
 
 Rates are events per second of the build alone: starting Java, some seconds, is told apart. Peak memory
 and seconds of CPU are those of all processes of a step together; on a machine that others use too, CPU
@@ -35,8 +36,9 @@ WORKED = 40_000
 WORKERS = ("-P prefork", "-P prefork -c 1", "-P threads -c 2", "-P solo", "-P asyncio")
 """The fastest of these is what the recorder is held against."""
 
-LAKE_STEPS = ("tasks", "duckdb", "all", "stream")
+LAKE_STEPS = ("tasks", "duckdb", "all", "fold", "stream")
 STEPS = (*LAKE_STEPS, "recorder")
+NOT_SPARKS = {"duckdb", "fold"}
 TARGETS = {
     "tasks_vs_duckdb": ("at least", 0.4),
     "growth": ("at most", 4.5),
@@ -111,6 +113,7 @@ def _measure_lake(home: Path, events: int, options: argparse.Namespace) -> Size:
         "tasks": lambda: measured("tasks", home, "umbel", "build", "--lake", lake, "--tables", "tasks"),
         "duckdb": lambda: measured("duckdb", home, "duckdb", lake),
         "all": lambda: measured("all", home, "umbel", "build", "--lake", lake),
+        "fold": lambda: measured("fold", home, "fold", lake),
         "stream": lambda: _stream(home, lake),
     }
     chosen = {name: step for name, step in steps.items() if name in options.steps}
@@ -143,8 +146,8 @@ def _judged(sizes: Sequence[Size], recorder_vs_worker: float | None) -> dict[str
     found: dict[str, float | None] = {
         "tasks_vs_duckdb": last.ratio,
         "growth": None,
-        "memory_gib": max(one.peak_mib for name, one in last.results.items() if name != "duckdb") / 1024
-        if last.results.keys() - {"duckdb"}
+        "memory_gib": max(one.peak_mib for name, one in last.results.items() if name not in NOT_SPARKS) / 1024
+        if last.results.keys() - NOT_SPARKS
         else None,
         "recorder_vs_worker": recorder_vs_worker,
     }

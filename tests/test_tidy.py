@@ -34,7 +34,12 @@ MAY_SLEEP = {
 NEW_IN_PYTHON = {"annotationlib"}  # standard library that an older Python does not name
 
 # What the pure packages may import beside the standard library and umbel itself.
-PURE = {"protocol": set[str](), "events": {"msgspec"}, "wire": {"msgspec"}}
+PURE = {
+    "protocol": set[str](),
+    "events": {"msgspec"},
+    "wire": {"msgspec"},
+    "fold": {"numpy", "pyarrow"},
+}
 
 # A path that exists on one machine only, or a package index that only one machine can reach.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:(?:root|work)/|(?:home|Users)/\w)|file:///")

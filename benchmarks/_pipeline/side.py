@@ -2,6 +2,7 @@
 
     python -m benchmarks._pipeline.side generate LAKE EVENTS
     python -m benchmarks._pipeline.side duckdb LAKE
+    python -m benchmarks._pipeline.side fold LAKE
     python -m benchmarks._pipeline.side recorder HOME EVENTS
     python -m benchmarks._pipeline.side worker HOME TASKS FLAGS…
 
@@ -64,6 +65,12 @@ def duckdb(lake: str) -> dict[str, Any]:
         "tasks": pq.read_metadata(target).num_rows,
         "seconds": seconds,
     }
+
+
+def fold(lake: str) -> dict[str, Any]:
+    from benchmarks._pipeline.folding import fold_lake
+
+    return fold_lake(Path(lake))
 
 
 def recorder(home: str, events: str) -> dict[str, Any]:
@@ -184,6 +191,7 @@ async def _count(broker: Broker, tasks: int) -> dict[str, Any]:
 STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "generate": generate,
     "duckdb": duckdb,
+    "fold": fold,
     "recorder": recorder,
     "worker": worker,
 }

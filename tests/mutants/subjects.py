@@ -67,6 +67,12 @@ SUBJECTS = (
     Subject("coordination/failures.py", ("app/test_failures.py",)),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
+    *(
+        Subject(f"fold/{name}.py", ("fold/test_kernel.py",))
+        for name in ("order", "registers", "view", "tasks", "attempts", "timeline")
+    ),
+    Subject("fold/marks.py", ("fold/test_marks.py",)),
+    Subject("fold/buckets.py", ("fold/test_buckets.py",)),
     Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",)),
     *(Subject(f"protocol/pool/{name}.py", _SLOTS) for name in ("slots", "child", "fleet", "starts")),
     Subject("app/running/chord_parts.py", ("app/test_chords.py", "app/test_groups.py")),

@@ -1,0 +1,83 @@
+"""Buckets: into which part of the lake a task's events go, decided by its id alone.
+
+The function is Spark's own for a bucketed table (murmur3 of the id's UTF-8 bytes, seed 42, modulo the
+number of buckets, never negative), so Spark may read such files as a table that is bucketed already.
+With twice as many buckets each one is divided in two: tasks of bucket b go to b or b + n.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from umbel.fold.columns import Ints
+
+SEED = 42
+Words = npt.NDArray[np.uint32]
+_C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
+_MIX_1, _MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
+
+
+def bucket_of(ids: pa.Array, count: int) -> Ints:
+    """The bucket of each id, from 0 to `count` - 1. No id is null."""
+    assert not ids.null_count, "what has no task id is in no bucket"
+    assert count > 0
+    return np.mod(hash_of(ids).astype(np.int64), count)
+
+
+def divided(events: pa.Table, count: int) -> Iterator[pa.Table]:
+    """The events of tasks, a table for each bucket in turn, in the order that they had."""
+    buckets = bucket_of(events.column("uuid").combine_chunks(), count)
+    order = np.argsort(buckets.astype(np.min_scalar_type(count)), kind="stable")
+    ends = np.cumsum(np.bincount(buckets, minlength=count))
+    for start, end in zip(np.concatenate([[0], ends[:-1]]), ends, strict=True):
+        yield events.take(pa.array(order[start:end]))
+
+
+def hash_of(texts: pa.Array) -> npt.NDArray[np.int32]:
+    """Spark's `hash` of each text. Texts of one length are hashed together, four bytes of each at a time."""
+    texts = texts.cast(pa.string())
+    if not len(texts):
+        return np.zeros(0, dtype=np.int32)
+    _, offsets_buffer, data_buffer = texts.buffers()
+    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
+    if (lengths == lengths[0]).all():
+        block = data[offsets[0] : offsets[-1]].reshape(len(texts), int(lengths[0]))
+        return _hash_block(block)
+    found = np.empty(len(texts), dtype=np.int32)
+    for length in np.unique(lengths):
+        these = np.flatnonzero(lengths == length)
+        found[these] = _hash_block(data[starts[these][:, None] + np.arange(length)])
+    return found
+
+
+def _hash_block(block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """One text a row, all of one length. The bytes behind the last whole word are mixed in one by one, as
+    signed numbers, which is Spark's way and not the one of other murmur3."""
+    count, length = block.shape
+    whole = length // 4 * 4
+    state = np.full(count, SEED, dtype=np.uint32)
+    words = np.ascontiguousarray(block[:, :whole]).view("<u4")
+    for place in range(whole // 4):
+        state = _mixed(state, words[:, place])
+    for place in range(whole, length):
+        state = _mixed(state, block[:, place].astype(np.int8).astype(np.int32).view(np.uint32))
+    return _finished(state ^ np.uint32(length)).view(np.int32)
+
+
+def _mixed(state: Words, word: Words) -> Words:
+    word = _rotated(word * _C1, 15) * _C2
+    return _rotated(state ^ word, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+
+
+def _rotated(value: Words, by: int) -> Words:
+    return (value << np.uint32(by)) | (value >> np.uint32(32 - by))
+
+
+def _finished(state: Words) -> Words:
+    state = (state ^ (state >> np.uint32(16))) * _MIX_1
+    state = (state ^ (state >> np.uint32(13))) * _MIX_2
+    return state ^ (state >> np.uint32(16))

@@ -1,0 +1,60 @@
+"""Runner: all tables of a lake that fits into memory, in this process and without Spark.
+
+Events come in parts, as files hold them. They are dealt out into buckets, one bucket is folded after the
+other, and what needs all buckets is made at the end. The answer does not depend on the number of buckets.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from umbel.events.tables import TABLES
+from umbel.fold import anomalies as odd
+from umbel.fold.buckets import divided
+from umbel.fold.kernel import Bucket, fold_bucket, fold_others
+from umbel.fold.marks import marks_of, merged
+from umbel.fold.metrics import metrics
+from umbel.fold.schemas import EVENTS
+
+BUCKET_EVENTS = 400_000
+"""More in one bucket take more memory than a worker should need."""
+
+
+def tables_of(parts: Iterable[pa.Table], *, buckets: int | None = None) -> Mapping[str, pa.Table]:
+    """Every table by its name. `parts`: events with columns of the lake; `buckets`: enough, unless said."""
+    every = [_settled(part) for part in parts]
+    marks = merged(map(marks_of, every))
+    events = pa.concat_tables([EVENTS.empty_table(), *every])
+    has_task = pc.is_valid(events.column("uuid"))
+    of_tasks, others = events.filter(has_task), events.filter(pc.invert(has_task))
+    count = buckets or of_tasks.num_rows // BUCKET_EVENTS + 1
+    folded = [fold_bucket(bucket) for bucket in divided(of_tasks, count)]
+    nodes = fold_others(others, marks)
+    since = odd.first_told(_all(folded, "told"))
+    suspected = odd.judged(_all(folded, "suspects"), since, nodes.workers, marks.horizon_us())
+    found = {
+        "tasks": _all(folded, "tasks"),
+        "attempts": _all(folded, "attempts"),
+        "timeline": pa.concat_tables([_all(folded, "timeline"), nodes.timeline]),
+        "workers": nodes.workers,
+        "elections": nodes.elections,
+        "metrics": metrics(_all(folded, "samples")),
+        "anomalies": pa.concat_tables([_all(folded, "anomalies"), suspected, nodes.anomalies]),
+    }
+    return {name: found[name] for name in TABLES}
+
+
+def _all(folded: Iterable[Bucket], name: str) -> pa.Table:
+    return pa.concat_tables([getattr(bucket, name) for bucket in folded])
+
+
+def _settled(part: pa.Table) -> pa.Table:
+    """With the lake's columns and types, whatever an older or newer file has."""
+    columns = [
+        part.column(field.name).cast(field.type)
+        if field.name in part.column_names
+        else pa.nulls(part.num_rows, field.type)
+        for field in EVENTS
+    ]
+    return pa.table(columns, schema=EVENTS)

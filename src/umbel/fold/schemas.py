@@ -1,0 +1,36 @@
+"""Schemas: the lake's columns and the tables' columns as Arrow's types, from `umbel.events`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from umbel.events.columns import COLUMNS, Kind
+from umbel.events.tables import TABLES, Table
+
+INSTANT = pa.timestamp("us", tz="UTC")
+ARROW_TYPES: Mapping[Kind, pa.DataType] = {
+    "text": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "instant": INSTANT,
+    "json": pa.string(),
+}
+
+EVENTS = pa.schema([(one.name, ARROW_TYPES[one.kind]) for one in COLUMNS])
+
+
+def schema_of(table: Table) -> pa.Schema:
+    return pa.schema(
+        [pa.field(one.name, ARROW_TYPES[one.kind], nullable=one.nullable) for one in table.columns]
+    )
+
+
+SCHEMAS: Mapping[str, pa.Schema] = {name: schema_of(table) for name, table in TABLES.items()}
+
+
+def made(name: str, columns: Mapping[str, Any]) -> pa.Table:
+    """One of the tables from its columns, which are named as the table names them."""
+    schema = SCHEMAS[name]
+    return pa.table([columns[field.name] for field in schema], schema=schema)
