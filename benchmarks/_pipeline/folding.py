@@ -1,7 +1,7 @@
 """All tables of a lake by the fold, in one process on one core: where its CPU goes, in µs an event."""
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,7 +68,7 @@ class _Spent:
     """CPU of this process, by what it was spent on."""
 
     def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def on(self, what: str, make: Callable[[], MadeT]) -> MadeT:
         began = time.process_time()

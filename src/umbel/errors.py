@@ -47,7 +47,8 @@ UmbelError
 │   ├── LakeError              a lake (folder of history) cannot be used as requested
 │   │   └── LakeBusy           another process is using it
 │   ├── NothingBuilt           there is no history to read yet
-│   └── BadQuery               SQL that cannot be run, or took too long
+│   └── BadQuery               SQL that cannot be run
+│       └── SlowQuery          it was interrupted at its limit of time
 ├── ResultTimeout              get() reached its timeout (also a TimeoutError)
 ├── NotKept                    a task cannot be retried: its message is not kept
 ├── JoinWouldBlock             a task waits for another task's result
@@ -309,6 +310,10 @@ class LakeBusy(LakeError):
 
 
 class BadQuery(HistoryError):
+    pass
+
+
+class SlowQuery(BadQuery):
     pass
 
 

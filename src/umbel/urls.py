@@ -1,4 +1,4 @@
-"""Addresses without their passwords, as shown, logged and put into errors.
+"""Addresses without their passwords, as shown, logged and put into errors; and addresses of folders.
 
 A broker's address may hold several, with `;` between them, and a mistyped one need not be an address
 at all. So nothing is parsed: whatever stands between the first `:` of the account and the last `@` goes, and
@@ -8,6 +8,7 @@ so does all from the value of the first parameter whose name says that it is sec
 import re
 from urllib.parse import unquote
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _NEXT = re.compile(r";(?=\s*[a-z]+://)")  # a `;` in a password is not followed by a scheme
 _PARAMETER = re.compile(r"(?:^|[?&\s])([^=?&\s]*)\s*=")
 _SECRET = re.compile("passw|secret", re.IGNORECASE)
@@ -19,6 +20,21 @@ def each_url(urls: str) -> list[str]:
 
 def without_password(urls: str) -> str:
     return ";".join(map(_hidden, each_url(urls)))
+
+
+def folder_path(named: str) -> str:
+    """The path of a folder that is named by it, or as `file:///…`; ValueError for any other address.
+
+    An address would pass for a relative path: `s3://bucket/x` is a folder `s3:` where one is.
+    """
+    scheme = _SCHEME.match(named)
+    if scheme is None:
+        return named
+    host, _, path = named[scheme.end() :].partition("/")
+    if scheme[0].lower() == "file://" and host.lower() in ("", "localhost") and path:
+        return unquote(f"/{path}")
+    which = "needs an absolute path on this machine" if scheme[0].lower() == "file://" else "is not supported"
+    raise ValueError(f"{scheme[0]} {which}; give the path of a folder, such as /srv/umbel-lake")
 
 
 def _hidden(url: str) -> str:

@@ -346,6 +346,21 @@ def test_a_lake_that_its_owner_cannot_use_is_refused(mode: str) -> None:
         App("shop", lake_mode=mode)
 
 
+@pytest.mark.parametrize("lake", ["s3://key:hunter2@bucket/x", "hdfs://n/x", "file://other/x", "file://"])
+def test_a_lake_that_is_no_folder_is_refused(lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadSetting, match="give the path of a folder") as raised:
+        App("shop", history_lake=lake)
+    assert "hunter2" not in str(raised.value)
+    monkeypatch.setenv("UMBEL_HISTORY_LAKE", lake)
+    with pytest.raises(BadSetting, match=r"UMBEL_HISTORY_LAKE.*give the path of a folder"):
+        App("shop")
+
+
+def test_a_lake_may_be_a_file_address() -> None:
+    assert App("shop", history_lake="file:///srv/a%20lake").settings.history_lake == "/srv/a lake"
+    assert App("shop", history_lake="s3:/x").settings.history_lake == "s3:/x", "a folder, by its look"
+
+
 @pytest.mark.parametrize("keys", [["k:too short"], "k:secret that is long enough", [7]])
 def test_no_error_shows_a_signing_key(keys: object) -> None:
     with pytest.raises(BadSetting) as raised:

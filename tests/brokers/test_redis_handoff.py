@@ -286,3 +286,24 @@ def test_a_server_that_cannot_hand_over_is_asked_in_the_ordinary_way(
             assert redis_server.ask("LLEN", QUEUE) == 1
 
     run(scenario())
+
+
+@pytest.mark.parametrize("queues", [(QUEUE,), (QUEUE, "other")])
+def test_who_waits_on_asks_for_the_lists_again_only_when_something_changed(
+    on_redis: BrokerUnderTest, redis_server: RedisServer, queues: Sequence[str]
+) -> None:
+    async def scenario() -> None:
+        async with on_redis.open() as broker:
+            assert not (await take(broker, queues=queues)).deliveries
+            assert not await broker.wait_ready(queues, 0.01, owner=OWNER)
+            before = calls(redis_server, "llen")
+            for _ in range(3):
+                assert not await broker.wait_ready(queues, 0.01, owner=OWNER)
+            assert calls(redis_server, "llen") == before
+            await broker.publish(outgoing("a", queue=queues[-1]))
+            assert await broker.wait_ready(queues, LONG_S, owner=OWNER)
+            assert texts((await take(broker, queues=queues)).deliveries) == ["a"]
+            await broker.revoke([Revoke("b", 1.0, time.time() + 60)])
+            assert await broker.wait_ready(queues, LONG_S, owner=OWNER)  # it is worth a claim
+
+    run(scenario())

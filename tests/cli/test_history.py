@@ -112,10 +112,14 @@ def test_a_cut_answer_is_said_on_stderr(history: Reader) -> None:
     assert "only the first 5 rows" in history("tasks", "--limit", "5")[1]
 
 
+SLOW = "select count(*) from range(10000000000) a, range(1000) b where a.range % 7 = b.range"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
         (("sql", "selec"), exits.FAILED, "line 1, column 1"),
+        (("sql", "--timeout", "1e-9", SLOW), exits.FAILED, "1e-09 s; narrow it, or raise --timeout"),
         (("sql", "--csv", "--json", "select 1"), exits.USAGE, "one of --csv and --json"),
         (("tables", "taks"), exits.USAGE, "did you mean 'tasks'"),
         (("tasks", "--since", "tomorrow"), exits.USAGE, "'tomorrow' is not a time"),

@@ -67,3 +67,29 @@ def test_a_file_that_is_no_app_is_passed_over(umbel: Umbel, tmp_path: Path) -> N
     (tmp_path / "tasks.py").write_text("x = 1\n")
     code, out, err = umbel("history", "tasks", "--json")
     assert (code, len(json.loads(out)), err) == (exits.OK, 4, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["record", "record status", "record compact", "history build", "history tasks", "task show 1", "dev"],
+)
+def test_a_lake_that_is_an_address_is_refused_with_the_remedy(
+    umbel: Umbel, tmp_path: Path, command: str
+) -> None:
+    """A bucket was recorded into a local folder `s3:`."""
+    code, _, err = umbel(*command.split(), "--lake", "s3://key:hunter2@bucket/x")
+    assert code == exits.USAGE, err
+    assert "s3:// is not supported" in err and "give the path of a folder" in err
+    assert "hunter2" not in err
+    assert not list(tmp_path.glob("s3*"))
+
+
+def test_a_lake_may_be_named_as_a_file_address(umbel: Umbel, tmp_path: Path) -> None:
+    publish(tmp_path / "a lake", Story(tasks=5).rows)
+    assert count_of(umbel("history", "tasks", "--json", "--lake", f"file://{tmp_path}/a%20lake")) == 5
+
+
+def test_a_worker_records_into_no_address(umbel: Umbel, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP.format(lake="of-app"))
+    code, _, err = umbel("worker", "--record", "gs://bucket/x")
+    assert code == exits.USAGE and "gs:// is not supported" in err

@@ -112,6 +112,15 @@ def test_a_file_that_cannot_be_read_is_set_aside_and_named(lake: Lake) -> None:
     assert len(contents(lake)) == 15
 
 
+def test_a_file_of_something_else_is_set_aside_and_named(lake: Lake) -> None:
+    """Its rows would be events of no type in the file that replaces it."""
+    foreign = lake.raw_files()[1]
+    parquet().write_table(parquet().read_table(foreign).select(["name", "pid"]), foreign)
+    report = compact(lake, now=NOON)
+    assert report.set_aside == [f"quarantine/{lake.name_of(foreign).replace('/', '__')}"]
+    assert len(report.replaced) == 2
+
+
 def test_a_file_of_a_newer_version_is_left_as_it_is(lake: Lake) -> None:
     newer = lake.raw_files()[1]
     table = parquet().read_table(newer)

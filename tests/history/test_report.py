@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import struct
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from umbel.events.tables import TABLES
 from umbel.history.figures import LISTED_MAX, NAMES_MAX, STEPS_MAX, Figures, figures
 from umbel.history.query import Tables, read
 from umbel.history.report import main_figures, page
-from umbel.history.scales import count, duration, instant, percent
+from umbel.history.scales import count, duration, instant, percent, rate
 
 NASTY = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">&amp;'\""
@@ -185,6 +186,35 @@ def test_a_node_with_an_absurd_clock_does_not_stretch_the_time_shown(tmp_path: P
     assert found.period.end - found.period.start < 3700
     assert found.totals["n_outside"] == 1
     assert "1 attempts ended at times outside" in page(found)
+
+
+def test_attempts_that_all_ended_outside_the_period_are_said_and_not_denied(tmp_path: Path) -> None:
+    """It said that nothing had ended, beside their number."""
+    story = Story(tasks=50)
+    for row in story.rows["attempts"]:
+        row["ended_at"] = row["ended_at"].replace(year=2031)
+    found = read(publish(tmp_path, story.rows), figures)
+    ended, text, main = len(story.rows["attempts"]), page(found), main_figures(found)
+    assert "No attempt of a task has ended" not in text and "Nothing was measured" not in text
+    assert f"All {ended} attempts that ended did so at times outside the period shown" in text
+    p50 = duration(found.totals["run_p50_s"])
+    assert text.count("Not drawn: no attempt that was measured ended in the period shown") == 2
+    assert f"p50 {p50}" in text
+    assert main["mean throughput"] == main["peak throughput"] == "–"
+
+
+def test_throughput_is_named_as_a_mean_with_the_peak_beside_it(tmp_path: Path) -> None:
+    """Idle times are in the mean: a minute of work in a day is not a slow day."""
+    story = Story(tasks=600)
+    story.rows["timeline"].append(
+        story.rows["timeline"][0] | {"rank": 99, "recorded_at": BEGAN + timedelta(hours=100)}
+    )
+    found = read(publish(tmp_path, story.rows), figures)
+    main, steps = main_figures(found), [row.get("n_attempts", 0) for row in found.steps]
+    assert found.period is not None and sum(steps) == len(story.rows["attempts"])
+    assert main["mean throughput"] == rate(sum(steps) / (found.period.end - found.period.start))
+    assert main["peak throughput"] == rate(max(steps) / found.period.step_s) != main["mean throughput"]
+    assert f"Mean over the whole period, idle times included: {main['mean throughput']}" in page(found)
 
 
 def test_errors_that_differ_in_a_number_are_one(tmp_path: Path) -> None:

@@ -98,6 +98,14 @@ def test_what_files_and_tables_both_know_is_there_once(tmp_path: Path) -> None:
     assert [one.type for one in story.events] == [one.type_name for one in timeline(events)]
 
 
+def test_a_file_is_read_by_its_name_and_not_as_a_pattern(tmp_path: Path) -> None:
+    for folder in ("lake[1]*", "lake1x"):
+        (tmp_path / folder).mkdir()
+    written = write_file(tmp_path / "lake[1]*/one.parquet", RETRIED)
+    write_file(tmp_path / "lake1x/one.parquet", RETRIED[:1])
+    assert len(events_in_files([written], "t1")) == len(RETRIED)
+
+
 def test_a_torn_file_hides_nothing_else_and_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

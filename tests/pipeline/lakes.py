@@ -13,7 +13,8 @@ from umbel.events.types import Event
 
 Wire = dict[str, Any]
 RECORDED_US = 1_700_000_000_000_000
-HOUR = "events/dt=2026-11-15/hour=07"
+DAY = "2026-11-15"
+HOUR = f"events/dt={DAY}/hour=07"
 
 _TYPES = {
     "text": pa.string(),
@@ -50,11 +51,35 @@ def table_of(
     return pa.Table.from_pylist(rows_of(events, recorded_us=recorded_us), schema=arrow_schema(version))
 
 
-def record(lake: Path, name: str, events: Iterable[Wire], **how: Any) -> Path:
+def record(lake: Path, name: str, events: Iterable[Wire], *, day: str = DAY, **how: Any) -> Path:
     """One file of the lake, there at once."""
-    path = lake / HOUR / f"ev-test-1-{name}.parquet"
+    path = lake / HOUR.replace(DAY, day) / f"ev-test-1-{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.with_name(f".{path.name}")
     pq.write_table(table_of(read(events), **how), hidden, compression="zstd")
     hidden.rename(path)
     return path
+
+
+def with_dictionaries(path: Path) -> Path:
+    """The same file, its texts with dictionaries, as other tools write them."""
+    table = pq.read_table(path)
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            table = table.set_column(place, field.name, table[field.name].dictionary_encode())
+    pq.write_table(table, path)
+    return path
+
+
+def damage(path: Path) -> Path:
+    """The same file with one column that is not what its description says; the description is whole."""
+    column = pq.read_metadata(path).row_group(0).column(COLUMNS.index(_TYPE))
+    start = column.dictionary_page_offset or column.data_page_offset
+    written = bytearray(path.read_bytes())
+    for place in range(start + 8, start + column.total_compressed_size):
+        written[place] ^= 0x5A
+    path.write_bytes(written)
+    return path
+
+
+_TYPE = next(one for one in COLUMNS if one.name == "type")

@@ -6,17 +6,28 @@ import os
 import pty
 import subprocess
 import sys
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tests.events.histories import attempt
-from tests.pipeline.lakes import HOUR, record
+from tests.pipeline.lakes import HOUR, damage, record, with_dictionaries
 from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
+from umbel.history.housekeeping import compact, expire
+from umbel.history.lake import Lake
+from umbel.history.query import read
 from umbel.pipeline import io
+from umbel.pipeline.faults import UnreadFile
+from umbel.pipeline.files import Found, look_into
+from umbel.pipeline.jobs.build import failing_as, sound
 
 HISTORY = attempt(0, "sent", "received", "started", "succeeded")
 
@@ -36,22 +47,80 @@ def in_our_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_our_spark")
-def test_a_truncated_file_is_set_aside_and_named_and_the_rest_is_built(tmp_path: Path) -> None:
-    record(tmp_path, "whole", HISTORY)
-    cut = record(tmp_path, "cut", HISTORY)
+def test_damaged_files_are_set_aside_and_named_and_the_rest_is_built(tmp_path: Path) -> None:
+    """In a lake whose name, taken for a pattern, has its neighbour's files, and for a column hides one."""
+    record(tmp_path / "name=x/lakes 1x", "whole", attempt(1, "received"))
+    lake = tmp_path / "name=x/lake[s] {1,2}*?"
+    with_dictionaries(record(lake, "whole", HISTORY))
+    cut = record(lake, "cut", HISTORY)
     cut.write_bytes(cut.read_bytes()[:-20])
-    result = build(tmp_path, "--json")
+    torn = damage(record(lake, "torn", HISTORY))
+    result = build(lake, "--json")
     assert result.return_value == 75
     told = json.loads(result.stdout)
-    assert (told["events"], told["tasks"], told["quarantined"]) == (4, 1, [cut.name])
-    assert f"{cut} cannot be read" in result.stderr
-    assert not cut.exists() and [path.name for path in (tmp_path / "quarantine").iterdir()] == [
-        f"{HOUR}/{cut.name}".replace("/", "__")
+    assert (told["events"], told["tasks"], told["quarantined"]) == (4, 1, [cut.name, torn.name])
+    assert all(f"{path} cannot be read" in result.stderr for path in (cut, torn))
+    assert not cut.exists() and sorted(path.name for path in (lake / "quarantine").iterdir()) == [
+        f"{HOUR}/{path.name}".replace("/", "__") for path in (cut, torn)
     ]
-    manifest = io.newest_manifest(tmp_path)
+    tasks = read(lake, lambda tables: tables.ask("select state, name from tasks"))
+    assert tasks.rows == [("SUCCESS", None)]
+    manifest = io.newest_manifest(lake)
     assert manifest is not None and set(manifest.tables) == set(TABLES)
-    assert all((tmp_path / "tables" / name).exists() for files in manifest.tables.values() for name in files)
+    assert all((lake / "tables" / name).exists() for files in manifest.tables.values() for name in files)
     assert all(manifest.tables.values()), "also a table without rows has a file, with its schema"
+
+
+@pytest.mark.usefixtures("in_our_spark")
+def test_a_stream_has_what_was_compacted_before_it_began_and_forgets_what_expired(tmp_path: Path) -> None:
+    """D2: and it goes on without a file whose data is damaged."""
+    kept = Lake(tmp_path)
+    compacted = attempt(0, "sent", "received", uuid="compacted")
+    for name in ("1", "2"):
+        record(tmp_path, name, compacted, day="2026-11-14")
+    compact(kept)
+    assert len(compact(kept, grace_s=0).removed) == 2
+    record(tmp_path, "whole", HISTORY)
+    torn = damage(record(tmp_path, "torn", HISTORY))
+    told, result = followed(tmp_path)
+    assert (result.return_value, told["quarantined"]) == (75, [torn.name])
+    assert (told["events"], told["tasks"], told["files"]) == (8, 2, 2)
+    assert f"{torn} cannot be read" in result.stderr
+
+    noon = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
+    assert expire(kept, 1, now=noon).dropped_days == ["2026-11-14"]
+    record(tmp_path, "new", attempt(0, "sent", uuid="new"))
+    told, _ = followed(tmp_path)
+    assert (told["events"], told["tasks"], told["files"]) == (5, 2, 2)
+    states = [path for path in kept.stream.rglob("states/*.parquet") if path.name[0] not in "._"]
+    assert sum(pq.read_metadata(path).num_rows for path in states) == 2
+
+
+def followed(lake: Path) -> tuple[dict[str, Any], Result]:
+    result = build(lake, "--follow", "--until-caught-up", "--tables", "tasks", "--json")
+    assert result.exception is None, result
+    return json.loads(result.stdout), result
+
+
+def test_a_file_that_only_spark_cannot_read_is_named() -> None:
+    said = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file"
+    error = Py4JError(f"An error occurred\n: {said} file:///srv/a%20lake/x.parquet.  SQLSTATE: KD001\n\tat x")
+    named = r"not built: /srv/a lake/x\.parquet cannot be read"
+    with pytest.raises(UnreadFile, match=named), failing_as("not built"):
+        raise error
+
+
+def test_damage_that_only_spark_sees_ends_the_build() -> None:
+    """Nothing is set aside that can be read."""
+    tries = list[Found]()
+
+    def work(found: Found) -> None:
+        tries.append(found)
+        raise UnreadFile("x cannot be read")
+
+    with pytest.raises(UnreadFile):
+        sound(Found(), partial(look_into, []), work)
+    assert len(tries) == 1
 
 
 @pytest.mark.usefixtures("in_our_spark")

@@ -1,6 +1,7 @@
 """D2: a stream over the lake publishes what a batch build over the same files does, also when killed."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look(lake: Path) -> Found:
-    return look_into(sorted(lake.glob("events/*/*/*.parquet")))
+def look(lake: Path, *, thorough: bool = False) -> Found:
+    return look_into(sorted(lake.glob("events/*/*/*.parquet")), thorough=thorough)
 
 
 def contents(spark: SparkSession, lake: Path) -> dict[str, list[str]]:
@@ -57,7 +58,8 @@ def contents(spark: SparkSession, lake: Path) -> dict[str, list[str]]:
 
 def caught_up(spark: SparkSession, lake: Path, **how: Any) -> list[io.Manifest]:
     published: list[io.Manifest] = []
-    following = Following(look=lambda: look(lake), published=published.append, until_caught_up=True, **how)
+    looking = partial(look, lake)
+    following = Following(look=looking, published=published.append, until_caught_up=True, **how)
     follow(spark, lake, following)
     return published
 

@@ -113,16 +113,17 @@ class Workers:
     cluster: Cluster
     ledger: Ledger
     count: int
+    children: int = 2
     names: list[str] = field(default_factory=list)
 
     def start(self) -> None:
         self.names = [f"w{number}" for number in range(self.count)]
         for name in self.names:
-            self.cluster.start_worker(name, "-c", "2", wait=False)
+            self.cluster.start_worker(name, "-c", str(self.children), wait=False)
 
     def kill(self, turn: int) -> None:
         name = self.names[turn % self.count]
         self.cluster.kill_worker(name)
         self.ledger.kills[name] = monotonic()
         self.names[turn % self.count] = again = f"{name}x{turn}"
-        self.cluster.start_worker(again, "-c", "2", wait=False)
+        self.cluster.start_worker(again, "-c", str(self.children), wait=False)

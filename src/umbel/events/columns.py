@@ -123,6 +123,9 @@ COLUMNS: tuple[Column, ...] = (
 )
 """Every column of the lake. The order is that of the files, and new ones are added at the end."""
 
+REQUIRED = ("digest", "type", "timestamp")
+"""Columns that no file of events is without; others may be added, and be missing in older files."""
+
 to_json: Callable[[Any], bytes] = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
 

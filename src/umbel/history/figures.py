@@ -66,6 +66,23 @@ class Figures:
     anomaly_kinds: list[Row]
     anomalies: list[Row]
 
+    @property
+    def mean_per_s(self) -> float | None:
+        """Attempts that ended in the whole period, idle times included; None where none did."""
+        ended = sum(row.get("n_attempts", 0) for row in self.steps)
+        return ended / (self.period.end - self.period.start) if self.period and ended else None
+
+    @property
+    def peak_per_s(self) -> float | None:
+        busiest = self.busiest
+        return busiest["n_attempts"] / self.period.step_s if self.period and busiest else None
+
+    @property
+    def busiest(self) -> Row | None:
+        """The time step in which most attempts ended; None where none did."""
+        ended = [row for row in self.steps if row.get("n_attempts")]
+        return max(ended, key=lambda row: int(row["n_attempts"]), default=None)
+
 
 def figures(tables: Tables) -> Figures:
     period = _period(tables)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from umbel.events.columns import REQUIRED
 from umbel.history.arrow import arrow, event_schema, parquet
 from umbel.history.lake import SUFFIX, Compacted, Lake, create, hidden, publish, sync_file
 
@@ -158,6 +159,8 @@ def _read(path: Path) -> Any:
     if not set(found.column_names) <= set(event_schema().names):
         return None
     library = arrow()
+    if not set(REQUIRED) <= set(found.column_names):
+        raise library.ArrowInvalid(f"{path} is not a file of events")
     columns = [
         found[one.name].cast(one.type)
         if one.name in found.column_names

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from umbel.errors import BadQuery, ConfigurationError, HistoryError
+from umbel.errors import BadQuery, ConfigurationError, HistoryError, SlowQuery
 from umbel.events.tables import TABLES, Table, TableColumn
 from umbel.history.tables import Build, newest_build, newest_number
 
@@ -30,6 +30,7 @@ ROWS_MAX = 1_000_000
 BYTES_MAX = 512 * 1024 * 1024  # of what is fetched
 FETCHED_AT_ONCE = 1000  # rows
 TIMEOUT_S = 60.0
+ALARM_AGAIN_S = 0.05
 MEMORY_MAX = "1GB"
 THREADS = "2"
 SPILL_MAX = "16GB"
@@ -60,13 +61,33 @@ class Unreadable(HistoryError):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """For all that is asked of one build together; `since` is of the monotonic clock."""
+
+    seconds: float
+    since: float
+
+    def left_s(self) -> float:
+        return self.since + self.seconds - monotonic()
+
+
+class _Alarm(threading.Timer):
+    """Rings until it is cancelled: DuckDB forgets an interruption that comes before the query begins."""
+
+    def run(self) -> None:
+        while not self.finished.wait(self.interval):
+            self.function()
+            self.interval = ALARM_AGAIN_S
+
+
 class Tables:
     """The tables of one build, open for reading."""
 
-    def __init__(self, build: Build, connection: "duckdb.DuckDBPyConnection", ends_at: float) -> None:
+    def __init__(self, build: Build, connection: "duckdb.DuckDBPyConnection", within: _Limit) -> None:
         self.build = build
         self._connection = connection
-        self._ends_at = ends_at  # of the monotonic clock, for all that is asked
+        self._within = within
 
     def ask(
         self,
@@ -79,10 +100,10 @@ class Tables:
         """Run one query; BadQuery when it is none, is wrong, takes too long or answers too much."""
         import duckdb
 
-        left_s = min(timeout_s, self._ends_at - monotonic())
+        limit_s, left_s = min(timeout_s, self._within.seconds), min(timeout_s, self._within.left_s())
         if left_s <= 0:
-            raise BadQuery("the time limit passed before this query could start; ask for less")
-        alarm = threading.Timer(left_s, self._connection.interrupt)
+            raise SlowQuery(f"the limit of {limit_s:g} s passed before this query could start; ask for less")
+        alarm = _Alarm(left_s, self._connection.interrupt)
         alarm.daemon = True
         alarm.start()
         try:
@@ -91,9 +112,7 @@ class Tables:
             described = result.description or []
             rows = _fetched(result, limit + 1)
         except duckdb.InterruptException:
-            raise BadQuery(
-                f"the query took longer than {timeout_s:g} s; narrow it, or raise --timeout"
-            ) from None
+            raise SlowQuery(f"the query took longer than {limit_s:g} s; narrow it") from None
         except duckdb.Error as error:
             if isinstance(error, duckdb.IOException) or not self.build.is_there():
                 raise Unreadable(self.build, error) from None
@@ -123,14 +142,14 @@ def read(lake: Path, work: Callable[[Tables], WorkT], *, timeout_s: float = inf)
     During a read, new builds may remove the files that are read. Then the work is
     done again, once, on what is the newest by now.
     """
-    build, ends_at = newest_build(lake), monotonic() + timeout_s
+    build, within = newest_build(lake), _Limit(timeout_s, monotonic())
     try:
-        with _opened(build, ends_at) as tables:
+        with _opened(build, within) as tables:
             return work(tables)
     except Unreadable:
         if newest_number(lake) == build.number:
             raise
-    with _opened(newest_build(lake), ends_at) as tables:
+    with _opened(newest_build(lake), within) as tables:
         return work(tables)
 
 
@@ -141,6 +160,11 @@ def require_duckdb() -> None:
         raise ConfigurationError(
             "reading history needs DuckDB, which is not installed; run: pip install 'umbel[history]'"
         ) from None
+
+
+def as_pattern(path: Path) -> str:
+    """What DuckDB, which takes names of files for patterns, reads as this one file."""
+    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
 
 
 def _fetched(result: "duckdb.DuckDBPyConnection", limit: int) -> list[tuple[Any, ...]]:
@@ -191,7 +215,7 @@ def _problem(sql: str, error: Exception) -> str:
 
 
 @contextmanager
-def _opened(build: Build, ends_at: float) -> Iterator[Tables]:
+def _opened(build: Build, within: _Limit) -> Iterator[Tables]:
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="umbel-history-") as spill:
@@ -214,7 +238,7 @@ def _opened(build: Build, ends_at: float) -> Iterator[Tables]:
             except duckdb.Error as error:
                 raise Unreadable(build, error) from None
             _confine(connection, build)
-            yield Tables(build, connection, ends_at)
+            yield Tables(build, connection, within)
         finally:
             connection.close()
 
@@ -224,7 +248,8 @@ def _make_view(connection: "duckdb.DuckDBPyConnection", table: Table, files: Seq
 
     One that has another name by now is found under the one that it had.
     """
-    source = f"read_parquet([{', '.join(map(_text, map(str, files)))}], union_by_name=true)"
+    names = ", ".join(_text(as_pattern(path)) for path in files)
+    source = f"read_parquet([{names}], union_by_name=true, hive_partitioning=false)"
     described = connection.execute(f"describe select * from {source}").fetchall() if files else []
     found = {row[0] for row in described}
     chosen = [_column(column, found) for column in table.columns]
@@ -240,7 +265,8 @@ def _column(column: TableColumn, found: Collection[str]) -> str:
 
 
 def _confine(connection: "duckdb.DuckDBPyConnection", build: Build) -> None:
-    allowed = ", ".join(_text(str(path)) for files in build.files.values() for path in files)
+    paths = [path for files in build.files.values() for path in files]
+    allowed = ", ".join(map(_text, sorted({*map(str, paths), *map(as_pattern, paths)})))
     connection.execute("set TimeZone='UTC'")
     connection.execute(f"set allowed_paths=[{allowed}]")
     connection.execute("set enable_external_access=false")

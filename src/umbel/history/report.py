@@ -44,16 +44,16 @@ ELECTION_COLOURS = {"done": GREEN, "elected": BLUE, "failed": VERMILION, "expire
 
 def main_figures(found: Figures) -> dict[str, str]:
     """What the report says first, as text: for its head, for terminals and for the demo."""
-    totals, period = found.totals, found.period
+    totals = found.totals
     states = {row["state"]: row["n"] for row in found.states}
-    ended = totals["n_attempts"] - totals["n_open"]
     return {
         "tasks": count(totals["tasks"]),
         **{state: count(number) for state, number in states.items()},
         "tried again": count(totals["tasks_retried"]),
         "attempts": count(totals["n_attempts"]),
         "failure rate": percent(failure_rate(totals)),
-        "throughput": rate(ended / (period.end - period.start)) if period else "–",
+        "mean throughput": rate(found.mean_per_s),
+        "peak throughput": rate(found.peak_per_s),
         **{
             f"{what} {share}": duration(totals[f"{what}_{share}_s"])
             for what in ("wait", "run")
@@ -99,7 +99,8 @@ def _foot(found: Figures) -> Markup:
     text = f"Build {build['number']}, built {build.get('built_at', '')}"
     outside = found.totals["n_outside"]
     note = (
-        f" {count(outside)} attempts ended at times outside the period shown: their nodes' clocks are wrong."
+        f" {count(outside)} attempts ended at times outside the period shown: their nodes' clocks are wrong,"
+        " or their events were recorded later."
         if outside
         else ""
     )
@@ -108,8 +109,11 @@ def _foot(found: Figures) -> Markup:
 
 def _throughput(found: Figures) -> Content:
     period = found.period
-    if period is None or not any(row.get("n_attempts") for row in found.steps):
-        return nothing("No attempt of a task has ended.")
+    busiest = found.busiest
+    if period is None or busiest is None:
+        outside = found.totals["n_outside"]
+        said = f"All {count(outside)} attempts that ended did so at times outside the period shown."
+        return nothing(said if outside else "No attempt of a task has ended.")
     series = [
         Series(name, colour, column(found.steps, key))
         for name, key, colour in OUTCOMES
@@ -119,10 +123,10 @@ def _throughput(found: Figures) -> Content:
     drawn = charts.stacked_bars(
         "Attempts that ended", times, period.step_s, series, f"attempts per {duration(period.step_s)}"
     )
-    busiest = max(found.steps, key=lambda row: row.get("n_attempts") or 0)
     said = (
         f"Attempts that ended, per {duration(period.step_s)}, by how. Busiest at {instant(busiest['at'])}: "
-        f"{count(busiest['n_attempts'])}, {rate(busiest['n_attempts'] / period.step_s)}."
+        f"{count(busiest['n_attempts'])}, {rate(found.peak_per_s)}. "
+        f"Mean over the whole period, idle times included: {rate(found.mean_per_s)}."
     )
     listed = _steps_table(found.steps, [(name, key, count) for name, key, _ in OUTCOMES])
     return figure(said, drawn, listed)
@@ -131,15 +135,18 @@ def _throughput(found: Figures) -> Content:
 def _durations(found: Figures, what: str, said: str) -> Content:
     keys = [(name, f"{what}_{name}_s") for name in ("p50", "p95", "p99")]
     period = found.period
-    if period is None or not any(row.get(keys[0][1]) is not None for row in found.steps):
+    if period is None or found.totals[keys[0][1]] is None:
         return nothing("Nothing was measured.")
+    overall = ", ".join(f"{name} {duration(found.totals[key])}" for name, key in keys)
+    if not any(row.get(keys[0][1]) is not None for row in found.steps):
+        why = "no attempt that was measured ended in the period shown"
+        return nothing(f"Over all: {overall}. Not drawn: {why}.")
     series = [
         Series(name, colour, column(found.steps, key), width)
         for (name, key), colour, width in zip(keys, (BLUE, ORANGE, VERMILION), (2.4, 1.8, 1.2), strict=True)
     ]
     times = [row["at"] for row in found.steps]
     drawn = charts.lines(f"{what.capitalize()} time", times, period.step_s, series)
-    overall = ", ".join(f"{name} {duration(found.totals[key])}" for name, key in keys)
     listed = _steps_table(found.steps, [(name, key, duration) for name, key in keys])
     return figure(f"{said} Over all: {overall}.", drawn, listed)
 

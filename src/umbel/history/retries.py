@@ -8,7 +8,7 @@ import msgspec
 
 from umbel.errors import NothingBuilt
 from umbel.events.types import TaskEvent, TaskReceived
-from umbel.history.query import read
+from umbel.history.query import as_pattern, read
 
 FIELD = "retry_of"
 LINKS_MAX = 1000
@@ -35,12 +35,12 @@ def links_in_files(files: Sequence[Path], uuid: str) -> set[Link]:
 
     connection = duckdb.connect(":memory:")
     try:
-        return set(_links(connection, [str(path) for path in files], uuid))
+        return set(_links(connection, files, uuid))
     finally:
         connection.close()
 
 
-def _links(connection: Any, files: list[str], uuid: str) -> list[Link]:
+def _links(connection: Any, files: Sequence[Path], uuid: str) -> list[Link]:
     import duckdb
 
     if not files:
@@ -48,7 +48,8 @@ def _links(connection: Any, files: list[str], uuid: str) -> list[Link]:
     query = """select uuid, extra from read_parquet($files, union_by_name=true, hive_partitioning=false)
                where type = 'task-received' and contains(extra, $field)
                  and (uuid = $uuid or contains(extra, $uuid)) limit $most"""
-    wanted = {"files": files, "field": f'"{FIELD}"', "uuid": uuid, "most": LINKS_MAX}
+    patterns = [as_pattern(path) for path in files]
+    wanted = {"files": patterns, "field": f'"{FIELD}"', "uuid": uuid, "most": LINKS_MAX}
     try:
         rows: list[tuple[str, str]] = connection.execute(query, wanted).fetchall()
     except duckdb.Error:  # one of them is torn or gone: take each by itself

@@ -88,7 +88,9 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
 
 
-def rate(per_s: float) -> str:
+def rate(per_s: float | None) -> str:
+    if per_s is None:
+        return "–"
     return f"{_three_digits(per_s)}/s" if per_s >= 1 or per_s == 0 else f"{_three_digits(per_s * 60)}/min"
 
 

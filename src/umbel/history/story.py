@@ -22,7 +22,7 @@ from umbel.events.reading import EventReader
 from umbel.events.timeline import registers_of
 from umbel.events.types import TaskEvent
 from umbel.events.view import TaskRecord, view
-from umbel.history.query import read
+from umbel.history.query import as_pattern, read
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def events_in_files(files: Sequence[Path], uuid: str) -> list[TaskEvent]:
     connection = duckdb.connect(":memory:")
     try:
         connection.execute("set TimeZone='UTC'")
-        for row in _matching(connection, [str(path) for path in files], uuid):
+        for row in _matching(connection, files, uuid):
             event = reader.read(as_wire(row))
             if isinstance(event, TaskEvent):
                 found.append(event)
@@ -114,7 +114,7 @@ _NOT_ON_THE_WIRE = frozenset({"digest", "slot", "extra", "recorded_at", "source"
 _AS_JSON = frozenset(column.name for column in COLUMNS if column.kind == "json")
 
 
-def _matching(connection: Any, files: list[str], uuid: str) -> list[dict[str, Any]]:
+def _matching(connection: Any, files: Sequence[Path], uuid: str) -> list[dict[str, Any]]:
     import duckdb
 
     if not files:
@@ -122,7 +122,8 @@ def _matching(connection: Any, files: list[str], uuid: str) -> list[dict[str, An
     source = "read_parquet($files, union_by_name=true, hive_partitioning=false)"
     query = f"select * from {source} where uuid = $uuid limit $limit"
     try:
-        result = connection.execute(query, {"files": files, "uuid": uuid, "limit": EVENTS_MAX})
+        patterns = [as_pattern(path) for path in files]
+        result = connection.execute(query, {"files": patterns, "uuid": uuid, "limit": EVENTS_MAX})
         names = [one[0] for one in result.description]
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     except duckdb.Error as error:

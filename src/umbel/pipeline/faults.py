@@ -27,3 +27,7 @@ class EmptyLake(PipelineFault):
 
 class BuildFailed(PipelineFault):
     """Spark could not finish; nothing was published."""
+
+
+class UnreadFile(BuildFailed):
+    """Spark could not read a file whose description it could."""

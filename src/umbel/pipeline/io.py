@@ -57,11 +57,14 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def read_events(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     """Files that `files.look_into` found readable."""
-    return spark.read.schema(EVENTS).option("pathGlobFilter", PARQUET).parquet(*map(str, files))
+    if not files:
+        return spark.createDataFrame([], EVENTS)
+    return spark.read.schema(EVENTS).option("pathGlobFilter", PARQUET).parquet(*map(_as_pattern, files))
 
 
 def follow_events(spark: SparkSession, folder: Path, *, files_per_batch: int) -> DataFrame:
-    """The raw files of the lake as a stream; names of folders are not columns of it."""
+    """The raw files of the lake as a stream; names of folders are not columns of it. Files elsewhere
+    below `events` are not the lake's: nobody has looked into them."""
     source = (
         spark.readStream.schema(EVENTS)
         .option("pathGlobFilter", PARQUET)
@@ -70,7 +73,7 @@ def follow_events(spark: SparkSession, folder: Path, *, files_per_batch: int) ->
         .option("maxFileAge", "3650d")  # a file that is copied in late is not to be passed over
         .option("ignoreMissingFiles", "true")  # one that was set aside after it was planned for a batch
     )
-    return source.parquet(str(folder))
+    return source.parquet(f"{_as_pattern(folder)}/dt=*/hour=*")
 
 
 def files_of_batch(checkpoint: Path, batch_id: int) -> list[Path]:
@@ -101,14 +104,19 @@ def _log_offset(checkpoint: Path, batch_id: int) -> int:
 
 
 def read_table(spark: SparkSession, lake: Path, build: str, table: str) -> DataFrame:
-    return spark.read.schema(SCHEMAS[table]).parquet(str(table_folder(lake, build, table)))
+    return spark.read.schema(SCHEMAS[table]).parquet(_as_pattern(table_folder(lake, build, table)))
 
 
 def read_parts(spark: SparkSession, schema: T.StructType, folders: Sequence[Path]) -> DataFrame:
     """Partial states of a stream's batches."""
     if not folders:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("pathGlobFilter", PARQUET).parquet(*map(str, folders))
+    return spark.read.schema(schema).option("pathGlobFilter", PARQUET).parquet(*map(_as_pattern, folders))
+
+
+def _as_pattern(path: Path) -> str:
+    """What Hadoop, which takes names of files for patterns, reads as this one."""
+    return "".join(f"\\{sign}" if sign in "\\{}[]*?" else sign for sign in str(path))
 
 
 def _local_path(name: str) -> Path:

@@ -19,7 +19,7 @@ from umbel.app.configuration.sizes import size_bytes
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
 from umbel.protocol.delivery.trust import SIGNING_WINDOW_MAX_S
-from umbel.urls import without_password
+from umbel.urls import folder_path, without_password
 from umbel.wire.limits import TIME_LIMIT_MAX_S
 from umbel.wire.signing import Keyring, key_problem, keyring_of, shown_keys
 
@@ -274,6 +274,8 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
         size_bytes(name, converted, source=source)
     if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
         raise BadSetting(name, value, "must be MAX,MIN with MAX >= MIN >= 1", source=source)
+    if name == "history_lake":
+        return _folder(name, converted, source=source)
     if name == "lake_mode" and not re.fullmatch("0?7[0-7]{2}", converted):
         raise BadSetting(
             name, value, "must be an octal mode that begins with 07, such as 0750", source=source
@@ -285,6 +287,13 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     if most is not None and converted is not None and not converted <= most:
         raise BadSetting(name, value, f"must be at most {most}", source=source)
     return converted
+
+
+def _folder(name: str, value: str, *, source: str) -> str:
+    try:
+        return folder_path(value)
+    except ValueError as error:
+        raise BadSetting(name, without_password(value), str(error), source=source) from None
 
 
 def _told(name: str, value: Any) -> Any:

@@ -168,19 +168,20 @@ class AmqpBroker(KeptFailures):
         self._unusable = {queue: until for queue, until in self._unusable.items() if until > now}
         return [queue for queue in queues if queue not in self._unusable] or queues
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
         session = await self._sessions.get()
         facts, heard = session.views.facts, session.views.facts.pauses_heard
         queues = pauses.not_paused(session, self._usable(queues))
         if session.claims.watches(queues):
             await session.claims.wait(queues, timeout_s, is_over=lambda: facts.pauses_heard != heard)
-            return
+            return True
         ends = asyncio.get_running_loop().time() + timeout_s
         while not any((await session.counts(queues)).values()):
             left_s = ends - asyncio.get_running_loop().time()
             if left_s <= 0:
-                return
+                break
             await asyncio.sleep(min(left_s, LOOK_EVERY_S))
+        return True
 
     async def renew(self, owner: str) -> bool:
         return (await self._sessions.get()).claims.renew(owner)

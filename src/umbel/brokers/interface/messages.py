@@ -143,8 +143,11 @@ class Messages(BrokerInfo, Protocol):
         """Take up to `limit` due messages, by priority, oldest first. Never waits."""
         ...
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
         """Return when a message may be ready, or at the time-out; takes nothing.
+
+        False at the time-out where the broker would have told of any change since the last claim: another
+        claim would find nothing.
 
         An `owner` that claims next may have a message set aside for it meanwhile; if it does not
         claim, the message is lost to others until the owner is forgotten or its lease ends.

@@ -177,8 +177,8 @@ class RedisBroker:
                 raise NotSupported(problem)
         return await self._claims.claim(owner, queues, limit, revoked_after=revoked_after)
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
-        await self._claims.wait_ready(queues, timeout_s, owner=owner)
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
+        return await self._claims.wait_ready(queues, timeout_s, owner=owner)
 
     async def renew(self, owner: str) -> bool:
         return await self._claims.renew(owner)

@@ -134,15 +134,16 @@ class Claims:
             raise
         epoch, now_s, cursor, revokes, _, broken, *taken = reply
         self._note_passed_over(broken)
+        self._watch.claimed_cursor = int(float(cursor))
         lease_ended = self._holding.has_ended(owner, epoch)
         deliveries = self._holding.take_in(owner, ticket, epoch, taken)
         if deliveries:
             self._last_queue = deliveries[-1].queue
         news = _standing(revokes, float(now_s))
-        return Claim(deliveries, news, int(float(cursor)), returned, lease_ended=lease_ended)
+        return Claim(deliveries, news, self._watch.claimed_cursor, returned, lease_ended=lease_ended)
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> None:
-        await self._watch.wait(queues, timeout_s, owner=owner)
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> bool:
+        return await self._watch.wait(queues, timeout_s, owner=owner)
 
     async def renew(self, owner: str) -> bool:
         if self._watch.handed is not None:  # and the owner has not claimed since: it may not for long

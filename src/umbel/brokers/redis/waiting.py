@@ -14,7 +14,7 @@ Where tracking is not to be had (some proxies), the lengths are asked for every 
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
 
@@ -28,7 +28,18 @@ from umbel.protocol.outage import LinkChange
 POLL_S = 0.25
 UNBLOCK_AGAIN_S = 0.005
 BLOCK_MAX_S = 20.0  # well below the time for which owners.lua looks after an owner that was given up
+ARMED_S = 10.0  # then it is asked again, in case a proxy has swallowed what the server told
 REFUSED_S = 5.0  # a server that cannot hand over (it is full, it does not know how) is not asked for so long
+
+
+class _Armed(NamedTuple):
+    """What the server was asked, and when the first delayed message is due."""
+
+    rings: int
+    queues: tuple[str, ...]
+    hands: bool
+    until: float
+    due_at: float
 
 
 class Watch:
@@ -54,8 +65,10 @@ class Watch:
         self.handed: Handed | None = None
         self._rings = 0
         self._revoked_cursor = 0
+        self.claimed_cursor = 0  # up to here a claim has read what was revoked
         self._paused: frozenset[str] = frozenset()
         self._waiting: set[asyncio.Future[bool]] = set()
+        self._armed: _Armed | None = None
         self._recheck_s = math.inf
         self._link = Link(
             addresses,
@@ -69,29 +82,57 @@ class Watch:
             on_link=on_link,
         )
 
-    async def wait(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
-        """Return when one of the queues may have a message that is due, or at the time-out."""
+    async def wait(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
+        """Return when one of the queues may have a message that is due, or at the time-out: False."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         self.handed = None
         while True:
             await self._link.connect()
-            seen = self._rings
             hands = bool(owner) and len(queues) == 1 and self._can_hand(loop.time())
-            lists = [key for queue in queues for key in self._keys.lists_of(queue)]
-            due_s = await self._due_s(queues, lists[1:] if hands else lists)
-            hands = hands and queues[0] not in self._paused
-            left_s = deadline - loop.time()
-            # Who was rung for claims at once: to ask again first would cost an idle worker a round trip.
-            if due_s <= 0.0 or left_s <= 0.0 or self._rings != seen:
-                return
+            if not self._is_armed(queues, loop.time(), hands=hands) and not await self._arm(
+                queues, hands=hands
+            ):
+                return True
+            armed = self._armed
+            assert armed is not None
+            left_s, due_s = deadline - loop.time(), armed.due_at - loop.time()
+            if due_s <= 0.0:
+                self._armed = None
+                return True
+            if left_s <= 0.0:
+                return False
             wait_s = min(left_s, due_s, self._recheck_s)
-            if hands:
-                is_handed = await self._take_next(queues[0], owner, min(wait_s, self._block_max_s), seen)
-                if is_handed or self._rings != seen:
-                    return
+            if hands and queues[0] not in self._paused:
+                is_handed = await self._take_next(
+                    queues[0], owner, min(wait_s, self._block_max_s), armed.rings
+                )
+                if is_handed or self._rings != armed.rings:
+                    return True
             elif await self._is_rung_within(wait_s):
-                return
+                return True
+
+    def _is_armed(self, queues: Sequence[str], now: float, *, hands: bool) -> bool:
+        """Whether the server tells of the next change: it was asked, and has not told of any since."""
+        armed = self._armed
+        return (
+            armed is not None
+            and armed.rings == self._rings
+            and armed.queues == tuple(queues)
+            and armed.hands == hands
+            and now < armed.until
+        )
+
+    async def _arm(self, queues: Sequence[str], *, hands: bool) -> bool:
+        """Whether there is something to wait for; who was rung for meanwhile claims at once."""
+        self._armed, rings, loop = None, self._rings, asyncio.get_running_loop()
+        lists = [key for queue in queues for key in self._keys.lists_of(queue)]
+        due_s = await self._due_s(queues, lists[1:] if hands else lists)
+        if due_s <= 0.0 or self._rings != rings or self._revoked_cursor > self.claimed_cursor:
+            return False
+        until = loop.time() + min(ARMED_S, self._recheck_s)
+        self._armed = _Armed(rings, tuple(queues), hands, until, loop.time() + due_s)
+        return True
 
     def _can_hand(self, now: float) -> bool:
         # Of several servers each connection may have found another, and what one of them hands over

@@ -137,7 +137,7 @@ class SqliteBroker:
             self._give_back, self._store.claim, owner, queues, limit, revoked_after
         )
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
         bell = self._messages_bell
         assert bell is not None, "the broker is open"
         loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ class SqliteBroker:
             due_s = await self._thread.call(self._store.watch_queues, queues, bell.address)
             left_s = deadline - loop.time()
             if due_s == 0.0 or left_s <= 0.0:
-                return
+                return True
             await bell.wait(rings, left_s if due_s is None else min(left_s, due_s))
 
     async def renew(self, owner: str) -> bool:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,7 @@ def build(
     with _faults_told():
         from umbel.pipeline import io
         from umbel.pipeline.jobs.build import build as make
+        from umbel.pipeline.jobs.build import sound
         from umbel.pipeline.session import is_connect, shown, spark_session
 
         if is_following and is_connect(master):
@@ -88,24 +90,21 @@ def build(
         umask = 0o777 & ~mode_of(lake)  # Spark writes as many as the lake says may read it
         conf = {"spark.hadoop.fs.permissions.umask-mode": f"{umask:03o}", **conf}
         with _umask(umask), io.locked(lake), _progress() as progress:
-            found = _look(lake, progress, may_be_empty=is_following and not until_caught_up)
+            look = _Look(lake, progress, may_be_empty=is_following and not until_caught_up)
+            found = look()
             progress.tell("starting Spark", 0, 1)
             work = lake / ".work"
             with spark_session(master, lake_bytes=found.size_bytes, work_folder=work, conf=conf) as spark:
+                published = partial(_tell_published, progress, is_following=is_following, as_json=as_json)
                 if not is_following:
-                    manifest = make(spark, lake, found, only=wanted, tell=progress.tell)
-                    with progress.aside():
-                        _print_summary(manifest, as_json=as_json)
-                    return exits.PARTIAL if found.unreadable else exits.OK
+                    how: Any = {"only": wanted, "tell": progress.tell}
+                    published(sound(found, look, lambda rest: make(spark, lake, rest, **how)))
+                    return look.exit_code()
                 from umbel.pipeline.jobs.follow import Following, follow
 
-                def published(manifest: "Manifest") -> None:
-                    with progress.aside():
-                        _print_summary(manifest, as_json=as_json)
-                    progress.tell("waiting for events", 0, 1)
-
+                look.may_be_empty = True
                 following = Following(
-                    look=lambda: _look(lake, progress, may_be_empty=True),
+                    look=look,
                     published=published,
                     until_caught_up=until_caught_up,
                     every_s=every_s,
@@ -115,7 +114,7 @@ def build(
                 )
                 with _stopped_by_signals() as stop:
                     follow(spark, lake, following, stop=stop)
-    return exits.PARTIAL if found.unreadable else exits.OK
+    return look.exit_code()
 
 
 @contextmanager
@@ -152,20 +151,35 @@ def _existing(lake: Path) -> Path:
     return lake.resolve()
 
 
-def _look(lake: Path, progress: "Progress", *, may_be_empty: bool) -> "Found":
+class _Look:
     """The lake's files that can be read; those that cannot go to the quarantine and are named."""
-    from umbel.pipeline.faults import EmptyLake
-    from umbel.pipeline.files import look_into
 
-    kept = Lake(lake)
-    found = look_into(kept.event_files())
-    for one in found.unreadable:
-        moved = kept.set_aside(one.path)
-        with progress.aside():
-            click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
-    if not found.files and not may_be_empty:
-        raise EmptyLake(f"there are no events in {lake} yet; record some with `umbel record --lake {lake}`")
-    return found
+    def __init__(self, lake: Path, progress: "Progress", *, may_be_empty: bool) -> None:
+        self.may_be_empty = may_be_empty
+        self._has_unreadable = False
+        self._lake = lake
+        self._progress = progress
+
+    def exit_code(self) -> int:
+        return exits.PARTIAL if self._has_unreadable else exits.OK
+
+    def __call__(self, *, thorough: bool = False) -> "Found":
+        from umbel.pipeline.faults import EmptyLake
+        from umbel.pipeline.files import look_into
+
+        kept = Lake(self._lake)
+        if thorough:
+            self._progress.tell("looking for damage", 0, 1)
+        found = look_into(kept.event_files(), thorough=thorough)
+        self._has_unreadable |= bool(found.unreadable)
+        for one in found.unreadable:
+            moved = kept.set_aside(one.path)
+            with self._progress.aside():
+                click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
+        if not found.files and not self.may_be_empty:
+            hint = f"record some with `umbel record --lake {self._lake}`"
+            raise EmptyLake(f"there are no events in {self._lake} yet; {hint}")
+        return found
 
 
 @contextmanager
@@ -262,6 +276,13 @@ def _progress() -> Iterator[Progress]:
             *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
         ) as bar:
             yield _Bar(bar)
+
+
+def _tell_published(progress: Progress, manifest: "Manifest", *, is_following: bool, as_json: bool) -> None:
+    with progress.aside():
+        _print_summary(manifest, as_json=as_json)
+    if is_following:
+        progress.tell("waiting for events", 0, 1)
 
 
 def _print_summary(manifest: "Manifest", *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -9,6 +10,21 @@ from umbel.app.configuration.settings import Settings, assemble
 from umbel.cli.options import APP_KEY, FunctionT, chosen_app_option
 from umbel.errors import AppNotFound
 from umbel.launch.loading import find_app
+from umbel.urls import folder_path, without_password
+
+
+class LakeFolder(click.Path):
+    """A folder by its path. Checked before it is a path, which has no `//` any more."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            named = folder_path(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"{without_password(value)!r}: {error}", param, ctx)
+        return super().convert(named, param, ctx)
 
 
 def lake_option(function: FunctionT) -> FunctionT:
@@ -22,7 +38,7 @@ def lake_option(function: FunctionT) -> FunctionT:
         callback=lambda ctx, _, value: (
             value if isinstance(ctx.command, click.Group) else find_lake(ctx, value)
         ),
-        type=click.Path(path_type=Path, file_okay=False),
+        type=LakeFolder(),
         help="Folder of the history; default: the app's history_lake, else umbel-lake.",
     )
     return option(function)

@@ -10,7 +10,7 @@ from umbel.cli import exits
 from umbel.cli.history.lake import history_options
 from umbel.cli.options import json_option
 from umbel.cli.show.printing import print_json, print_table
-from umbel.errors import nearest
+from umbel.errors import SlowQuery, nearest
 from umbel.events.tables import TABLES
 from umbel.history.export import as_csv as csv_of
 from umbel.history.export import plain
@@ -54,7 +54,10 @@ def sql(query: str, lake: Path, limit: int, timeout_s: float, as_csv: bool, as_j
 
     require_duckdb()
     text = sys.stdin.read() if query == "-" else query
-    answer = read(lake, lambda found: found.ask(text, limit=limit, timeout_s=timeout_s))
+    try:
+        answer = read(lake, lambda found: found.ask(text, limit=limit, timeout_s=timeout_s))
+    except SlowQuery as error:
+        raise SlowQuery(f"{error}, or raise --timeout") from None
     if as_json:
         print_json([{name: plain(value) for name, value in row.items()} for row in answer.dicts()])
     elif as_csv:

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from umbel.cli import exits
-from umbel.cli.history.lake import can_record
+from umbel.cli.history.lake import LakeFolder, can_record
 from umbel.cli.options import app_option
 from umbel.cli.run.web_process import web_command
 
@@ -44,7 +44,7 @@ Files = Mapping[Path, int]
     "--lake",
     metavar="DIR",
     envvar="UMBEL_HISTORY_LAKE",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=LakeFolder(),
     help="Folder of the history; default: the app's history_lake, else umbel-lake.",
 )
 def command(

@@ -6,12 +6,15 @@ known of tasks is joined once (`states`), lies on disk while the tables that nee
 them as they were just written, which is less than the events.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
@@ -21,7 +24,7 @@ from pyspark.sql import functions as F
 
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
-from umbel.pipeline.faults import BuildFailed
+from umbel.pipeline.faults import BuildFailed, UnreadFile
 from umbel.pipeline.files import Found, rows_in
 from umbel.pipeline.transforms.anomalies import anomalies
 from umbel.pipeline.transforms.attempts import attempts
@@ -36,6 +39,7 @@ from umbel.pipeline.transforms.workers import workers
 Tell = Callable[[str, int, int], None]
 """Called with progress: the current table, steps done, steps in total."""
 
+DoneT = TypeVar("DoneT")
 NEEDS = {"metrics": ("attempts",), "anomalies": ("tasks", "attempts", "workers", "elections")}
 """Tables that are made from other tables."""
 
@@ -64,8 +68,30 @@ def build(
 ) -> io.Manifest:
     """Make the tables and publish them. `only`: these, and what they are made from. Hold the lock."""
     started = time.monotonic()
-    parts = parts_of(io.read_events(spark, found.files))
+    with failing_as("cannot read the lake; nothing was published"):
+        parts = parts_of(io.read_events(spark, found.files))
     return make_tables(spark, lake, parts, found, only=only, tell=tell, started=started)
+
+
+class Look(Protocol):
+    """Looks into the lake's files, sets aside what cannot be read, and says what is there.
+
+    `thorough`: reads all of each file, not its description alone.
+    """
+
+    def __call__(self, *, thorough: bool = False) -> Found: ...
+
+
+def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
+    """Do the work on the files that were found; if Spark meets a damaged one, set aside all that are
+    damaged and do it again with the rest."""
+    try:
+        return work(found)
+    except UnreadFile:
+        rest = look(thorough=True)
+        if not rest.unreadable:
+            raise
+        return work(replace(rest, unreadable=[*found.unreadable, *rest.unreadable]))
 
 
 def make_tables(
@@ -165,6 +191,9 @@ def failing_as(what: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
+        if unread := _UNREAD.search(_trace_of(error)):
+            told = f"{unquote(unread[1])} cannot be read: {gist_of(error)}; move it away, and try again"
+            raise UnreadFile(f"{what}: {told}") from error
         raise BuildFailed(f"{what}: {gist_of(error)}") from error
     except ConnectionError as error:  # of Py4J: Java has ended
         raise BuildFailed(f"{what}: Java exited; see .work/spark.log in the lake") from error
@@ -176,7 +205,15 @@ def gist_of(error: Exception) -> str:
     """The first line that says something, and the last cause; Java's errors have a hundred lines."""
     text = str(error)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:400]
-    trace = f"{text}\n{getattr(error, '_stackTrace', '')}"
-    causes = [line.partition("Caused by: ")[2] for line in trace.splitlines() if "Caused by: " in line]
+    lines = _trace_of(error).splitlines()
+    causes = [line.partition("Caused by: ")[2] for line in lines if "Caused by: " in line]
     last = causes[-1].strip()[:200] if causes else ""
     return first if not last or last in first else f"{first} ({last})"
+
+
+def _trace_of(error: Exception) -> str:
+    return f"{error}\n{getattr(error, '_stackTrace', '')}"
+
+
+_UNREAD = re.compile(r"\[FAILED_READ_FILE[^]]*\][^\n]* file (?:file:/*(?=/))?(.+?)\.  ?SQLSTATE")
+"""What Spark says of a file, with its address."""

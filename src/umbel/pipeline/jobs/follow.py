@@ -6,13 +6,14 @@ was anything, wait, look again. Killed at any point and started again it goes on
 tables are those of a batch build over the same files.
 
 The files are looked into before each round, so one that cannot be read is set aside and named instead
-of ending the stream.
+of ending the stream. One whose data is damaged is met by Spark; it is found and set aside then, and
+the round goes on without it.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from umbel.pipeline import io
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import Found, Unreadable
-from umbel.pipeline.jobs.build import Tell, failing_as, make_tables
+from umbel.pipeline.jobs.build import Look, Tell, failing_as, make_tables, sound
 from umbel.pipeline.jobs.partials import Partials
 
 FILES_PER_BATCH = 32
@@ -29,12 +30,10 @@ ROUND_TIMEOUT_S = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How to follow. `look`: look into the lake's files, set aside what cannot be read, say what is there.
+    """How to follow. `published`: called after each publication. `every_s`: how long a round waits for
+    new files."""
 
-    `published`: called after each publication. `every_s`: how long a round waits for new files.
-    """
-
-    look: Callable[[], Found]
+    look: Look
     published: Callable[[io.Manifest], None]
     until_caught_up: bool = False
     every_s: float = 30.0
@@ -47,70 +46,86 @@ def follow(
     spark: SparkSession, lake: Path, following: Following, *, stop: threading.Event | None = None
 ) -> None:
     """Until stopped, or until all files that are there are in published tables. Hold the lock."""
-    partials = Partials(lake)
-    with failing_as("cannot start the stream; restart the command, it resumes where it stopped"):
-        partials.open()
-        partials.tidy()
+    stream = _Stream(spark, lake, following)
     stopping = stop or threading.Event()
-    is_first = True
-    unreadable: list[Unreadable] = []
     while not stopping.is_set():
-        started = time.monotonic()
-        before = partials.taken().upto
-        found = following.look()
-        unreadable += found.unreadable
-        if found.files:
-            _take(spark, lake, partials, following)
-            partials.tell_passed()
-        if partials.taken().upto > before or is_first:
-            with failing_as("cannot merge the batches; restart the command, it resumes where it stopped"):
-                partials.fold(spark)
-            following.published(_publish(spark, lake, partials, following, found, unreadable, started))
-        is_first = False
+        stream.run_round()
         if following.until_caught_up:
             return
         stopping.wait(following.every_s)
 
 
-def _take(spark: SparkSession, lake: Path, partials: Partials, following: Following) -> None:
-    """Run the stream over all files that it has not taken."""
+class _Stream:
+    def __init__(self, spark: SparkSession, lake: Path, following: Following) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._following = following
+        self._partials = Partials(lake)
+        self._published: tuple[int, str] | None = None  # which version, by this process
+        self._unreadable: list[Unreadable] = []  # since it began
+        with failing_as("cannot start the stream; restart the command, it resumes where it stopped"):
+            self._partials.open()
+            self._partials.tidy()
 
-    def sink(frame: DataFrame, batch_id: int) -> None:
-        if following.tell is not None:
-            following.tell(f"batch {batch_id}", 0, 1)
-        partials.put(frame, batch_id)
+    def run_round(self) -> None:
+        """Take all there is; publish if that was anything, and the first time."""
+        started, found = time.monotonic(), self._following.look()
+        found = replace(found, unreadable=[*self._unreadable, *found.unreadable])
+        sound(found, self._following.look, lambda rest: self._take_and_publish(rest, started))
 
-    events = io.follow_events(spark, lake / "events", files_per_batch=following.files_per_batch)
-    with failing_as("the stream failed; restart the command, it resumes where it stopped"):
-        query = (
-            events.writeStream.foreachBatch(sink)
-            .option("checkpointLocation", str(partials.checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        if not query.awaitTermination(ROUND_TIMEOUT_S):
-            query.stop()
-            raise BuildFailed(
-                f"the stream took longer than {ROUND_TIMEOUT_S} s for its events; restart the command"
+    def _take_and_publish(self, found: Found, started: float) -> None:
+        self._unreadable = found.unreadable
+        with failing_as("cannot read the lake's past; restart the command, it resumes where it stopped"):
+            self._partials.begin(self._spark, found.files)
+            self._partials.forget_dropped_days(self._spark, found.files)
+        if found.files:
+            self._take()
+            self._partials.tell_passed()
+        if self._partials.version() == self._published:
+            return
+        with failing_as("cannot merge the batches; restart the command, it resumes where it stopped"):
+            self._partials.fold(self._spark)
+        self._following.published(self._publish(found, started))
+        self._published = self._partials.version()
+
+    def _take(self) -> None:
+        """Run the stream over all files that it has not taken."""
+
+        def sink(frame: DataFrame, batch_id: int) -> None:
+            if self._following.tell is not None:
+                self._following.tell(f"batch {batch_id}", 0, 1)
+            self._partials.put(frame, batch_id)
+
+        files_per_batch = self._following.files_per_batch
+        with failing_as("the stream failed; restart the command, it resumes where it stopped"):
+            events = io.follow_events(self._spark, self._lake / "events", files_per_batch=files_per_batch)
+            query = (
+                events.writeStream.foreachBatch(sink)
+                .option("checkpointLocation", str(self._partials.checkpoint))
+                .trigger(availableNow=True)
+                .start()
             )
+            if not query.awaitTermination(ROUND_TIMEOUT_S):
+                query.stop()
+                raise BuildFailed(
+                    f"the stream took longer than {ROUND_TIMEOUT_S} s for its events; restart the command"
+                )
 
-
-def _publish(
-    spark: SparkSession,
-    lake: Path,
-    partials: Partials,
-    following: Following,
-    found: Found,
-    unreadable: Sequence[Unreadable],
-    started: float,
-) -> io.Manifest:
-    taken = partials.taken()
-    passed = [lake / name for name in taken.files]
-    there = [path for path in passed if path.exists()]
-    if len(there) < len(passed):  # removed since: their rows are in the files that replaced them
-        there += [path for path in found.files if (lake / "events") not in path.parents]
-    seen = Found(files=there, unreadable=list(unreadable), events=taken.events)
-    parts = partials.all(spark, there)
-    return make_tables(
-        spark, lake, parts, seen, only=following.only, tell=following.tell, started=started, origin="stream"
-    )
+    def _publish(self, found: Found, started: float) -> io.Manifest:
+        taken = self._partials.taken()
+        passed = [self._lake / name for name in taken.files]
+        there = [path for path in passed if path.exists()]
+        if len(there) < len(passed):  # removed since: their rows are in the files that replaced them
+            there += [path for path in found.files if (self._lake / "events") not in path.parents]
+        there = sorted(set(there))
+        seen = Found(files=there, unreadable=found.unreadable, events=taken.events)
+        return make_tables(
+            self._spark,
+            self._lake,
+            self._partials.all(self._spark, there),
+            seen,
+            only=self._following.only,
+            tell=self._following.tell,
+            started=started,
+            origin="stream",
+        )

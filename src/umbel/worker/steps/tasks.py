@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from umbel.brokers.interface import Delivery, Messages
@@ -36,6 +37,7 @@ from umbel.worker.steps.connection import RETURNED_TEXT
 log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
+IDLE_WAITS_MAX = 10  # in a row without a claim, while the broker says that nothing has changed
 ELSEWHERE = "worker lease expired; running tasks may also run on another worker"
 _CHILD_LOGGED_AT = {
     "died": logging.WARNING,
@@ -285,16 +287,20 @@ class Tasks(Step):
                 deliveries = await self._adoption.rest(deliveries, self._claimed)
             await self._take_in(deliveries)
         else:
-            await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=self._owner)
+            await self._wait_for_messages(queues)
+
+    async def _wait_for_messages(self, queues: Sequence[str]) -> None:
+        """Until a claim may find something, or is due all the same."""
+        for _ in range(IDLE_WAITS_MAX):
+            is_ready = await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=self._owner)
+            if is_ready or self._stopping or self._before_taking or queues != tuple(self._context.queues):
+                return
 
     async def _nothing_to_consume(self) -> None:
         """Every queue was cancelled; one may be added again."""
         self._room.clear()
-        try:
-            async with asyncio.timeout(IDLE_WAIT_S):
-                await self._room.wait()
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._room.wait(), IDLE_WAIT_S)
 
     def _note_link(self, change: LinkChange) -> None:
         """Drop unstarted messages claimed on that link: the broker redelivers them, maybe to this worker."""
@@ -348,11 +354,8 @@ class Tasks(Step):
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
         ended = [(self._claimed.pop(outcome.number), outcome) for outcome in outcomes]
-        each_guarded(self._settle, ended, self._bury_ended)
+        each_guarded(lambda one: self._endings.settle(*one), ended, self._bury_ended)
         self._room.set()
-
-    def _settle(self, ended: tuple[Claimed, Outcome]) -> None:
-        self._endings.settle(*ended)
 
     def _bury_ended(self, ended: tuple[Claimed, Outcome], error: BaseException) -> None:
         claimed, outcome = ended
@@ -360,8 +363,7 @@ class Tasks(Step):
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:
         for one in lost:
-            claimed = self._claimed.pop(one.number)
-            self._handle(claimed, self._lose, one)
+            self._handle(self._claimed.pop(one.number), self._lose, one)
         self._room.set()
 
     def _lose(self, claimed: Claimed, lost: LostJob) -> None:
