@@ -154,10 +154,10 @@ def test_no_events_make_no_rows_and_missing_columns_are_null() -> None:
         SCHEMAS[name] for name in ("tasks", "attempts", "timeline")
     ]
     assert empty.tasks.num_rows == empty.attempts.num_rows == empty.timeline.num_rows == 0
-    narrow = of_tasks(read([event("started", retries=2)])).select(["uuid", "slot", "retries", "digest"])
-    bucket = fold_bucket(narrow)
+    told = of_tasks(read([event("started", retries=2), event("progress", "t2", retries=2)]))
+    bucket = fold_bucket(told.select(["uuid", "slot", "retries", "digest"]))
     assert not holes(bucket.tasks) + holes(bucket.attempts) + holes(bucket.timeline)
-    assert rows_of(bucket.attempts)[0]["attempt"] == 2
+    assert [(row["attempt"], row["state"]) for row in rows_of(bucket.attempts)] == [(2, "STARTED"), (2, "")]
 
 
 def test_an_attempt_that_cannot_be_one_counts_as_none() -> None:

@@ -42,7 +42,7 @@ def states_of(rows: Rows, slot: Ints) -> pa.Array:
     is_custom = pa.array(rows.there & (slot == SLOT["custom"]))
     if not is_custom.true_count:
         return states
-    return pc.replace_with_mask(states, is_custom, _custom_states(rows.take("type").filter(is_custom)))
+    return pc.replace_with_mask(states, is_custom, _custom_states(rows.text("type").filter(is_custom)))
 
 
 def _custom_states(types: pa.Array) -> pa.Array:
