@@ -1,5 +1,6 @@
 """Tables of the kernel as plain rows, and events as the kernel gets them."""
 
+import os
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,8 @@ from umbel.events.tables import TABLES
 from umbel.events.types import Event, TaskEvent
 
 Row = dict[str, Any]
+EXAMPLES = 500 if os.environ.get("UMBEL_SOAK") else 50
+"""A fold of a few events takes as long as one of thousands."""
 
 
 def of_tasks(events: Iterable[Event]) -> pa.Table:

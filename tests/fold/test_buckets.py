@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.events.histories import EXAMPLES
+from tests.fold.reading import EXAMPLES
 from umbel.fold.buckets import bucket_of, divided, hash_of
 
 IDS = st.lists(st.text(max_size=40), max_size=30)

@@ -11,8 +11,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.events.histories import EXAMPLES, Wire, event, histories
-from tests.fold.reading import Row, by_key, holes, of_tasks, rows_of, shaken, stories_of
+from tests.events.histories import Wire, event, histories
+from tests.fold.reading import EXAMPLES, Row, by_key, holes, of_tasks, rows_of, shaken, stories_of
 from tests.pipeline.lakes import read
 from tests.pipeline.oracle import attempts_of, task_times
 from umbel.events.columns import to_json

@@ -6,8 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.events.histories import EXAMPLES
-from tests.fold.reading import rows_of
+from tests.fold.reading import EXAMPLES, rows_of
 from umbel.fold.marks import RANGE, SEQ_MAX, Marks, gaps, marks_of, merged
 from umbel.fold.schemas import EVENTS
 

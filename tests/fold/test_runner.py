@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.events.histories import EXAMPLES, Wire, event, histories
-from tests.fold.reading import holes, rows_of, shaken
+from tests.events.histories import Wire, event, histories
+from tests.fold.reading import EXAMPLES, holes, rows_of, shaken
 from tests.pipeline.lakes import read, table_of
 from umbel.events.tables import TABLES
 from umbel.fold.metrics import SAMPLES, metrics
