@@ -14,6 +14,7 @@ it again for each of them; how many partitions there are is said by the lake's s
 import contextlib
 import os
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,25 @@ def spark_session(
     """A session for one job, stopped with it. `work_folder`: on the lake's disk, for what does not
     fit into memory, and for what Java says."""
     work_folder.mkdir(parents=True, exist_ok=True)
-    spark = _open(master, lake_bytes=lake_bytes, work_folder=work_folder, conf=dict(conf or {}))
-    try:
-        yield spark
-    finally:
-        with contextlib.suppress(PySparkException, Py4JError, OSError):  # its Java may have ended before
-            spark.stop()
+    with _without_comma(work_folder) as work:
+        spark = _open(master, lake_bytes=lake_bytes, work_folder=work, conf=dict(conf or {}))
+        try:
+            yield spark
+        finally:
+            with contextlib.suppress(PySparkException, Py4JError, OSError):  # its Java may have ended before
+                spark.stop()
+
+
+@contextlib.contextmanager
+def _without_comma(folder: Path) -> Iterator[Path]:
+    """The folder by a name that Spark does not take for the names of two."""
+    if "," not in str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="umbel-spark-") as place:
+        link = Path(place) / "work"
+        link.symlink_to(folder.resolve())
+        yield link
 
 
 def shown(master: str | None) -> str:
