@@ -173,6 +173,7 @@ def test_without_a_clock_nothing_waits(umbel_inbox: Inbox) -> None:
 
 
 def test_with_a_clock_calls_wait_for_their_time(umbel_inbox: Inbox, umbel_clock: Clock) -> None:
+    umbel_clock.set("2026-05-04T12:00:00")  # when no periodic task is due
     result = fetch.apply_async(["a"], countdown=3600)
     later = add.apply_async([1], countdown=3600.5)
     assert umbel_inbox.run() == []
