@@ -13,9 +13,10 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from tests.cluster import Cluster
+from tests.fold.reading import stories_of
 from tests.history.recording import LogWriter, recording, rows_of
 from tests.pipeline.lakes import read
-from tests.pipeline.test_equality import by_task, expected, rows_by_task
+from tests.pipeline.test_equality import expected, rows_by_task
 from tests.pipeline.test_follow import caught_up, contents, look
 from tests.scenarios.chaos_tasks import journal_of
 from tests.waiting import wait_until
@@ -100,7 +101,7 @@ def test_the_ledger_and_the_tables_agree(spark: SparkSession, tmp_path: Path) ->
         return io.read_table(spark, lake, manifest.build, table).collect()
 
     tasks = io.read_table(spark, lake, manifest.build, "tasks")
-    memory = by_task(read(told_again(lake)))
+    memory = stories_of(read(told_again(lake)))
     assert rows_by_task(tasks) == {
         uuid: expected(view(registers_of(uuid, one))) for uuid, one in memory.items()
     }

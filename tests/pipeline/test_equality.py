@@ -17,12 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.events.histories import histories
 from tests.events.oracle import view_of
+from tests.fold.reading import shaken, stories_of
 from tests.pipeline.lakes import Wire, read, table_of
 from tests.pipeline.oracle import attempts_of, task_times
 from umbel.events.columns import to_json
 from umbel.events.tables import TABLES
 from umbel.events.timeline import registers_of, timeline
-from umbel.events.types import Event, TaskEvent
+from umbel.events.types import Event
 from umbel.events.view import TaskRecord, view
 from umbel.pipeline.schemas import EVENTS, SCHEMAS, STATES
 from umbel.pipeline.transforms.attempts import attempts
@@ -63,14 +64,6 @@ def random_histories(count: int) -> list[Wire]:
     return told_apart(found)
 
 
-def by_task(events: Iterable[Event]) -> dict[str, list[TaskEvent]]:
-    stories: dict[str, list[TaskEvent]] = {}
-    for event in events:
-        if isinstance(event, TaskEvent):
-            stories.setdefault(event.uuid, []).append(event)
-    return stories
-
-
 def expected(record: TaskRecord) -> dict[str, Any]:
     """A record of memory as a row of the table."""
 
@@ -91,14 +84,6 @@ def rows_by_task(table: DataFrame) -> dict[str, dict[str, Any]]:
     return {row["task_id"]: {name: row[name] for name in COLUMNS} for row in rows}
 
 
-def shaken(events: list[Event], seed: int) -> list[Event]:
-    """In another order, many of them twice."""
-    chance = random.Random(seed)
-    doubled = [*events, *chance.choices(events, k=len(events) // 3)]
-    chance.shuffle(doubled)
-    return doubled
-
-
 @pytest.fixture(scope="module")
 def events() -> list[Event]:
     return read(random_histories(HISTORIES))
@@ -106,7 +91,7 @@ def events() -> list[Event]:
 
 def test_spark_says_what_memory_says(spark: SparkSession, events: list[Event]) -> None:
     """D2: batch = memory, and both = the table of the contract, under repetition and any order."""
-    stories = by_task(events)
+    stories = stories_of(events)
     memory = {uuid: expected(view(registers_of(uuid, story))) for uuid, story in stories.items()}
     contract = {uuid: expected(view_of(timeline(story))) for uuid, story in stories.items()}
     assert memory == contract
@@ -127,7 +112,7 @@ def test_any_split_joins_to_the_same(spark: SparkSession, events: list[Event]) -
     parts = [states_of(frame(spark, batch)) for batch in batches]
     assert parts[0].schema.simpleString() == STATES.simpleString()
     every = parts[0].unionByName(parts[1]).unionByName(parts[2]).unionByName(parts[3])
-    memory = {uuid: expected(view(registers_of(uuid, story))) for uuid, story in by_task(events).items()}
+    memory = {uuid: expected(view(registers_of(uuid, story))) for uuid, story in stories_of(events).items()}
     assert rows_by_task(tasks(merged(every))) == memory
 
 
@@ -138,7 +123,7 @@ def test_attempts_are_what_the_rules_say(spark: SparkSession, events: list[Event
     rows = [row.asDict() for row in table.collect()]
     found = {(row.pop("task_id"), row.pop("attempt")): row for row in rows}
     assert len(found) == len(rows)
-    stories = by_task(events)
+    stories = stories_of(events)
     rules = {
         (uuid, number): {name: instant(name, value) for name, value in row.items()}
         for uuid, story in stories.items()
@@ -171,7 +156,7 @@ def test_the_timeline_is_the_one_of_memory(spark: SparkSession, events: list[Eve
             told.setdefault(row["task_id"], []).append((row["rank"], row["type"], row["clock"]))
     memory = {
         uuid: [(rank, one.type_name, one.clock) for rank, one in enumerate(timeline(story), start=1)]
-        for uuid, story in by_task(events).items()
+        for uuid, story in stories_of(events).items()
     }
     assert {uuid: sorted(rows) for uuid, rows in told.items()} == memory
 

@@ -1,6 +1,6 @@
 """Metrics: per minute, task name, queue and worker, counted from attempts.
 
-A bucket gives samples, one for each attempt; whoever has all samples of a minute makes its rows. An
+A bucket gives samples, one for each attempt; with all samples of a minute its rows are made. An
 attempt counts in the minute in which it ended, else was last heard of. Percentiles are exact, reckoned as
 Spark's `percentile` does it: between the two nearest values, in proportion.
 """

@@ -90,12 +90,11 @@ class Watch:
         while True:
             await self._link.connect()
             hands = bool(owner) and len(queues) == 1 and self._can_hand(loop.time())
-            if not self._is_armed(queues, loop.time(), hands=hands) and not await self._arm(
+            armed = self._still_armed(queues, loop.time(), hands=hands) or await self._arm(
                 queues, hands=hands
-            ):
+            )
+            if armed is None:
                 return True
-            armed = self._armed
-            assert armed is not None
             left_s, due_s = deadline - loop.time(), armed.due_at - loop.time()
             if due_s <= 0.0:
                 self._armed = None
@@ -112,27 +111,23 @@ class Watch:
             elif await self._is_rung_within(wait_s):
                 return True
 
-    def _is_armed(self, queues: Sequence[str], now: float, *, hands: bool) -> bool:
-        """Whether the server tells of the next change: it was asked, and has not told of any since."""
+    def _still_armed(self, queues: Sequence[str], now: float, *, hands: bool) -> _Armed | None:
+        """Not None: the server tells of the next change; it was asked, and has not told of any since."""
         armed = self._armed
-        return (
-            armed is not None
-            and armed.rings == self._rings
-            and armed.queues == tuple(queues)
-            and armed.hands == hands
-            and now < armed.until
-        )
+        if armed is None or now >= armed.until:
+            return None
+        return armed if armed[:3] == (self._rings, tuple(queues), hands) else None
 
-    async def _arm(self, queues: Sequence[str], *, hands: bool) -> bool:
-        """Whether there is something to wait for; who was rung for meanwhile claims at once."""
+    async def _arm(self, queues: Sequence[str], *, hands: bool) -> _Armed | None:
+        """None: there is nothing to wait for; who was rung for meanwhile claims at once."""
         self._armed, rings, loop = None, self._rings, asyncio.get_running_loop()
         lists = [key for queue in queues for key in self._keys.lists_of(queue)]
         due_s = await self._due_s(queues, lists[1:] if hands else lists)
         if due_s <= 0.0 or self._rings != rings or self._revoked_cursor > self.claimed_cursor:
-            return False
+            return None
         until = loop.time() + min(ARMED_S, self._recheck_s)
         self._armed = _Armed(rings, tuple(queues), hands, until, loop.time() + due_s)
-        return True
+        return self._armed
 
     def _can_hand(self, now: float) -> bool:
         # Of several servers each connection may have found another, and what one of them hands over
