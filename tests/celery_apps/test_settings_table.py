@@ -42,13 +42,11 @@ def judged(name: str, value: Any) -> Judged:
     ("name", "value", "named"),
     [
         ("broker_url", "sqs://key:secret@", "sqs://"),
-        ("broker_url", ["redis://one", "sentinel://two"], "Sentinel"),
         ("broker_url", "memory://", "memory://"),
         ("broker_transport", "my.transports:Own", "custom transports"),
         ("broker_write_url", "amqp://elsewhere", "one broker_url"),
         ("broker_use_ssl", {"ssl_ciphers": "ALL"}, "ssl_ciphers"),
         ("broker_login_method", "EXTERNAL", "PLAIN"),
-        ("result_backend", "sentinel://two", "Sentinel"),
         ("redis_host", "results", "result_backend"),
         ("worker_pool", "eventlet", "gevent"),
         ("worker_pool", "my.pools:Own", "of your own"),

@@ -23,6 +23,10 @@ class ServerRefused(BrokerRefused):
     """An error reply that is about the command, not about the server's state."""
 
 
+class NotPrimary(BrokerUnavailable):
+    """The server only follows another; which one must be looked up again."""
+
+
 def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
     text = str(reply)
     code = text.partition(" ")[0]
@@ -39,7 +43,7 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
         case "LOADING":
             return BrokerUnavailable(f"{where} is still loading its data; try again in a moment")
         case "READONLY" | "MASTERDOWN":
-            return BrokerUnavailable(f"{where} is a read-only replica; use the address of the primary")
+            return NotPrimary(f"{where} is a read-only replica; use the address of the primary")
         case "MISCONF" | "BUSY" | "NOREPLICAS" | "CLUSTERDOWN":
             return BrokerUnavailable(f"{where} does not accept writes now: {text}")
     if "DB index is out of range" in text or "invalid DB index" in text:
@@ -98,10 +102,14 @@ def not_redis(address: Address) -> BrokerUnavailable:
 
 def handshake(address: Address, *, resp3: bool = False) -> list[tuple[Any, ...]]:
     """What is said first on every connection; the last of it always has an answer worth waiting for."""
-    commands: list[tuple[Any, ...]] = []
-    if address.password:
-        login = (address.username, address.password) if address.username else (address.password,)
-        commands.append(("AUTH", *login))
+    commands = login(address.username, address.password)
     if resp3:
         commands.append(("HELLO", "3"))
-    return [*commands, ("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)]
+    commands += [("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)]
+    return [*commands, ("ROLE",)] if address.is_sentinel else commands
+
+
+def login(username: str, password: str) -> list[tuple[Any, ...]]:
+    if not password:
+        return []
+    return [("AUTH", username, password) if username else ("AUTH", password)]
