@@ -22,6 +22,7 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.replies import (
     NotPrimary,
     ServerRefused,
+    check_greeting,
     checked,
     handshake,
     is_missing_script,
@@ -29,7 +30,7 @@ from umbel.brokers.redis.replies import (
     unreachable,
 )
 from umbel.brokers.redis.scripts import Script
-from umbel.brokers.redis.sentinel import check_role, primary_from, question
+from umbel.brokers.redis.sentinel import primary_from, question
 from umbel.errors import BrokerSilent, BrokerUnavailable
 from umbel.protocol.outage import LinkChange
 
@@ -210,9 +211,7 @@ class Link:
             async with asyncio.timeout(self._connect_timeout_s):
                 found = await self._primary_of(address) if address.master else address
                 self._wire = await self._dial(found, self._note_ended)
-                greeted = checked(await self._wire.send(handshake(address, resp3=self._resp3)), address)
-                if address.master:
-                    check_role(greeted[-1], address)
+                check_greeting(await self._wire.send(handshake(address, resp3=self._resp3)), address)
         except OSError as problem:  # TimeoutError and ConnectionError are among them
             if self._wire is not None and self._wire.is_garbled:
                 raise not_redis(address) from None

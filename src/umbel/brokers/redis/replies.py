@@ -46,6 +46,8 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
             return NotPrimary(f"{where} is a read-only replica; use the address of the primary")
         case "MISCONF" | "BUSY" | "NOREPLICAS" | "CLUSTERDOWN":
             return BrokerUnavailable(f"{where} does not accept writes now: {text}")
+    if "cluster mode" in text:
+        return _in_cluster(address)
     if "DB index is out of range" in text or "invalid DB index" in text:
         return AccessRefused(
             f"{where} has no database {address.database}; choose a smaller number, or raise its 'databases'"
@@ -101,12 +103,27 @@ def not_redis(address: Address) -> BrokerUnavailable:
 
 
 def handshake(address: Address, *, resp3: bool = False) -> list[tuple[Any, ...]]:
-    """What is said first on every connection; the last of it always has an answer worth waiting for."""
-    commands = login(address.username, address.password)
-    if resp3:
-        commands.append(("HELLO", "3"))
-    commands += [("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)]
-    return [*commands, ("ROLE",)] if address.is_sentinel else commands
+    """What is said first on every connection; `check_greeting` looks at the replies."""
+    naming = ("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)
+    hello = ("HELLO", "3") if resp3 else ("HELLO",)
+    return [*login(address.username, address.password), *naming, hello]
+
+
+def check_greeting(replies: list[Any], address: Address) -> None:
+    """Whether a server that has answered the handshake is one to work with; else the error that says why."""
+    told = checked(replies, address)[-1]
+    facts = told if isinstance(told, dict) else dict(zip(told[::2], told[1::2], strict=True))
+    if facts[b"mode"] == b"cluster":
+        raise _in_cluster(address)
+    if address.is_sentinel and facts[b"role"] != b"master":
+        raise NotPrimary(f"Redis at {address.shown} is a replica for now; a fail-over may be under way")
+
+
+def _in_cluster(address: Address) -> AccessRefused:
+    return AccessRefused(
+        f"Redis at {address.shown} is a node of a Redis Cluster, which spreads keys over servers, while "
+        "Umbel changes many in one step; use one server, or one with replicas and sentinels (sentinel://)"
+    )
 
 
 def login(username: str, password: str) -> list[tuple[Any, ...]]:

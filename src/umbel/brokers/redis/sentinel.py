@@ -1,14 +1,15 @@
 """Sentinel: where the primary is now, asked of a sentinel each time a connection is made.
 
 The answer may be out of date: until the sentinels agree they name the server that is gone, and one that
-was cut off names the primary of before. So a server that was found this way says its role first.
+was cut off names the primary of before. So a server that was found this way must say that it is one
+(`check_greeting`).
 """
 
 from dataclasses import replace
 from typing import Any
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.replies import NotPrimary, checked, login
+from umbel.brokers.redis.replies import checked, login
 from umbel.errors import BrokerUnavailable
 
 
@@ -28,9 +29,3 @@ def primary_from(replies: list[Any], address: Address) -> Address:
         )
     host, port = named
     return replace(address, host=host.decode(), port=int(port), master="")
-
-
-def check_role(role: list[Any], address: Address) -> None:
-    """`role`: the reply of the server that was found."""
-    if role[0] != b"master":
-        raise NotPrimary(f"Redis at {address.shown} is a replica for now; a fail-over may be under way")

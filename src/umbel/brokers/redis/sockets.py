@@ -17,9 +17,16 @@ from typing import Any, TypeVar
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.replies import checked, handshake, is_missing_script, not_redis, unreachable
+from umbel.brokers.redis.replies import (
+    check_greeting,
+    checked,
+    handshake,
+    is_missing_script,
+    not_redis,
+    unreachable,
+)
 from umbel.brokers.redis.scripts import Script
-from umbel.brokers.redis.sentinel import check_role, primary_from, question
+from umbel.brokers.redis.sentinel import primary_from, question
 from umbel.chance import random
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
@@ -52,9 +59,7 @@ class SocketConnection:
                 found = primary_from(self.exchange(question(address)), address)
                 self.close()
                 self._connect(found)
-            greeted = self.call_all(handshake(address))
-            if address.master:
-                check_role(greeted[-1], address)
+            check_greeting(self.exchange(handshake(address)), address)
         except BrokerUnavailable:
             self.close()
             raise
