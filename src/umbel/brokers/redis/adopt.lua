@@ -26,8 +26,8 @@ end
 if not envelope then
   return 0
 end
+note_contact(prefix, now, lease)
 need('zset', 'ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
 redis.call('HSET', inflight, field, envelope)
 redis.call('LREM', handed, 1, envelope)
-note_contact(prefix, now, lease)
 return 1

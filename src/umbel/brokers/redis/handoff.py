@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 from umbel.brokers.interface import Delivery, Tag
 from umbel.brokers.redis.holding import Holding
 from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.leases import Leases
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.replies import is_missing_script
 from umbel.wire.envelope_redis import MARK
 
 ENDING_BYTES = 256  # more than the properties of a message take, which end it
-FRESH_OF_LEASE = 0.3  # a message may be run that was asked for within this part of the lease
+FRESH_OF_LEASE = (
+    0.3  # a message may be run that was asked for, or whose owner renewed, within this part of it
+)
 
 Pending = tuple[Tag, tuple[object, ...]]
 """The tag of a message, and the arguments of its adoption."""
@@ -45,11 +48,12 @@ class Handed(NamedTuple):
 class Adoptions:
     """The message that was handed over and is not yet known to be claimed; one at a time."""
 
-    def __init__(self, link: Link, keys: Keys, holding: Holding, *, lease_s: float) -> None:
+    def __init__(self, link: Link, keys: Keys, holding: Holding, leases: Leases, *, lease_s: float) -> None:
         self._link = link
         self._keys = keys
         self._script = keys.script("adopt")
         self._holding = holding
+        self._leases = leases
         self._lease_s = lease_s
         self._pending: Pending | None = None
         self._sent: asyncio.Future[list[Any]] | None = None
@@ -67,7 +71,8 @@ class Adoptions:
         """The message, to be run now; None: claim in the ordinary way."""
         if handed is None or self._pending is not None or not self._link.is_connected:
             return None
-        age_s = asyncio.get_running_loop().time() - handed.asked_at
+        # Whoever slept for long may have lost its lease, and others may have the message.
+        age_s = min(asyncio.get_running_loop().time() - handed.asked_at, self._leases.age_s(owner))
         if (
             handed.owner != owner
             or handed.queue not in queues
