@@ -111,6 +111,8 @@ class Claims:
             return Claim([given], (), revoked_after)
         await self._declare(queues)
         await self._adoptions.finish()
+        if self._adoptions.take_left() == 0 and self._may_wait_on(queues, revoked_after):
+            return Claim((), (), revoked_after)
         self.consumed = frozenset(queues)
         await self._give_back_lost_claims()
         returned = await self.return_lost(by_turn=True) if self._time_for_lost() else 0
@@ -362,6 +364,14 @@ class Claims:
             turn = names.index(self._last_queue) + 1
             names = names[turn:] + names[:turn]
         return names
+
+    def _may_wait_on(self, queues: Sequence[str], revoked_after: int) -> bool:
+        """Whether a claim would find nothing, as far as the server has told, and has nothing else to do."""
+        return (
+            self._watch.knows_of_nothing(queues, revoked_after)
+            and not self._holding.lost_tickets
+            and not self._time_for_lost()
+        )
 
     def _time_for_lost(self) -> bool:
         return time.monotonic() - self._lost_checked_at >= self._lease_s / LOST_CHECKS_PER_LEASE

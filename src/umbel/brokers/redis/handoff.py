@@ -58,7 +58,13 @@ class Adoptions:
         self._pending: Pending | None = None
         self._sent: asyncio.Future[list[Any]] | None = None
         self._is_asked = False
+        self._left = -1
         self._finishing = asyncio.Lock()  # a claim and a settle may wait for the same answer
+
+    def take_left(self) -> int:
+        """How many waited behind the last one, to be asked once; -1 if nobody knows."""
+        left, self._left = self._left, -1
+        return left
 
     @property
     def pending(self) -> Tag | None:
@@ -87,7 +93,7 @@ class Adoptions:
             return None
         delivery, epoch = found
         known_by = (len(handed.envelope), handed.envelope[-ENDING_BYTES:])
-        args = (self._keys.prefix, owner, self._lease_s, epoch, delivery.tag, *known_by)
+        args = (self._keys.prefix, owner, epoch, delivery.tag, *known_by)
         self._pending = pending = (delivery.tag, args)
         # Sent after the message is on its way to the pool: sending takes about as long as that.
         asyncio.get_running_loop().call_soon(self._send, pending)
@@ -119,10 +125,10 @@ class Adoptions:
         tag, args = pending
         sent, self._sent, self._is_asked = self._sent, None, True
         if sent is not None:
-            is_held = await self._link.finish_run(sent, self._script, *args)
+            is_held, left = await self._link.finish_run(sent, self._script, *args)
         else:
-            is_held = await self._link.run(self._script, *args)
+            is_held, left = await self._link.run(self._script, *args)
         if self._pending is pending:
-            self._pending, self._is_asked = None, False
+            self._pending, self._is_asked, self._left = None, False, left
         if not is_held:
             self._holding.lose(tag)

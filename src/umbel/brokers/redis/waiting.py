@@ -111,6 +111,12 @@ class Watch:
             elif await self._is_rung_within(wait_s):
                 return True
 
+    def knows_of_nothing(self, queues: Sequence[str], revoked_after: int) -> bool:
+        """Whether the server would have told of anything but messages that it hands over."""
+        now = asyncio.get_running_loop().time()
+        armed = self._still_armed(queues, now, hands=True)
+        return armed is not None and armed.due_at > now and self._revoked_cursor == revoked_after
+
     def _still_armed(self, queues: Sequence[str], now: float, *, hands: bool) -> _Armed | None:
         """Not None: the server tells of the next change; it was asked, and has not told of any since."""
         armed = self._armed
