@@ -89,7 +89,7 @@ def test_what_is_handed_over_is_claimed_like_anything_else(
 def test_a_task_of_an_idle_worker_costs_two_scripts_of_few_commands(
     on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
-    """Nothing waits behind its message, so that a claim would find nothing; the next one is handed over too."""
+    """Nothing waits behind its message: a claim would find nothing, and the next one is handed over too."""
 
     async def scenario() -> None:
         async with on_redis.open() as broker:
