@@ -142,7 +142,7 @@ def test_a_renewal_soon_after_another_prolongs_the_lease_in_two_commands(
     async def scenario() -> None:
         async with patient.open() as broker:
             await broker.renew(OWNER)
-            redis_server.ask("ZADD", "umbel.owners", time.time() + LEASE_S / 2, OWNER)
+            redis_server.ask("ZADD", "umbel.owners", str(time.time() + LEASE_S / 2), OWNER)
             before = calls(redis_server, "time")
             assert await broker.renew(OWNER)
             assert calls(redis_server, "time") == before  # no script

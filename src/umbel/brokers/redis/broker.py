@@ -198,7 +198,8 @@ class RedisBroker:
         return await self._claims.ended(tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
-        tables = await self._tables(one for verdict in verdicts for one in follow_ups_of(verdict))
+        follow_ups = follow_ups_of(verdicts)
+        tables = await self._tables(follow_ups) if follow_ups else {}
         if not tables:
             return await self._claims.settle(verdicts)
         routed, astray = self._bindings.route_verdicts(verdicts, tables)
