@@ -112,7 +112,9 @@ class Scripts:
         return ClaimReply(self.run("claim", *args))
 
     def owners(self, verb: str, owner: str = "", *, lease: float = LEASE_S, known: int = 0) -> Any:
-        return self.run("owners", verb, PREFIX, lease, owner, known)
+        """Of a renewal without its last part, the server's time."""
+        reply = self.run("owners", verb, PREFIX, lease, owner, known)
+        return reply[:-1] if verb == "renew" else reply
 
 
 class ClaimReply:

@@ -162,7 +162,7 @@ class World:
         field = f"n.{chance.randint(1000, 9999):x}:1:{QUEUE}"
         given = chance.choice([epoch, b"another epoch"])
         known_by = (len(envelope), envelope[-20:])
-        await self.link.run(script("adopt"), "", owner, LEASE_S, given, field, *known_by)
+        await self.link.run(script("adopt"), "", owner, given, field, *known_by)
 
     async def settle(self, chance: random.Random) -> None:
         owner = chance.choice([OWNER, PEER])

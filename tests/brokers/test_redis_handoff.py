@@ -33,14 +33,14 @@ async def waiting(
 ) -> "asyncio.Task[Claim]":
     """An idle worker: it has claimed, waits until the server has it blocked, and claims again."""
     assert not (await broker.claim(OWNER, queues, 1, revoked_after=after)).deliveries
-
-    async def wait_and_claim() -> Claim:
-        await broker.wait_ready(queues, LONG_S, owner=OWNER)
-        return await broker.claim(OWNER, queues, 10, revoked_after=after)
-
-    task = asyncio.create_task(wait_and_claim())
+    task = asyncio.create_task(wait_and_claim(broker, queues=queues, after=after))
     await eventually(lambda: is_blocked(server), what="a blocked connection")
     return task
+
+
+async def wait_and_claim(broker: Broker, *, queues: Sequence[str] = (QUEUE,), after: int = 0) -> Claim:
+    await broker.wait_ready(queues, LONG_S, owner=OWNER)
+    return await broker.claim(OWNER, queues, 10, revoked_after=after)
 
 
 async def is_blocked(server: RedisServer) -> bool:
@@ -86,6 +86,33 @@ def test_what_is_handed_over_is_claimed_like_anything_else(
     run(scenario())
 
 
+def test_a_task_of_an_idle_worker_costs_two_scripts_of_few_commands(
+    on_redis: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """Nothing waits behind its message: a claim would find nothing, and the next one is handed over too."""
+
+    async def scenario() -> None:
+        async with on_redis.open() as broker:
+            await broker.renew(OWNER)
+            idle = await waiting(broker, redis_server)
+            for text in ("a", "b", "c"):
+                redis_server.ask("CONFIG", "RESETSTAT")
+                on_redis.producer().publish(outgoing(text))
+                (held,) = (await idle).deliveries
+                assert not (await take(broker)).deliveries
+                assert await broker.settle([Ack(held.tag)]) == Settled(1)
+                if text != "a":  # from then on the server knows the scripts
+                    counts = [
+                        calls(redis_server, name) for name in ("evalsha", "lpop", "hset", "hdel", "rpop")
+                    ]
+                    assert counts == [2, 1, 1, 1, 0]
+                idle = asyncio.create_task(wait_and_claim(broker))
+                await eventually(lambda: is_blocked(redis_server), what="a blocked connection")
+            idle.cancel()
+
+    run(scenario())
+
+
 def test_what_is_handed_over_is_adopted_although_nobody_asks(
     on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
@@ -119,7 +146,7 @@ def test_a_claim_and_a_settle_that_wait_for_the_adoption_ask_for_it_once(
             assert not claim.deliveries and settled == Settled(1)
 
     run(scenario())
-    assert b"cmdstat_hexists:calls=1," in cast("bytes", redis_server.ask("INFO", "commandstats"))
+    assert b"cmdstat_hmget:calls=1," in cast("bytes", redis_server.ask("INFO", "commandstats"))
 
 
 def test_a_revoke_that_was_recorded_first_is_told_first(

@@ -30,7 +30,7 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import Ack, Broker, Delivery, Depth, Replaced, Return, Settled, Spend, Started
 from umbel.errors import BrokerRefused, BrokerUnavailable
 
@@ -43,18 +43,18 @@ def test_claims_are_compared_with_the_data_once_for_each_connection(
     async def scenario() -> None:
         async with patient.open() as broker, patient.open() as other:
             await take(broker)
-            for count in (1, 1):
+            for count in (1, 0):  # the second needs no script
                 with costs(redis_server, count):
                     await broker.renew(OWNER)
             cut(broker)
-            for count in (2, 1):
+            for count in (2, 0):
                 with costs(redis_server, count):
                     await broker.renew(OWNER)
             end_lease(redis_server, OWNER)
             await other.return_lost()
             cut(broker)
-            for stands in (False, True):  # others have what it held: there is nothing to compare
-                with costs(redis_server, 1):
+            for count, stands in ((1, False), (0, True)):  # others have what it held: nothing is compared
+                with costs(redis_server, count):
                     assert await broker.renew(OWNER) is stands
             assert not (await take(broker)).lease_ended  # it knows
 
@@ -136,6 +136,99 @@ def test_who_asks_whether_claims_have_ended_finds_replaced_data(
     run(scenario())
 
 
+def test_a_renewal_soon_after_another_prolongs_the_lease_in_two_commands(
+    patient: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with patient.open() as broker:
+            await broker.renew(OWNER)
+            redis_server.ask("ZADD", "umbel.owners", str(time.time() + LEASE_S / 2), OWNER)
+            before = calls(redis_server, "time")
+            assert await broker.renew(OWNER)
+            assert calls(redis_server, "time") == before  # no script
+            assert redis_server.ask("HGET", "umbel.renewals", OWNER) == b"2"
+            ends = redis_server.ask("ZSCORE", "umbel.owners", OWNER)
+            assert isinstance(ends, bytes)
+            assert float(ends) == pytest.approx(time.time() + LEASE_S, abs=10)
+
+    run(scenario())
+
+
+def test_a_renewal_without_a_script_notices_that_the_lease_has_ended(
+    patient: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        told: list[Replaced] = []
+        async with patient.open() as broker, patient.open() as other:
+            broker.on_replaced(told.append)
+            assert not await broker.renew(OWNER)
+            assert await broker.renew(OWNER)
+            end_lease(redis_server, OWNER)
+            await other.return_lost()
+            assert [await broker.renew(OWNER) for _ in range(3)] == [False, True, True]
+            assert told == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("restored", ["nothing", "a backup"])
+def test_a_renewal_without_a_script_notices_replaced_data(
+    patient: BrokerUnderTest, redis_server: RedisServer, restored: str
+) -> None:
+    async def scenario() -> None:
+        told: list[Replaced] = []
+        async with patient.open() as broker:
+            broker.on_replaced(told.append)
+            for _ in range(3):
+                await broker.renew(OWNER)
+            await hold(broker, "a")
+            if restored == "a backup":  # made one renewal earlier
+                redis_server.ask("HSET", "umbel.renewals", OWNER, 2)
+                redis_server.ask("DEL", INFLIGHT)
+            else:
+                redis_server.ask("FLUSHALL")
+            assert await broker.renew(OWNER)
+            assert [one.unknown for one in told] == [1]
+            assert await broker.renew(OWNER)
+            assert len(told) == 1
+
+    run(scenario())
+
+
+def test_a_full_server_renews_leases(patient: BrokerUnderTest, redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        told: list[Replaced] = []
+        async with patient.open() as broker:
+            broker.on_replaced(told.append)
+            await broker.renew(OWNER)
+            redis_server.ask("CONFIG", "SET", "maxmemory", 1)
+            try:
+                assert [await broker.renew(OWNER) for _ in range(2)] == [True, True]
+            finally:
+                redis_server.ask("CONFIG", "SET", "maxmemory", 0)
+            assert await broker.renew(OWNER)
+            assert told == []
+
+    run(scenario())
+
+
+def test_one_worker_tidies_up_for_all_and_each_returns_what_has_ended(
+    patient: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with patient.open() as broker, patient.open() as other:
+            await hold(broker, "a", "b", owner=PEER)
+            for one in (broker, broker, other, other):
+                await one.return_lost(by_turn=True)
+            with costs(redis_server, 0):
+                for one in (broker, other):
+                    assert await one.return_lost(by_turn=True) == 0
+            end_lease(redis_server, PEER)
+            assert await other.return_lost(by_turn=True) == 2
+
+    run(scenario())
+
+
 def test_a_claim_tells_what_it_returned_and_looks_again_within_the_lease(
     patient: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
@@ -159,7 +252,7 @@ def test_an_owner_that_was_forgotten_begins_anew(patient: BrokerUnderTest, redis
     async def scenario() -> None:
         async with patient.open() as broker:
             await hold(broker, "a")
-            with costs(redis_server, 3):  # its slots; nothing is parked: that is asked once
+            with costs(redis_server, 2):  # nothing is parked: that is asked once
                 assert await broker.forget_owner(OWNER) == 1
             claim = await take(broker)
             assert (texts(claim.deliveries), claim.lease_ended) == (["a"], False)

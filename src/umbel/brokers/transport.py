@@ -23,6 +23,7 @@ class Capabilities:
     events_of_others: str = "none"
     unique: bool = False  # it can hold the keys of unique tasks
     limits: bool = False  # it can keep limits for the whole cluster
+    idle_wait_s: float = 1.0  # an idle worker claims so often, whatever the broker tells of changes
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def why_not(self, ability: str) -> str:

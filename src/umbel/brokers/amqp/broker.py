@@ -8,7 +8,7 @@ with growing pauses, is connected as soon as RabbitMQ is back.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -186,7 +186,7 @@ class AmqpBroker(KeptFailures):
     async def renew(self, owner: str) -> bool:
         return (await self._sessions.get()).claims.renew(owner)
 
-    async def return_lost(self) -> int:
+    async def return_lost(self, *, by_turn: bool = False) -> int:
         """Return the claims of silent owners in this process; RabbitMQ returns those of dead processes."""
         claims = (await self._sessions.get()).claims
         lost, claims.lost = claims.lost, 0
@@ -264,7 +264,7 @@ class AmqpBroker(KeptFailures):
 
     # -- looking ---------------------------------------------------------------------------------
 
-    async def queues(self) -> Mapping[str, Depth]:
+    async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
         session = await self._sessions.get()
         await session.catch_up()
         names = sorted(session.views.facts.queues | session.views.facts.paused.keys())

@@ -63,8 +63,12 @@ class BrokerConnection(BrokerInfo, Protocol):
         """
         ...
 
-    async def return_lost(self) -> int:
-        """Return the messages of owners whose lease ended, marked redelivered; how many."""
+    async def return_lost(self, *, by_turn: bool = False) -> int:
+        """Return the messages of owners whose lease ended, marked redelivered; how many.
+
+        `by_turn`: called by every worker again and again. What else is tidied up on the way is then left to
+        one of them, where all would find the same.
+        """
         ...
 
     async def forget_owner(self, owner: str) -> int:

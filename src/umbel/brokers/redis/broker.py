@@ -7,7 +7,7 @@ third, opened when it is needed, coordinates, and each subscription has its own,
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ from umbel.brokers.interface import (
     Verdict,
 )
 from umbel.brokers.links import MAIN, unheard
-from umbel.brokers.redis import dead_letters, event_log, failures, pauses
+from umbel.brokers.redis import dead_letters, depths, event_log, failures, pauses
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import AnswerQueue, is_direct
 from umbel.brokers.redis.bindings import Bindings, Tables, refusal
@@ -70,6 +70,7 @@ CAPABILITIES = Capabilities(
     events_of_others="fan-out",
     unique=True,
     limits=True,
+    idle_wait_s=60.0,
 )
 SWEEP_MAX = 5000
 
@@ -142,10 +143,11 @@ class RedisBroker:
         await self._link.connect()
 
     async def reconnect(self) -> None:
+        was_lost = self._link.is_lost
         await self._link.connect()
         if self._coordination_link.is_lost:
             await self._coordination_link.connect()
-        await self._claims.reconnect()
+        await self._claims.reconnect(is_doubtful=was_lost)
 
     async def close(self) -> None:
         self._link.close()
@@ -183,8 +185,8 @@ class RedisBroker:
     async def renew(self, owner: str) -> bool:
         return await self._claims.renew(owner)
 
-    async def return_lost(self) -> int:
-        return await self._claims.return_lost()
+    async def return_lost(self, *, by_turn: bool = False) -> int:
+        return await self._claims.return_lost(by_turn=by_turn)
 
     async def leave_queue(self, owner: str, queue: str) -> None:
         self._claims.leave()
@@ -196,7 +198,8 @@ class RedisBroker:
         return await self._claims.ended(tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
-        tables = await self._tables(one for verdict in verdicts for one in follow_ups_of(verdict))
+        follow_ups = follow_ups_of(verdicts)
+        tables = await self._tables(follow_ups) if follow_ups else {}
         if not tables:
             return await self._claims.settle(verdicts)
         routed, astray = self._bindings.route_verdicts(verdicts, tables)
@@ -212,14 +215,8 @@ class RedisBroker:
 
     # -- looking into queues ---------------------------------------------------------------------
 
-    async def queues(self) -> Mapping[str, Depth]:
-        found = await self._link.run(self._keys.script("depths"), self._keys.prefix)
-        depths = {
-            found[at].decode(): Depth(*found[at + 1 : at + 5])
-            for at in range(0, len(found), 5)
-            if any(found[at + 1 : at + 5])
-        }
-        return pauses.with_pauses(depths, await pauses.names(self._link, self._keys))
+    async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
+        return await depths.read(self._link, self._keys, only)
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
         commands = [("LRANGE", key, -limit, -1) for key in self._keys.lists_of(queue)]

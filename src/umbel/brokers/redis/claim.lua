@@ -18,8 +18,8 @@ if generation and (tonumber(generation) or 0) > tonumber(ARGV[5]) then
 end
 local epoch = need('hash', 'HGET', inflight, 'epoch')
 even_when_full(prefix)
-need('zset', 'ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
 note_contact(prefix, now, lease)
+need('zset', 'ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
 unhand(prefix, owner, false, now)
 if not epoch then
   epoch = ticket

@@ -34,6 +34,7 @@ from umbel.brokers.redis.failures import keep_limits
 from umbel.brokers.redis.handoff import Adoptions
 from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.leases import Leases
 from umbel.brokers.redis.limits import Limits
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import script
@@ -88,18 +89,18 @@ class Claims:
         )
         self._holding = Holding(keys)
         self._limits = Limits(link, keys, self._holding, lease_s=settings.lease_s)
-        self._adoptions = Adoptions(link, keys, self._holding, lease_s=settings.lease_s)
-        self._renewals: dict[str, int] = {}  # by owner: as many as the server has confirmed
+        self._leases = Leases(link, keys, lease_s=settings.lease_s)
+        self._adoptions = Adoptions(link, keys, self._holding, self._leases, lease_s=settings.lease_s)
         self._compared_on = 1  # the generation of connections on which claims were compared with the data
         self._renewing = asyncio.Lock()
         self._last_queue = ""  # had the last turn in the last claim
-        self._lost_checked_at = 0.0
+        self._lost_checked_at = float("-inf")
         self._sweep_askers_at = 0.0
         self._marks: dict[Tag, str] = {}  # of the signatures that claimed messages have used
         self._passed_over: dict[str, str] = {}  # queues that cannot be taken from, and why
 
-    async def reconnect(self) -> None:
-        await self._watch.reconnect()
+    async def reconnect(self, *, is_doubtful: bool) -> None:
+        await self._watch.reconnect(is_doubtful=is_doubtful)
 
     def close(self) -> None:
         self._watch.close()
@@ -110,9 +111,11 @@ class Claims:
             return Claim([given], (), revoked_after)
         await self._declare(queues)
         await self._adoptions.finish()
+        if self._adoptions.take_left() == 0 and self._may_wait_on(queues, revoked_after):
+            return Claim((), (), revoked_after)
         self.consumed = frozenset(queues)
         await self._give_back_lost_claims()
-        returned = await self.return_lost() if self._time_for_lost() else 0
+        returned = await self.return_lost(by_turn=True) if self._time_for_lost() else 0
         ticket = self._holding.begin()
         args = (
             self._keys.prefix,
@@ -133,6 +136,7 @@ class Claims:
             self._send_back_lost_claims()
             raise
         epoch, now_s, cursor, revokes, _, broken, *taken = reply
+        self._leases.note_time(float(now_s))
         self._note_passed_over(broken)
         self._watch.claimed_cursor = int(float(cursor))
         lease_ended = self._holding.has_ended(owner, epoch)
@@ -149,20 +153,19 @@ class Claims:
         if self._watch.handed is not None:  # and the owner has not claimed since: it may not for long
             self._watch.handed = None
             await self._adoptions.finish()
-            await self._owners("unhand", owner)
+            await self._leases.unhand(owner)
         async with self._renewing:
-            renewals = self._renewals.get(owner, 0)
-            stood, self._renewals[owner], is_replaced, is_lost = await self._link.run(
-                self._keys.script("owners"), "renew", self._keys.prefix, self._lease_s, owner, renewals
-            )
+            if self._compared_on == self._link.generation and await self._leases.prolong(owner):
+                return True
+            renewal = await self._leases.renew(owner)
             generation = self._link.generation
-            if is_lost:  # there is nothing to compare
+            if renewal.is_lost:  # there is nothing to compare
                 self._holding.end_hold(owner)
-            elif is_replaced or self._compared_on != generation:
+            elif renewal.is_replaced or self._compared_on != generation:
                 self._compared_on = -1
-                await self._compare(owner, is_replaced=bool(is_replaced))
+                await self._compare(owner, is_replaced=renewal.is_replaced)
             self._compared_on = generation
-        return bool(is_replaced or (stood and not is_lost))
+        return renewal.is_replaced or (renewal.stood and not renewal.is_lost)
 
     async def _compare(self, owner: str, *, is_replaced: bool) -> None:
         """A server that was restarted may have lost the last writes, or been given a backup's data."""
@@ -182,17 +185,18 @@ class Claims:
 
     async def _notice_replaced(self) -> None:
         """Claims have ended: maybe because the data was replaced, which the next renewal would notice."""
-        for owner, renewals in list(self._renewals.items()):
-            if await self._link.run(
-                self._keys.script("owners"), "check", self._keys.prefix, self._lease_s, owner, renewals
-            ):
+        for owner in self._leases.owners:
+            if await self._leases.is_replaced(owner):
                 await self.renew(owner)
 
-    async def return_lost(self) -> int:
+    async def return_lost(self, *, by_turn: bool = False) -> int:
+        self._lost_checked_at = time.monotonic()
+        if by_turn and not (await self._leases.has_turn() or await self._leases.some_ended()):
+            return 0
         if time.monotonic() > self._sweep_askers_at:
             self._sweep_askers_at = time.monotonic() + ASKER_LIFE_S
             await sweep_askers(self._link, self._keys)
-        returned = await self._owners("reap", "")
+        returned = await self._leases.return_ended()
         await self._limits.sweep()
         return returned
 
@@ -204,22 +208,11 @@ class Claims:
         await self._link.connect()
         await self._adoptions.finish()
         self._unblock(self._watch.client_id)  # or the server might hand it something after that
-        count = await self._owners("forget", owner)
+        count = await self._leases.forget(owner)
         self._drop(self._holding.forget(owner))
         await self._limits.sweep()
-        self._renewals.pop(owner, None)
-        await self._unpark(owner)
+        await self._leases.unpark(owner, at_most_s=UNPARK_MAX_S)
         return count
-
-    async def _unpark(self, owner: str) -> None:
-        """Give Celery what the last worker of ours leaves parked, for as long as stopping may take.
-
-        What is not reached stays parked; that loses nothing, since the next worker of ours has it due
-        in time, but Celery's workers do not see it.
-        """
-        until = time.monotonic() + UNPARK_MAX_S
-        while await self._owners("unpark", owner) and time.monotonic() < until:
-            pass
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
         await self._adoptions.finish()
@@ -304,12 +297,6 @@ class Claims:
         self._drop_marks(ended)
         self._limits.forget(ended)
 
-    async def _owners(self, verb: str, owner: str) -> int:
-        count: int = await self._link.run(
-            self._keys.script("owners"), verb, self._keys.prefix, self._lease_s, owner
-        )
-        return count
-
     async def _settle_group(self, group: Group, refused: list[Refused]) -> bool:
         hold, check = group.hold, 0 if group.sure else 1
         calls, too_large = in_calls(group.verdicts)
@@ -378,12 +365,16 @@ class Claims:
             names = names[turn:] + names[:turn]
         return names
 
+    def _may_wait_on(self, queues: Sequence[str], revoked_after: int) -> bool:
+        """Whether a claim would find nothing, as far as the server has told, and has nothing else to do."""
+        return (
+            self._watch.knows_of_nothing(queues, revoked_after)
+            and not self._holding.lost_tickets
+            and not self._time_for_lost()
+        )
+
     def _time_for_lost(self) -> bool:
-        now = time.monotonic()
-        if now - self._lost_checked_at < self._lease_s / LOST_CHECKS_PER_LEASE:
-            return False
-        self._lost_checked_at = now
-        return True
+        return time.monotonic() - self._lost_checked_at >= self._lease_s / LOST_CHECKS_PER_LEASE
 
 
 def _standing(revokes: Sequence[bytes], now_s: float) -> list[Revoke]:

@@ -40,7 +40,7 @@ from umbel.protocol.leadership.coordination import (
 from umbel.wire.message import Outgoing
 
 REPLICAS_ASKED, REPLICA_WAIT_MS = 1, 200
-LOOK_FOR_REPLICAS_EVERY_S = 10.0
+LOOK_FOR_REPLICAS_EVERY_S = 60.0
 
 _ELECTION, _UNIQUE = script("election"), script("unique")
 _encode = msgspec.msgpack.Encoder().encode
@@ -86,6 +86,8 @@ class RedisCoordination:
         return _record(found) if found else None
 
     async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
+        if await self._link.call("EXISTS", self._keys.open_elections) == 0:
+            return []
         found = await self._election("unfinished", "", limit)
         return [(found[at].decode(), _record(found[at + 1])) for at in range(0, len(found), 2)]
 

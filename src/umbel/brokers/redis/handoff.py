@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 from umbel.brokers.interface import Delivery, Tag
 from umbel.brokers.redis.holding import Holding
 from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.leases import Leases
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.replies import is_missing_script
 from umbel.wire.envelope_redis import MARK
 
 ENDING_BYTES = 256  # more than the properties of a message take, which end it
-FRESH_OF_LEASE = 0.3  # a message may be run that was asked for within this part of the lease
+FRESH_OF_LEASE = (
+    0.3  # a message may be run that was asked for, or whose owner renewed, within this part of it
+)
 
 Pending = tuple[Tag, tuple[object, ...]]
 """The tag of a message, and the arguments of its adoption."""
@@ -45,16 +48,23 @@ class Handed(NamedTuple):
 class Adoptions:
     """The message that was handed over and is not yet known to be claimed; one at a time."""
 
-    def __init__(self, link: Link, keys: Keys, holding: Holding, *, lease_s: float) -> None:
+    def __init__(self, link: Link, keys: Keys, holding: Holding, leases: Leases, *, lease_s: float) -> None:
         self._link = link
         self._keys = keys
         self._script = keys.script("adopt")
         self._holding = holding
+        self._leases = leases
         self._lease_s = lease_s
         self._pending: Pending | None = None
         self._sent: asyncio.Future[list[Any]] | None = None
         self._is_asked = False
+        self._left = -1
         self._finishing = asyncio.Lock()  # a claim and a settle may wait for the same answer
+
+    def take_left(self) -> int:
+        """How many waited behind the last one, to be asked once; -1 if nobody knows."""
+        left, self._left = self._left, -1
+        return left
 
     @property
     def pending(self) -> Tag | None:
@@ -67,7 +77,8 @@ class Adoptions:
         """The message, to be run now; None: claim in the ordinary way."""
         if handed is None or self._pending is not None or not self._link.is_connected:
             return None
-        age_s = asyncio.get_running_loop().time() - handed.asked_at
+        # Whoever slept for long may have lost its lease, and others may have the message.
+        age_s = min(asyncio.get_running_loop().time() - handed.asked_at, self._leases.age_s(owner))
         if (
             handed.owner != owner
             or handed.queue not in queues
@@ -82,7 +93,7 @@ class Adoptions:
             return None
         delivery, epoch = found
         known_by = (len(handed.envelope), handed.envelope[-ENDING_BYTES:])
-        args = (self._keys.prefix, owner, self._lease_s, epoch, delivery.tag, *known_by)
+        args = (self._keys.prefix, owner, epoch, delivery.tag, *known_by)
         self._pending = pending = (delivery.tag, args)
         # Sent after the message is on its way to the pool: sending takes about as long as that.
         asyncio.get_running_loop().call_soon(self._send, pending)
@@ -114,10 +125,10 @@ class Adoptions:
         tag, args = pending
         sent, self._sent, self._is_asked = self._sent, None, True
         if sent is not None:
-            is_held = await self._link.finish_run(sent, self._script, *args)
+            is_held, left = await self._link.finish_run(sent, self._script, *args)
         else:
-            is_held = await self._link.run(self._script, *args)
+            is_held, left = await self._link.run(self._script, *args)
         if self._pending is pending:
-            self._pending, self._is_asked = None, False
+            self._pending, self._is_asked, self._left = None, False, left
         if not is_held:
             self._holding.lose(tag)

@@ -14,11 +14,14 @@ end
 -- Make ready what is due in one queue: first in line, as it has waited, and earliest due first. How many, or
 -- nil and why not.
 local DUE_MAX = 1000
-local function release(prefix, queue, now)
+local function release(prefix, queue, now, before_writing)
   local delayed = prefix .. 'umbel.delayed.' .. queue
   local due = redis.pcall('ZRANGE', delayed, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, DUE_MAX)
   if due.err then
     return nil, why(due.err, delayed, 'zset')
+  end
+  if before_writing and #due > 0 then
+    before_writing()
   end
   for i = #due, 1, -1 do
     local list, envelope = parked_parts(prefix, queue, due[i])
@@ -45,13 +48,20 @@ local function unhand(prefix, owner, ran, now)
   return count, 0
 end
 
--- Note that an owner spoke. If all were silent for long, the server was away, and nobody is taken
--- for dead before everybody had a lease's time to come back.
+-- Note that an owner spoke, before its lease is renewed. If all were silent for long, the server was away, and nobody
+-- is taken for dead before everybody had a lease's time to come back. A renewal without a script leaves its trace
+-- among the leases alone: the one that ends last tells of it.
 local function note_contact(prefix, now, lease)
-  local before = redis.pcall('GET', prefix .. 'umbel.contact')
-  before = type(before) == 'string' and tonumber(before) or now
-  redis.call('SET', prefix .. 'umbel.contact', string.format('%.6f', now))
-  if now - before > 0.4 * lease then
+  local contact = prefix .. 'umbel.contact'
+  local before, problem = try('SET', contact, string.format('%.6f', now), 'GET')
+  if problem then
+    redis.call('SET', contact, string.format('%.6f', now))
+  end
+  if now - (before and tonumber(before) or now) <= 0.4 * lease then
+    return
+  end
+  local newest = tonumber((try('ZRANGE', prefix .. 'umbel.owners', -1, -1, 'WITHSCORES') or {})[2] or 0)
+  if now + lease - newest > 0.4 * lease then
     redis.call('SET', prefix .. 'umbel.grace', string.format('%.6f', now + lease), 'PX', math.ceil(lease * 1000))
   end
 end

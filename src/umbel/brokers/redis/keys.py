@@ -35,7 +35,8 @@ Ours, which Celery does not know:
     umbel.lost                   zset    owner whose messages were returned and that did not renew its lease
                                          since -> when; after a week its renewals are forgotten
     umbel.generations            hash    owner -> the least generation of connections it may claim on
-    umbel.contact                string  when any owner last spoke to the server
+    umbel.contact                string  when any owner last spoke to the server by a script
+    umbel.turn                   string  somebody has tidied up for all; gone when it is due again
     umbel.grace                  string  until when nobody is taken for dead, after an outage
     umbel.delayed.<queue>        zset    "<ticket>:<place>:<list>" NUL envelope -> when it is due
     umbel.paused                 hash    queue that claims pass over -> since when, who was told, as JSON
@@ -104,9 +105,13 @@ class Keys:
         self._channel = prefix + fanout_prefix.replace("{db}", str(database))
         self.queues = f"{prefix}umbel.queues"
         self.owners = f"{prefix}umbel.owners"
+        self.renewals = f"{prefix}umbel.renewals"
+        self.turn = f"{prefix}umbel.turn"
         self.handing = f"{prefix}umbel.handing"
         self.revokes_cursor = f"{prefix}umbel.revokes.cursor"
         self.paused = f"{prefix}umbel.paused"
+        self.limits = f"{prefix}umbel.limits"
+        self.holders = f"{prefix}umbel.holders"
         self.dead = f"{prefix}umbel.dead"
         self.failed = f"{prefix}umbel.failed"
         self.recorders = f"{prefix}umbel.recorders"
@@ -114,6 +119,7 @@ class Keys:
         self.events_offset = f"{prefix}umbel.events.offset"
         self.events_lost = f"{prefix}umbel.events.lost"
         self.clock = f"{prefix}umbel.clock"
+        self.open_elections = f"{prefix}{{coord}}:open"
 
     @classmethod
     def of(cls, settings: BrokerSettings, database: int) -> "Keys":

@@ -72,7 +72,8 @@ class Limits:
             self._slots.pop(tag, None)
 
     async def sweep(self) -> None:
-        await self._run("sweep")
+        if await self._link.call("EXISTS", self._keys.holders, self._keys.limits):
+            await self._run("sweep")
 
     async def purge(self, queue: str) -> int:
         removed: int = await self._run("purge", queue)

@@ -130,11 +130,14 @@ class Link:
             return await self.call("EVAL", script.text, 0, *args)
         return self.checked([reply])[0]
 
-    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
-        """Send on the connection there is; the future's result may hold error replies."""
+    def send(self, commands: Sequence[Command], *, takes_s: float = 0.0) -> asyncio.Future[list[Any]]:
+        """Send on the connection there is; the future's result may hold error replies.
+
+        `takes_s`: how long the server is asked to wait before it answers.
+        """
         if self._wire is None or self._wire.is_closed:
             raise self._lost()
-        return self._wire.send(commands)
+        return self._wire.send(commands, takes_s=takes_s)
 
     def send_after(self, commands: Sequence[Command], last: Command) -> asyncio.Future[list[Any]]:
         """Send commands that are answered by pushes only, and one whose reply shows that they are done."""
@@ -167,6 +170,11 @@ class Link:
     def awaits(self, sent: asyncio.Future[list[Any]]) -> bool:
         """Whether the server has still to answer this, also when nobody waits for the answer any more."""
         return self._wire is not None and self._wire.awaits(sent)
+
+    async def replace(self) -> None:
+        """Open another connection in place of one that may be dead; who waits for a reply gets an error."""
+        self._end_wire()
+        await self.connect()
 
     def close(self) -> None:
         self._watch.given_up()
@@ -276,11 +284,12 @@ class _Wire(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
 
     def send(
-        self, commands: Sequence[Command], *, before: Sequence[Command] = ()
+        self, commands: Sequence[Command], *, before: Sequence[Command] = (), takes_s: float = 0.0
     ) -> asyncio.Future[list[Any]]:
         assert self._transport is not None
         replies: asyncio.Future[list[Any]] = self._loop.create_future()
-        self._batches.append(_Batch(len(commands), replies, self._loop.time(), is_after=bool(before)))
+        due_at = self._loop.time() + takes_s
+        self._batches.append(_Batch(len(commands), replies, due_at, is_after=bool(before)))
         if self._timer is None:
             self._timer = self._loop.call_later(self._reply_timeout_s, self._check)
         packed = [_pack(tuple(command)) for command in (*before, *commands)]
@@ -330,7 +339,7 @@ class _Wire(asyncio.Protocol):
         self._timer = None
         if not self._batches:
             return
-        overdue_at = self._batches[0].sent_at + self._reply_timeout_s
+        overdue_at = self._batches[0].due_at + self._reply_timeout_s
         if overdue_at <= self._loop.time():
             self.close(is_late=True)
         else:
@@ -379,15 +388,15 @@ def _answer(sender: asyncio.Future[list[Any]], answer: list[Any] | OSError) -> N
 
 
 class _Batch:
-    __slots__ = ("count", "is_after", "read", "replies", "sent_at")
+    __slots__ = ("count", "due_at", "is_after", "read", "replies")
 
     def __init__(
-        self, count: int, replies: asyncio.Future[list[Any]], sent_at: float, *, is_after: bool = False
+        self, count: int, replies: asyncio.Future[list[Any]], due_at: float, *, is_after: bool = False
     ) -> None:
         self.is_after = is_after  # commands that are answered by pushes only
         self.count = count
         self.replies = replies
-        self.sent_at = sent_at
+        self.due_at = due_at
         self.read: list[Any] = []
 
 

@@ -48,8 +48,9 @@ local function unpark(prefix, queue, limit, now)
   return #parked / 2
 end
 
-local function release_all(prefix, now)
+-- `before_writing` is called before anything is made ready.
+local function release_all(prefix, now, before_writing)
   for _, queue in ipairs(try('SMEMBERS', prefix .. 'umbel.queues') or {}) do
-    release(prefix, queue, now)
+    release(prefix, queue, now, before_writing)
   end
 end

@@ -14,8 +14,7 @@ local inflight = prefix .. 'umbel.inflight.' .. owner
 if need('hash', 'HGET', inflight, 'epoch') ~= ARGV[3] then
   return 0
 end
-local now = server_time()
-even_when_full(prefix)
+local now
 local at = 5
 
 local function next_argument()
@@ -57,7 +56,12 @@ if ARGV[4] == '1' then
   end
 end
 
-for i = first_other + 4 * others + 1, #ARGV do -- one that is not remembered any more stays so
+local first_mark = first_other + 4 * others + 1
+if results + pushes + delayed + others > 0 or #ARGV >= first_mark then -- else only claims end
+  now = server_time()
+  even_when_full(prefix)
+end
+for i = first_mark, #ARGV do -- one that is not remembered any more stays so
   try('SET', ARGV[i], '', 'XX', 'KEEPTTL')
 end
 

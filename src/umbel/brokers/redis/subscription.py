@@ -35,7 +35,7 @@ from umbel.wire.topic import matches
 log = logging.getLogger("umbel.brokers.redis")
 
 BUFFERED_MAX, BUFFERED_MAX_BYTES = 50_000, 32 * 2**20
-KEEP_ALIVE_S = 5.0
+KEEP_ALIVE_S = 10.0
 
 
 async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> int:
@@ -104,18 +104,22 @@ class RedisSubscription:
                 self._dropped = 0
             self._arrived.clear()
             try:
+                if self._link.is_connected and await self._is_heard_from():
+                    continue
                 # Also what finds out that a silent connection is dead.
                 await self._link.call("PING")
                 failures = 0
             except BrokerError:
                 failures += 1
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
-                continue
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_S):
-                    await self._arrived.wait()
-            except TimeoutError:
-                continue
+
+    async def _is_heard_from(self) -> bool:
+        """Whether something comes soon, a loss among it: who speaks need not be asked whether it is there."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                return await self._arrived.wait()
+        except TimeoutError:
+            return False
 
     async def _subscribe(self) -> None:
         # The replies come as pushes, one for each glob, so it is the echo that is waited for.

@@ -126,8 +126,8 @@ def in_calls(verdicts: Sequence[Verdict]) -> tuple[Sequence[Sequence[Verdict]], 
     return calls, refused
 
 
-def follow_ups_of(verdict: Verdict) -> Sequence[Outgoing]:
-    return verdict.follow_ups if isinstance(verdict, _SENDING) else ()
+def follow_ups_of(verdicts: Iterable[Verdict]) -> list[Outgoing]:
+    return [one for verdict in verdicts if isinstance(verdict, _SENDING) for one in verdict.follow_ups]
 
 
 def _weight(verdict: Verdict) -> int:

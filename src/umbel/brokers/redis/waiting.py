@@ -27,8 +27,9 @@ from umbel.protocol.outage import LinkChange
 
 POLL_S = 0.25
 UNBLOCK_AGAIN_S = 0.005
-BLOCK_MAX_S = 20.0  # well below the time for which owners.lua looks after an owner that was given up
-ARMED_S = 10.0  # then it is asked again, in case a proxy has swallowed what the server told
+BLOCK_MAX_S = 10.0  # well below the time for which owners.lua looks after an owner that was given up
+NOTED_S = 2.0  # so long the server surely knows who is handed messages
+ARMED_S = 30.0  # then it is asked again, in case a proxy has swallowed what the server told
 REFUSED_S = 5.0  # a server that cannot hand over (it is full, it does not know how) is not asked for so long
 
 
@@ -58,9 +59,10 @@ class Watch:
         self._keys = keys
         self._unblock = unblock
         self._claims_at = claims_at
-        self._block_max_s = min(BLOCK_MAX_S, timeout_s / 2)  # below the time after which a reply is overdue
         self._blocked: asyncio.Future[list[Any]] | None = None  # the reply that ends the wait
         self._refused_until = 0.0
+        self._noted: tuple[int, str, str] | None = None  # on which connection, which owner, which list
+        self._noted_at = 0.0
         self.client_id = 0  # 0: not to be unblocked, so not to be handed anything
         self.handed: Handed | None = None
         self._rings = 0
@@ -103,13 +105,17 @@ class Watch:
                 return False
             wait_s = min(left_s, due_s, self._recheck_s)
             if hands and queues[0] not in self._paused:
-                is_handed = await self._take_next(
-                    queues[0], owner, min(wait_s, self._block_max_s), armed.rings
-                )
+                is_handed = await self._take_next(queues[0], owner, min(wait_s, BLOCK_MAX_S), armed.rings)
                 if is_handed or self._rings != armed.rings:
                     return True
             elif await self._is_rung_within(wait_s):
                 return True
+
+    def knows_of_nothing(self, queues: Sequence[str], revoked_after: int) -> bool:
+        """Whether the server would have told of anything but messages that it hands over."""
+        now = asyncio.get_running_loop().time()
+        armed = self._still_armed(queues, now, hands=True)
+        return armed is not None and armed.due_at > now and self._revoked_cursor == revoked_after
 
     def _still_armed(self, queues: Sequence[str], now: float, *, hands: bool) -> _Armed | None:
         """Not None: the server tells of the next change; it was asked, and has not told of any since."""
@@ -139,33 +145,41 @@ class Watch:
         """Have the server hand over the next message: whether it did. A ring ends the wait for it."""
         keys, link, asked_at = self._keys, self._link, asyncio.get_running_loop().time()
         list_key = keys.list_of(queue, 0)
-        sent = link.send(
-            [
-                ("HSET", keys.handing, owner, list_key),
-                ("BLMOVE", list_key, keys.handed(owner), "RIGHT", "LEFT", max(0.001, timeout_s)),
-            ]
-        )
-        self._blocked = sent
+        commands = self._note(owner, list_key, asked_at)
+        commands.append(("BLMOVE", list_key, keys.handed(owner), "RIGHT", "LEFT", max(0.001, timeout_s)))
+        self._blocked = sent = link.send(commands, takes_s=timeout_s)
         try:
-            noted, envelope = await link.reply_to(sent)
+            replies = await link.reply_to(sent)
         except asyncio.CancelledError:
             self._interrupt()  # what it was handed goes back with its next claim
             raise
-        if isinstance(noted, hiredis.ReplyError) or isinstance(envelope, hiredis.ReplyError):
-            self._refused_until = asked_at + REFUSED_S
+        if any(isinstance(one, hiredis.ReplyError) for one in replies):
+            self._refused_until, self._noted = asked_at + REFUSED_S, None
             return False
+        envelope = replies[-1]
         if envelope is None:
             return False
         undisturbed = self._rings == seen
         self.handed = Handed(owner, queue, list_key, envelope, self._revoked_cursor, asked_at, undisturbed)
         return True
 
+    def _note(self, owner: str, list_key: str, now: float) -> list[tuple[Any, ...]]:
+        """Say for whom this waits, unless the server was told a moment ago; whoever slept says it again."""
+        noted = (self._link.generation, owner, list_key)
+        if self._noted == noted and now - self._noted_at < NOTED_S:
+            return []
+        self._noted, self._noted_at = noted, now
+        return [("HSET", self._keys.handing, owner, list_key)]
+
     def leave(self) -> None:
         """End the wait: the waiting caller looks again at what it waits for."""
         self._ring()
 
-    async def reconnect(self) -> None:
-        if self._link.is_lost:
+    async def reconnect(self, *, is_doubtful: bool) -> None:
+        """`is_doubtful`: another connection was lost, and a wait may be long."""
+        if is_doubtful and self._link.is_connected:
+            await self._link.replace()
+        elif self._link.is_lost:
             await self._link.connect()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """SqliteBroker: the embedded broker on asyncio, a thin shell around the store in its thread."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from umbel import clock
@@ -153,7 +153,7 @@ class SqliteBroker:
     async def renew(self, owner: str) -> bool:
         return await self._thread.call(self._store.renew, owner)
 
-    async def return_lost(self) -> int:
+    async def return_lost(self, *, by_turn: bool = False) -> int:
         return await self._thread.call(self._store.return_lost)
 
     async def leave_queue(self, owner: str, queue: str) -> None:
@@ -177,7 +177,7 @@ class SqliteBroker:
     async def bury(self, refused: Sequence[Refused]) -> None:
         await self._thread.call(self._store.bury, refused)
 
-    async def queues(self) -> Mapping[str, Depth]:
+    async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
         return await self._thread.call(self._store.depths)
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:

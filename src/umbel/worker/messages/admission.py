@@ -69,11 +69,13 @@ class Admission:
         judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
         admitted = [claimed for claimed in judged if claimed is not None]
         self.granted = ()
-        if self._permits.is_asked:
+        was_asked = self._permits.is_asked
+        if was_asked:
             granted = each_guarded(self._take_up, await self._permits.granted(), self._bury_faulty)
             self.granted = [claimed for claimed in granted if claimed is not None]
             admitted += self.granted
-        return self._not_revoked(await self._settled_first(admitted))
+        settled = await self._settled_first(admitted)
+        return self._not_revoked(settled) if was_asked or settled is not admitted else settled
 
     def _judge(self, delivery: Delivery, now: float) -> Claimed | None:
         """The message if it may run now; otherwise its verdict is on the way."""

@@ -46,6 +46,7 @@ from umbel.worker.settings import Ending
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
+_BRINGING = (Ack, Bury)  # a union is made at each question
 NOT_APPLIED = "task finished after its claim expired; outcome dropped unless the message is redelivered here"
 
 
@@ -216,11 +217,10 @@ class Settler:
         await self._release_gathered()
 
     def _note_applied(self, batch: Sequence[Verdict], settled: Settled) -> None:
-        if settled.applied:
-            passed_over = settled.conflicts | settled.unknown
-            bringing = [one for one in batch if isinstance(one, Ack | Bury) and one.tag not in passed_over]
-            if after := [one.after for one in bringing if one.after]:
-                self._do_after(after)
+        ended = settled.conflicts | settled.unknown if settled.applied else {one.tag for one in batch}
+        bringing = [one for one in batch if isinstance(one, _BRINGING) and one.after]
+        if after := [one.after for one in bringing if one.tag not in ended]:
+            self._do_after(after)
 
     def _note_ended(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
         outcomes = [

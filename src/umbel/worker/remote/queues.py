@@ -17,6 +17,7 @@ class WorkerQueues(WorkerNode):
     def add_queue(self, name: str) -> None:
         if name not in self._context.queues:
             self._context.queues.append(name)
+            self._parts.tasks.look_again()
 
     async def cancel_queue(self, name: str) -> None:
         if name in self._context.queues:

@@ -72,7 +72,7 @@ class Autoscaler(Step):
 
     async def _ready(self) -> int:
         try:
-            depths = await self._queues.queues()
+            depths = await self._queues.queues(self._context.queues)
         except BrokerError:  # then nothing more can be taken from it either
             return 0
         return ready_for(self._context.queues, depths)

@@ -149,7 +149,7 @@ class Connection(Step):
             self._on_lease_ended()
 
     async def _return_lost(self) -> None:
-        returned = await self._broker.return_lost()
+        returned = await self._broker.return_lost(by_turn=True)
         if returned:
             self._context.outages.consequence(
                 log, logging.WARNING, RETURNED_TEXT, named="returned of others", count=returned

@@ -18,7 +18,7 @@ from umbel.control.state import ELECTION_REFUSED
 from umbel.coordination.lease_keeper import Change as LeaseChange
 from umbel.coordination.lease_keeper import LeaseKeeper
 from umbel.errors import WireError
-from umbel.protocol.leadership.lease import Acquired
+from umbel.protocol.leadership.lease import Acquired, LeaseSettings
 from umbel.protocol.membership.events import Change, Joined, Member, MemberState
 from umbel.wire import election as wire
 from umbel.worker.bootsteps import Step
@@ -32,6 +32,7 @@ log = logging.getLogger("umbel.worker.elections")
 
 SWEEPER = "coord-sweeper"
 SWEEP_EVERY_S = 5.0
+SWEEPER_LEASE = LeaseSettings(ttl_s=30.0, renew_s=10.0)
 COUNT_EVERY_S = 1.0
 STOP_POLL_S = 0.02
 OUR_SOFTWARE = "umbel"
@@ -91,7 +92,12 @@ class ElectionsStep(Step):
         self.run_in_background(rules.run(self._group))
         if not classic:
             self._sweeper = announced_lease(
-                self._context, self._events, self._gossip, SWEEPER, changed=self._sweep_when_it_leads
+                self._context,
+                self._events,
+                self._gossip,
+                SWEEPER,
+                settings=SWEEPER_LEASE,
+                changed=self._sweep_when_it_leads,
             )
             self.run_in_background(self._sweeper.run())
             self.run_in_background(self._sweep(rules, self._sweeper))

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from umbel.brokers.interface import Delivery, Messages
@@ -27,6 +26,7 @@ from umbel.worker.child_book import ChildBook
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.admission import job_of
 from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.idle_wait import IdleWait
 from umbel.worker.messages.late_permits import LatePermits
 from umbel.worker.messages.parts import MessageParts
 from umbel.worker.messages.revoke_record import RevokeRecord
@@ -36,8 +36,6 @@ from umbel.worker.steps.connection import RETURNED_TEXT
 
 log = logging.getLogger("umbel.worker.tasks")
 
-IDLE_WAIT_S = 1.0
-IDLE_WAITS_MAX = 10  # in a row without a claim, while the broker says that nothing has changed
 ELSEWHERE = "worker lease expired; running tasks may also run on another worker"
 _CHILD_LOGGED_AT = {
     "died": logging.WARNING,
@@ -69,6 +67,7 @@ class Tasks(Step):
         self.children = ChildBook()
         self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
+        self._idle = IdleWait(self._broker, self._owner)
         self._stopping = False
         self._pool_failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._claim_problem = ""
@@ -120,7 +119,7 @@ class Tasks(Step):
         """Claim nothing more, and return what has not started."""
         self._stopping = True
         self._late_permits.stop()
-        self._room.set()
+        self.look_again()
         if self._background:
             for job in self._pool.withdraw():
                 self._endings.give_back(self._claimed.pop(job.number), ran=False)
@@ -143,12 +142,18 @@ class Tasks(Step):
     def note_change(self) -> None:
         self._room.set()
 
+    def look_again(self) -> None:
+        """End the wait for messages, or for room: what is waited for has changed."""
+        self._room.set()
+        self._idle.end()
+
     def before_taking(self, name: str, callback: Callable[[], Awaitable[None]] | None) -> None:
         """Be awaited after each claim, before anything of it is judged, until None is given."""
         if callback is None:
             self._before_taking.pop(name, None)
         else:
             self._before_taking[name] = callback
+            self.look_again()
 
     # -- for remote control ----------------------------------------------------------------------
 
@@ -260,13 +265,10 @@ class Tasks(Step):
 
     async def _take_some(self) -> None:
         room = min(self._pool.room(), self.prefetch_max - self.claimed)
-        if room <= 0:
+        queues = tuple(self._context.queues)
+        if room <= 0 or not queues:
             self._room.clear()
             await self._room.wait()
-            return
-        queues = tuple(self._context.queues)
-        if not queues:
-            await self._nothing_to_consume()
             return
         read = self.revokes.cursor
         claim = await self._broker.claim(self._owner, queues, room, revoked_after=read)
@@ -291,16 +293,8 @@ class Tasks(Step):
 
     async def _wait_for_messages(self, queues: Sequence[str]) -> None:
         """Until a claim may find something, or is due all the same."""
-        for _ in range(IDLE_WAITS_MAX):
-            is_ready = await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=self._owner)
-            if is_ready or self._stopping or self._before_taking or queues != tuple(self._context.queues):
-                return
-
-    async def _nothing_to_consume(self) -> None:
-        """Every queue was cancelled; one may be added again."""
-        self._room.clear()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._room.wait(), IDLE_WAIT_S)
+        if not self._stopping and not self._before_taking and queues == tuple(self._context.queues):
+            await self._idle.until_ready(queues)
 
     def _note_link(self, change: LinkChange) -> None:
         """Drop unstarted messages claimed on that link: the broker redelivers them, maybe to this worker."""

@@ -13,7 +13,7 @@ from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.steps.tasks import Tasks
 
-LOOK_EVERY_S = 5.0
+LOOK_EVERY_S = 20.0
 PATIENCE_S = 60.0
 
 
@@ -51,7 +51,7 @@ class Watchdog(Step):
 
     async def _ready(self) -> int | None:
         try:
-            depths = await self._queues.queues()
+            depths = await self._queues.queues(self._context.queues)
         except BrokerError:
             return None
         return ready_for(self._context.queues, depths)
