@@ -37,7 +37,7 @@ NEW_IN_PYTHON = {"annotationlib"}  # standard library that an older Python does 
 PURE = {
     "protocol": set[str](),
     "events": {"msgspec"},
-    "wire": {"msgspec"},
+    "wire": {"msgspec", "pybase64"},
     "fold": {"numpy", "pyarrow"},
 }
 

@@ -92,12 +92,15 @@ class Benchmark(Generic[C]):
         self, *, rounds: int, tasks: int, only: Iterable[str] | None = None, former: C | None = None
     ) -> Findings:
         subject = self.contenders[0]
+        named = list(only or ())
+        stages = {title: stage for title, stage in self.stages.items() if title in named} or self.stages
+        only = [name for name in named if name not in self.stages]
         contenders = self._chosen(only if former is None else only or [subject.name])
         if former is not None:
             contenders = [subject, former, *(one for one in contenders if one is not subject)]
         samples: dict[str, dict[str, list[float]]] = {one.name: {} for one in contenders}
         for number in range(1, rounds + 1):
-            for title, stage in self.stages.items():
+            for title, stage in stages.items():
                 for contender in contenders if number % 2 else reversed(contenders):
                     for measure, value in self._measure(number, title, stage, contender, tasks).items():
                         samples[contender.name].setdefault(measure, []).append(value)
@@ -149,11 +152,13 @@ class Benchmark(Generic[C]):
             return contender.settings(Path(home))
 
     def _parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        names = [one.name for one in self.contenders]
+        names = [*(one.name for one in self.contenders), *self.stages]
         parser = argparse.ArgumentParser(description=self.question)
         parser.add_argument("--rounds", type=_at_least(ROUNDS_MIN), help=f"at least {ROUNDS_MIN}")
         parser.add_argument("--tasks", type=_at_least(1), default=self.tasks)
-        parser.add_argument("--only", action="append", choices=names, help="run this one; may be repeated")
+        parser.add_argument(
+            "--only", action="append", choices=names, help="this contender or part; may be repeated"
+        )
         parser.add_argument("--json", action="store_true", help="print one object instead of a table")
         if self.at_commit is not None:
             parser.add_argument("--against", metavar="COMMIT", help="run beside the package of that commit")

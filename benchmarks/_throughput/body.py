@@ -19,7 +19,7 @@ ON_REDIS = URL.startswith("redis:")
 _tally = Tally(HOME / TALLY)
 
 
-def noop(_number: int) -> None:
+def noop(_number: object) -> None:
     _tally.note()
 
 

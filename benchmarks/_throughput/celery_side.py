@@ -32,6 +32,10 @@ def send_bulk(count: int) -> None:
             noop.apply_async((number,), producer=producer)
 
 
+def send(value: object) -> None:
+    noop.delay(value)
+
+
 def send_probe() -> None:
     probe.delay()
 

@@ -82,16 +82,8 @@ class Contender:
     def draining(self, home: Path, url: str, server: Server, count: int) -> Iterator[tuple[Running, Drain]]:
         """A worker started on a full queue; the block begins when the queue is empty."""
         wait_for(lambda: self.waiting(server, url) == count, f"see {count:,} messages of {self.name}")
-        command, *arguments = self.worker.split()
         began_ns = time.monotonic_ns()
-        with running(
-            f"{self.name}-worker",
-            [self.python.parent / command, *arguments],
-            environment=self._environment(home, url),
-            directory=home,
-            stop_signal=self.stop_signal,
-            stop_family=self.stop_family,
-        ) as worker:
+        with self.working(home, url) as worker:
             yield worker, self._watch(home, url, worker, server, began_ns, count)
 
     def waiting(self, server: Server, url: str) -> int:
@@ -124,14 +116,32 @@ class Contender:
         )
 
     def _ask(self, home: Path, url: str, *arguments: str) -> dict[str, Any]:
+        return self.ask_client("benchmarks._throughput.client", home, url, *arguments)
+
+    def ask_client(self, client: str, home: Path, url: str, *arguments: str) -> dict[str, Any]:
+        """What a client module of a benchmark answers when it is run with this contender's side."""
         answer: dict[str, Any] = answer_of(
             f"{self.name}-client",
-            [self.python, "-m", "benchmarks._throughput.client", self.module, *arguments],
+            [self.python, "-m", client, self.module, *arguments],
             environment=self._environment(home, url),
             directory=home,
             timeout_s=CLIENT_TIMEOUT_S,
         )
         return answer
+
+    @contextmanager
+    def working(self, home: Path, url: str, *arguments: str) -> Iterator[Running]:
+        """A worker for as long as the block lasts, with these arguments more."""
+        command, *own = self.worker.split()
+        with running(
+            f"{self.name}-worker",
+            [self.python.parent / command, *own, *arguments],
+            environment=self._environment(home, url),
+            directory=home,
+            stop_signal=self.stop_signal,
+            stop_family=self.stop_family,
+        ) as worker:
+            yield worker
 
     def _environment(self, home: Path, url: str) -> dict[str, str]:
         told: dict[str, str | Path] = {

@@ -23,6 +23,10 @@ def send_bulk(count: int) -> None:
         dramatiq.group(noop.message(number) for number in range(first, min(first + BATCH, count))).run()
 
 
+def send(value: object) -> None:
+    noop.send(value)
+
+
 def send_probe() -> None:
     probe.send()
 

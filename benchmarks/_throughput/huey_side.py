@@ -20,6 +20,10 @@ def send_bulk(count: int) -> None:
         noop.map(range(first, min(first + BATCH, count)))
 
 
+def send(value: object) -> None:
+    noop(value)
+
+
 def send_probe() -> None:
     probe()
 

@@ -24,6 +24,10 @@ def send_bulk(count: int) -> None:
         )
 
 
+def send(value: object) -> None:
+    queue.enqueue(body.noop, value, result_ttl=0)
+
+
 def send_probe() -> None:
     queue.enqueue(body.probe, result_ttl=0)
 

@@ -4,6 +4,7 @@ Redis keeps nothing on disk here; RabbitMQ has its default settings. Every run o
 its broker empty: Redis is flushed, RabbitMQ gives it a virtual host that nobody has used.
 """
 
+import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -56,6 +57,12 @@ class PrivateRedis(Server):
         answer = self._server.ask("EVAL", script, 0)
         assert isinstance(answer, int)
         return answer
+
+    def commands(self) -> int:
+        """How many commands it has run so far, those inside of scripts among them."""
+        answer = self._server.ask("INFO", "commandstats")
+        assert isinstance(answer, bytes)
+        return sum(int(calls) for calls in re.findall(rb":calls=([0-9]+)", answer))
 
     def stop(self) -> None:
         if "_server" in self.__dict__:

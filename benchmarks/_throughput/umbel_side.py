@@ -20,6 +20,10 @@ def send_bulk(count: int) -> None:
         app.send_many(noop.s(number) for number in range(first, min(first + BATCH, count)))
 
 
+def send(value: object) -> None:
+    noop.delay(value)
+
+
 def send_probe() -> None:
     probe.delay()
 

@@ -102,6 +102,15 @@ def test_contenders_alternate_within_every_stage_of_every_round() -> None:
     assert ran == [*one_round, *other_way, *one_round]
 
 
+def test_a_part_can_be_run_alone_of_one_contender_or_all() -> None:
+    ran: list[tuple[str, str]] = []
+    fake_benchmark(ran).run(rounds=1, tasks=7, only=["second"])
+    assert ran == [("second", "ours"), ("second", "theirs")]
+    ran.clear()
+    fake_benchmark(ran).run(rounds=1, tasks=7, only=["second", "theirs"])
+    assert ran == [("second", "theirs")]
+
+
 def test_with_json_one_object_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert fake_benchmark([]).main(["--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

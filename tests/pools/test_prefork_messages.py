@@ -8,7 +8,7 @@ def test_a_batch_is_one_frame() -> None:
     jobs = [make_job(number) for number in range(3)]
     reader: FrameReader[ToChild] = FrameReader(ToChild)
     frames, unfit = batch_frames(7, jobs)
-    assert reader.feed(bytes(frames)) == [JobBatch(7, jobs)]
+    assert reader.feed(b"".join(frames)) == [JobBatch(7, jobs)]
     assert not unfit
 
 
@@ -16,7 +16,7 @@ def test_a_batch_too_large_for_a_frame_goes_job_by_job_under_the_same_number() -
     jobs = [make_job(number, "return", "x" * 100) for number in range(3)]
     reader: FrameReader[ToChild] = FrameReader(ToChild)
     frames, unfit = batch_frames(7, jobs, max_bytes=200)
-    assert reader.feed(bytes(frames)) == [JobBatch(7, [job]) for job in jobs]
+    assert reader.feed(b"".join(frames)) == [JobBatch(7, [job]) for job in jobs]
     assert not unfit
 
 
@@ -31,7 +31,7 @@ def test_a_job_that_cannot_be_written_is_left_out_with_the_reason() -> None:
     ]
     reader: FrameReader[ToChild] = FrameReader(ToChild)
     frames, unfit = batch_frames(7, jobs, max_bytes=300)
-    assert reader.feed(bytes(frames)) == [JobBatch(7, [jobs[0]]), JobBatch(7, [jobs[4]])]
+    assert reader.feed(b"".join(frames)) == [JobBatch(7, [jobs[0]]), JobBatch(7, [jobs[4]])]
     assert list(unfit) == [2, 3, 4]
     assert "cannot be sent to a child process: OverflowError" in unfit[2]
     assert "can't encode character" in unfit[3]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from umbel.errors import BadMessage, WireError
 from umbel.wire.message import Message
 from umbel.wire.retried import retried, retry_of
+from umbel.wire.steps import step_map
 from umbel.wire.task import Embed, SignatureMap, TaskCall, TaskHeaders, decode_task, encode_task
 
 ACCEPT = ("json", "msgpack")
@@ -82,8 +83,8 @@ def test_later_steps_get_new_ids_and_the_chord_that_failed_is_left(
     assert (new.args, new.kwargs) == ([1, "zwei"], {"x": None})
     assert new.embed.callbacks == [step("cb")] and new.embed.errbacks == [step("new-eb")]
     assert new.embed.chord is None and new.embed.chain is not None
-    assert new.embed.chain[0] == step("new-end")
-    fresh = new.embed.chain[1]
+    assert step_map(new.embed.chain[0]) == step("new-end")
+    fresh = step_map(new.embed.chain[1])
     assert (fresh["options"]["task_id"], fresh["kwargs"]["tasks"]) == (
         "new-c",
         [step("new-c1"), step("new-c2")],
@@ -97,8 +98,8 @@ def test_what_a_later_step_brings_gets_new_ids_too() -> None:
     embed = Embed(chain=[inner, followed])  # type: ignore[list-item]
     new = decode_task(retried(encode_task(call(embed)), derive, accept=ACCEPT)).embed.chain
     assert new is not None
-    assert new[0]["kwargs"] == {"header": [step("new-h")], "body": step("new-b")}
-    options = new[1]["options"]
+    assert step_map(new[0])["kwargs"] == {"header": [step("new-h")], "body": step("new-b")}
+    options = step_map(new[1])["options"]
     assert (options["link"], options["link_error"]) == ([step("new-l")], [step("new-e")])
     assert options["chain"] == [step("new-c", chord=step("new-d"))]
 

@@ -14,6 +14,7 @@ from umbel.errors import BadMessage, BadValue, TooLarge, WireError
 from umbel.wire.compat.legacy import to_v2
 from umbel.wire.limits import Limits
 from umbel.wire.message import Message
+from umbel.wire.steps import step_map
 from umbel.wire.task import Embed, TaskCall, TaskHeaders, decode_task, encode_task, read_headers
 
 
@@ -69,7 +70,7 @@ def test_the_captured_chain_is_read_and_written() -> None:  # wire 1.7
     message = message_of({"task": "wapp.add", "id": "1"}, [[1, 2], {}, examples.CHAIN_EMBED])
     call = decode_task(message)
     assert call.embed.chain is not None
-    assert [step["args"] for step in call.embed.chain] == [[4], [3]]
+    assert [step_map(step)["args"] for step in call.embed.chain] == [[4], [3]]
     assert json.loads(encode_task(call).body) == json.loads(message.body)
 
 

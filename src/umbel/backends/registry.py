@@ -2,7 +2,7 @@
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.registry import need_hiredis
+from umbel.brokers.registry import need_redis_extra
 from umbel.errors import BadURL
 
 SCHEMES = (
@@ -32,7 +32,7 @@ def open_backend(url: str, settings: BrokerSettings) -> Backend:
     if not colon or scheme not in SCHEMES:
         raise BadURL(url, f"unknown backend scheme {scheme!r}; known schemes: {', '.join(SCHEMES)}")
     if scheme in _REDIS:
-        need_hiredis(url)
+        need_redis_extra(url)
         from umbel.backends.redis import RedisBackend
 
         return RedisBackend(url, settings)
@@ -49,7 +49,7 @@ def _open_rpc(url: str, settings: BrokerSettings) -> Backend:
     broker_url = settings.url if url.startswith("rpc:") else url
     scheme = broker_url.partition(":")[0]
     if scheme in _REDIS:
-        need_hiredis(broker_url)
+        need_redis_extra(broker_url)
         from umbel.backends.rpc_redis import RedisPost
 
         return RpcBackend(url, settings, RedisPost(broker_url, settings))

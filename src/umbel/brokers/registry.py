@@ -28,7 +28,7 @@ def open_broker(settings: BrokerSettings) -> Broker:
     """The asynchronous face; `open()` it in its event loop."""
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
-        need_hiredis(settings.url)
+        need_redis_extra(settings.url)
         from umbel.brokers.redis.broker import RedisBroker
 
         return RedisBroker(settings)
@@ -44,7 +44,7 @@ def open_broker(settings: BrokerSettings) -> Broker:
 def open_producer(settings: BrokerSettings) -> Producer:
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
-        need_hiredis(settings.url)
+        need_redis_extra(settings.url)
         from umbel.brokers.redis.producer import RedisProducer
 
         return RedisProducer(settings)
@@ -61,7 +61,7 @@ def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
     """For the clients of one event loop."""
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
-        need_hiredis(settings.url)
+        need_redis_extra(settings.url)
         from umbel.brokers.redis.async_producer import RedisAsyncProducer
 
         return RedisAsyncProducer(settings)
@@ -91,10 +91,11 @@ def check_limits_on(url: str, task: str) -> None:
         )
 
 
-def need_hiredis(url: str) -> None:
+def need_redis_extra(url: str) -> None:
     """Redis takes an extra; say so instead of failing at some import."""
-    if find_spec("hiredis") is None:
-        raise BadURL(url, "Redis needs the package hiredis; pip install 'umbel[redis]'")
+    for package in ("hiredis", "pybase64"):
+        if find_spec(package) is None:
+            raise BadURL(url, f"Redis needs the package {package}; pip install 'umbel[redis]'")
 
 
 def _scheme(url: str) -> str:

@@ -167,7 +167,7 @@ class GeventPool:
         for child, jobs in batches.values():
             frames, unfit = batch_frames(0, jobs)
             now, pid = time.time(), child.link.pid
-            child.link.send(frames)
+            child.link.send(*frames)
             self._listener.on_started([(job.number, now, pid) for job in jobs if job.number not in unfit])
             if unfit:
                 self._lose([LostJob(number, False, fault, fault=fault) for number, fault in unfit.items()])

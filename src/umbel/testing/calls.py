@@ -14,6 +14,7 @@ from umbel.errors import WireError
 from umbel.wire.instant import parse_instant
 from umbel.wire.message import Outgoing
 from umbel.wire.show import show_value
+from umbel.wire.steps import step_map
 from umbel.wire.task import TaskCall, decode_task
 from umbel.wire.values import SERIALIZERS, decode_json, encode_json
 
@@ -84,7 +85,7 @@ class SentCall:
     @property
     def then(self) -> list[str]:
         """The tasks of the chain that follow it, in order."""
-        return [step["task"] for step in reversed(self._call.embed.chain or ())]
+        return [step_map(step)["task"] for step in reversed(self._call.embed.chain or ())]
 
     @property
     def unique_key(self) -> str | None:

@@ -7,7 +7,7 @@ that is wrong.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from umbel.wire.limits import (
 from umbel.wire.message import JSON_CONTENT, Message
 from umbel.wire.show import brief
 from umbel.wire.signature import SignatureMap, check_signature
+from umbel.wire.steps import Step, cut_steps, step_map
 from umbel.wire.values import Serializer, accepted_serializer, decode_json, decode_json_as
 
 
@@ -69,11 +70,13 @@ class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Embed(msgspec.Struct):
-    """What follows the task (wire 1.4). `chain` is in reverse: the next step is the last item."""
+    """What follows the task (wire 1.4). `chain` is in reverse: the next step is the last item, the only one
+    that is surely a map (`steps.py`).
+    """
 
     callbacks: list[SignatureMap] | None = None
     errbacks: list[SignatureMap] | None = None
-    chain: list[SignatureMap] | None = None
+    chain: Sequence[Step] | None = None
     chord: SignatureMap | None = None
 
 
@@ -155,7 +158,11 @@ _BODY: msgspec.json.Decoder[_Body] = msgspec.json.Decoder(_Body)
 
 
 def _read_body(form: Serializer, data: bytes, limits: Limits) -> tuple[list[Any], dict[str, Any], Embed]:
+    steps: Sequence[Step] | None = None
     if form.content_type == JSON_CONTENT:
+        if len(data) <= limits.size_max_bytes and (cut := cut_steps(data)) is not None:
+            data, (*later, following) = cut
+            steps = [*later, step_map(following)]
         found: Any = decode_json_as(_BODY, data, what="the body", limits=limits)
     else:
         found = form.decode(data, limits)
@@ -166,7 +173,10 @@ def _read_body(form: Serializer, data: bytes, limits: Limits) -> tuple[list[Any]
     args, kwargs, embed = found
     if not isinstance(args, (list, tuple)):
         raise BadMessage(f"the args of the call must be a list, not {brief(args)}")
-    return list(args), _check_kwargs(kwargs), read_embed(embed)
+    follows = read_embed(embed)
+    if steps is not None:
+        follows.chain = steps
+    return list(args), _check_kwargs(kwargs), follows
 
 
 class _KnownOnly(TaskHeaders, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):

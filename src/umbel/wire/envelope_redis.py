@@ -1,6 +1,7 @@
 """The envelope of Celery's Redis transport: one list element, or one pub/sub payload (wire 2.2).
 
-Headers pass as they are and the body as base64, so that neither is read on its way. What we add
+Headers pass as they are and the body as base64, so that neither is read on its way. A body may have
+megabytes: it is cut out of the envelope and put into it as bytes, not through the JSON library. What we add
 is one map at the very front, `{"umbel": {...}, `: how often the message was started, whether it
 may have run, when it is due. Celery ignores it and keeps it when it restores a message. It stands
 first, with a fixed spelling, so that the Lua scripts find and change it without parsing the rest.
@@ -10,11 +11,12 @@ such a one with a reason, while an exception here would stop the queue.
 """
 
 from binascii import Error as Base64Error
-from binascii import a2b_base64, b2a_base64
+from binascii import a2b_base64
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
+from pybase64 import b64decode, b64encode
 
 from umbel.wire.limits import EXPIRATION_MAX_MS, Name, Priority
 from umbel.wire.message import JSON_CONTENT, Message, StoredResult, unreadable
@@ -22,6 +24,9 @@ from umbel.wire.properties import encode_others
 
 PERSISTENT, TRANSIENT = 2, 1
 MARK = b'{"umbel": {'
+CUT_FROM_BYTES = 2048
+"""A larger envelope is worth looking for its body."""
+_BEGINNINGS = (b'{"body":"', b'{"body": "')
 REDELIVERED = b'{"redelivered": true'
 """How the scripts begin the headers of a message that may have run."""
 
@@ -59,15 +64,8 @@ def seal(
     )
     if message.properties:  # in front, because an envelope is known by its end, where its tag is
         properties = Raw(message.properties[:-1] + b"," + _encode(properties)[1:])
-    envelope = _encode(
-        _Envelope(
-            b2a_base64(message.body, newline=False).decode("ascii"),
-            message.content_encoding,
-            message.content_type,
-            Raw(message.headers),
-            properties,
-        )
-    )
+    around = _Around(message.content_encoding, message.content_type, Raw(message.headers), properties)
+    envelope = _with_body(message.body, around)
     if redelivered:
         due = b', "not_before": %.6f' % not_before if not_before else b""
         return b'{"umbel": {"redelivered": true%b}, ' % due + envelope[1:]
@@ -79,22 +77,19 @@ def seal_result(result: StoredResult, delivery_tag: str) -> bytes:
     properties = _Properties(
         result.task_id, UNSET, TRANSIENT, _DeliveryInfo("", result.reply_to), 0, "base64", delivery_tag
     )
-    body = b2a_base64(result.payload, newline=False).decode("ascii")
-    return _encode(_Envelope(body, "utf-8", JSON_CONTENT, Raw(b"{}"), properties))
+    return _with_body(result.payload, _Around("utf-8", JSON_CONTENT, Raw(b"{}"), properties))
 
 
 def unseal(envelope: bytes) -> Opened:
     try:
-        try:
-            read: _ReadEnvelope = _decode(envelope)
-            others = b""
-        except msgspec.ValidationError:  # maybe for a property that we have no field for
-            read, others = _decode_others(envelope)
+        read, body, others = _cut_out(envelope) if len(envelope) > CUT_FROM_BYTES else (None, b"", b"")
+        if read is None:
+            try:
+                read = _decode(envelope)
+            except msgspec.ValidationError:  # maybe for a property that we have no field for
+                read, others = _decode_others(envelope)
+            body = _decoded(read.body) if read.properties.body_encoding == "base64" else read.body.encode()
         properties = read.properties
-        if properties.body_encoding == "base64":
-            body = a2b_base64(read.body)
-        else:
-            body = read.body.encode()
         expiration = properties.expiration
         expiration_ms = None if expiration is None else int(float(expiration))
         if expiration_ms is not None and not 0 <= expiration_ms <= EXPIRATION_MAX_MS:
@@ -122,17 +117,43 @@ def unseal(envelope: bytes) -> Opened:
 
 def seal_broadcast(exchange: str, routing_key: str, body: bytes, headers: bytes, delivery_tag: str) -> bytes:
     """The payload of an event, a control request or a reply."""
-    return _encode(
-        _Envelope(
-            b2a_base64(body, newline=False).decode("ascii"),
-            "utf-8",
-            JSON_CONTENT,
-            Raw(headers),
-            _Properties(
-                UNSET, UNSET, TRANSIENT, _DeliveryInfo(exchange, routing_key), 0, "base64", delivery_tag
-            ),
-        )
+    properties = _Properties(
+        UNSET, UNSET, TRANSIENT, _DeliveryInfo(exchange, routing_key), 0, "base64", delivery_tag
     )
+    return _with_body(body, _Around("utf-8", JSON_CONTENT, Raw(headers), properties))
+
+
+def _with_body(body: bytes, around: "_Around") -> bytes:
+    return b"".join((_BEGINNINGS[0], b64encode(body), b'",', _encode(around)[1:]))
+
+
+def _cut_out(envelope: bytes) -> tuple["_ReadEnvelope | None", bytes, bytes]:
+    """The envelope with its body cut out, the body, and the other properties; None: it is for the parser.
+
+    Ours and Celery's begin with the body. Base64 has no escapes, so that it ends at the next quote.
+    """
+    start = next((len(one) for one in _BEGINNINGS if envelope.startswith(one)), 0)
+    end = envelope.find(b'"', start) if start else -1
+    if end < 0 or not envelope.startswith((b',"', b', "'), end + 1):
+        return None, b"", b""
+    rest, others = b'{"body":"",' + envelope[end + 2 :], b""
+    try:
+        read: _ReadEnvelope = _decode(rest)
+    except msgspec.ValidationError:
+        read, others = _decode_others(rest)
+    if read.body or read.properties.body_encoding != "base64":
+        return None, b"", b""
+    try:
+        return read, b64decode(memoryview(envelope)[start:end], None, True), others
+    except Base64Error:
+        return None, b"", b""
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return b64decode(text, None, True)
+    except Base64Error:  # with line breaks, maybe; only this one passes over them
+        return a2b_base64(text)
 
 
 class _DeliveryInfo(msgspec.Struct, frozen=True, gc=False):
@@ -152,10 +173,9 @@ class _Properties(msgspec.Struct, frozen=True, gc=False):
     expiration: str | UnsetType = UNSET
 
 
-class _Envelope(msgspec.Struct, frozen=True, gc=False):
-    """In the order and with the names of Celery's."""
+class _Around(msgspec.Struct, frozen=True, gc=False):
+    """What follows the body, in the order and with the names of Celery's."""
 
-    body: str
     content_encoding: str = msgspec.field(name="content-encoding")
     content_type: str = msgspec.field(name="content-type")
     headers: Raw

@@ -23,6 +23,7 @@ from umbel.wire.limits import DEFAULT_LIMITS
 from umbel.wire.message import JSON_CONTENT, Message
 from umbel.wire.signature import SignatureMap
 from umbel.wire.signing import HEADER as SIGNATURE
+from umbel.wire.steps import step_map
 from umbel.wire.values import UNREADABLE, accepted_serializer, decode_json, encode_json
 
 RETRY_OF = "retry_of"
@@ -120,7 +121,7 @@ def _follows(embed: Embed, derive: DeriveId) -> dict[str, Any] | None:
     return {
         "callbacks": embed.callbacks,
         "errbacks": None if errbacks is None else [_fresh(one, derive) for one in errbacks],
-        "chain": None if chain is None else [_out_of_chord(_fresh(one, derive)) for one in chain],
+        "chain": None if chain is None else [_out_of_chord(_fresh(step_map(one), derive)) for one in chain],
         "chord": None,
     }
 

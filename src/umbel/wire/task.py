@@ -16,6 +16,7 @@ from umbel.wire.limits import DEFAULT_LIMITS, HEADER_LIMITS, NAME_MAX_BYTES, Lim
 from umbel.wire.message import JSON_CONTENT, Message
 from umbel.wire.show import brief, show_args, show_kwargs, show_value
 from umbel.wire.signature import SignatureMap, check_signature
+from umbel.wire.steps import encode_steps, step_map
 from umbel.wire.values import SERIALIZERS, encode_json
 
 __all__ = [
@@ -52,6 +53,7 @@ def encode_task(
         body = encode_body(call.args, call.kwargs, call.embed)
     else:
         embed = msgspec.structs.asdict(call.embed)
+        embed["chain"] = None if call.embed.chain is None else [step_map(one) for one in call.embed.chain]
         body = form.encode((list(call.args), dict(call.kwargs), embed), "the call")
     headers = completed(call.headers, call.args, call.kwargs)
     mime: str | msgspec.UnsetType = msgspec.UNSET
@@ -111,7 +113,7 @@ def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
     """Encode the three parts apart, so that an error names the part, and nothing is copied first."""
     follows = NOTHING_FOLLOWS
     if not _is_empty(embed):
-        follows = encode_json(msgspec.structs.asdict(embed), root="embed", limits=_INSIDE_BODY)
+        follows = _encode_embed(embed)
     body = b"[%b,%b,%b]" % (
         encode_json(args, root="args", limits=_INSIDE_BODY),
         encode_json(kwargs, root="kwargs", limits=_INSIDE_BODY) if kwargs else b"{}",
@@ -119,6 +121,23 @@ def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
     )
     check_size("the body", len(body), DEFAULT_LIMITS)
     return body
+
+
+def _encode_embed(embed: Embed) -> bytes:
+    parts = msgspec.structs.asdict(embed)
+    if embed.chain is None or not any(isinstance(step, msgspec.Raw) for step in embed.chain):
+        return encode_json(parts, root="embed", limits=_INSIDE_BODY)
+    # Its steps came as bytes, and leave as those, between what is encoded.
+    texts = {name: encode_json(parts[name], root=name, limits=_INSIDE_EMBED) for name in _BESIDE_THE_CHAIN}
+    return b'{"callbacks":%b,"errbacks":%b,"chain":%b,"chord":%b}' % (
+        texts["callbacks"],
+        texts["errbacks"],
+        encode_steps(embed.chain, _INSIDE_STEPS),
+        texts["chord"],
+    )
+
+
+_BESIDE_THE_CHAIN = ("callbacks", "errbacks", "chord")
 
 
 def _is_empty(embed: Embed) -> bool:
@@ -141,3 +160,5 @@ _to_json = msgspec.json.Encoder().encode
 NOTHING_FOLLOWS = _to_json(Embed())
 # The parts of a body lie one level down.
 _INSIDE_BODY = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)
+_INSIDE_EMBED = Limits(depth_max=DEFAULT_LIMITS.depth_max - 2)
+_INSIDE_STEPS = Limits(depth_max=DEFAULT_LIMITS.depth_max - 3)

@@ -13,10 +13,11 @@ import msgspec
 
 from umbel.errors import BadValue
 from umbel.wire.call import Embed, TaskHeaders
+from umbel.wire.limits import DEFAULT_LIMITS
 from umbel.wire.message import Message
 from umbel.wire.show import TEXT_MAX, show_args, show_kwargs
 from umbel.wire.task import NOTHING_FOLLOWS, encode_body
-from umbel.wire.values import are_atoms, is_flat
+from umbel.wire.values import are_atoms, is_flat, is_readable
 
 SMALL_BYTES = 200
 """Arguments that take no more are short in every respect: their digits, their text, their repr."""
@@ -24,6 +25,7 @@ SMALL_BYTES = 200
 _to_json = msgspec.json.Encoder().encode
 _NULL, _NO_KWARGS, _NO_KWARGS_SHOWN = b"null", b"{}", b'"{}"'
 _EMPTY = Embed()
+_SURELY_FITS_BYTES = DEFAULT_LIMITS.size_max_bytes // 2
 
 
 class CallTemplate:
@@ -86,6 +88,7 @@ def _encode_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any], text_max: int
 ) -> tuple[bytes, bytes, bytes]:
     """Both as JSON text to show, and the body. Small plain ones, as most are, need few looks."""
+    body = b""
     if are_atoms(args) and (not kwargs or is_flat(kwargs)):
         try:
             quoted = _to_json(args)
@@ -98,5 +101,7 @@ def _encode_arguments(
                 _to_json(repr(kwargs)) if kwargs else _NO_KWARGS_SHOWN,
                 b"[%b,%b,%b]" % (quoted, named, NOTHING_FOLLOWS),
             )
-    body = encode_body(list(args), dict(kwargs), _EMPTY)
+        if 0 < len(quoted) + len(named) <= _SURELY_FITS_BYTES and is_readable(quoted) and is_readable(named):
+            body = b"".join((b"[", quoted, b",", named, b",", NOTHING_FOLLOWS, b"]"))
+    body = body or encode_body(list(args), dict(kwargs), _EMPTY)
     return _to_json(show_args(args, text_max)), _to_json(show_kwargs(kwargs, text_max)), body

@@ -29,6 +29,7 @@ from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import encode_failure, exception_map
 from umbel.wire.show import cut
+from umbel.wire.steps import readable_steps
 from umbel.wire.task import SignatureMap, TaskCall
 from umbel.wire.values import decode_json, encode_json
 
@@ -78,7 +79,8 @@ def part_ended(
     if status == SUCCESS or not call.embed.chain:
         return NOTHING_FOLLOWS
     # The end of its chain, which would have been the part, never runs.
-    return _counted(app, *parts_in(call.embed.chain[0], status, payload), request, run)
+    (last,) = readable_steps(call.embed.chain[:1]) or [None]
+    return _counted(app, *parts_in(last, status, payload), request, run)
 
 
 def _counted(

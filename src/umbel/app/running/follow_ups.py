@@ -22,6 +22,7 @@ from umbel.app.running.unrun import ids_in
 from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure
+from umbel.wire.steps import readable_steps, step_map
 from umbel.wire.task import SignatureMap, TaskCall
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def after_success(app: "SendingApp", call: TaskCall, request: Request, value: An
     if embed.chain:
         *remaining, following = embed.chain
         signature = signature_from(following, app).clone([value])
-        signature.options["chain"] = remaining
+        # What a plain task is followed by it only passes on; of a group, each member's message says it.
+        is_plain = type(signature) is Signature
+        signature.options["chain"] = remaining if is_plain else [step_map(step) for step in remaining]
         sent += _sent_by(request, signature.prepare(sender=request))
     return sent
 
@@ -115,7 +118,7 @@ def steps_that_never_run(
     call: TaskCall, error: ExceptionMap, traceback: str, *, status: str, done_at: float
 ) -> Iterable[StoredResult]:
     """The rest of a chain fails with the step that failed, or its waiters would wait for ever."""
-    for task_id in ids_in(call.embed.chain or ()):
+    for task_id in ids_in(readable_steps(call.embed.chain or ())):
         yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
 
 

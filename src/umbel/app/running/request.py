@@ -15,6 +15,7 @@ from umbel.app.options import TaskOptions
 from umbel.app.types.call_types import CallTypes
 from umbel.pools.interface import Told
 from umbel.wire.message import Outgoing
+from umbel.wire.steps import step_map
 from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class Request:
     @property
     def chain(self) -> list[SignatureMap] | None:
         """The steps behind this one, the next one last."""
-        return self.call.embed.chain if self.call else None
+        chain = self.call.embed.chain if self.call else None
+        return None if chain is None else [step_map(step) for step in chain]
 
     @property
     def chord(self) -> SignatureMap | None:

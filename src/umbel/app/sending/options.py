@@ -1,6 +1,6 @@
 """SendOptions: what a call may say beside its arguments, checked where it is written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -8,6 +8,7 @@ from umbel.app.options import checked_priority
 from umbel.errors import nearest
 from umbel.wire.options import broken_rule
 from umbel.wire.show import brief
+from umbel.wire.steps import Step
 from umbel.wire.task import SignatureMap
 
 
@@ -37,7 +38,7 @@ class SendOptions(TypedDict, total=False):
     parent_id: str
     group_id: str
     group_index: int
-    chain: list[SignatureMap]
+    chain: Sequence[Step]
     chord: SignatureMap
     stamped_headers: list[str]
     stamps: dict[str, Any]

@@ -177,16 +177,18 @@ def publish(
     producer: Producer, batch: Sequence[Outgoing], settings: Settings, request: Request | None
 ) -> bool:
     """Whether it was sent; False: it is kept until the running task ends."""
-    publication = Publication(batch, settings, request)
-    if publication.must_wait():
+    # Outside of tasks nothing waits to go first, and most sends succeed at once.
+    publication = None if request is None else Publication(batch, settings, request)
+    if publication is not None and publication.must_wait():
         return False
     began = monotonic()
     try:
-        producer.publish(publication.messages)
+        producer.publish(batch if publication is None else publication.messages)
     except BrokerUnavailable as error:
         failed = error
     else:
-        return publication.succeeded()
+        return publication is None or publication.succeeded()
+    publication = publication or Publication(batch, settings, request)
     try:
         patience = Patience(publication.timeout_s, began=began)
         retried(lambda: producer.publish(publication.messages), failed, patience)

@@ -18,6 +18,7 @@ from umbel.backends.interface import Addressed
 from umbel.clock import cluster_now
 from umbel.wire.instant import LATEST_S
 from umbel.wire.message import Outgoing
+from umbel.wire.steps import answering
 from umbel.wire.task import (
     Embed,
     SignatureMap,
@@ -169,19 +170,12 @@ def _embed(options: SendOptions, reply_to: str) -> Embed:
     return Embed(
         callbacks=_maps(options.get("link")),
         errbacks=_maps(options.get("link_error")),
-        chain=[_answering(step, reply_to) for step in options.get("chain") or ()] or None,
+        chain=[answering(step, reply_to) for step in options.get("chain") or ()] or None,
         chord=options.get("chord"),
     )
 
 
 _EMPTY = Embed()
-
-
-def _answering(step: SignatureMap, reply_to: str) -> SignatureMap:
-    """The step with the address for its result, or the last result of the chain would be lost."""
-    if not reply_to or "reply_to" in step["options"]:
-        return step
-    return {**step, "options": {**step["options"], "reply_to": reply_to}}
 
 
 def _maps(signatures: Any) -> list[SignatureMap] | None:

@@ -6,6 +6,8 @@
 
 local PARKED_MAX = 2000 -- not yet due, moved aside by one claim; the next goes on
 local CHUNK = 1000 -- Lua hands over only so many arguments at once
+local LOOK = 8 -- popped first, to see how large messages are
+local TAKEN_MAX_BYTES = 4 * 1024 * 1024 -- of one claim, and at most LOOK messages more; the next goes on
 
 local prefix, owner, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local ticket, limit, after = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -62,12 +64,14 @@ for i = 9, #ARGV do
   end
 end
 
-local place, parked = 0, 0
+local place, parked, bytes = 0, 0, 0
 
 -- Move messages of a list to the owner, and those that are not yet due aside: how many it got, and
 -- whether the list is empty now.
 local function take(queue, suffix, count)
   local list = prefix .. queue .. suffix
+  local fit = place == 0 and LOOK or math.floor((TAKEN_MAX_BYTES - bytes) * place / bytes)
+  count = math.min(count, math.max(LOOK, fit))
   local envelopes = redis.pcall('RPOP', list, count)
   if not envelopes then
     return 0, true
@@ -86,6 +90,7 @@ local function take(queue, suffix, count)
       parked = parked + 1
     else
       place = place + 1
+      bytes = bytes + #envelope
       taken[#taken + 1] = envelope
       entries[#entries + 1] = ticket .. ':' .. place .. ':' .. list
       entries[#entries + 1] = envelope
@@ -104,10 +109,10 @@ end
 
 for _, suffix in ipairs(SUFFIXES) do
   local active = queues
-  while limit > 0 and #active > 0 and parked < PARKED_MAX do
+  while limit > 0 and #active > 0 and parked < PARKED_MAX and bytes < TAKEN_MAX_BYTES do
     local share, left = math.ceil(limit / #active), {}
     for _, queue in ipairs(active) do
-      if limit > 0 then
+      if limit > 0 and bytes < TAKEN_MAX_BYTES then
         local got, emptied = take(queue, suffix, math.min(share, limit))
         limit = limit - got
         if not emptied then

@@ -98,7 +98,9 @@ class RedisProducer:
         if now > connection.declare_again_at:  # the server may have been emptied meanwhile
             connection.declared.clear()
             connection.declare_again_at = now + DECLARE_AGAIN_S
-        new = {outgoing.queue for outgoing in batch} - connection.declared
+        new: set[str] = set()
+        if len(batch) > 1 or batch[0].queue not in connection.declared:
+            new = {outgoing.queue for outgoing in batch} - connection.declared
         declared = self._bindings.declare(new) if new else []
         if commands or declared:
             replies = connection.exchange([*declared, *commands])
@@ -108,7 +110,8 @@ class RedisProducer:
             except ServerRefused:  # the script says it in better words
                 connection.run(self._keys.script("publish"), self._keys.prefix, *questions(self._keys, batch))
                 raise
-        connection.declared |= new
+        if new:
+            connection.declared |= new
 
     def _broadcast(self, connection: SocketConnection, batch: Sequence[Broadcast]) -> None:
         commands = fan_out(self._keys, [one for one in batch if not is_direct(one.exchange)])

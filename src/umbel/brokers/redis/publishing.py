@@ -60,6 +60,11 @@ def publication(
     asked first, in the same script, and parked messages belong into it. A batch too large for a script
     is pushed in a transaction after one that only asks.
     """
+    if len(batch) == 1 and weight_of(batch[0]) <= BATCH_BYTES_MAX:  # as most are
+        (one,) = batch
+        if not one.not_before or one.queue not in here:
+            key = keys.list_of(one.queue, one.message.priority)
+            return [], [("LPUSH", key, sealed(one, urandom(16).hex(), one.not_before))]
     check_weight(batch)
     places = {(one.queue, one.message.priority) for one in batch}
     is_plain = len({keys.list_of(queue, priority) for queue, priority in places}) == 1

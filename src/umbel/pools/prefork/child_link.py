@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from umbel.errors import BadFrame
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 STALL_S = 60.0  # a child that has begun a frame and writes nothing for so long never ends it
 _NOT_OURS = "invalid data from the child process"
+BATCH_FRAME_MAX_BYTES = 256 * 1024  # of bodies; a child need not have all of a larger batch to begin with it
 _READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
 _TOKENS_READ_BYTES = 4096  # more than two batches have
 
@@ -65,7 +67,7 @@ class ChildLink:
         os.set_blocking(self._tokens_in, False)
         self._theirs: socket.socket | None = theirs
         self._reader: FrameReader[FromChild] = FrameReader(FromChild)
-        self._unsent = bytearray()  # the slots send two batches at most, so this is bounded
+        self._unsent: deque[memoryview] = deque()  # the slots send two batches at most, so this is bounded
         self._open = True
         self._stalled: asyncio.TimerHandle | None = None  # while a frame has begun and not ended
         self._resume: asyncio.TimerHandle | None = None  # of reading, while that is paused
@@ -97,21 +99,15 @@ class ChildLink:
         except BlockingIOError:
             return b""
 
-    def send(self, frame: bytearray) -> None:
+    def send(self, *frames: bytearray) -> None:
         if not self._open:
             return
-        if self._unsent:
-            self._unsent += frame
-            return
-        try:
-            sent = self._channel.send(frame)
-        except BlockingIOError:
-            sent = 0
-        except OSError:  # it is gone; the reader notices, or has
-            return
-        if sent < len(frame):
-            self._unsent = frame[sent:]
-            self._loop.add_writer(self._channel, self._on_writable)
+        waits = bool(self._unsent)
+        self._unsent += map(memoryview, frames)
+        if not waits:
+            self._write()
+            if self._unsent:
+                self._loop.add_writer(self._channel, self._on_writable)
 
     def pause_reading(self, pause_s: float) -> None:
         """Let outcomes gather in the socket, and read them together."""
@@ -137,15 +133,24 @@ class ChildLink:
             self._tokens = self._tokens_in = -1
 
     def _on_writable(self) -> None:
-        try:
-            sent = self._channel.send(self._unsent)
-        except BlockingIOError:
-            return
-        except OSError:
-            sent = len(self._unsent)
-        del self._unsent[:sent]
+        self._write()
         if not self._unsent:
             self._loop.remove_writer(self._channel)
+
+    def _write(self) -> None:
+        """Write what goes into the socket now."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                sent = self._channel.send(unsent[0])
+                if sent < len(unsent[0]):
+                    unsent[0] = unsent[0][sent:]
+                else:
+                    unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone; the reader notices, or has
+            unsent.clear()
 
     def _on_readable(self) -> bool:
         """Return whether there may be more."""
@@ -206,19 +211,20 @@ class ChildLink:
 
 def batch_frames(
     batch: int, jobs: Sequence[Job], *, max_bytes: int = FRAME_MAX_BYTES
-) -> tuple[bytearray, dict[int, str]]:
-    """One frame for the batch, or where that cannot be one for each job; to the child it is the same.
+) -> tuple[list[bytearray], dict[int, str]]:
+    """One frame for the batch, or one for each job where that would be large; to the child it is the same.
 
     And, by number, why jobs are not in it: too large for a frame, or not to be written at all.
     """
-    whole = call_guarded(encode_frame, JobBatch(batch, jobs), max_bytes=max_bytes)
-    if isinstance(whole, Returned):
-        return whole.value, {}
-    frames, unfit = bytearray(), dict[int, str]()
+    if len(jobs) == 1 or sum([len(job.message.body) for job in jobs]) <= BATCH_FRAME_MAX_BYTES:
+        whole = call_guarded(encode_frame, JobBatch(batch, jobs), max_bytes=max_bytes)
+        if isinstance(whole, Returned):
+            return [whole.value], {}
+    frames, unfit = list[bytearray](), dict[int, str]()
     for job in jobs:
         single = call_guarded(encode_frame, JobBatch(batch, (job,)), max_bytes=max_bytes)
         if isinstance(single, Returned):
-            frames += single.value
+            frames.append(single.value)
         else:
             unfit[job.number] = f"cannot be sent to a child process: {in_one_line(single.error)}"
     return frames, unfit

@@ -311,7 +311,7 @@ class PreforkPool:
         if running is not None and running.number == jobs[0].number:  # it was idle
             link.free_at = time.time()
         link.put_tokens(batch, len(jobs) - len(unfit))
-        link.send(frames)
+        link.send(*frames)
         if unfit:
             self._step(NotSent(child, unfit))
 
