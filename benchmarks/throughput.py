@@ -23,6 +23,7 @@ from benchmarks._throughput.contenders import (
     CELERY,
     CELERY_EVENTS,
     DRAMATIQ,
+    DRAMATIQ_CONFIRMED,
     HUEY,
     RQ,
     SAQ,
@@ -37,6 +38,7 @@ from benchmarks._throughput.servers import RABBITMQ, REDIS, SERVERS, Server, sto
 TASKS = 60_000
 TASKS_MIN = 20
 ONE_AT_A_TIME = 0.25  # of the tasks; the others are sent in bulk
+AT_ONCE = 0.125  # from threads, where the contender does that; as many awaited
 PROBES_MAX = 30
 PEERS = tuple(peer.name for peer in (CELERY, DRAMATIQ, TASKIQ, HUEY, RQ, SAQ))
 
@@ -47,6 +49,8 @@ def measures_of(server: Server) -> tuple[Measure, ...]:
         Measure(f"{name}_drain", f"{on}drain", "tasks/s"),
         Measure(f"{name}_enqueue", f"{on}enqueue, one at a time", "tasks/s"),
         Measure(f"{name}_bulk", f"{on}enqueue, in bulk", "tasks/s"),
+        Measure(f"{name}_threads", f"{on}enqueue, from 8 threads", "tasks/s"),
+        Measure(f"{name}_awaited", f"{on}enqueue, awaited by 8", "tasks/s"),
         Measure(f"{name}_latency", f"{on}idle: sent until it runs, p50", "ms", higher_is_better=False),
         Measure(
             f"{name}_latency_client", f"{on}idle: until the call returns, p50", "ms", higher_is_better=False
@@ -76,8 +80,9 @@ def on(server: Server) -> Stage[Contender]:
 
 def measure(contender: Contender, home: Path, server: Server, count: int) -> Mapping[str, float]:
     url = server.empty_url()
-    each = round(count * ONE_AT_A_TIME)
-    fill = contender.fill(home, url, each=each, bulk=count - each)
+    each, at_once = round(count * ONE_AT_A_TIME), round(count * AT_ONCE) * contender.sends_at_once
+    bulk = count - each - at_once * (1 + contender.can_await)
+    fill = contender.fill(home, url, each=each, bulk=bulk, at_once=at_once)
     latency: Mapping[str, float] = {}
     with contender.draining(home, url, server, count) as (worker, drain):
         memory_bytes = worker.pss_bytes()
@@ -94,9 +99,11 @@ def measure(contender: Contender, home: Path, server: Server, count: int) -> Map
     }
     if contender.drains_only:
         return drained
+    at_the_same_time = {"threads": fill.threads_per_s, "awaited": fill.awaited_per_s}
     return {
         **drained,
         **latency,
+        **{name: value for name, value in at_the_same_time.items() if value is not None},
         "enqueue": fill.each_per_s,
         "enqueue_cpu": fill.each_cpu_us,
         "bulk": fill.bulk_per_s,
@@ -111,8 +118,12 @@ TARGETS = (
     Target("redis_enqueue", "best_peer", 1.0, among=PEERS),
     Target("redis_latency", "best_peer", 1.0, among=PEERS),
     Target("redis_memory", CELERY.name, 1 / 0.7),
-    Target("rabbitmq_drain", DRAMATIQ.name, 1.5),
+    Target("rabbitmq_drain", DRAMATIQ.name, 3.0),
     Target("rabbitmq_drain", CELERY.name, 4.0),
+    Target("rabbitmq_enqueue", DRAMATIQ_CONFIRMED.name, 10.0),
+    Target("rabbitmq_threads", DRAMATIQ.name, 0.5),
+    Target("rabbitmq_bulk", DRAMATIQ.name, 2.0),
+    Target("rabbitmq_latency", "best_peer", 1.0, among=(CELERY.name, DRAMATIQ.name)),
     Target("rabbitmq_memory", CELERY.name, 1 / 0.7),
 )
 
@@ -123,13 +134,26 @@ NOTES = (
     "Peers run as their documentation says for short tasks: large prefetch (celery, dramatiq), coroutines",
     "and uvloop (taskiq), workers that do not fork (rq), no results; hiredis is there for all.",
     "_events: the same worker with -E, which sends an event at every step of a task.",
+    "dramatiq_confirmed: the same with confirm_delivery, so that RabbitMQ answers for what is sent.",
     "umbel_signed: the same with 'signing_keys', so every message is signed, verified and used once.",
 )
 
 BENCHMARK = Benchmark(
     name="throughput",
     question="no-op tasks, two children, Redis and RabbitMQ",
-    contenders=(UMBEL, UMBEL_EVENTS, UMBEL_SIGNED, CELERY, CELERY_EVENTS, DRAMATIQ, TASKIQ, HUEY, RQ, SAQ),
+    contenders=(
+        UMBEL,
+        UMBEL_EVENTS,
+        UMBEL_SIGNED,
+        CELERY,
+        CELERY_EVENTS,
+        DRAMATIQ,
+        DRAMATIQ_CONFIRMED,
+        TASKIQ,
+        HUEY,
+        RQ,
+        SAQ,
+    ),
     stages={server.title: on(server) for server in (REDIS, RABBITMQ)},
     measures=[one for server in SERVERS for one in measures_of(server)],
     targets=TARGETS,

@@ -1,6 +1,6 @@
 """The client process of one contender: it sends tasks and prints what it measured, as JSON.
 
-python -m benchmarks._throughput.client MODULE fill ONE_AT_A_TIME IN_BULK
+python -m benchmarks._throughput.client MODULE fill ONE_AT_A_TIME IN_BULK [AT_ONCE]
 python -m benchmarks._throughput.client MODULE probe COUNT
 python -m benchmarks._throughput.client MODULE describe
 """
@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from benchmarks._harness import probing
 from benchmarks._throughput import body
 
 WARM_UP_MAX = 100
+SENDERS = 8
 
 
 class Side(Protocol):
@@ -24,18 +26,33 @@ class Side(Protocol):
 
     def send_each(self, count: int) -> None: ...
     def send_bulk(self, count: int) -> None: ...
+    def send_awaited(self, count: int, senders: int) -> None: ...  # where it can be awaited
     def send_probe(self) -> None: ...
     def describe(self) -> dict[str, str]: ...
 
 
-def fill(side: Side, each: int, bulk: int) -> dict[str, float]:
-    """Send tasks one at a time, then in bulk; the first few, which open connections, are not timed."""
+def fill(side: Side, each: int, bulk: int, at_once: int = 0) -> dict[str, float]:
+    """Send tasks one at a time, in bulk, then `at_once` from threads, and as many awaited if they can be.
+
+    The first few, which open connections, are not timed.
+    """
     warm_up = min(WARM_UP_MAX, each // 10)
     side.send_each(warm_up)
-    return {**_timed("each", side.send_each, each - warm_up), **_timed("bulk", side.send_bulk, bulk)}
+    filled = {**_timed("each", side.send_each, each - warm_up), **_timed("bulk", side.send_bulk, bulk)}
+    if at_once:
+        filled |= _threads(side, at_once)
+    if at_once and hasattr(side, "send_awaited"):
+        filled |= _timed("awaited", lambda count: side.send_awaited(count, SENDERS), at_once)
+    return filled
 
 
-def _timed(name: str, send: Callable[[int], None], count: int) -> dict[str, float]:
+def _threads(side: Side, count: int) -> dict[str, float]:
+    shares = [count // SENDERS + (nth < count % SENDERS) for nth in range(SENDERS)]
+    with ThreadPoolExecutor(SENDERS) as threads:
+        return _timed("threads", lambda _: list(threads.map(side.send_each, shares)), count)
+
+
+def _timed(name: str, send: Callable[[int], object], count: int) -> dict[str, float]:
     gc.collect()
     began, cpu_began = time.perf_counter(), time.process_time()
     send(count)

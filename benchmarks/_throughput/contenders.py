@@ -18,7 +18,7 @@ from benchmarks._harness import probing
 from benchmarks._harness.benchmark import PEERS_PYTHON, SOURCE, clean_environment
 from benchmarks._harness.processes import CPU_TICK_S, Running, answer_of, running, wait_for
 from benchmarks._throughput import tally
-from benchmarks._throughput.places import CHILDREN, HOME_VARIABLE, TALLY, URL_VARIABLE
+from benchmarks._throughput.places import CHILDREN, CONFIRM_VARIABLE, HOME_VARIABLE, TALLY, URL_VARIABLE
 from benchmarks._throughput.servers import RABBITMQ, REDIS, Server
 
 CLIENT_TIMEOUT_S = 120.0
@@ -32,6 +32,10 @@ class Fill:
     each_cpu_us: float  # of the client, per task
     bulk_per_s: float
     bulk_cpu_us: float
+    threads_per_s: float | None = None
+    threads_cpu_us: float | None = None
+    awaited_per_s: float | None = None
+    awaited_cpu_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Contender:
     python: Path = PEERS_PYTHON
     stop_signal: signal.Signals = signal.SIGTERM
     stop_family: bool = False  # its main process does not pass the signal on
+    sends_at_once: bool = False  # from threads as well, and awaited where it can be
+    can_await: bool = False
     drains_only: bool = False  # the rest would not differ from the contender that it is a variant of
 
     def at_commit(self, name: str, source: Path) -> "Contender":
@@ -68,8 +74,9 @@ class Contender:
         variables = "".join(f"{name}={value} " for name, value in self.variables.items())
         return {**self._ask(home, NOWHERE, "describe"), "worker": f"{variables}{self.worker}"}
 
-    def fill(self, home: Path, url: str, *, each: int, bulk: int) -> Fill:
-        return Fill(**self._ask(home, url, "fill", str(each), str(bulk)))
+    def fill(self, home: Path, url: str, *, each: int, bulk: int, at_once: int = 0) -> Fill:
+        """`at_once`: from threads, and as many awaited."""
+        return Fill(**self._ask(home, url, "fill", str(each), str(bulk), str(at_once)))
 
     def probe(self, home: Path, url: str, count: int) -> Mapping[str, float]:
         """Median times in milliseconds from sending a task to an idle worker until it runs."""
@@ -177,6 +184,8 @@ UMBEL = Contender(
     shares={REDIS.name: 1.0, RABBITMQ.name: 0.3},
     counted_by=_UMBELS,
     queue="celery",
+    sends_at_once=True,
+    can_await=True,
 )
 UMBEL_EVENTS = Contender(
     name="umbel_events",
@@ -192,6 +201,7 @@ UMBEL_SIGNED = replace(
     name="umbel_signed",
     shares={REDIS.name: 0.6, RABBITMQ.name: 0.1},
     variables={"UMBEL_SIGNING_KEYS": "bench:thirty-two characters of secret"},
+    sends_at_once=False,
 )
 CELERY = Contender(
     name="celery",
@@ -217,6 +227,13 @@ DRAMATIQ = Contender(
     counted_by="return redis.call('HLEN', 'dramatiq:default.msgs')",
     variables={"dramatiq_queue_prefetch": "100"},
     queue="default",
+    sends_at_once=True,
+)
+DRAMATIQ_CONFIRMED = replace(
+    DRAMATIQ,
+    name="dramatiq_confirmed",
+    shares={RABBITMQ.name: 0.02},
+    variables={**DRAMATIQ.variables, CONFIRM_VARIABLE: "1"},
 )
 TASKIQ = Contender(
     name="taskiq",

@@ -1,13 +1,19 @@
-"""Dramatiq's side: its default middleware, persistent messages."""
+"""Dramatiq's side: its default middleware, persistent messages; confirmed if CONFIRM_VARIABLE is set."""
+
+import os
 
 import dramatiq
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 
 from benchmarks._throughput import body
-from benchmarks._throughput.places import BATCH
+from benchmarks._throughput.places import BATCH, CONFIRM_VARIABLE
 
-broker = RedisBroker(url=body.URL) if body.ON_REDIS else RabbitmqBroker(url=body.URL)
+CONFIRMS = CONFIRM_VARIABLE in os.environ
+
+broker = (
+    RedisBroker(url=body.URL) if body.ON_REDIS else RabbitmqBroker(url=body.URL, confirm_delivery=CONFIRMS)
+)
 dramatiq.set_broker(broker)
 noop = dramatiq.actor(body.noop)
 probe = dramatiq.actor(body.probe)
@@ -35,6 +41,6 @@ def describe() -> dict[str, str]:
     return {
         "version": dramatiq.__version__,
         "bulk": "group().run()",
-        "delivery": "at least once; publishing to RabbitMQ is not confirmed",
+        "delivery": f"at least once; publishing to RabbitMQ is {'' if CONFIRMS else 'not '}confirmed",
         "crash": "loses nothing",
     }

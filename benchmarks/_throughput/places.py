@@ -2,6 +2,7 @@
 
 HOME_VARIABLE = "BENCH_HOME"
 URL_VARIABLE = "BENCH_URL"
+CONFIRM_VARIABLE = "BENCH_CONFIRM"  # for a peer whose sends are not confirmed by default
 
 TALLY = "tally"
 CHILDREN = 2

@@ -1,5 +1,7 @@
 """Umbel's side: an app with its default settings, apart from the address and the results."""
 
+import asyncio
+
 import umbel
 from benchmarks._throughput import body
 from benchmarks._throughput.places import BATCH
@@ -22,6 +24,18 @@ def send_bulk(count: int) -> None:
 
 def send(value: object) -> None:
     noop.delay(value)
+
+
+def send_awaited(count: int, senders: int) -> None:
+    async def sender(first: int) -> None:
+        for number in range(first, count, senders):
+            await noop.adelay(number)
+
+    async def send() -> None:
+        async with app:
+            await asyncio.gather(*map(sender, range(senders)))
+
+    asyncio.run(send())
 
 
 def send_probe() -> None:

@@ -17,6 +17,8 @@ MEASURES = {
     "drain",
     "enqueue",
     "bulk",
+    "threads",
+    "awaited",
     "latency",
     "latency_client",
     "latency_worker",

@@ -61,8 +61,8 @@ async def outcomes(*work: Coroutine[Any, Any, object]) -> list[object]:
 
 async def close_it(channel: Channel) -> None:
     """Somebody's message that RabbitMQ answers by closing the channel."""
-    bad = encode_publish(channel.number, "gone", "k", encode_properties(Properties()), b"", mandatory=True)
-    await channel.publish([bad], lambda: [("gone", "k")])
+    bad = ("gone", "k", encode_properties(Properties()), b"")
+    await channel.publish([encode_publish(channel.number, *bad, mandatory=True)], lambda: [bad])
 
 
 def test_an_exchange_that_was_deleted_concerns_nobody_else(under_test: BrokerUnderTest) -> None:

@@ -240,3 +240,84 @@ def test_forgetting_waits_until_the_server_has_everything_back() -> None:
         assert await forgetting == 0
 
     run(scenario())
+
+
+# -- what need not be asked --------------------------------------------------------------------------
+
+
+async def served(worker: Worker) -> None:
+    """Its owner waits between claims, and the last one found something."""
+    await worker.take("ab", 9)
+    worker.claims.note_waiting(ADA)
+    worker.server.put("a", "x")
+    worker.server.consumed["a"].hand_over()
+    assert await worker.take("ab", 4) == ["x"]
+
+
+def test_an_owner_that_waits_need_not_ask_once_after_a_claim_that_found_something() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        await served(worker)
+        assert worker.claims.will_be_woken(ADA, "ab", 8)
+        assert not worker.claims.will_be_woken(ADA, "ab", 8), "once"
+        assert await worker.take("ab", 4) == []
+        assert not worker.claims.will_be_woken(ADA, "ab", 8), "it found nothing"
+
+    run(scenario())
+
+
+def test_who_does_not_wait_between_claims_always_asks() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        worker.claims.note_waiting(ADA)  # nobody yet
+        worker.server.put("a", "x")
+        assert await worker.take("a", 4) == ["x"]
+        assert not worker.claims.will_be_woken(ADA, "a", 1)
+        assert not worker.claims.will_be_woken(BOB, "a", 1)
+
+    run(scenario())
+
+
+def test_a_claim_of_nothing_asks_for_what_was_revoked() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        await served(worker)
+        assert not worker.claims.will_be_woken(ADA, "ab", 0)
+        assert worker.claims.will_be_woken(ADA, "ab", 1)
+
+    run(scenario())
+
+
+def test_more_than_the_server_may_send_is_asked_for() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        await served(worker)
+        assert not worker.claims.will_be_woken(ADA, "ab", 9), "one is claimed, and nine may come"
+        await served(worker)
+        assert not worker.claims.will_be_woken(ADA, "abc", 1), "that queue is new"
+
+    run(scenario())
+
+
+def test_what_is_here_or_was_given_back_is_claimed_with_certainty() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        await served(worker)
+        worker.server.put("b", "y")
+        worker.server.consumed["b"].hand_over()
+        assert not worker.claims.will_be_woken(ADA, "ab", 4)
+        assert await worker.take("ab", 4) == ["y"]
+        worker.consumer("a").give_back(1)
+        assert not worker.claims.will_be_woken(ADA, "ab", 4)
+
+    run(scenario())
+
+
+def test_a_consumer_that_has_ended_wakes_nobody() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        await served(worker)
+        worker.server.consumed["b"].end(ChannelClosed(406, "late acknowledgement"))
+        assert not worker.claims.will_be_woken(ADA, "ab", 4)
+
+    run(scenario())

@@ -163,12 +163,14 @@ async def take(
     return await broker.claim(owner, queues, limit)
 
 
-async def take_in_time(broker: Broker, count: int, *, what: str) -> list[Delivery]:
+async def take_in_time(
+    broker: Broker, count: int, *, what: str, queues: Sequence[str] = (QUEUE,)
+) -> list[Delivery]:
     """So many messages, of which not all may be there at once."""
     taken: list[Delivery] = []
 
     async def enough() -> bool:
-        taken.extend((await take(broker)).deliveries)
+        taken.extend((await take(broker, queues=queues)).deliveries)
         return len(taken) >= count
 
     await eventually(enough, what=what)

@@ -119,12 +119,12 @@ class _Amqp(_Sqlite):
     def tasks(self, cases: Sequence[Case]) -> None:
         with self._linked() as link:
             link.call(Method.QUEUE_DECLARE, 0, QUEUE, False, True, False, False, False, {})
-            link.publish(encode_publish(1, "", QUEUE, amqp_properties(case), case.body) for case in cases)
+            link.publish([encode_publish(1, "", QUEUE, amqp_properties(case), case.body) for case in cases])
 
     def broadcast(self, cases: Sequence[Addressed]) -> None:
         with self._linked() as link:
             link.publish(
-                encode_publish(1, to, key, amqp_properties(case), case.body) for to, key, case in cases
+                [encode_publish(1, to, key, amqp_properties(case), case.body) for to, key, case in cases]
             )
 
     def _linked(self) -> closing[BlockingLink]:

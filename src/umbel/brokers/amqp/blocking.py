@@ -1,15 +1,23 @@
-"""BlockingLink: a connection to RabbitMQ for threads, as plain calls on a socket.
+"""BlockingLink: a connection to RabbitMQ for threads, as plain calls.
 
 For clients and running tasks, which have no event loop of ours. It sends no heartbeats, because
 nobody would send them between two calls: none are agreed, and a connection that died while it was
 idle is found out, and replaced, at its next use.
+
+Many threads may publish at once. Each writes its messages and waits for its own confirmations; of those who
+wait, one reads for all and hands that on when it has its own. So the server answers for many with one
+flush of its disk, and nobody waits for a round trip of somebody else's.
 """
 
-import socket
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
 
+from umbel.brokers.amqp.confirms import Batch, Sent, Unconfirmed
+from umbel.brokers.amqp.connection import Connection
 from umbel.brokers.amqp.frames import (
     PROTOCOL_HEADER,
     BadFrames,
@@ -18,210 +26,254 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake
+from umbel.brokers.amqp.handshake import CONFIRMS_PER_S, REPLY_TIMEOUT_S, Handshake
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import channel_refusal, connection_refusal, unreachable
-from umbel.brokers.tls import nothing_to_read
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerError, BrokerUnavailable
 
-RECEIVE_BYTES = 65_536
-SEND_BUFFER_BYTES = 1_048_576  # the larger, the larger the batches that are sent in one piece
-PIECE, UNCONFIRMED_MAX = 1000, 5000
+PIECE, PIECES_AHEAD = 1000, 5  # of a large batch, so that its confirmations are read while it is sent
 _ACK, _NACK = int(Method.BASIC_ACK), int(Method.BASIC_NACK)
 
 
+class Published(NamedTuple):
+    """What the server did not take, when it has answered for all."""
+
+    refused: Sequence[int]  # places
+    returned: Sequence[Incoming]  # mandatory messages that no queue took
+
+
 class BlockingLink:
-    """One connection and one channel at a time; not for two threads at once."""
+    """One connection and one channel at a time. Only `publish` and `is_stale` are for several threads."""
 
     def __init__(self, location: Location, *, timeout_s: float, name: str) -> None:
         self.location = location
         self.deliveries: list[Incoming] = []
-        self.returned: list[Incoming] = []
         self.blocked = ""
+        self.error: BrokerError | None = None  # why it cannot be used any more
         self._reader = FrameReader()
-        self._arrived: list[Incoming] = []
-        self._published = 0
-        self._socket = self._connect(timeout_s, name)
+        self._answers: list[Incoming] = []
+        self._unconfirmed = Unconfirmed()
+        self._lock = threading.Lock()  # whoever has it does not wait
+        self._is_read = False  # by one of those who wait
+        self._asleep: dict[Sleeper, None] = {}
+        self._connection = Connection(location, timeout_s=timeout_s)
+        try:
+            self._shake_hands(timeout_s, name)
+        except (OSError, BadFrames) as error:
+            self._connection.abandon()
+            raise unreachable(location, error) from None
+        except BaseException:
+            self._connection.abandon()
+            raise
 
     def call(self, method: Method, *fields: Any) -> Incoming:
         self.send(encode_method(1, method, *fields))
-        return self._next_answer()
+        ends = monotonic() + REPLY_TIMEOUT_S
+        while not self._answers:
+            self._turn(ends)
+            if self.error is not None:
+                raise self.error
+        return self._answers.pop(0)
 
     def send(self, data: bytes) -> None:
-        try:
-            self._socket.settimeout(REPLY_TIMEOUT_S)
-            self._socket.sendall(data)
-        except OSError as error:
-            raise self._lost(error) from None
+        self._guarded(lambda: self._connection.write(data))
+        self._flush(monotonic() + REPLY_TIMEOUT_S)
 
-    def publish(self, frames: Iterable[bytes]) -> list[int]:
-        """Publish messages and return when the server has answered for all; places of those it refused.
+    def publish(self, frames: Sequence[bytes], sent: Sequence[Sent] = ()) -> Published:
+        """Publish messages and return when the server has answered for all.
 
-        A large batch goes out in pieces, so that its confirmations are read while it is sent.
+        `sent` are the same messages in parts, by which those are known that come back.
         """
-        batch = list(frames)
-        unconfirmed: dict[int, None] = {}
-        refused: list[int] = []
-        first = self._published + 1
-        for start in range(0, len(batch), PIECE):
-            piece = batch[start : start + PIECE]
-            self.send(b"".join(piece))
-            unconfirmed |= dict.fromkeys(range(self._published + 1, self._published + len(piece) + 1))
-            self._published += len(piece)
-            is_last = start + PIECE >= len(batch)
-            while len(unconfirmed) > (0 if is_last else UNCONFIRMED_MAX):
-                refused += [number - first for number in self._read_refused(unconfirmed)]
-        return refused
+        sleeper = Sleeper()
+        on_done = partial(self._wake, sleeper)
+        batches: list[Batch] = []
+        for start in range(0, len(frames), PIECE):
+            batches.append(self._put(frames[start : start + PIECE], sent[start : start + PIECE], on_done))
+            if len(batches) > PIECES_AHEAD:
+                self._wait_for(batches[-PIECES_AHEAD - 1], sleeper)
+        for batch in batches:
+            self._wait_for(batch, sleeper)
+        refused = [nth * PIECE + place for nth, batch in enumerate(batches) for place in batch.refused]
+        return Published(refused, [one for batch in batches for one in batch.returned])
 
     def reopen_channel(self) -> None:
         """After `ChannelClosed`, go on with a new channel."""
+        self.error = None
         self.call(Method.CHANNEL_OPEN, "")
         self.call(Method.CONFIRM_SELECT, False)
-        self._published = 0
 
     def receive(self, timeout_s: float | None) -> None:
         """Wait for a delivery, which is then in `deliveries`; at the time-out there is none."""
-        if self.deliveries:
-            return
-        try:
-            self._next(timeout_s, until_delivery=True)
-        except TimeoutError:
-            return
+        while not self.deliveries:
+            if not self._connection.wait(timeout_s):
+                return
+            self._take_in()
+            if self.error is not None:
+                raise self.error
 
     def is_stale(self) -> bool:
         """Whether the server has closed the connection, as far as can be told without asking."""
-        try:
-            self._arrived += self._read(0.0)
-        except (OSError, BadFrames) as error:
-            return not nothing_to_read(error)
-        return any(incoming.method == Method.CONNECTION_CLOSE for incoming in self._arrived)
+        if self.error is None and not len(self._unconfirmed) and self._connection.wait(0.0):
+            with suppress(BrokerError):
+                self._take_in()
+        return self.error is not None
 
     def close(self) -> None:
-        try:
-            self._socket.settimeout(1.0)
-            self._socket.sendall(encode_method(0, Method.CONNECTION_CLOSE, 200, "bye", 0, 0))
-            self._socket.recv(RECEIVE_BYTES)  # its goodbye; what else it says concerns nobody now
-        except OSError:
-            pass
-        self._socket.close()
+        with suppress(OSError):
+            self._connection.write(encode_method(0, Method.CONNECTION_CLOSE, 200, "bye", 0, 0))
+            self._connection.wait(1.0)  # its goodbye; what else it says concerns nobody now
+        self._connection.abandon()
 
     def interrupt(self) -> None:
         """End the connection under a thread that waits on it; the thread sees that it was lost."""
-        with suppress(OSError):  # it had ended
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._connection.interrupt()
 
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's, so nothing is said on it."""
-        socket.socket.close(self._socket)
-
-    def _connect(self, timeout_s: float, name: str) -> socket.socket:
-        try:
-            plain = socket.create_connection((self.location.host, self.location.port), timeout=timeout_s)
-        except OSError as error:
-            raise unreachable(self.location, error) from None
-        try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _keep_alive(plain)
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._socket = plain
-            if (context := self.location.tls_context()) is not None:
-                self._socket = context.wrap_socket(plain, server_hostname=self.location.host)
-            self._shake_hands(timeout_s, name)
-        except (OSError, BadFrames) as error:
-            self._socket.close()
-            raise unreachable(self.location, error) from None
-        except BaseException:
-            self._socket.close()
-            raise
-        return self._socket
+        self._connection.abandon()
 
     def _shake_hands(self, timeout_s: float, name: str) -> None:
         handshake = Handshake(self.location, heartbeat_s=0, name=name)
-        self._socket.sendall(PROTOCOL_HEADER)
+        self._connection.write(PROTOCOL_HEADER)
         while not handshake.is_done():
-            for incoming in self._read(timeout_s):
-                self._socket.sendall(handshake.step(incoming))
+            if not self._connection.wait(timeout_s):
+                raise TimeoutError
+            for incoming in self._reader.feed(self._connection.read()):
+                self._connection.write(handshake.step(incoming))
         self.reopen_channel()
 
-    def _read_refused(self, unconfirmed: dict[int, None]) -> list[int]:
-        """Take out what the server has answered for; the numbers of those it refused."""
-        incoming = self._next()
-        if incoming.method not in (_ACK, _NACK):
-            return []
-        tag, multiple = incoming.fields[:2]
-        ended = [tag]
-        if multiple:
-            ended = []
-            for one in unconfirmed:
-                if one > tag:
-                    break
-                ended.append(one)
-        for one in ended:
-            unconfirmed.pop(one, None)
-        return ended if incoming.method == _NACK else []
+    # -- sending, with others --------------------------------------------------------------------
 
-    def _next_answer(self) -> Incoming:
-        while True:
-            incoming = self._next()
-            if incoming.method not in (_ACK, _NACK):
-                return incoming
+    def _put(self, frames: Sequence[bytes], sent: Sequence[Sent], on_done: "partial[None]") -> Batch:
+        batches: list[Batch] = []
 
-    def _next(self, timeout_s: float | None = REPLY_TIMEOUT_S, *, until_delivery: bool = False) -> Incoming:
-        """The next method that is meant for the caller; the rest is dealt with here."""
-        while True:
-            while not self._arrived:
-                try:
-                    self._arrived = self._read(timeout_s)
-                except TimeoutError:
-                    if until_delivery:
-                        raise
-                    why = self.blocked or "no answer in time"
-                    raise self._lost(why) from None
-                except (OSError, BadFrames) as error:
-                    raise self._lost(error) from None
-            incoming = self._arrived.pop(0)
-            if not self._dealt_with(incoming):
-                return incoming
-            if until_delivery and self.deliveries:
-                return incoming
+        def put() -> None:
+            batches.append(self._unconfirmed.add(len(frames), lambda: sent, on_done))
+            self._connection.write(b"".join(frames))
 
-    def _dealt_with(self, incoming: Incoming) -> bool:
+        self._guarded(put)
+        self._flush(_deadline(batches[0]))
+        return batches[0]
+
+    def _wait_for(self, batch: Batch, sleeper: "Sleeper") -> None:
+        ends, reads = _deadline(batch), False
+        try:
+            while batch.missing:
+                if (error := batch.error or self.error) is not None:
+                    raise error
+                if not reads:
+                    with self._lock:
+                        reads, self._is_read = not self._is_read, True
+                        if not reads and batch.missing:
+                            self._asleep[sleeper] = None
+                if reads:
+                    self._turn(ends)
+                elif not sleeper.sleep(ends):
+                    self._give_up()
+        finally:
+            with self._lock:
+                self._asleep.pop(sleeper, None)
+                if reads:
+                    self._is_read = False
+                if not self._is_read and (other := next(iter(self._asleep), None)) is not None:
+                    self._wake(other)
+
+    def _flush(self, ends: float) -> None:
+        """Until all is written. What arrives meanwhile is read: the server may wait for that."""
+        while not self._connection.is_written and self.error is None:
+            self._turn(ends)
+        if self.error is not None:
+            raise self.error
+
+    def _wake(self, sleeper: "Sleeper") -> None:
+        self._asleep.pop(sleeper, None)
+        sleeper.wake()
+
+    # -- the connection --------------------------------------------------------------------------
+
+    def _turn(self, ends: float) -> None:
+        """Wait until there is something to read or room to write, and do so."""
+        if self._connection.wait(ends - monotonic()):
+            self._take_in()
+        elif monotonic() >= ends:
+            self._give_up()
+
+    def _take_in(self) -> None:
+        self._guarded(self._read)
+
+    def _read(self) -> None:
+        self._connection.write_on()
+        for incoming in self._reader.feed(self._connection.read()):
+            self._deal_with(incoming)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Use the connection alone; whatever goes wrong there, nothing can be read after it."""
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            try:
+                work()
+            except (OSError, BadFrames) as error:
+                self._fail(self._lost(error))
+            except BaseException:
+                self._fail(self._lost("interrupted"))
+                raise
+
+    def _deal_with(self, incoming: Incoming) -> None:
         match incoming.method:
+            case Method.BASIC_ACK | Method.BASIC_NACK:
+                number, multiple, *_ = incoming.fields
+                accepted = incoming.method == _ACK
+                self._unconfirmed.answer(number, multiple=multiple, accepted=accepted)
             case Method.BASIC_DELIVER:
                 self.deliveries.append(incoming)
             case Method.BASIC_RETURN:
-                self.returned.append(incoming)
+                self._unconfirmed.take_back(incoming)
             case Method.CONNECTION_BLOCKED:
                 self.blocked = incoming.fields[0] or "a resource alarm"
             case Method.CONNECTION_UNBLOCKED:
                 self.blocked = ""
             case Method.CHANNEL_CLOSE:
                 code, text, _, _ = incoming.fields
-                self.send(encode_method(1, Method.CHANNEL_CLOSE_OK))
-                raise channel_refusal(self.location, code, text)
+                self._connection.write(encode_method(1, Method.CHANNEL_CLOSE_OK))
+                self._fail(channel_refusal(self.location, code, text))
             case Method.CONNECTION_CLOSE:
                 code, text, _, _ = incoming.fields
-                self.send(encode_method(0, Method.CONNECTION_CLOSE_OK))
-                self._socket.close()
-                raise connection_refusal(self.location, code, text)
+                self._connection.write(encode_method(0, Method.CONNECTION_CLOSE_OK))
+                self._fail(connection_refusal(self.location, code, text))
             case _:
-                return False
-        return True
+                self._answers.append(incoming)
 
-    def _read(self, timeout_s: float | None) -> list[Incoming]:
-        self._socket.settimeout(timeout_s)
-        data = self._socket.recv(RECEIVE_BYTES)
-        if not data:
-            raise ConnectionResetError("RabbitMQ closed the connection")
-        return self._reader.feed(data)
+    def _give_up(self) -> None:
+        with self._lock:
+            self._fail(self._lost(self.blocked or "no answer in time"))
+
+    def _fail(self, error: BrokerError) -> None:
+        if self.error is None:
+            self.error = error
+            self._unconfirmed.fail(error)
 
     def _lost(self, why: BaseException | str) -> BrokerUnavailable:
         return BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was lost: {why}")
 
 
-def _keep_alive(plain: socket.socket) -> None:
-    """Let the kernel find out about a peer that went without a word, within half a minute."""
-    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if (option := getattr(socket, name, None)) is not None:
-            plain.setsockopt(socket.IPPROTO_TCP, option, value)
+class Sleeper:
+    """A thread that waits for others to read for it. Woken before it sleeps, it does not."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        if self._lock.locked():
+            self._lock.release()
+
+    def sleep(self, ends: float) -> bool:
+        """Whether it was woken in time."""
+        return self._lock.acquire(timeout=max(0.0, ends - monotonic()))
+
+
+def _deadline(batch: Batch) -> float:
+    return monotonic() + REPLY_TIMEOUT_S + batch.missing / CONFIRMS_PER_S

@@ -132,14 +132,15 @@ class AmqpBroker(KeptFailures):
         claims, revokes = session.claims, session.views.revokes
         await pauses.leave_paused(session, owner, queues)
         usable = pauses.not_paused(session, self._usable(queues))
+        will_be_woken = claims.will_be_woken(owner, usable, limit)
         try:
-            if not claims.has_arrived(owner, usable):
+            if not will_be_woken and not claims.has_arrived(owner, usable):
                 for queue in usable:
                     await session.make_queue(queue)
                 await self._park_early(session, claims)
                 await session.catch_up()
                 usable = pauses.not_paused(session, usable)
-            taken = await claims.claim(owner, usable, limit)
+            taken = [] if will_be_woken else await claims.claim(owner, usable, limit)
         except QueueRefused as refused:
             session.publisher.declared.discard(refused.queue)
             if refused.is_missing or len(usable) == 1:  # deleted by somebody: the next claim makes it
@@ -173,6 +174,7 @@ class AmqpBroker(KeptFailures):
         facts, heard = session.views.facts, session.views.facts.pauses_heard
         queues = pauses.not_paused(session, self._usable(queues))
         if session.claims.watches(queues):
+            session.claims.note_waiting(owner)
             await session.claims.wait(queues, timeout_s, is_over=lambda: facts.pauses_heard != heard)
             return True
         ends = asyncio.get_running_loop().time() + timeout_s

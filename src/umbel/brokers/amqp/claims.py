@@ -44,6 +44,8 @@ class Owner:
         self.is_new = True  # and its owner does not know yet
         self.consumers: dict[str, Consumer] = {}
         self.turn = -1  # the place of the queue that was served last
+        self.waits = False  # it waits between claims, and what arrives wakes it
+        self.was_served = False  # by its last claim
         self.lock = asyncio.Lock()
 
 
@@ -148,13 +150,27 @@ class Claims:
         async with owner.lock:
             consumers = [await self._consumer(owner, queue) for queue in queues]
             here = sum(consumer.buffered for consumer in consumers)
-            streams = all(
-                consumer.prefetch >= consumer.claimed + limit and not consumer.stirred
-                for consumer in consumers
-            )
+            streams = all(consumer.streams(limit) for consumer in consumers)
             if here < limit and not (here and streams):
                 await self._fetch(consumers, limit)
-            return self._pick(owner, consumers, limit)
+            taken = self._pick(owner, consumers, limit)
+            owner.was_served = bool(taken)
+            return taken
+
+    def will_be_woken(self, name: str, queues: Sequence[str], limit: int) -> bool:
+        """Whether a claim finds nothing and need not ask the server, as once after one that found something.
+
+        The server may send as much as is wanted, and the owner waits between its claims: what is on its way
+        wakes it.
+        """
+        owner = self._owners.get(name)
+        if owner is None or not owner.waits or not owner.was_served or not limit:
+            return False
+        consumers = [owner.consumers.get(queue) for queue in queues]
+        owner.was_served = any(one is not None and one.buffered for one in consumers)
+        return not owner.was_served and all(
+            one is not None and one.is_open and one.streams(limit) for one in consumers
+        )
 
     def has_arrived(self, name: str, queues: Sequence[str]) -> bool:
         """Whether a claim would be served from here, and nothing waits to be parked."""
@@ -257,6 +273,10 @@ class Claims:
     def wake(self) -> None:
         """Who waits looks again."""
         self._arrivals.set()
+
+    def note_waiting(self, name: str) -> None:
+        if (owner := self._owners.get(name)) is not None:
+            owner.waits = True
 
     async def wait(
         self, queues: Sequence[str], timeout_s: float, *, is_over: Callable[[], bool] = lambda: False

@@ -94,6 +94,10 @@ class Consumer:
     def priorities(self) -> list[int]:
         return [priority for priority, waiting in self._buffers.items() if waiting]
 
+    def streams(self, limit: int) -> bool:
+        """Whether the server may send so many more, and will, in the order of the queue."""
+        return self.prefetch >= self.claimed + limit and not self.stirred and not self.early
+
     async def open(self) -> None:
         self._channel = await self._link.channel()
         self._channel.on_delivery = self._receive

@@ -11,6 +11,7 @@ from umbel.version import VERSION
 
 CHANNELS_MAX = 2047
 REPLY_TIMEOUT_S = 10.0  # for every answer after the handshake
+CONFIRMS_PER_S = 1000  # a slow server; a large batch may take it that much longer
 
 # What the server may do with us: say why a login failed, name the queue whose consumer it ended.
 _CAPABILITIES = {

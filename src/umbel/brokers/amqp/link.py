@@ -8,11 +8,12 @@ send heartbeats: a link that hears nothing for two of them is dead, whatever the
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, cast
 
+from umbel.brokers.amqp.confirms import AllSent, Batch, Unconfirmed
 from umbel.brokers.amqp.frames import (
     HEARTBEAT_FRAME,
     PROTOCOL_HEADER,
@@ -22,11 +23,10 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake
+from umbel.brokers.amqp.handshake import CONFIRMS_PER_S, REPLY_TIMEOUT_S, Handshake
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import (
     ChannelClosed,
-    Undecided,
     channel_refusal,
     connection_refusal,
     unreachable,
@@ -34,7 +34,6 @@ from umbel.brokers.amqp.refusals import (
 from umbel.errors import BrokerError, BrokerUnavailable
 
 READ_BYTES = 64 * 1024
-CONFIRMS_PER_S = 1000  # a slow server; a large batch may take it that much longer
 _DELIVER, _ACK, _NACK = int(Method.BASIC_DELIVER), int(Method.BASIC_ACK), int(Method.BASIC_NACK)
 
 
@@ -53,6 +52,7 @@ class Link(asyncio.BufferedProtocol):
         # A plain Protocol gets a new quarter of a megabyte for each read.
         self._received = memoryview(bytearray(READ_BYTES))
         self._transport: asyncio.Transport | None = None
+        self._unwritten: list[bytes] = []
         self._channels: dict[int, Channel] = {}
         self._numbers = count(1)
         self._free: deque[int] = deque()
@@ -80,9 +80,10 @@ class Link(asyncio.BufferedProtocol):
     def send(self, data: bytes) -> None:
         if self.error is not None:
             raise self.error
-        assert self._transport is not None
         self._sent = True
-        self._transport.write(data)
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unwritten.append(data)
 
     def discard(self, channel: "Channel") -> None:
         if self._channels.pop(channel.number, None) is not None:
@@ -158,6 +159,12 @@ class Link(asyncio.BufferedProtocol):
             case Method.CONNECTION_UNBLOCKED:
                 self.blocked = ""
 
+    def _write(self) -> None:
+        """All that was sent in one turn of the loop, in one piece: the server confirms it with one flush."""
+        unwritten, self._unwritten = self._unwritten, []
+        if self.error is None and self._transport is not None:
+            self._transport.write(b"".join(unwritten))
+
     def _schedule_beat(self) -> None:
         if self._handshake.heartbeat_s:
             loop = asyncio.get_running_loop()
@@ -190,52 +197,6 @@ class Link(asyncio.BufferedProtocol):
         self.on_end(error)
 
 
-Routes = Callable[[], Iterable[tuple[str, str]]]
-"""Exchange and routing key of each message of a batch; asked for only when one comes back."""
-
-
-class Confirmation:
-    """One batch: what the server has not confirmed yet, what it refused, what no queue took.
-
-    A returned message has no number, but its exchange and routing key, and it comes before the
-    confirmation of its batch. So batches that are under way together get back what is theirs.
-    """
-
-    __slots__ = ("_out", "_routes", "first", "future", "missing", "refused", "returned")
-
-    def __init__(self, first: int, missing: int, routes: Routes) -> None:
-        self.first = first  # the number of the batch's first message on its channel
-        self.missing = missing
-        self.refused: list[int] = []  # places in the batch
-        self.returned: list[Incoming] = []  # mandatory messages that no queue took
-        self._routes = routes
-        self._out: Counter[tuple[str, str]] | None = None
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def settle(self, number: int, *, accepted: bool) -> None:
-        self.missing -= 1
-        if not accepted:
-            self.refused.append(number - self.first)
-        if not self.missing and not self.future.done():
-            self.future.set_result(None)
-
-    def takes_back(self, incoming: Incoming) -> bool:
-        """Whether it is one of these, of which not all came back already."""
-        if self._out is None:
-            self._out = Counter(self._routes())
-        route = route_of(incoming)
-        if not self._out[route]:
-            return False
-        self._out[route] -= 1
-        self.returned.append(incoming)
-        return True
-
-
-def route_of(returned: Incoming) -> tuple[str, str]:
-    _, _, exchange, routing_key = returned.fields
-    return exchange, routing_key
-
-
 class Channel:
     """One conversation. Calls are answered in the order they were made."""
 
@@ -246,8 +207,7 @@ class Channel:
         self.on_delivery: Callable[[Incoming], None] = _drop
         self.on_end: Callable[[BrokerError], None] = _drop
         self._calls: deque[asyncio.Future[Incoming]] = deque()
-        self._published = 0
-        self._unconfirmed: dict[int, Confirmation] = {}
+        self._unconfirmed = Unconfirmed()
 
     async def call(self, method: Method, *fields: Any) -> Incoming:
         return await self.answer(self.ask(method, *fields))
@@ -272,19 +232,16 @@ class Channel:
             raise self.error
         self.link.send(data)
 
-    async def publish(self, frames: Iterable[bytes], routes: Routes) -> Confirmation:
+    async def publish(self, frames: Iterable[bytes], sent: AllSent) -> Batch:
         """Publish messages and wait until the server has answered for all."""
-        batch = list(frames)
-        confirmation = Confirmation(self._published + 1, len(batch), routes)
-        if not batch:
-            return confirmation
-        self.send(b"".join(batch))
-        for _ in batch:
-            self._published += 1
-            self._unconfirmed[self._published] = confirmation
+        parts, done = list(frames), asyncio.Event()
+        if not parts:
+            return Batch(0, 0, sent, done.set)
+        self.send(b"".join(parts))
+        batch = self._unconfirmed.add(len(parts), sent, done.set)
         try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S + len(batch) / CONFIRMS_PER_S):
-                await confirmation.future
+            async with asyncio.timeout(REPLY_TIMEOUT_S + len(parts) / CONFIRMS_PER_S):
+                await done.wait()
         except TimeoutError:
             why = self.link.blocked or "the server did not confirm in time"
             if not self.link.blocked:  # one that says it is blocked lives, and so do the claims on it
@@ -292,7 +249,9 @@ class Channel:
             raise BrokerUnavailable(
                 f"RabbitMQ at {self.link.location} does not accept messages: {why}"
             ) from None
-        return confirmation
+        if batch.error is not None:
+            raise batch.error
+        return batch
 
     async def close(self) -> None:
         if self.error is None:
@@ -306,7 +265,8 @@ class Channel:
         elif method == _DELIVER:
             self.on_delivery(incoming)
         elif method in (_ACK, _NACK):
-            self._confirmed(incoming.fields[0], multiple=incoming.fields[1], accepted=method == _ACK)
+            number, multiple, *_ = incoming.fields
+            self._unconfirmed.answer(number, multiple=multiple, accepted=method == _ACK)
         elif method == Method.CHANNEL_CLOSE:
             code, text, _, _ = incoming.fields
             self.link.send(encode_method(self.number, Method.CHANNEL_CLOSE_OK))
@@ -318,7 +278,7 @@ class Channel:
         elif method == Method.CHANNEL_FLOW:
             self.send(encode_method(self.number, Method.CHANNEL_FLOW_OK, incoming.fields[0]))
         elif method == Method.BASIC_RETURN:
-            any(one.takes_back(incoming) for one in dict.fromkeys(self._unconfirmed.values()))
+            self._unconfirmed.take_back(incoming)
         elif self._calls:
             future = self._calls.popleft()
             if not future.done():
@@ -331,26 +291,11 @@ class Channel:
         if self.error is not None:
             return
         self.error = error
-        calls, batches = [*self._calls], dict.fromkeys(self._unconfirmed.values())
-        self._calls.clear()
-        self._unconfirmed.clear()
+        calls, self._calls = self._calls, deque()
         for future in calls:
             _refuse(future, error)
-        of_batches = Undecided(error) if isinstance(error, ChannelClosed) and len(batches) > 1 else error
-        for batch in batches:
-            _refuse(batch.future, of_batches)
+        self._unconfirmed.fail(error)
         self.on_end(error)
-
-    def _confirmed(self, tag: int, *, multiple: bool, accepted: bool) -> None:
-        unconfirmed = self._unconfirmed
-        if not multiple:
-            if (one := unconfirmed.pop(tag, None)) is not None:
-                one.settle(tag, accepted=accepted)
-            return
-        for number in list(unconfirmed):
-            if number > tag:
-                break
-            unconfirmed.pop(number).settle(number, accepted=accepted)
 
 
 async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, name: str) -> Link:

@@ -12,6 +12,7 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.confirms import Sent
 from umbel.brokers.amqp.declared import TaskQueues
 from umbel.brokers.amqp.envelope import (
     LETTER_HEADER,
@@ -33,6 +34,8 @@ from umbel.wire.message import Message, Outgoing, StoredResult
 REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", LETTER_HEADER, "umbel-starts", "umbel-buried"
 HEADERS = "umbel-headers"  # the beginning of those of a dead letter that cannot be written as a table
 HEADERS_SHOWN_BYTES = 4096
+ALONE_BYTES = 8 * 1024 * 1024  # the smallest limit that a RabbitMQ has by default is 16 MiB
+DELETED_AGAIN = "its queue was deleted twice while publishing"
 Refusals = dict[int, str]
 """Why messages were refused, by their place in what was sent together."""
 
@@ -63,6 +66,15 @@ class Post:
     def needs(self) -> str:
         """What must be there for it, by a name that queues and exchanges do not share."""
         return self.via.name if self.via is not None else f"queue {self.queue.name if self.queue else ''}"
+
+    @property
+    def sent(self) -> Sent:
+        return self.exchange, self.key, self.properties, self.body
+
+    @property
+    def is_plain(self) -> bool:
+        """Straight to a queue, and not large: nothing about it makes the server close its channel."""
+        return not self.exchange and len(self.body) <= ALONE_BYTES
 
     def frames(self, channel: int) -> bytes:
         mandatory = self.queue is not None or self.via is not None

@@ -1,29 +1,31 @@
 """AmqpProducer: publishing from any thread, before or after a fork, confirmed on return.
 
-One connection for all threads, used in turns. A forked child leaves its parent's connection
-alone and opens its own.
+One connection for all threads. They send to queues at the same time; who declares, reads a stream or sends
+something that may close the channel has the connection to itself for as long. A forked child leaves its
+parent's connection alone and opens its own.
 """
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from time import monotonic, sleep, time
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from umbel.brokers.amqp import outbox, topology
-from umbel.brokers.amqp.blocking import BlockingLink
+from umbel.brokers.amqp.blocking import BlockingLink, Published
 from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.confirms import route_of, sent_of
 from umbel.brokers.amqp.declared import TaskQueues
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publish
 from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.outbox import Post, refusal
+from umbel.brokers.amqp.outbox import DELETED_AGAIN, Post, Refusals, refusal
 from umbel.brokers.amqp.records import FactsView, QueueFact, RevokeView, encode_record
-from umbel.brokers.amqp.refusals import FULL, BrokerStarting, ChannelClosed, closed_publish
+from umbel.brokers.amqp.refusals import FULL, BrokerStarting, ChannelClosed, Undecided, closed_publish
 from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
 from umbel.brokers.amqp.topology import Exchange, Queue
+from umbel.brokers.amqp.turns import Turns
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.refusals import unbound
 from umbel.clock import cluster_now
@@ -43,8 +45,8 @@ class AmqpProducer:
         self._settings = settings
         self._queues = TaskQueues(settings)
         self._locations = locations_from_url(settings.url)
-        self._turns = cycle(self._locations)
-        self._lock = threading.RLock()
+        self._addresses = cycle(self._locations)
+        self._turns = Turns()
         self._link: BlockingLink | None = None
         self._declared: set[Exchange | str] = set()
         self._revokes, self._facts = Followed(RevokeView()), Followed(FactsView())
@@ -62,9 +64,7 @@ class AmqpProducer:
         raise NotSupported(CAPABILITIES.reasons["unique"])
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
-        posts = outbox.tasks(batch, self._queues, cluster_now())
-        with self._ready() as link:
-            self._send(link, posts)
+        self.send(outbox.tasks(batch, self._queues, cluster_now()))
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
         with self._ready() as link:
@@ -97,28 +97,55 @@ class AmqpProducer:
             return len(events)
 
     def send(self, posts: Sequence[Post]) -> None:
-        """Publish what is made elsewhere: results, on their way to who asked for them."""
-        with self._ready() as link:
-            self._send(link, posts)
+        """Publish, beside what other threads send unless something has to be made for it first."""
+        published = None
+        if all(post.is_plain for post in posts) and not self._turns.is_inside:
+            with suppress(Undecided):  # alone, it is known whom a refusal concerns
+                published = self._send_together(posts)
+        if published is None or published.returned:
+            with self._ready() as link:
+                self._send(link, posts, published)
+        elif published.refused:
+            raise refusal(dict.fromkeys(published.refused, FULL), posts)
 
     def close(self) -> None:
-        with self._lock:
+        if self._turns.is_inside and self._link is not None:  # a signal's handler: it waits for nobody
+            self._link.interrupt()
+            return
+        with self._turns.alone():
             link, self._link = self._link, None
             if link is not None:
                 link.close()
 
     def after_fork(self) -> None:
-        """In the child: another thread of the parent may have held the lock."""
-        self._lock = threading.RLock()
+        """In the child: other threads of the parent may have been sending."""
+        self._turns = Turns()
         link, self._link = self._link, None
         self._declared = set()
         if link is not None:
             link.abandon()
 
+    def _send_together(self, posts: Sequence[Post]) -> Published | None:
+        """None: the connection or a queue has to be made first."""
+        with self._turns:
+            link, declared = self._link, self._declared
+            if link is None or link.is_stale():
+                return None
+            if any(post.queue is not None and post.queue.name not in declared for post in posts):
+                return None
+            return _published(link, posts)
+
     @contextmanager
     def _ready(self) -> Iterator[BlockingLink]:
         """The connection, for this thread alone; one that failed is not used again."""
-        with self._lock:
+        if self._turns.is_inside:  # a signal's handler: what it interrupted has the connection
+            own = self._connect()
+            try:
+                yield own
+            finally:
+                own.close()
+            return
+        with self._turns.alone():
             if self._link is not None and self._link.is_stale():
                 self._drop()
             if self._link is None:
@@ -133,7 +160,7 @@ class AmqpProducer:
 
     def _connect(self) -> BlockingLink:
         error = BrokerUnavailable("no RabbitMQ address to connect to; set 'broker'")
-        for location in [next(self._turns) for _ in self._locations]:
+        for location in [next(self._addresses) for _ in self._locations]:
             try:
                 return BlockingLink(
                     location, timeout_s=self._settings.connect_timeout_s, name=f"umbel client {os.getpid()}"
@@ -151,45 +178,34 @@ class AmqpProducer:
         if link is not None:
             link.abandon()
 
-    def _send(self, link: BlockingLink, posts: Sequence[Post]) -> None:
-        queues = {post.queue.name: post.queue for post in posts if post.queue is not None}
-        for queue in queues.values():
-            self._declare(link, queue)
-        for via in {post.via.name: post.via for post in posts if post.via is not None}.values():
-            self._declare(link, via)
-        if not posts:
-            return
-        try:
-            nacked = link.publish([post.frames(1) for post in posts])
-        except ChannelClosed as error:
-            raise closed_publish(link.location, error) from None
-        if nacked:
-            raise refusal(dict.fromkeys(nacked, FULL), posts)
-        returned, link.returned = link.returned, []
-        if returned:
-            self._send_again(link, returned, queues)
-            if unroutable := {(one.fields[2], one.fields[3]) for one in returned if one.fields[2]}:
-                raise refusal(
-                    {
-                        place: unbound(post.exchange, post.key)
-                        for place, post in enumerate(posts)
-                        if (post.exchange, post.key) in unroutable
-                    },
-                    posts,
-                )
+    def _send(self, link: BlockingLink, posts: Sequence[Post], published: Published | None = None) -> None:
+        """Publish, or go on where they are `published`; send again what came back."""
+        if published is None:
+            for queue in {post.queue.name: post.queue for post in posts if post.queue is not None}.values():
+                self._declare(link, queue)
+            for via in {post.via.name: post.via for post in posts if post.via is not None}.values():
+                self._declare(link, via)
+            published = _published(link, posts)
+        refused = dict.fromkeys(published.refused, FULL)
+        if published.returned:
+            refused |= self._send_again(link, published.returned, posts)
+        if refused:
+            raise refusal(refused, posts)
 
-    def _send_again(self, link: BlockingLink, returned: Sequence[Incoming], queues: dict[str, Queue]) -> None:
-        """Those whose queues were deleted since they were declared."""
-        again = [one for one in returned if not one.fields[2]]
-        for key in {one.fields[3] for one in again}:
+    def _send_again(
+        self, link: BlockingLink, returned: Sequence[Incoming], posts: Sequence[Post]
+    ) -> Refusals:
+        """Those whose queues were deleted since they were declared; why the others go nowhere."""
+        queues = {post.key: post.queue for post in posts if post.queue is not None}
+        again = [sent_of(one) for one in returned if not route_of(one)[0]]
+        for key in {key for _, key, *_ in again}:
             self._declared.discard(key)
             self._declare(link, queues[key])
-        link.publish(
-            encode_publish(1, "", one.fields[3], one.properties, one.body, mandatory=True) for one in again
-        )
-        if link.returned:
-            key, link.returned = link.returned[0].fields[3], []
-            raise BrokerRefused(f"the queue {key!r} was deleted twice while publishing; message not sent")
+        published = link.publish([encode_publish(1, *one, mandatory=True) for one in again], again)
+        lost = {route: unbound(*route) for route in map(route_of, returned) if route[0]}
+        lost |= {route_of(one): DELETED_AGAIN for one in published.returned}
+        lost |= {again[place][:2]: FULL for place in published.refused}
+        return {place: lost[post.route] for place, post in enumerate(posts) if post.route in lost}
 
     def _declare(self, link: BlockingLink, what: Queue | Exchange) -> None:
         key = what.name if isinstance(what, Queue) else what
@@ -210,7 +226,7 @@ class AmqpProducer:
                 self._call_when_ready(link, method, *fields)
             if isinstance(what, Queue) and what.is_task:  # let it be known
                 self._declare(link, topology.stream_of_facts())
-                link.publish([outbox.entry(topology.FACTS, encode_record(QueueFact(what.name))).frames(1)])
+                _published(link, [outbox.entry(topology.FACTS, encode_record(QueueFact(what.name)))])
 
     def _exists(self, link: BlockingLink, queue: str) -> bool:
         method, fields = topology.passive(queue)
@@ -247,6 +263,13 @@ class AmqpProducer:
             link.deliveries = []
         link.call(Method.BASIC_CANCEL, "f", False)
         link.deliveries = []
+
+
+def _published(link: BlockingLink, posts: Sequence[Post]) -> Published:
+    try:
+        return link.publish([post.frames(1) for post in posts], [post.sent for post in posts])
+    except ChannelClosed as error:
+        raise closed_publish(link.location, error) from None
 
 
 def _unless_missing(link: BlockingLink, call: Callable[[], T]) -> T | None:

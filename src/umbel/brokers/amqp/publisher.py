@@ -14,17 +14,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.confirms import route_of, sent_of
 from umbel.brokers.amqp.declared import mismatch
 from umbel.brokers.amqp.frames import Incoming, encode_publish
-from umbel.brokers.amqp.link import Channel, Link, route_of
-from umbel.brokers.amqp.outbox import Post, Refusals, refusal
+from umbel.brokers.amqp.link import Channel, Link
+from umbel.brokers.amqp.outbox import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, refusal
 from umbel.brokers.amqp.refusals import FULL, ChannelClosed, Undecided, closed_publish
 from umbel.brokers.amqp.topology import Call, Exchange, Queue
 from umbel.brokers.refusals import unbound
 from umbel.errors import BrokerRefused, WireError
 
-DELETED_AGAIN = "its queue was deleted twice while publishing"
-ALONE_BYTES = 8 * 1024 * 1024  # the smallest limit that a RabbitMQ has by default is 16 MiB
 ALONE, OTHERS = "alone", "others"  # channels; those of exchanges have a slash before their name
 CHANNELS_MAX = 16
 
@@ -185,7 +184,7 @@ class Publisher:
             except WireError as error:  # a name that is too long
                 refused[place] = str(error)
         sent = list(frames)
-        done = await channel.publish(frames.values(), lambda: [posts[place].route for place in sent])
+        done = await channel.publish(frames.values(), lambda: [posts[place].sent for place in sent])
         for nacked in done.refused:
             refused[sent[nacked]] = FULL
         if done.returned:
@@ -218,11 +217,8 @@ class Publisher:
                 await self.declare(queue)
         channel = await self._open_channel(name)
         done = await channel.publish(
-            (
-                encode_publish(channel.number, *route_of(one), one.properties, one.body, mandatory=True)
-                for one in again
-            ),
-            lambda: map(route_of, again),
+            (encode_publish(channel.number, *sent_of(one), mandatory=True) for one in again),
+            lambda: map(sent_of, again),
         )
         lost = {route_of(one) for one in done.returned}
         return {

@@ -100,8 +100,8 @@ class Session:
             if self._tails is not None and not self._tails.ended:
                 return
             self.publisher.forget_declared()  # what else is gone is not known
-            for stream in topology.streams(self._settings):
-                await self.publisher.declare(stream)
+            # At once: a server that has none of them yet takes its time for each.
+            await asyncio.gather(*map(self.publisher.declare, topology.streams(self._settings)))
             tails = await self._new_tails()
             if tails.strange:
                 await tails.close()

@@ -67,12 +67,13 @@ class Tails:
         return list(self._last_read)
 
     async def begin(self) -> None:
-        await self._question()
+        asked = [self._channel.ask(Method.BASIC_QOS, 0, PREFETCH, False)]
         for stream, followed in self._followed.items():
             start = {OFFSET: max(0, followed.next_offset - 1) or "first"}
-            await self._channel.call(
-                Method.BASIC_CONSUME, 0, stream, stream, False, False, False, False, start
-            )
+            flags = (False, False, False, False)
+            asked.append(self._channel.ask(Method.BASIC_CONSUME, 0, stream, stream, *flags, start))
+        for answer in asked:
+            await self._channel.answer(answer)
         await self.catch_up()
 
     async def catch_up(self) -> None:
