@@ -23,7 +23,8 @@ from typing import Any
 
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
-from umbel.wire.event import encode_event, routing_key
+from umbel.wire.event import decode_events, encode_event, routing_key
+from umbel.wire.told import Told, by_type
 
 EVENTS_PER_TASK = 3  # received, started, succeeded
 LOOK_EVERY_S = 0.2
@@ -108,21 +109,23 @@ async def _record(home: Path, count: int) -> dict[str, Any]:
 
 
 async def _fill(broker: Broker, count: int) -> None:
-    """As our workers log them: each event an entry, each sender's numbered without a gap."""
-    from benchmarks._events.history import History
+    """Events of our workers as they log them: in lists of one type, each sender's numbered without a gap."""
+    from benchmarks._events.history import NODES, History
 
     told: Counter[str] = Counter()
 
-    def entries() -> Iterator[tuple[str, bytes]]:
-        for event in itertools.islice(History().events(count), count):
+    def told_events() -> Iterator[Told]:
+        ours = [node for node in NODES if node[2]]
+        for event in itertools.islice(History(nodes=ours).events(count), count):
             if "seq" in event:
                 told[event["hostname"]] += 1
                 event["seq"] = told[event["hostname"]]
             yield routing_key(event["type"]), encode_event(event)
 
-    logged = entries()
-    while filled := list(itertools.islice(logged, FILL)):
-        await broker.log_events(filled)
+    events = told_events()
+    while filled := list(itertools.islice(events, FILL)):
+        entries, counts = by_type(filled)
+        await broker.log_events(entries, counts=counts)
 
 
 async def _work(home: Path, tasks: int, *flags: str) -> dict[str, Any]:
@@ -181,8 +184,10 @@ async def _count(broker: Broker, tasks: int) -> dict[str, Any]:
         told = [one for one in entries if one.routing_key.startswith("task.")]
         if told:
             first, last = first or told[0].recorded_at, told[-1].recorded_at
-        events += len(told)
-        ended += sum(one.routing_key == "task.succeeded" for one in told)
+        for one in told:
+            found = decode_events(one.body)
+            events += len(found)
+            ended += sum(event["type"] == "task-succeeded" for event in found)
     if ended < tasks:
         raise RuntimeError(f"{ended} of {tasks} tasks have their end in the log")
     return {"events": events, "tasks": ended, "seconds": max(last - first, 1e-6)}

@@ -4,13 +4,13 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-import msgspec
 import pytest
 
 from umbel import App
 from umbel.app.sending.prepare import origin
 from umbel.brokers.registry import open_broker
 from umbel.errors import StorageFull
+from umbel.wire.event import decode_events
 
 RECORDER = "tests"
 
@@ -25,7 +25,8 @@ def told(app: App, *, register: bool = False) -> list[dict[str, Any]]:
             if register:
                 await broker.register_recorder(RECORDER)
                 return []
-            return [msgspec.json.decode(one.body) for one in await broker.read_events(RECORDER, 1000)]
+            entries = await broker.read_events(RECORDER, 1000)
+            return [event for one in entries for event in decode_events(one.body)]
         finally:
             await broker.close()
 

@@ -1,6 +1,7 @@
 """What every broker promises about what a cluster shares: broadcasts, events, revokes, leadership."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -20,7 +21,7 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from umbel.brokers.interface import Broadcast
+from umbel.brokers.interface import Broadcast, Broker
 from umbel.errors import RevokesFull
 from umbel.protocol.leadership.coordination import (
     Busy,
@@ -258,6 +259,51 @@ class EventLogContract:
         run(scenario())
 
     @needs("event_log")
+    def test_offsets_and_limits_count_the_events_of_a_list(self, under_test: BrokerUnderTest) -> None:
+        """D1: an entry may hold several events, and each of them counts."""
+
+        def entry(*numbers: int) -> tuple[str, bytes]:
+            return "task.sent", f"[{','.join(map(str, numbers))}]".encode()
+
+        async def scenario() -> None:
+            async with under_test.open(event_log_max=10) as broker:
+
+                async def at_most(count: int) -> list[int] | None:
+                    found = await numbers_after(broker, 0)
+                    return found if len(found) <= count else None
+
+                start = await broker.register_recorder("lake")
+                logged = await broker.log_events([entry(0, 1, 2), ("task.sent", b"3")], counts=[3, 1])
+                assert logged == 2
+                assert under_test.producer().log_events([entry(4, 5, 6)], counts=[3]) == 1
+                assert await numbers_after(broker, 0) == [0, 1, 2, 3, 4, 5, 6]
+                state = await broker.event_log()
+                assert (state.last_offset - start, state.lost) == (7, 0)
+                await broker.log_events([entry(*range(7, 12)), entry(12, 13)], counts=[5, 2])
+                # Of 14 events four are too many; where a list is one entry, it goes whole or not at all.
+                kept = await eventually(lambda: at_most(12), what="four events to make room")
+                assert kept == list(range(14 - len(kept), 14)) and len(kept) >= 10
+                assert await broker.lost_events() == 14 - len(kept)
+                await broker.log_events([entry(*range(14, 19))], counts=[5])
+                kept = await eventually(lambda: at_most(14), what="more events to make room")
+                assert kept == list(range(19 - len(kept), 19)) and len(kept) >= 10
+                assert await broker.lost_events() == 19 - len(kept)
+                await broker.acknowledge_events("lake", start + 14)
+                assert await numbers_after(broker, 0) == [14, 15, 16, 17, 18]
+
+        async def numbers_after(broker: Broker, place: int) -> list[int]:
+            """Two events at a time, or one entry if that has more."""
+            found: list[int] = []
+            while entries := await broker.read_events("lake", 2, after=place):
+                sizes = [len(_numbers(one.body)) for one in entries]
+                assert len(entries) == 1 or sum(sizes) <= 2
+                found += [number for one in entries for number in _numbers(one.body)]
+                place = entries[-1].offset
+            return found
+
+        run(scenario())
+
+    @needs("event_log")
     def test_room_is_made_by_what_all_have_acknowledged_not_by_what_one_lacks(
         self, under_test: BrokerUnderTest
     ) -> None:
@@ -293,6 +339,11 @@ class EventLogContract:
                 assert await broker.lost_events() == 0
 
         run(scenario())
+
+
+def _numbers(body: bytes) -> list[int]:
+    found = json.loads(body)
+    return found if isinstance(found, list) else [found]
 
 
 class RevokesContract:

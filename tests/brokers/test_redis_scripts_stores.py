@@ -92,8 +92,9 @@ def test_a_revoke_without_an_end_is_refused_and_nothing_recorded(scripts: Script
 # -- the event log -------------------------------------------------------------------------------------
 
 
-def append(scripts: Scripts, *keys: str, most: int = 100) -> int:
-    parts = [part for key in keys for part in (key, f"body of {key}")]
+def append(scripts: Scripts, *keys: str, most: int = 100, events: int = 1) -> int:
+    """`events`: how many each of the entries holds."""
+    parts = [part for key in keys for part in (key, events, f"body of {key}")]
     reply: int = scripts.run("event_log", "append", PREFIX, most, *parts)
     return reply
 
@@ -159,6 +160,20 @@ def test_offsets_go_on_when_everything_was_acknowledged(scripts: Scripts) -> Non
     assert logged(scripts) == []
     append(scripts, "c")
     assert logged(scripts) == [(b"3-0", b"c")]
+
+
+def test_an_entry_of_several_events_has_the_offset_of_its_last_and_goes_whole(scripts: Scripts) -> None:
+    register(scripts, "lake")
+    append(scripts, "a", "b", events=3, most=5)
+    assert logged(scripts) == [(b"3-0", b"a"), (b"6-0", b"b")]  # 2 to 6 are to be kept, and a has 2 and 3
+    assert scripts.ask("EXISTS", "umbel.events.lost") == 0
+    append(scripts, "c", events=2, most=5)
+    assert logged(scripts) == [(b"6-0", b"b"), (b"8-0", b"c")]
+    assert scripts.ask("GET", "umbel.events.lost") == b"3"
+    scripts.ask("HSET", "umbel.recorders", "lake", 5)
+    append(scripts, "d", events=6, most=5)  # of b only 6 was not read
+    assert logged(scripts) == [(b"14-0", b"d")]
+    assert scripts.ask("GET", "umbel.events.lost") == b"6"
 
 
 @pytest.mark.parametrize("lost", [("DEL",), ("SET", "none")])

@@ -109,6 +109,21 @@ def test_a_list_of_events_is_as_good_as_one_by_one(events: list[dict[str, Any]])
     assert ordered(made(one_by_one)) == ordered(made(together))
 
 
+@given(st.lists(wire_events(), min_size=1, max_size=6), st.booleans())
+def test_lists_of_one_type_as_our_nodes_log_them_make_the_rows_of_the_reference(
+    events: list[dict[str, Any]], honest: bool
+) -> None:
+    """Also if a list has something strange in it, or its routing key does not say what it holds."""
+    bodies: dict[str, list[dict[str, Any]]] = {}
+    for one in events:
+        bodies.setdefault(routing_key(one["type"]) if honest else "task.started", []).append(one)
+    logged = [one for key, told in bodies.items() for one in as_logged(msgspec.json.encode(told), key=key)]
+    rows = Rows("redis")
+    rows.add(logged)
+    read_back = [one for entry in logged for one in decode_events(entry.body)]
+    assert ordered(made(rows)) == ordered(expected(read_back))
+
+
 def test_events_of_one_kind_are_read_together_and_a_strange_one_spoils_none() -> None:
     told = [
         event(kind, timestamp=float(n)) for n in range(2 * TOGETHER_MAX) for kind in ("received", "succeeded")

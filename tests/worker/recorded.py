@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from umbel import App
@@ -143,7 +144,7 @@ class Recorded:
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        return self._events._waiting
+        return [msgspec.json.decode(body) for _, body in self._events._waiting]
 
     @property
     def counted(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import time
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.brokers.under_test import eventually
@@ -73,7 +74,10 @@ class Node:
         return found
 
     def told(self, event_type: str) -> list[dict[str, Any]]:
-        return [event for event in self.events._waiting if event["type"] == event_type]
+        return [event for event in self.all_told() if event["type"] == event_type]
+
+    def all_told(self) -> list[dict[str, Any]]:
+        return [msgspec.json.decode(body) for _, body in self.events._waiting]
 
 
 @asynccontextmanager
@@ -232,7 +236,7 @@ def test_a_celery_clients_election_is_entered_with_the_lowest_clock_first(tmp_pa
             assert here.rules.asked({"id": "e", "topic": "task", "action": {"task": "t"}}) == ""
             elects = here.told("worker-elect")
             assert [(one["id"], one["clock"], one["cver"]) for one in elects] == [("e", 1, 2)] * 2
-            assert here.events._waiting[:2] == elects
+            assert here.all_told()[:2] == elects
             assert here.counters.elections_unfenced == 1
             assert (await here.outcome()).state is ElectionState.DONE
 

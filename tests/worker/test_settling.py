@@ -30,7 +30,7 @@ from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.settling import Settler
 from umbel.worker.process.outages import Outages
 from umbel.worker.steps import events as events_step
-from umbel.worker.steps.events import BATCH_MAX, HEARTBEAT, Events
+from umbel.worker.steps.events import HEARTBEAT, Events
 
 
 def play(home: Path, scenario: Callable[[LightNode], Coroutine[Any, Any, None]]) -> None:
@@ -89,16 +89,17 @@ def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path:
 
 
 class CannotLog(SqliteBroker):
-    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+    async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
         raise BrokerUnavailable("no memory left for the log")
 
 
-@pytest.mark.parametrize("waiting_max", [BATCH_MAX * 2, BATCH_MAX])
+@pytest.mark.parametrize("most_bytes", [2**20, 1000])
 def test_heartbeats_are_heard_while_the_log_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting_max: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
 ) -> None:
     """S5: however many events wait for the log, also if no more can: a node that lives is not lost."""
-    monkeypatch.setattr(events_step, "QUEUE_MAX", waiting_max)
+    monkeypatch.setattr(events_step, "BATCH_MAX", 20)
+    monkeypatch.setattr(events_step, "QUEUE_MAX_BYTES", most_bytes)
 
     async def scenario(node: LightNode) -> None:
         node.broker.__class__ = CannotLog
@@ -108,7 +109,7 @@ def test_heartbeats_are_heard_while_the_log_cannot_be_written(
         ):
             node.events.adopt(group)
             await node.events.start()
-            for _ in range(BATCH_MAX * 2):
+            for _ in range(100):
                 node.events.tell("task-started", uuid="t")
             node.events.tell(HEARTBEAT, freq=2.0)
             async for _ in heard:

@@ -20,13 +20,18 @@ class EventStamper:
     def __init__(self, *, hostname: str, pid: int, incarnation: int, clock: LamportClock) -> None:
         self.hostname = hostname
         self.clock = clock
-        self._pid = pid
-        self._incarnation = incarnation
+        self.pid = pid
+        self.incarnation = incarnation
         self._sequence = 0
 
     def skip(self) -> None:
         """An event that cannot be told: its number is missing, so that readers know of it."""
         self._sequence += 1
+
+    def advance(self) -> tuple[int, int]:
+        """The clock and the number of the next event, for who writes it without `stamp`."""
+        self._sequence += 1
+        return self.clock.forward(), self._sequence
 
     def stamp(
         self, event_type: str, fields: dict[str, Any], *, at: float, blind: bool = False
@@ -37,11 +42,11 @@ class EventStamper:
         return {
             "type": event_type,
             "hostname": self.hostname,
-            "pid": self._pid,
+            "pid": self.pid,
             **timed,
             "timestamp": at,
             "utcoffset": 0.0,  # timestamps are UTC everywhere; Celery's monitors shift by this
-            "inc": self._incarnation,
+            "inc": self.incarnation,
             "seq": self._sequence,
             **fields,
         }

@@ -64,7 +64,7 @@ T = TypeVar("T")
 class RecorderSettings:
     name: str = DEFAULT_NAME
     rotation: RotationSettings = field(default_factory=RotationSettings)
-    read_max: int = READ_MAX  # entries at a time; fewer where others use the same connection
+    read_max: int = READ_MAX  # events at a time; fewer where others use the same connection
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ class Recorder:
         before = self.progress.events
         await self._in_thread(self._take, entries)
         rows = self.progress.events - before
-        more = len(entries) >= min(MORE_FROM, most // 2)
+        more = max(len(entries), rows) >= min(MORE_FROM, most // 2)
         size = self._segment.size_bytes + self._group_bytes // 10
         return self._step(EntriesRead(entries[-1].offset, rows, size, more=more))
 

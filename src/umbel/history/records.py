@@ -36,7 +36,6 @@ class Kind:
     def __init__(self, of: type[TaskEvent]) -> None:
         self.of = of
         self.names = sorted([*fields_of(of), "type"])
-        self.columns = [name for name in self.names if name != "type"]  # those that differ from row to row
         hints = fields_of(of) | {"type": Literal[tag_of(of)]}
         required = _REQUIRED | {"type"}
         fields = [
@@ -64,7 +63,7 @@ _by_key = {routing_key(tag_of(of)): kind for of, kind in KINDS.items()}
 
 
 def kind_of(key: str) -> Kind | None:
-    """What entries with this routing key should hold, one event each."""
+    """What entries with this routing key should hold, one event each or a list."""
     return _by_key.get(key)
 
 
@@ -83,6 +82,21 @@ def read_alike(kind: Kind, entries: Sequence[LoggedEvent]) -> list[Any] | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return records if len(records) == len(bodies) and settle(kind, records) else None
+
+
+def is_list(entry: LoggedEvent) -> bool:
+    return entry.body[:1] == b"["
+
+
+def read_list(kind: Kind, body: bytes) -> list[Any] | None:
+    """The records of an entry that holds a list of events of this kind, with nothing strange; else None."""
+    if len(body) > DEFAULT_LIMITS.size_max_bytes:
+        return None
+    try:
+        records = kind.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return records if len(records) <= EVENTS_MAX and settle(kind, records) else None
 
 
 def settle(kind: Kind, records: Sequence[Any]) -> bool:

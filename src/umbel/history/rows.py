@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from operator import attrgetter
 from struct import unpack
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from umbel.brokers.interface import LoggedEvent
 from umbel.errors import WireError
@@ -25,10 +25,20 @@ from umbel.events.columns import COLUMNS, row, to_json
 from umbel.events.reading import EventReader
 from umbel.events.types import Event, TaskEvent, tag_of
 from umbel.history.arrow import arrow, compute, event_schema
-from umbel.history.records import KINDS, Kind, digests, kind_of, read_alike, read_any, settle
+from umbel.history.records import (
+    KINDS,
+    Kind,
+    digests,
+    is_list,
+    kind_of,
+    read_alike,
+    read_any,
+    read_list,
+    settle,
+)
 from umbel.wire.event import decode_events
 
-TOGETHER_MAX = 500  # entries decoded at once; a strange one among them sends all the slower way
+TOGETHER_MAX = 500  # events decoded at once; a strange one among them sends all the slower way
 
 _Columns = dict[str, Any]  # a few rows of one kind: names, and the values as Arrow holds them
 _AS_JSON = frozenset(column.name for column in COLUMNS if column.kind == "json")
@@ -73,13 +83,11 @@ class Rows:
         by_key.pop("", None)  # holds nothing, and moves a reader on
         for key, alike in by_key.items():
             kind = kind_of(key)
-            for place in range(0, len(alike), TOGETHER_MAX):
-                some = alike[place : place + TOGETHER_MAX]
-                records = None if kind is None else read_alike(kind, some)
-                if kind is not None and records is not None:
-                    self._keep(kind, records, [entry.recorded_at for entry in some])
-                else:
-                    self._add_one_by_one(some, heard)
+            if kind is None:
+                self._add_one_by_one(alike, heard)
+            else:
+                self._add_lists(kind, [entry for entry in alike if is_list(entry)], heard)
+                self._add_alike(kind, [entry for entry in alike if not is_list(entry)], heard)
         return heard
 
     def add_fact(self, fields: dict[str, Any], *, recorded_us: int) -> None:
@@ -98,15 +106,48 @@ class Rows:
         self._others, self.count = [], 0
         return arrow().concat_tables(tables)
 
+    def _add_lists(self, kind: Kind, entries: Sequence[LoggedEvent], heard: Heard) -> None:
+        """Our nodes log what they tell in lists, each of one kind."""
+        gathered: list[Any] = []
+        recorded_at: list[float] = []
+        for entry in entries:
+            records = read_list(kind, entry.body)
+            if records is None:
+                self._add_one_by_one([entry], heard)
+                continue
+            gathered += records
+            recorded_at += [entry.recorded_at] * len(records)
+            if len(gathered) >= TOGETHER_MAX:
+                self._keep(kind, gathered, recorded_at)
+                gathered, recorded_at = [], []
+        if gathered:
+            self._keep(kind, gathered, recorded_at)
+
+    def _add_alike(self, kind: Kind, entries: Sequence[LoggedEvent], heard: Heard) -> None:
+        for place in range(0, len(entries), TOGETHER_MAX):
+            some = entries[place : place + TOGETHER_MAX]
+            records = read_alike(kind, some)
+            if records is not None:
+                self._keep(kind, records, [entry.recorded_at for entry in some])
+            else:
+                self._add_one_by_one(some, heard)
+
     def _keep(self, kind: Kind, records: list[Any], recorded_at: list[float]) -> None:
         """As columns at once: while the records are in the processor's cache, and to be rid of them."""
         array, count = arrow().array, len(records)
         columns = {}
-        for name in kind.columns:
-            values = list(map(attrgetter(name), records))
-            if name in _AS_JSON:
-                values = [None if value is None else to_json(value).decode() for value in values]
-            columns[name] = array(values, _types()[name])
+        for name, values in zip(kind.names, zip(*map(astuple, records), strict=True), strict=True):
+            if name == "type":
+                continue
+            first = values[0]
+            # Of one sender's events much is the same. Of floats two that are equal may differ: 0 and -0.
+            if type(first) is not float and values.count(first) == count:
+                columns[name] = _repeated(name, first, count)
+            elif name in _AS_JSON:
+                as_json = [None if value is None else to_json(value).decode() for value in values]
+                columns[name] = array(as_json, _types()[name])
+            else:
+                columns[name] = array(values, _types()[name])
         columns["digest"] = array(unpack(f">{count}q", b"".join(digests(records))), _types()["digest"])
         recorded_us = compute().round(compute().multiply(array(recorded_at), 1_000_000.0))
         columns["recorded_at"] = recorded_us.cast(arrow().int64()).cast(_types()["recorded_at"])
@@ -168,6 +209,13 @@ class Rows:
             for one in event_schema()
         ]
         return library.Table.from_arrays(arrays, schema=event_schema())
+
+
+def _repeated(name: str, value: Any, count: int) -> Any:
+    library, of = arrow(), _types()[name]
+    if value is None:
+        return _nulls(of, count)
+    return library.repeat(library.scalar(to_json(value).decode() if name in _AS_JSON else value, of), count)
 
 
 _NULLS_MAX = 100_000

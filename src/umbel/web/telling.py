@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from umbel.brokers.interface import Broadcast, EventLog, FanOut
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, EventStamper
 from umbel.protocol.clock import LamportClock
-from umbel.wire.event import LOGGED, encode_event, routing_key
+from umbel.wire.event import LOGGED, encode_event
+from umbel.wire.told import EventTeller
 
 ACTION, MARK = "control-action", "control-mark"
 
@@ -22,18 +23,19 @@ class Teller:
 
     def __init__(self, broker: TellingBroker, clock: LamportClock, name: str = "web") -> None:
         self._broker = broker
-        self._stamper = EventStamper(
-            hostname=f"{name}@{socket.gethostname()}",
-            pid=os.getpid(),
-            incarnation=time_ns() // 1000,
-            clock=clock,
+        self._teller = EventTeller(
+            EventStamper(
+                hostname=f"{name}@{socket.gethostname()}",
+                pid=os.getpid(),
+                incarnation=time_ns() // 1000,
+                clock=clock,
+            )
         )
 
     async def tell(self, type_name: str, fields: dict[str, Any]) -> None:
-        key = routing_key(type_name)
-        body = encode_event(self._stamper.stamp(type_name, fields, at=time()))
+        key, body = self._teller.tell(type_name, fields, at=time())
         logged = await self._broker.log_events([(key, body)])
-        headers = {"hostname": self._stamper.hostname} | ({LOGGED: True} if logged else {})
+        headers = {"hostname": self._teller.stamper.hostname} | ({LOGGED: True} if logged else {})
         await self._broker.broadcast(
             [Broadcast(EVENT_EXCHANGE, key, body, encode_event(headers))], ttl_s=EVENT_TTL_S
         )

@@ -18,9 +18,10 @@ from umbel.brokers.interface import Broadcast, Producer
 from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, EventStamper
 from umbel.protocol.clock import LamportClock
-from umbel.wire.event import LOGGED, encode_event, routing_key
+from umbel.wire.event import LOGGED, encode_event
 from umbel.wire.message import Outgoing
 from umbel.wire.task import read_headers
+from umbel.wire.told import EventTeller, by_type
 
 log = logging.getLogger("umbel.events")
 TASK_SENT = "task-sent"
@@ -30,8 +31,8 @@ class SentEvents:
     def __init__(self, hostname: str) -> None:
         self.pid = os.getpid()
         clock = LamportClock()
-        self._stamper = EventStamper(
-            hostname=hostname, pid=self.pid, incarnation=time_ns() // 1000, clock=clock
+        self._teller = EventTeller(
+            EventStamper(hostname=hostname, pid=self.pid, incarnation=time_ns() // 1000, clock=clock)
         )
         self._headers = encode_event({"hostname": hostname})
         self._logged_headers = encode_event({"hostname": hostname, LOGGED: True})
@@ -41,13 +42,13 @@ class SentEvents:
         """Batches, each with a time before which no worker could take it: else tasks would start before
         they were sent."""
         told = [(_fields(one), at) for batch, at in sent for one in batch]
-        key = routing_key(TASK_SENT)
         try:
             with self._in_order:
-                bodies = [encode_event(self._stamper.stamp(TASK_SENT, one, at=at)) for one, at in told]
-                logged = producer.log_events([(key, body) for body in bodies])
+                events = [self._teller.tell(TASK_SENT, one, at=at) for one, at in told]
+                entries, counts = by_type(events)
+                logged = producer.log_events(entries, counts=counts)
                 headers = self._logged_headers if logged else self._headers
-                messages = [Broadcast(EVENT_EXCHANGE, key, body, headers) for body in bodies]
+                messages = [Broadcast(EVENT_EXCHANGE, key, body, headers) for key, body in events]
                 producer.broadcast(messages, ttl_s=EVENT_TTL_S)
         except BrokerError as error:
             log.warning(

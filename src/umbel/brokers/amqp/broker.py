@@ -378,8 +378,8 @@ class AmqpBroker(KeptFailures):
         await session.catch_up()
         return sorted(session.views.facts.recorders)
 
-    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        return await self._event_log.append(await self._sessions.get(), list(events))
+    async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        return await self._event_log.append(await self._sessions.get(), entries, counts)
 
     async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
         return await self._event_log.read(await self._sessions.get(), name, limit, after)

@@ -9,11 +9,12 @@ nodes tell is in it as they sent it. Our own workers say of what they broadcast 
 log by itself; that is passed over.
 
 Offsets are the stream's, from 1. A recorder's registration is an entry too, so that it knows
-where it begins: offsets grow, but not always by one.
+where it begins: offsets grow, but not always by one. The stream counts entries, so each of our events is
+one by itself.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, time
 
 import msgspec
@@ -57,12 +58,14 @@ class EventLog:
             await self._bind(session, topology.event_unbinding())
         await self._tell(session, RecorderFact(name, None))
 
-    async def append(self, session: Session, events: list[tuple[str, bytes]]) -> int:
-        if not session.views.facts.recorders or not events:
+    async def append(
+        self, session: Session, entries: Sequence[tuple[str, bytes]], counts: Sequence[int]
+    ) -> int:
+        if not session.views.facts.recorders or not entries:
             return 0
         await self._ready(session)
-        await session.publisher.send(log_entries(events, time()))
-        return len(events)
+        await session.publisher.send(log_entries(entries, counts, time()))
+        return len(entries)
 
     async def read(self, session: Session, name: str, limit: int, after: int) -> list[LoggedEvent]:
         await self._ready(session)

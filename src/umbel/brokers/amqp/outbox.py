@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 from msgspec.structs import replace
 
 from umbel.brokers.amqp import topology
@@ -39,6 +40,7 @@ DELETED_AGAIN = "its queue was deleted twice while publishing"
 Refusals = dict[int, str]
 """Why messages were refused, by their place in what was sent together."""
 
+_parts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _STREAM_PROPERTIES = encode_properties(Properties(delivery_mode=2))
 
 
@@ -157,8 +159,13 @@ def entry(stream: str, body: bytes) -> Post:
     return Post(stream, _STREAM_PROPERTIES, body)
 
 
-def log_entries(events: Sequence[tuple[str, bytes]], now: float) -> list[Post]:
-    """Events on their way into the event log."""
+def log_entries(entries: Sequence[tuple[str, bytes]], counts: Sequence[int], now: float) -> list[Post]:
+    """Events on their way into the event log, each by itself."""
+    events = [
+        (key, bytes(one))
+        for (key, body), count in zip(entries, counts or [1] * len(entries), strict=True)
+        for one in (_parts(body) if count > 1 else (body,))
+    ]
     return [
         entry(topology.EVENTS, encode_record(LogEntry(now, key, body.decode("utf-8", "surrogateescape"))))
         for key, body in events

@@ -83,7 +83,7 @@ class AmqpProducer:
                 self._declare(link, topology.exchange(name))
             self._send(link, posts)
 
-    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+    def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
         with self._ready() as link:
             if monotonic() - self._facts_read_at > RECORDERS_FRESH_S:
                 self._follow(link, topology.FACTS, self._facts)
@@ -93,8 +93,8 @@ class AmqpProducer:
             if not view.recorders:
                 return 0
             self._declare(link, topology.event_stream(self._settings))
-            self._send(link, outbox.log_entries(events, time()))
-            return len(events)
+            self._send(link, outbox.log_entries(entries, counts, time()))
+            return len(entries)
 
     def send(self, posts: Sequence[Post]) -> None:
         """Publish, beside what other threads send unless something has to be made for it first."""

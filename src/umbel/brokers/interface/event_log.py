@@ -10,6 +10,8 @@ from umbel.brokers.interface.connection import BrokerInfo
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
+    """One entry: an event, or a list of them; then the offset is that of its last event."""
+
     offset: int
     recorded_at: float
     routing_key: str
@@ -34,13 +36,18 @@ class EventLog(BrokerInfo, Protocol):
 
     async def forget_recorder(self, name: str) -> None: ...
     async def recorders(self) -> Sequence[str]: ...
-    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        """Append (routing key, body) while a recorder is registered; how many were kept."""
+    async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        """Append (routing key, body) while a recorder is registered; how many entries were kept.
+
+        `counts`: how many events each body holds, a JSON list where these are several; without it, one each.
+        Limits and offsets count events.
+        """
         ...
 
     async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
-        """The next events that this recorder has not acknowledged, and after that offset.
+        """The next entries that this recorder has not acknowledged, and after that offset.
 
+        They hold so many events at most, except that there is one entry if there is any.
         An entry without a routing key has nothing to read, but moves the reader's place.
         """
         ...

@@ -315,8 +315,8 @@ class RedisBroker:
     async def recorders(self) -> Sequence[str]:
         return sorted(name.decode() for name in await self._link.call("HKEYS", self._keys.recorders))
 
-    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        return await event_log.append(self._link, self._keys, events, self._settings.event_log_max)
+    async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        return await event_log.append(self._link, self._keys, entries, counts, self._settings.event_log_max)
 
     async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
         return await event_log.read(self._link, self._keys, name, limit, after)
@@ -334,7 +334,7 @@ class RedisBroker:
         """Results and elections end by themselves; events, revokes and failures do not."""
         await failures.sweep(self._link, self._keys, self._settings)
         older_than = time.time() - self._settings.event_log_retention_s
-        while await event_log.sweep(self._link, self._keys, older_than, SWEEP_MAX) >= SWEEP_MAX:
+        while await event_log.sweep(self._link, self._keys, older_than):
             continue
         while await self._link.run(_REVOKE, "sweep", self._keys.prefix, SWEEP_MAX) >= SWEEP_MAX:
             continue

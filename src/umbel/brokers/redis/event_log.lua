@@ -1,5 +1,6 @@
--- The durable event log: a stream whose ids are "<offset>-0", offsets without gaps.
--- ARGV: "append", prefix, most events kept, then key, body...   Reply: how many were kept.
+-- The durable event log: a stream whose ids are "<offset>-0". An entry holds one event or several ("n");
+-- offsets count events, and an entry has that of its last one.
+-- ARGV: "append", prefix, most events kept, then key, number of events, body...   Reply: entries kept.
 --       "register", prefix, name      Reply: the offset that the recorder has acknowledged.
 --       "acknowledge", prefix, name, offset     What every recorder has acknowledged goes: nobody can read it.
 --       "sweep", prefix, older than (seconds), most at once     Reply: how many went.
@@ -67,19 +68,28 @@ end
 local t = redis.call('TIME')
 local now = t[1] .. '.' .. string.format('%06d', t[2])
 local offset = last_offset()
-for i = 4, #ARGV, 2 do
-  offset = offset + 1
-  redis.call('XADD', events, string.format('%d-0', offset), 'at', now, 'key', ARGV[i], 'body', ARGV[i + 1])
+for i = 4, #ARGV, 3 do
+  local id = string.format('%d-0', offset + ARGV[i + 1])
+  if ARGV[i + 1] == '1' then
+    redis.call('XADD', events, id, 'at', now, 'key', ARGV[i], 'body', ARGV[i + 2])
+  else
+    redis.call('XADD', events, id, 'at', now, 'key', ARGV[i], 'body', ARGV[i + 2], 'n', ARGV[i + 1])
+  end
+  offset = offset + ARGV[i + 1]
 end
 redis.call('SET', offsets, string.format('%d', offset))
-local excess = redis.call('XLEN', events) - tonumber(ARGV[3])
-if excess > 0 then
-  local first = tonumber(string.match(redis.call('XRANGE', events, '-', '+', 'COUNT', 1)[1][1], '^%d+'))
-  local last_dropped = first + excess - 1
-  local unread = math.min(excess, math.max(0, last_dropped - acknowledged_by_all()))
-  drop_before(last_dropped + 1)
-  if unread > 0 then
-    try('INCRBY', lost, unread)
+local room_from = offset - ARGV[3]
+if room_from > 0 then
+  local last = redis.call('XREVRANGE', events, string.format('%d-0', room_from), '-', 'COUNT', 1)[1]
+  if last then
+    local first = redis.call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
+    local gone = tonumber(string.match(first[1], '^%d+')) - (tonumber(first[2][8]) or 1)
+    local last_dropped = tonumber(string.match(last[1], '^%d+'))
+    local unread = last_dropped - math.max(gone, acknowledged_by_all())
+    drop_before(last_dropped + 1)
+    if unread > 0 then
+      try('INCRBY', lost, unread)
+    end
   end
 end
-return (#ARGV - 3) / 2
+return (#ARGV - 3) / 3

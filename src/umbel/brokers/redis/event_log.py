@@ -7,6 +7,7 @@ from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import script
 
+SWEEP_MAX = 100  # entries at once, with all their events: the server waits meanwhile
 _LOG = script("event_log")
 
 
@@ -15,15 +16,22 @@ async def register(link: Link, keys: Keys, name: str) -> int:
     return acknowledged
 
 
-async def append(link: Link, keys: Keys, events: Sequence[tuple[str, bytes]], most: int) -> int:
-    if not events:
+async def append(
+    link: Link, keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
+) -> int:
+    if not entries:
         return 0
-    kept: int = await link.run(_LOG, *append_arguments(keys, events, most))
+    kept: int = await link.run(_LOG, *append_arguments(keys, entries, counts, most))
     return kept
 
 
-def append_arguments(keys: Keys, events: Sequence[tuple[str, bytes]], most: int) -> list[str | bytes | int]:
-    return ["append", keys.prefix, most, *(part for event in events for part in event)]
+def append_arguments(
+    keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
+) -> list[str | bytes | int]:
+    arguments: list[str | bytes | int] = ["append", keys.prefix, most]
+    for (key, body), count in zip(entries, counts or [1] * len(entries), strict=True):
+        arguments += (key, count, body)
+    return arguments
 
 
 async def read(link: Link, keys: Keys, name: str, limit: int, after: int) -> list[LoggedEvent]:
@@ -31,8 +39,10 @@ async def read(link: Link, keys: Keys, name: str, limit: int, after: int) -> lis
     acknowledged = await link.call("HGET", keys.recorders, name)
     if acknowledged is None:
         return []
-    first = max(int(acknowledged), after) + 1
-    found = await link.call("XRANGE", keys.events, f"{first}-0", "+", "COUNT", limit)
+    place = max(int(acknowledged), after)
+    found = await link.call("XRANGE", keys.events, f"{place + 1}-0", f"{place + limit}-0")
+    if not found:  # the next entry may be longer than that, or those before it are gone
+        found = await link.call("XRANGE", keys.events, f"{place + 1}-0", "+", "COUNT", 1)
     return [_event(int(stream_id.partition(b"-")[0]), fields) for stream_id, fields in found]
 
 
@@ -63,6 +73,7 @@ async def state(link: Link, keys: Keys) -> EventLogState:
     return EventLogState(int(last or 0), acknowledged, await lost(link, keys))
 
 
-async def sweep(link: Link, keys: Keys, older_than: float, most: int) -> int:
-    swept: int = await link.run(_LOG, "sweep", keys.prefix, f"{older_than:.6f}", most)
-    return swept
+async def sweep(link: Link, keys: Keys, older_than: float) -> bool:
+    """Whether there may be more to remove."""
+    swept: int = await link.run(_LOG, "sweep", keys.prefix, f"{older_than:.6f}", SWEEP_MAX)
+    return swept >= SWEEP_MAX

@@ -61,7 +61,7 @@ Ours, which Celery does not know:
     umbel.sent.<task id>         string  an awaiting client published it; gone after five minutes
     umbel.signature.<mark>       string  owner NL field of the claim whose message used it; "": that has ended
     umbel.recorders              hash    recorder -> offset it has acknowledged
-    umbel.events                 stream  the event log; the ids are "<offset>-0": at, key, body
+    umbel.events                 stream  the event log; the ids are "<offset>-0": at, key, body, n
     umbel.events.offset          string  the last offset given
     umbel.events.lost            string  how many events nobody read before they made room
     umbel.clock                  string  the cluster's clock mark

@@ -58,10 +58,10 @@ class RedisProducer:
         if batch and ttl_s > 0:
             self._pool.use(lambda connection: self._broadcast(connection, batch))
 
-    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        if not events:
+    def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        if not entries:
             return 0
-        args = append_arguments(self._keys, events, self._settings.event_log_max)
+        args = append_arguments(self._keys, entries, counts, self._settings.event_log_max)
         kept: int = self._pool.run(_LOG, *args)
         return kept
 

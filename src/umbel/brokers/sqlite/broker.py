@@ -262,8 +262,8 @@ class SqliteBroker:
     async def recorders(self) -> Sequence[str]:
         return await self._thread.call(self._cluster.recorders)
 
-    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        return await self._thread.call(self._cluster.log_events, events)
+    async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        return await self._thread.call(self._cluster.log_events, entries, counts)
 
     async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
         return await self._thread.call(self._cluster.read_events, name, limit, after)

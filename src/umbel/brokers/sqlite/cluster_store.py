@@ -123,14 +123,14 @@ class ClusterStore:
         with self._database.read() as db:
             return event_log.recorders(db)
 
-    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        if not events or not self.recorders():
+    def log_events(self, entries: Sequence[tuple[str, bytes]], counts: Sequence[int] = ()) -> int:
+        if not entries or not self.recorders():
             return 0
         with self._database.write() as db:
             if not event_log.recorders(db):
                 return 0
-            event_log.append(db, events, self._settings.event_log_max, self._clock.now().wall_s)
-        return len(events)
+            event_log.append(db, entries, counts, self._settings.event_log_max, self._clock.now().wall_s)
+        return len(entries)
 
     def read_events(self, name: str, limit: int, after: int) -> Sequence[LoggedEvent]:
         with self._database.read() as db:

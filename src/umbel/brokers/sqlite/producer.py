@@ -20,8 +20,8 @@ class SqliteProducer(Store):
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         self._cluster.broadcast(batch, ttl_s)
 
-    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        return self._cluster.log_events(events)
+    def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        return self._cluster.log_events(entries, counts)
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
         return self._cluster.hold_unique(key, task_id, ttl_s)

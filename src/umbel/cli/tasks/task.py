@@ -174,12 +174,12 @@ async def _logged(broker: EventLog, task_id: str) -> "list[TaskEvent]":
         return []
     wanted, reader, found = task_id.encode(), EventReader(), []
     for name in await broker.recorders():
-        place = read = 0
-        while read < LOG_MAX:
+        place = 0
+        for _ in range(LOG_MAX // READ_AT_ONCE):
             entries = await broker.read_events(name, READ_AT_ONCE, after=place)
             if not entries:
                 break
-            place, read = entries[-1].offset, read + len(entries)
+            place = entries[-1].offset
             for entry in entries:
                 if wanted not in entry.body:
                     continue

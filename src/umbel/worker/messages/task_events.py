@@ -4,24 +4,37 @@ Field names and forms are Celery's; `retries`, the attempt, is on every one of t
 attempts can be told apart.
 """
 
+from collections.abc import Mapping
 from time import time
 from typing import Any
 
 import msgspec
 
 from umbel.events.meters import Meters
+from umbel.events.types import (
+    TaskEvent,
+    TaskFailed,
+    TaskReceived,
+    TaskRejected,
+    TaskRetried,
+    TaskRevoked,
+    TaskStarted,
+    TaskSucceeded,
+    tag_of,
+)
 from umbel.pools.interface import Outcome, Told
 from umbel.wire.retried import RETRY_OF, retry_of
 from umbel.wire.task import TaskHeaders
+from umbel.wire.told import told_fields
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.steps.events import Events
 
-_ENDINGS = {
-    "success": "task-succeeded",
-    "failure": "task-failed",
-    "retry": "task-retried",
-    "rejected": "task-rejected",
-    "requeued": "task-rejected",
+_ENDINGS: Mapping[str, type[TaskEvent]] = {
+    "success": TaskSucceeded,
+    "failure": TaskFailed,
+    "retry": TaskRetried,
+    "rejected": TaskRejected,
+    "requeued": TaskRejected,
 }
 _ENDS = {
     "success": "succeeded",
@@ -56,26 +69,20 @@ class TaskEvents:
         if not self.wanted:
             return
         headers = claimed.headers
-        args, kwargs = claimed.shown
+        name = headers.shadow or headers.task
+        ids = (headers.root_id, headers.parent_id)
+        described = (name, *claimed.shown, *ids, headers.eta, headers.expires)
         retried = retry_of(claimed.message.headers)
-        fields: dict[str, Any] = {} if retried is None else {RETRY_OF: retried}
-        self._tell(
-            "task-received",
-            claimed,
-            name=headers.shadow or headers.task,
-            args=args,
-            kwargs=kwargs,
-            root_id=headers.root_id,
-            parent_id=headers.parent_id,
-            eta=headers.eta,
-            expires=headers.expires,
-            **fields,
-        )
+        if retried is None:
+            self._tell(TaskReceived, claimed, *described)
+            return
+        fields = dict(zip(told_fields(TaskReceived), (headers.id, headers.retries, *described), strict=True))
+        self.step.tell_fields(tag_of(TaskReceived), fields | {RETRY_OF: retried})
 
     def started(self, claimed: Claimed, at: float) -> None:
         if self.wanted and not claimed.told_started:
             claimed.told_started = True
-            self._tell("task-started", claimed, at=at)
+            self._tell(TaskStarted, claimed, at=at)
 
     def told(self, claimed: Claimed, told: Told) -> None:
         """Send a custom event of the task, with the task's fields."""
@@ -86,46 +93,43 @@ class TaskEvents:
             self.step.tell_fields(told.event_type, fields, at=told.at, blind=told.blind)
 
     def ended(self, claimed: Claimed, outcome: Outcome) -> None:
-        event_type = _ENDINGS.get(outcome.kind)
+        ending = _ENDINGS.get(outcome.kind)
         if self._meters is not None:
             self._measure(self._meters, claimed, outcome)
-        if not self.wanted or event_type is None:
+        if not self.wanted or ending is None:
             return
         self.started(claimed, outcome.started_at)
         if outcome.kind == "success":
-            self._tell(event_type, claimed, result=outcome.summary, runtime=outcome.runtime_s)
+            self._tell(ending, claimed, outcome.summary, outcome.runtime_s)
         elif outcome.kind in ("failure", "retry"):
-            self._tell(event_type, claimed, exception=outcome.summary, traceback=outcome.traceback)
+            self._tell(ending, claimed, outcome.summary, outcome.traceback)
         else:
-            self._tell(event_type, claimed, requeue=outcome.kind == "requeued")
+            self._tell(ending, claimed, outcome.kind == "requeued")
 
     def failed(self, claimed: Claimed, error: Exception) -> None:
         """For a task that ended without running to its end."""
         self._count(claimed, "failed")
         if self.wanted:
-            self._tell("task-failed", claimed, exception=repr(error), traceback="")
+            self._tell(TaskFailed, claimed, repr(error), "")
 
     def refused(self, headers: TaskHeaders, error: Exception) -> None:
         """For a message that never got into its queue."""
         if self.wanted:
-            self.step.tell(
-                "task-failed", uuid=headers.id, retries=headers.retries, exception=repr(error), traceback=""
-            )
+            self.step.tell_task(TaskFailed, time(), headers.id, headers.retries, repr(error), "")
 
     def revoked(self, claimed: Claimed, *, expired: bool, signal: str = "") -> None:
         self._count(claimed, "revoked")
         if self.wanted:
-            self._tell(
-                "task-revoked", claimed, terminated=bool(signal), signum=signal or None, expired=expired
-            )
+            self._tell(TaskRevoked, claimed, bool(signal), signal or None, expired)
 
     def rejected(self, claimed: Claimed, *, requeue: bool) -> None:
         self._count(claimed, "rejected")
         if self.wanted:
-            self._tell("task-rejected", claimed, requeue=requeue)
+            self._tell(TaskRejected, claimed, requeue)
 
-    def _tell(self, event_type: str, claimed: Claimed, *, at: float | None = None, **fields: Any) -> None:
-        self.step.tell(event_type, at=at, uuid=claimed.headers.id, retries=claimed.headers.retries, **fields)
+    def _tell(self, of: type[TaskEvent], claimed: Claimed, *values: Any, at: float | None = None) -> None:
+        headers = claimed.headers
+        self.step.tell_task(of, time() if at is None else at, headers.id, headers.retries, *values)
 
     def _count(self, claimed: Claimed, end: str) -> None:
         if self._meters is not None:

@@ -1,11 +1,11 @@
 """Events: what happens on this node, sent to all listeners.
 
-Worker events go out one by one, task events in batches. Task events are sent only when somebody
-asked for them: by `-E`, or by a recorder registered with the broker. Nothing waits for events:
-they are queued, and when the queue is full the newest is dropped and counted; its number is
-missing then, so a recorder sees the gap. While a recorder runs, every event goes to the broker's
-log first and is broadcast after that; only outcomes are held back until the log has them, and not
-for long when it cannot be written (`logged`).
+Worker events go out one by one, task events in lists. Task events are sent only when somebody
+asked for them: by `-E`, or by a recorder registered with the broker. An event is encoded once, when it
+is told; the same bytes are broadcast and logged. Nothing waits for events: they are queued, and when the
+queue is full the newest is dropped and counted; its number is missing then, so a recorder sees the gap.
+While a recorder runs, every event goes to the broker's log first and is broadcast after that; only
+outcomes are held back until the log has them, and not for long when it cannot be written (`logged`).
 """
 
 import asyncio
@@ -18,18 +18,22 @@ from typing import Any
 from umbel.brokers.interface import Broadcast, ClusterRecord, EventLog, FanOut
 from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, TASK_GROUP, EventStamper
+from umbel.events.types import TaskEvent, tag_of
 from umbel.protocol.clock import LamportClock
-from umbel.wire.event import LOGGED, encode_event, encode_events, group_of, routing_key, routing_key_of_list
+from umbel.wire.event import LOGGED, encode_event, routing_key, routing_key_of_list
+from umbel.wire.told import EventTeller, Told, by_type, in_lists
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 
 log = logging.getLogger("umbel.worker.events")
 
-QUEUE_MAX = 10_000
-BEATS_MAX = 10  # heartbeats have so many places more: a node that cannot log its events is alive
-BATCH_MAX = 200
+QUEUE_MAX_BYTES = 16 * 2**20  # of events, some 60,000 of tasks
+BEATS_MAX_BYTES = 16 * 1024  # heartbeats have so much more: a node that cannot log its events is alive
+BATCH_MAX = 2000
+UNSENDABLE_MAX = 20  # types that one log line names
 RECORDER_CHECK_S = 10.0
 HEARTBEAT = "worker-heartbeat"
+BEAT_KEY, TASK_KEYS = routing_key(HEARTBEAT), f"{TASK_GROUP}."
 LOG_WAIT_MAX_S = 2.0
 SLOW = "event log is slow; task outcomes were acknowledged before they were logged"
 BEAT_TTL_MIN_S = 1.0  # a listener may be a moment late
@@ -49,7 +53,10 @@ class Events(Step):
         self._enabled = False
         self.recorded = False  # whether a recorder runs
         self._on_wanted: list[Callable[[bool], None]] = []
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[Told] = []
+        self._waiting_bytes = 0
+        self._unsendable: dict[str, str] = {}  # types that could not be encoded, and why; not reported yet
+        self._beat_ttl_s = BEAT_TTL_MIN_S
         self._arrived = asyncio.Event()
         self._failing = False
         self._told = 0  # how many were ever queued, and the place in that count up to which all are logged
@@ -57,16 +64,19 @@ class Events(Step):
         self._log_grew = asyncio.Event()
         self._unlogged = 0  # outcomes that were settled before the log had them, not reported yet
         self._sending = asyncio.Lock()
-        self._stamper = EventStamper(
+        stamper = EventStamper(
             hostname=context.identity.node,
             pid=context.identity.pid,
             incarnation=context.identity.incarnation,
             clock=LamportClock(),
         )
+        self._teller = EventTeller(stamper)
+        self._headers = encode_event({"hostname": stamper.hostname})
+        self._headers_logged = encode_event({"hostname": stamper.hostname, LOGGED: True})
 
     @property
     def clock(self) -> LamportClock:
-        return self._stamper.clock
+        return self._teller.stamper.clock
 
     def enable_task_events(self) -> bool:
         """A monitor wants them from now on; False when they were on already."""
@@ -121,13 +131,44 @@ class Events(Step):
         self, event_type: str, fields: dict[str, Any], *, at: float | None = None, blind: bool = False
     ) -> None:
         """The same, with names of fields that others chose."""
-        if len(self._waiting) >= QUEUE_MAX + (BEATS_MAX if event_type == HEARTBEAT else 0):
-            self._context.counters.events_dropped += 1
-            self._stamper.skip()
+        is_beat = event_type == HEARTBEAT
+        if not self._has_room(BEATS_MAX_BYTES if is_beat else 0):
             return
+        if is_beat:
+            self._beat_ttl_s = max(BEAT_TTL_MIN_S, fields["freq"])
         when = time() if at is None else at
-        self._waiting.append(self._stamper.stamp(event_type, fields, at=when, blind=blind))
+        try:
+            self._queue(self._teller.tell(event_type, fields, at=when, blind=blind))
+        except WireError as error:
+            self._drop_unsendable(event_type, error)
+
+    def tell_task(self, of: type[TaskEvent], at: float, *values: Any) -> None:
+        """Queue an event of a task: `values` are those of `told_fields`."""
+        if not self._has_room():
+            return
+        try:
+            self._queue(self._teller.tell_task(of, at, *values))
+        except WireError as error:
+            self._drop_unsendable(tag_of(of), error)
+
+    def _has_room(self, more_bytes: int = 0) -> bool:
+        if self._waiting_bytes < QUEUE_MAX_BYTES + more_bytes:
+            return True
+        self._context.counters.events_dropped += 1
+        self._teller.stamper.skip()
+        return False
+
+    def _queue(self, told: Told) -> None:
+        self._waiting.append(told)
+        self._waiting_bytes += len(told[1])
         self._told += 1
+        self._arrived.set()
+
+    def _drop_unsendable(self, event_type: str, error: WireError) -> None:
+        """What nobody could read is not sent; its number is missing then."""
+        self._context.counters.events_dropped += 1
+        if len(self._unsendable) < UNSENDABLE_MAX:
+            self._unsendable[event_type] = str(error)
         self._arrived.set()
 
     async def logged(self) -> None:
@@ -178,27 +219,16 @@ class Events(Step):
 
     def _drop_old_beats(self) -> None:
         """Of the heartbeats that wait only the last says anything; it goes first, or it never would."""
-        beats = [event for event in self._waiting if event["type"] == HEARTBEAT]
-        self._waiting = beats[-1:] + [event for event in self._waiting if event["type"] != HEARTBEAT]
+        beats = [told for told in self._waiting if told[0] == BEAT_KEY]
+        self._waiting = beats[-1:] + [told for told in self._waiting if told[0] != BEAT_KEY]
+        self._waiting_bytes = sum(len(body) for _, body in self._waiting)
         self._context.counters.events_dropped += len(beats[:-1])
 
-    def _drop_unsendable(self) -> None:
-        """What nobody could read must not keep the others from being sent; its number is missing then."""
-        sendable = [event for event in self._waiting if _is_sendable(event)]
-        self._context.counters.events_dropped += len(self._waiting) - len(sendable)
-        self._waiting = sendable
-        self._note_logged(0)
-
     async def _send_waiting(self) -> None:
-        try:
-            await self._send_all()
-        except WireError as error:
-            types = ", ".join(sorted({str(one["type"]) for one in self._waiting if not _is_sendable(one)}))
-            log.error("events cannot be encoded; dropped", extra={"types": types, "why": str(error)})
-            self._drop_unsendable()
-            await self._send_all()
-
-    async def _send_all(self) -> None:
+        if self._unsendable:
+            why = "; ".join(f"{event_type}: {why}" for event_type, why in sorted(self._unsendable.items()))
+            log.error("events cannot be encoded; dropped", extra={"why": why})
+            self._unsendable.clear()
         while self._waiting:
             batch = self._waiting[:BATCH_MAX]
             failed: BrokerError | None = None
@@ -213,43 +243,33 @@ class Events(Step):
             if failed is not None:
                 raise failed
             del self._waiting[: len(batch)]
+            self._waiting_bytes -= sum(len(body) for _, body in batch)
 
     def _note_logged(self, count: int) -> None:
         """The first `count` of those that wait are in the log, and all before them are gone."""
         self._logged = self._told - len(self._waiting) + count
         self._log_grew.set()
 
-    async def _broadcast(self, batch: list[dict[str, Any]], *, logged: bool) -> None:
+    async def _broadcast(self, batch: list[Told], *, logged: bool) -> None:
         """Heartbeats live until the next is due (S6): one that is older says nothing of a node any more."""
-        beats = [event for event in batch if event["type"] == HEARTBEAT]
-        others = [event for event in batch if event["type"] != HEARTBEAT]
-        broadcast = self._fan_out.broadcast
-        if others:
-            await broadcast(self._messages(others, logged=logged), ttl_s=EVENT_TTL_S)
+        headers = self._headers_logged if logged else self._headers
+        of_tasks = [told for told in batch if told[0].startswith(TASK_KEYS)]
+        alone = [told for told in batch if not told[0].startswith(TASK_KEYS)]
+        messages = [Broadcast(EVENT_EXCHANGE, key, body, headers) for key, body in alone if key != BEAT_KEY]
+        key = routing_key_of_list(TASK_GROUP)
+        messages += [Broadcast(EVENT_EXCHANGE, key, body, headers) for body, _ in in_lists(of_tasks)]
+        if messages:
+            await self._fan_out.broadcast(messages, ttl_s=EVENT_TTL_S)
+        beats = [Broadcast(EVENT_EXCHANGE, key, body, headers) for key, body in alone if key == BEAT_KEY]
         if beats:
-            ttl_s = max(BEAT_TTL_MIN_S, beats[-1]["freq"])
-            await broadcast(self._messages(beats, logged=logged), ttl_s=ttl_s)
+            await self._fan_out.broadcast(beats, ttl_s=self._beat_ttl_s)
 
-    async def _log(self, batch: list[dict[str, Any]]) -> int:
+    async def _log(self, batch: list[Told]) -> int:
         """Before they are broadcast, so that what says it is in the log is."""
         if not self.recorded:
             return 0
-        logged = [(routing_key(event["type"]), encode_event(event)) for event in batch]
-        return await self._event_log.log_events(logged)
-
-    def _messages(self, batch: list[dict[str, Any]], *, logged: bool) -> list[Broadcast]:
-        headers = encode_event({"hostname": self._stamper.hostname} | ({LOGGED: True} if logged else {}))
-        of_tasks = [event for event in batch if group_of(event["type"]) == TASK_GROUP]
-        messages = [
-            Broadcast(EVENT_EXCHANGE, routing_key(event["type"]), encode_event(event), headers)
-            for event in batch
-            if group_of(event["type"]) != TASK_GROUP
-        ]
-        if of_tasks:
-            messages.append(
-                Broadcast(EVENT_EXCHANGE, routing_key_of_list(TASK_GROUP), encode_events(of_tasks), headers)
-            )
-        return messages
+        entries, counts = by_type(batch)
+        return await self._event_log.log_events(entries, counts=counts)
 
     async def _watch(self) -> None:
         while True:
@@ -265,11 +285,3 @@ class Events(Step):
         if self._event_log.capabilities.event_log:
             self.recorded = bool(await self._event_log.recorders())
             self._note_listeners()
-
-
-def _is_sendable(event: dict[str, Any]) -> bool:
-    try:
-        encode_events([event])
-    except WireError:
-        return False
-    return True
