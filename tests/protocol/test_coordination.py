@@ -263,13 +263,13 @@ def test_a_lease_is_refused_while_another_holds_it_and_taken_over_with_its_data_
 
 def test_a_holder_that_acquires_again_keeps_its_term_for_another_ttl() -> None:
     record, reply = acquire_lease(LEASE, A, ttl_s=TTL, now=at(4), last_term=9)
-    assert record == replace(LEASE, expires_at=14.0)
+    assert record == LEASE.replaced(expires_at=14.0)
     assert reply == LeaseReply(True, A, 7, TTL, b"state")
 
 
 def test_only_the_holder_in_its_term_and_time_may_change_a_lease() -> None:
-    assert renew_lease(LEASE, A, 7, ttl_s=TTL, now=at(5)) == replace(LEASE, expires_at=15.0)
-    assert update_lease(LEASE, A, 7, b"new", at(5)) == replace(LEASE, data=b"new")
+    assert renew_lease(LEASE, A, 7, ttl_s=TTL, now=at(5)) == LEASE.replaced(expires_at=15.0)
+    assert update_lease(LEASE, A, 7, b"new", at(5)) == LEASE.replaced(data=b"new")
     assert release_lease(LEASE, A, 7, at(5)) == LeaseRecord("", 7, 0.0, b"state")
     for record, holder, term, now in (
         (None, A, 7, at(1)),

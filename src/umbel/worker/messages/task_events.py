@@ -5,16 +5,18 @@ attempts can be told apart.
 """
 
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from umbel.events.meters import Meters
 from umbel.pools.interface import Outcome, Told
 from umbel.wire.retried import RETRY_OF, retry_of
 from umbel.wire.task import TaskHeaders
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.steps.events import Events
+
+if TYPE_CHECKING:
+    from umbel.events.meters import Meters
 
 _ENDINGS = {
     "success": "task-succeeded",
@@ -38,7 +40,7 @@ class TaskEvents:
     `wanted`: somebody listens. `noted`: that, or they are counted; else `received` and `ended` do nothing.
     """
 
-    def __init__(self, events: Events, meters: Meters | None = None) -> None:
+    def __init__(self, events: Events, meters: "Meters | None" = None) -> None:
         self.step = events
         self.wanted = self.noted = False
         self._meters = meters
@@ -131,7 +133,7 @@ class TaskEvents:
         if self._meters is not None:
             self._meters.note_end(self._meters.name(claimed.headers.task), end)
 
-    def _measure(self, meters: Meters, claimed: Claimed, outcome: Outcome) -> None:
+    def _measure(self, meters: "Meters", claimed: Claimed, outcome: Outcome) -> None:
         name = meters.name(claimed.headers.task)
         end = _ENDS.get(outcome.kind)
         if end is not None:
