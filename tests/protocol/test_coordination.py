@@ -1,5 +1,6 @@
 """Every row of the store's tables, and the promises that must hold over all of their histories."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +40,7 @@ from umbel.protocol.leadership.coordination import (
     update_lease,
 )
 
+EXAMPLES = 500 if os.environ.get("UMBEL_SOAK") else 100
 A, B = "ada.1.100", "bob.2.200"
 TTL = 10.0
 BORN = 1_000.0
@@ -359,7 +361,7 @@ class History:
             self.runs.append((holder, term))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_an_election_that_may_run_once_runs_at_most_once_even_if_the_store_forgets(
     history: list[tuple[str, str, float, bool]],
@@ -374,7 +376,7 @@ def test_an_election_that_may_run_once_runs_at_most_once_even_if_the_store_forge
         assert len(world.runs) <= 1
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(steps.filter(lambda step: step[0] != "forget"), max_size=40))
 def test_an_election_that_may_run_again_does_so_under_growing_terms_and_never_after_it_is_done(
     history: list[tuple[str, str, float, bool]],
@@ -393,7 +395,7 @@ lease_steps = st.tuples(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(lease_steps, max_size=40))
 def test_a_lease_has_at_most_one_valid_holder_at_any_instant(
     history: list[tuple[str, str, float, bool]],
