@@ -8,8 +8,15 @@ from msgspec.structs import replace
 
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.options import Support, changes_of, judge_options, judge_result_options, with_tls
-from umbel.brokers.redis.address import parse_address
+from umbel.brokers.options import (
+    Support,
+    changes_of,
+    judge_options,
+    judge_result_options,
+    with_sentinel,
+    with_tls,
+)
+from umbel.brokers.redis.address import parse_address, parse_addresses
 from umbel.errors import NotSupported
 
 REDIS, AMQP = "redis://localhost", "amqp://localhost"
@@ -45,7 +52,7 @@ def test_what_has_no_effect_says_why() -> None:
 
 
 def test_what_is_not_supported_is_refused_by_name() -> None:
-    options = {"master_name": "m", "sentinel_kwargs": {}, "made_up": 1, "fanout_patterns": False}
+    options = {"sentinels": [], "sentinel_kwargs": {"ssl": True}, "made_up": 1, "fanout_patterns": False}
     with pytest.raises(NotSupported) as refused:
         changes_of(judge_options(REDIS, options))
     for name in options:
@@ -55,6 +62,18 @@ def test_what_is_not_supported_is_refused_by_name() -> None:
         "on_blocked": Support.UNSUPPORTED,
         "confirm_publish": Support.NO_EFFECT,
     }
+
+
+def test_what_options_say_of_sentinels_becomes_a_part_of_their_address() -> None:
+    options = {"master_name": "orders", "sentinel_kwargs": {"password": "a&b"}}
+    url = with_sentinel("sentinel://one:26379/1; sentinel://:pw@two/1", options)
+    first, second = parse_addresses(url)
+    assert (first.host, first.port, first.database, first.master) == ("one", 26379, 1, "orders")
+    assert (second.host, second.port, second.password, second.master) == ("two", 26379, "pw", "orders")
+    assert first.sentinel_login == second.sentinel_login == ("", "a&b")
+    assert {one.support for one in judge_options(url, options)} == {Support.MAPPED}
+    assert with_sentinel(REDIS, options) == REDIS
+    assert parse_address(with_tls("sentinel://one?master_name=m", True)).tls
 
 
 @pytest.mark.parametrize("reqs", [ssl.CERT_NONE, "none", "CERT_NONE", 0])

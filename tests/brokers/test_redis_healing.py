@@ -405,6 +405,10 @@ def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
         ("redis://localhost/0?dp=1", "unknown option 'dp'"),
         ("redis://localhost/0?ssl_ca_certs=a", "unknown option"),
         ("unix://localhost/path", "three slashes"),
+        ("sentinel://:s3cret@localhost/0", "master_name=NAME"),
+        ("sentinel://localhost/0?master_name=a;sentinel://other/0?master_name=b", "different masters"),
+        ("sentinel://localhost/0?master_name=a;redis://:s3cret@other/0", "cannot be mixed"),
+        ("redis://localhost/0?master_name=a", "unknown option"),
     ],
 )
 def test_a_mistyped_address_is_refused_with_what_to_write(url: str, problem: str) -> None:

@@ -42,13 +42,11 @@ def judged(name: str, value: Any) -> Judged:
     ("name", "value", "named"),
     [
         ("broker_url", "sqs://key:secret@", "sqs://"),
-        ("broker_url", ["redis://one", "sentinel://two"], "Sentinel"),
         ("broker_url", "memory://", "memory://"),
         ("broker_transport", "my.transports:Own", "custom transports"),
         ("broker_write_url", "amqp://elsewhere", "one broker_url"),
         ("broker_use_ssl", {"ssl_ciphers": "ALL"}, "ssl_ciphers"),
         ("broker_login_method", "EXTERNAL", "PLAIN"),
-        ("result_backend", "sentinel://two", "Sentinel"),
         ("redis_host", "results", "result_backend"),
         ("worker_pool", "eventlet", "gevent"),
         ("worker_pool", "my.pools:Own", "of your own"),
@@ -90,8 +88,9 @@ def test_a_backend_that_only_counts_the_parts_of_a_chord_is_named() -> None:
 
 
 def app(**settings: Any) -> Any:
-    unset = dict.fromkeys(("broker_read_url", "broker_use_ssl", "result_backend", "redis_backend_use_ssl"))
-    return SimpleNamespace(conf=SimpleNamespace(**unset | settings))
+    unset = ("broker_read_url", "broker_use_ssl", "result_backend", "redis_backend_use_ssl")
+    options = ("broker_transport_options", "result_backend_transport_options")
+    return SimpleNamespace(conf=SimpleNamespace(**dict.fromkeys(unset + options) | settings))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +117,10 @@ def app(**settings: Any) -> Any:
                 "broker_use_ssl": {"ssl_cert_reqs": SimpleNamespace(name="CERT_NONE")},
             },
             "rediss://a?ssl_cert_reqs=none",
+        ),
+        (
+            {"broker_url": "sentinel://a/1", "broker_transport_options": {"master_name": "m"}},
+            "sentinel://a/1?master_name=m",
         ),
     ],
 )

@@ -15,7 +15,6 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.loop_links import LoopLink, hold, release
-from umbel.brokers.redis.replies import checked
 from umbel.chance import random
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.delivery.states import PENDING, READY_STATES
@@ -144,7 +143,7 @@ class Listener:
             try:
                 await self._link.connect()
                 sent = self._link.send_after([("SUBSCRIBE", *keys)], ("MGET", *keys))
-                (payloads,) = checked(await self._link.reply_to(sent), self._link.address)
+                (payloads,) = self._link.checked(await self._link.reply_to(sent))
             except AccessRefused:
                 raise
             except BrokerUnavailable as problem:

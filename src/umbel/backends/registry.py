@@ -10,12 +10,14 @@ SCHEMES = (
     "redis",
     "rediss",
     "unix",
+    "sentinel",
+    "sentinels",
     "rpc",
     "amqp",
     "amqps",
     "pyamqp",
 )
-_REDIS = ("redis", "rediss", "unix")
+_REDIS = ("redis", "rediss", "unix", "sentinel", "sentinels")
 _RPC = ("rpc", "amqp", "amqps", "pyamqp")
 
 

@@ -38,11 +38,12 @@ class _Rule:
     read: Callable[[Any], Any] = lambda value: value
     allowed: tuple[Any, ...] | None = None  # other values are not supported
     unsupported: bool = False
+    in_address: bool = False  # `with_sentinel` puts it there
 
 
 def judge_options(url: str, options: Mapping[str, Any]) -> list[Judged]:
     """`broker_transport_options` of a project whose broker is at this address."""
-    table = _REDIS if url.startswith(("redis", "unix")) else _AMQP
+    table = _REDIS if url.startswith(("redis", "unix", "sentinel")) else _AMQP
     return [_judge(name, value, table) for name, value in options.items()]
 
 
@@ -77,6 +78,17 @@ def with_tls(url: str, use_ssl: bool | Mapping[str, Any] | None) -> str:
     return ";".join(_encrypted(part.strip(), options) for part in url.split(";") if part.strip())
 
 
+def with_sentinel(url: str, options: Mapping[str, Any]) -> str:
+    """The address of sentinels with what a project's transport options say of their master."""
+    if not url.startswith("sentinel"):
+        return url
+    login = options.get("sentinel_kwargs") or {}
+    stated = {"master_name": options.get("master_name")}
+    stated |= {f"sentinel_{name}": login.get(name) for name in _SENTINEL_LOGIN}  # others are refused by name
+    given = {name: str(value) for name, value in stated.items() if value is not None}
+    return ";".join(_with_options(part.strip(), given) for part in url.split(";") if part.strip())
+
+
 def _judge(name: str, value: Any, table: Mapping[str, _Rule]) -> Judged:
     rule = table.get(name) or _ANY.get(name)
     if rule is None:
@@ -84,6 +96,13 @@ def _judge(name: str, value: Any, table: Mapping[str, _Rule]) -> Judged:
     if rule.unsupported or (rule.allowed is not None and value not in rule.allowed):
         shown = "" if rule.unsupported else f"{value!r}: "
         return Judged(name, Support.UNSUPPORTED, shown + rule.why)
+    if rule.in_address:
+        others = set(value) - set(_SENTINEL_LOGIN) if isinstance(value, Mapping) else None
+        return (
+            Judged(name, Support.UNSUPPORTED, f"{min(others)!r} in it: {_ONLY_LOGIN}")
+            if others
+            else Judged(name, Support.MAPPED, rule.why)
+        )
     if not rule.field or value is None:
         return Judged(name, Support.NO_EFFECT, rule.why)
     return Judged(name, Support.MAPPED, rule.why, ((rule.field, rule.read(value)),))
@@ -107,11 +126,14 @@ def _result_prefix(value: str) -> str:
 
 def _encrypted(url: str, options: Mapping[str, str]) -> str:
     scheme, _, rest = url.partition("://")
-    encrypted = {"redis": "rediss", "amqp": "amqps", "pyamqp": "amqps"}.get(scheme, scheme)
+    encrypted = {"redis": "rediss", "sentinel": "sentinels", "amqp": "amqps", "pyamqp": "amqps"}
+    return _with_options(f"{encrypted.get(scheme, scheme)}://{rest}", options)
+
+
+def _with_options(url: str, options: Mapping[str, str]) -> str:
     if not options:
-        return f"{encrypted}://{rest}"
-    joint = "&" if urlsplit(url).query else "?"
-    return f"{encrypted}://{rest}{joint}{urlencode(options)}"
+        return url
+    return f"{url}{'&' if urlsplit(url).query else '?'}{urlencode(options)}"
 
 
 def _cert_reqs(value: Any) -> str:
@@ -133,7 +155,12 @@ _TLS: Mapping[str, Callable[[Any], str]] = {
 _LEASES = "a message belongs to its worker by a lease (lease_s); one that is lost is redelivered after that"
 _UNACKED = "it names what Celery's workers hold; ours is held under other keys"
 _OWN_CONNECTIONS = "our connections have their own time-outs and find out by themselves when one is dead"
-_SENTINEL = "Umbel does not speak to Redis Sentinel; write the addresses of the servers, joined by ';'"
+_SENTINEL_LOGIN = ("username", "password")
+_SENTINEL = "a part of the address: sentinel://host:26379/0?master_name=NAME"
+_ONLY_LOGIN = f"supported are {' and '.join(_SENTINEL_LOGIN)}; for TLS use broker_use_ssl"
+_SENTINELS = "write the addresses of the sentinels into broker_url, joined by ';'"
+_NO_COMPAT = "clients and workers need Kombu 5.4 or later, which name channels as without sentinels"
+_NO_COUNT = "sentinels are asked in turn, and the server that one names must say that it is the primary"
 _CALLBACK = "Umbel does not call functions of the AMQP library"
 _LOGIN = "Umbel logs in with the user and password of the address"
 _CLIENTS = "it is about how a client publishes; that stays with Celery"
@@ -164,8 +191,10 @@ _REDIS: Mapping[str, _Rule] = {
     "reauth_check_interval": _Rule(_OWN_CONNECTIONS),
     "body_encoding": _Rule("both encodings are read"),
     "deadletter_queue": _Rule("what reaches no queue is among the dead letters (umbel dlq)"),
-    **dict.fromkeys(("master_name", "sentinel_kwargs", "sentinels"), _Rule(_SENTINEL, unsupported=True)),
-    **dict.fromkeys(("min_other_sentinels", "sentinel_fanout_compat"), _Rule(_SENTINEL, unsupported=True)),
+    **dict.fromkeys(("master_name", "sentinel_kwargs"), _Rule(_SENTINEL, in_address=True)),
+    "sentinels": _Rule(_SENTINELS, unsupported=True),
+    "min_other_sentinels": _Rule(_NO_COUNT),
+    "sentinel_fanout_compat": _Rule(_NO_COMPAT, allowed=(False, None)),
     "credential_provider": _Rule("write user and password into the address", unsupported=True),
 }
 _AMQP: Mapping[str, _Rule] = {
@@ -187,5 +216,5 @@ _RESULTS: Mapping[str, _Rule] = {
     "retry_policy": _Rule(_OWN_CONNECTIONS),
     "result_chord_ordered": _Rule("the parts of a chord keep their order: leave it at True", allowed=(True,)),
     **dict.fromkeys(("socket_timeout", "retry_on_timeout", "health_check_interval"), _Rule(_OWN_CONNECTIONS)),
-    **dict.fromkeys(("master_name", "sentinel_kwargs"), _Rule(_SENTINEL, unsupported=True)),
+    **dict.fromkeys(("master_name", "sentinel_kwargs"), _Rule(_SENTINEL, in_address=True)),
 }

@@ -14,11 +14,13 @@ SCHEMES = (
     "redis",
     "rediss",
     "unix",
+    "sentinel",
+    "sentinels",
     "amqp",
     "amqps",
     "pyamqp",
 )
-_REDIS = ("redis", "rediss", "unix")
+_REDIS = ("redis", "rediss", "unix", "sentinel", "sentinels")
 _AMQP = ("amqp", "amqps", "pyamqp")
 
 

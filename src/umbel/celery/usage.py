@@ -135,7 +135,9 @@ def _judged_options(group: str, stated: Mapping[str, Any], judged: list[Option])
 
 
 def _queues(app: Any) -> Iterator[Finding]:
-    is_redis = any(scheme.startswith(("redis", "unix")) for scheme in schemes_of(setting(app, "broker_url")))
+    is_redis = any(
+        scheme.startswith(("redis", "unix", "sentinel")) for scheme in schemes_of(setting(app, "broker_url"))
+    )
     for name, queue in sorted(app.amqp.queues.items()):
         kind = getattr(queue.exchange, "type", "") or "direct"
         judged = options.EXCHANGE_KINDS.get(kind, options.UNKNOWN_KIND)

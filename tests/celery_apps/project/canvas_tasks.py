@@ -124,7 +124,9 @@ def runs_given(signature: Any, x: Any) -> Any:
 # ---- retries ---------------------------------------------------------------------------------------
 
 
-@app.task(bind=True, default_retry_delay=0)
+# Celery sends a retry before it stores that state. On a backend that keeps the later of two writes the state
+# could replace the result of a retry without delay, for which a client then waits for ever.
+@app.task(bind=True, default_retry_delay=1)
 def retries(self: Any, key: str, times: int) -> Any:
     note(key, "attempt", self.request.retries)
     if self.request.retries < times:

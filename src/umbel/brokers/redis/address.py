@@ -2,9 +2,12 @@
 
     redis://[user][:password@]host[:port][/database]      rediss:// is the same over TLS
     unix://[user][:password@]/path/of/the/socket?db=0
+    sentinel://[user][:password@]host[:port][/database]?master_name=NAME     sentinels:// is the same over TLS
 
 Several URLs with `;` between them are tried in turn, the next one when the last one fails.
-Options after `?`: db; and with TLS those of `brokers/tls.py`.
+Options after `?`: db; with TLS those of `brokers/tls.py`; of a sentinel also `sentinel_username` and
+`sentinel_password`: its own login, while user and password are those of the server that it names. One
+`master_name` is enough for all.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,10 +20,14 @@ from umbel.errors import BadURL
 if TYPE_CHECKING:
     import ssl
 
-SCHEMES = ("redis", "rediss", "unix")
+SENTINELS = ("sentinel", "sentinels")
+SCHEMES = ("redis", "rediss", "unix", *SENTINELS)
 DEFAULT_PORT = 6379
+SENTINEL_PORT = 26379
 
 _DATABASE_OPTIONS = ("db", "virtual_host")  # the second is Celery's name for it
+_SENTINEL_OPTIONS = ("master_name", "sentinel_username", "sentinel_password")
+_NO_MASTER = "it does not name its master; write sentinel://host:26379/0?master_name=NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +41,22 @@ class Address:
     tls: bool = False
     tls_options: tuple[tuple[str, str], ...] = ()
     client_name: str = "umbel"
+    master: str = ""  # then host and port are those of a sentinel, which knows where this server is
+    sentinel_login: tuple[str, str] = field(default=("", ""), repr=False)
+    is_sentinel: bool = False
 
     @property
     def shown(self) -> str:
         """For people: what to look for, never the password."""
-        return self.path or f"{self.host}:{self.port}"
+        place = self.path or f"{self.host}:{self.port}"
+        return f"{self.master} (by the sentinel at {place})" if self.master else place
 
     @property
     def place(self) -> tuple[str, int, str, int]:
         """Equal for two addresses of one database, as far as their text tells."""
         host = "localhost" if self.host in ("127.0.0.1", "::1") else self.host
+        if self.master:
+            return (self.master, 0, "sentinel", self.database)
         return ("", 0, self.path, self.database) if self.path else (host, self.port, "", self.database)
 
     def tls_context(self) -> "ssl.SSLContext | None":
@@ -58,7 +71,19 @@ def parse_addresses(urls: str, client_name: str = "umbel") -> tuple[Address, ...
         raise BadURL(urls, "it contains no server")
     if len({address.database for address in found}) > 1:
         raise BadURL(urls, "all servers of a fail-over must have the same database number")
-    return found
+    return _with_masters(urls, found)
+
+
+def _with_masters(urls: str, found: tuple[Address, ...]) -> tuple[Address, ...]:
+    masters = {address.master for address in found if address.master}
+    if not any(address.is_sentinel for address in found):
+        return found
+    if not all(address.is_sentinel for address in found):
+        raise BadURL(urls, "sentinels and servers cannot be mixed; name the sentinels only")
+    if len(masters) != 1:
+        raise BadURL(urls, "the sentinels name different masters; name one" if masters else _NO_MASTER)
+    (master,) = masters
+    return tuple(replace(address, master=master) for address in found)
 
 
 def parse_address(url: str) -> Address:
@@ -74,27 +99,32 @@ def parse_address(url: str) -> Address:
         )
         raise BadURL(url, f"{problem}; write redis://host:port/database") from None
     if parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):
-        raise BadURL(url, "write redis://host:port/database, rediss://… or unix:///path?db=0")
+        raise BadURL(url, "write redis://host:port/database, rediss://…, sentinel://… or unix:///path?db=0")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    tls = parts.scheme == "rediss"
-    _check_options(url, options, tls=tls)
+    tls = parts.scheme in ("rediss", "sentinels")
+    is_sentinel = parts.scheme in SENTINELS
+    _check_options(url, options, tls=tls, is_sentinel=is_sentinel)
     is_socket = parts.scheme == "unix"
     if is_socket and (parts.hostname or not parts.path):
         raise BadURL(url, "the address of a socket has three slashes: unix:///path/of/the/socket?db=0")
     return Address(
         host=parts.hostname or "localhost",
-        port=DEFAULT_PORT if port is None else port,
+        port=port if port is not None else SENTINEL_PORT if is_sentinel else DEFAULT_PORT,
         path=unquote(parts.path) if is_socket else "",
         database=_database(url, "" if is_socket else parts.path, options),
         username=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
         tls=tls,
         tls_options=tuple(sorted((name, value) for name, value in options.items() if name in TLS_OPTIONS)),
+        master=options.get("master_name", ""),
+        sentinel_login=(options.get("sentinel_username", ""), options.get("sentinel_password", "")),
+        is_sentinel=is_sentinel,
     )
 
 
-def _check_options(url: str, options: dict[str, str], *, tls: bool) -> None:
-    known = (*_DATABASE_OPTIONS, *(TLS_OPTIONS if tls else ()))
+def _check_options(url: str, options: dict[str, str], *, tls: bool, is_sentinel: bool) -> None:
+    own = _SENTINEL_OPTIONS if is_sentinel else ()
+    known = (*_DATABASE_OPTIONS, *own, *(TLS_OPTIONS if tls else ()))
     for name in options:
         if name not in known:
             raise BadURL(url, f"unknown option {name!r}; known here: {', '.join(known)}")

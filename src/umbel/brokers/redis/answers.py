@@ -17,7 +17,6 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import delivery_tags
-from umbel.brokers.redis.replies import checked
 from umbel.errors import BrokerError
 from umbel.wire.control import REPLY_EXCHANGE, is_for_replies
 from umbel.wire.envelope_redis import seal_broadcast, unseal
@@ -101,7 +100,7 @@ class AnswerQueue:
     async def _bind(self) -> None:
         link = self._link
         enter = ("EVAL", self._keys.script("askers").text, 0, *self._about("enter"))
-        checked(await link.reply_to(link.send([enter])), link.address)
+        link.checked(await link.reply_to(link.send([enter])))
 
     def _about(self, verb: str) -> list[Any]:
         return [verb, self._keys.prefix, self._exchange, ASKER_LIFE_S, *self._members()]

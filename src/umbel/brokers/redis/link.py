@@ -20,7 +20,9 @@ import hiredis
 from umbel.brokers.links import LinkWatch, unheard
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.replies import (
+    NotPrimary,
     ServerRefused,
+    check_greeting,
     checked,
     handshake,
     is_missing_script,
@@ -28,6 +30,7 @@ from umbel.brokers.redis.replies import (
     unreachable,
 )
 from umbel.brokers.redis.scripts import Script
+from umbel.brokers.redis.sentinel import primary_from, question
 from umbel.errors import BrokerSilent, BrokerUnavailable
 from umbel.protocol.outage import LinkChange
 
@@ -101,8 +104,7 @@ class Link:
     async def call_all(self, commands: Sequence[Command]) -> list[Any]:
         """Send together, wait for all replies; the first error reply is raised."""
         await self.connect()
-        replies = await self.reply_to(self.send(commands))
-        return checked(replies, self.address)
+        return self.checked(await self.reply_to(self.send(commands)))
 
     async def attempt_all(self, commands: Sequence[Command]) -> list[ServerRefused]:
         """The same where one may be refused without the others: what was refused."""
@@ -110,7 +112,7 @@ class Link:
         refused: list[ServerRefused] = []
         for reply in await self.reply_to(self.send(commands)):
             try:
-                checked([reply], self.address)
+                self.checked([reply])
             except ServerRefused as problem:
                 refused.append(problem)
         return refused
@@ -126,7 +128,7 @@ class Link:
         (reply,) = await self.reply_to(sent)
         if is_missing_script(reply):
             return await self.call("EVAL", script.text, 0, *args)
-        return checked([reply], self.address)[0]
+        return self.checked([reply])[0]
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send on the connection there is; the future's result may hold error replies."""
@@ -150,6 +152,17 @@ class Link:
             ) from None
         except ConnectionError:
             raise self._lost() from None
+
+    def checked(self, replies: list[Any]) -> list[Any]:
+        """The replies, if none is an error. A server that only follows another now is left at once."""
+        try:
+            return checked(replies, self.address)
+        except NotPrimary as problem:
+            if self._is_ready:
+                self._watch.lost(str(problem))
+                self._turn += 1
+            self._end_wire()
+            raise
 
     def awaits(self, sent: asyncio.Future[list[Any]]) -> bool:
         """Whether the server has still to answer this, also when nobody waits for the answer any more."""
@@ -196,8 +209,9 @@ class Link:
     async def _connect_to(self, address: Address) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                self._wire = await self._dial(address)
-                checked(await self._wire.send(handshake(address, resp3=self._resp3)), address)
+                found = await self._primary_of(address) if address.master else address
+                self._wire = await self._dial(found, self._note_ended)
+                check_greeting(await self._wire.send(handshake(address, resp3=self._resp3)), address)
         except OSError as problem:  # TimeoutError and ConnectionError are among them
             if self._wire is not None and self._wire.is_garbled:
                 raise not_redis(address) from None
@@ -208,11 +222,19 @@ class Link:
         self._is_ready = True
         self._watch.restored()
 
-    async def _dial(self, address: Address) -> "_Wire":
+    async def _primary_of(self, address: Address) -> Address:
+        """As a sentinel knows it."""
+        sentinel = await self._dial(address, lambda **_: None)
+        try:
+            return primary_from(await sentinel.send(question(address)), address)
+        finally:
+            sentinel.close()
+
+    async def _dial(self, address: Address, on_lost: Callable[..., None]) -> "_Wire":
         loop = asyncio.get_running_loop()
 
         def make() -> _Wire:
-            return _Wire(self._on_push, self._note_ended, self._reply_timeout_s, gathers=self._gathers)
+            return _Wire(self._on_push, on_lost, self._reply_timeout_s, gathers=self._gathers)
 
         if address.path:
             return (await loop.create_unix_connection(make, address.path))[1]

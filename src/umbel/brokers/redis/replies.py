@@ -23,6 +23,10 @@ class ServerRefused(BrokerRefused):
     """An error reply that is about the command, not about the server's state."""
 
 
+class NotPrimary(BrokerUnavailable):
+    """The server only follows another; which one must be looked up again."""
+
+
 def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
     text = str(reply)
     code = text.partition(" ")[0]
@@ -39,9 +43,11 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
         case "LOADING":
             return BrokerUnavailable(f"{where} is still loading its data; try again in a moment")
         case "READONLY" | "MASTERDOWN":
-            return BrokerUnavailable(f"{where} is a read-only replica; use the address of the primary")
+            return NotPrimary(f"{where} is a read-only replica; use the address of the primary")
         case "MISCONF" | "BUSY" | "NOREPLICAS" | "CLUSTERDOWN":
             return BrokerUnavailable(f"{where} does not accept writes now: {text}")
+    if "cluster mode" in text:
+        return _in_cluster(address)
     if "DB index is out of range" in text or "invalid DB index" in text:
         return AccessRefused(
             f"{where} has no database {address.database}; choose a smaller number, or raise its 'databases'"
@@ -97,11 +103,30 @@ def not_redis(address: Address) -> BrokerUnavailable:
 
 
 def handshake(address: Address, *, resp3: bool = False) -> list[tuple[Any, ...]]:
-    """What is said first on every connection; the last of it always has an answer worth waiting for."""
-    commands: list[tuple[Any, ...]] = []
-    if address.password:
-        login = (address.username, address.password) if address.username else (address.password,)
-        commands.append(("AUTH", *login))
-    if resp3:
-        commands.append(("HELLO", "3"))
-    return [*commands, ("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)]
+    """What is said first on every connection; `check_greeting` looks at the replies."""
+    naming = ("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)
+    hello = ("HELLO", "3") if resp3 else ("HELLO",)
+    return [*login(address.username, address.password), *naming, hello]
+
+
+def check_greeting(replies: list[Any], address: Address) -> None:
+    """Whether a server that has answered the handshake is one to work with; else the error that says why."""
+    told = checked(replies, address)[-1]
+    facts = told if isinstance(told, dict) else dict(zip(told[::2], told[1::2], strict=True))
+    if facts[b"mode"] == b"cluster":
+        raise _in_cluster(address)
+    if address.is_sentinel and facts[b"role"] != b"master":
+        raise NotPrimary(f"Redis at {address.shown} is a replica for now; a fail-over may be under way")
+
+
+def _in_cluster(address: Address) -> AccessRefused:
+    return AccessRefused(
+        f"Redis at {address.shown} is a node of a Redis Cluster, which spreads keys over servers, while "
+        "Umbel changes many in one step; use one server, or one with replicas and sentinels (sentinel://)"
+    )
+
+
+def login(username: str, password: str) -> list[tuple[Any, ...]]:
+    if not password:
+        return []
+    return [("AUTH", username, password) if username else ("AUTH", password)]

@@ -17,8 +17,16 @@ from typing import Any, TypeVar
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.replies import checked, handshake, is_missing_script, not_redis, unreachable
+from umbel.brokers.redis.replies import (
+    check_greeting,
+    checked,
+    handshake,
+    is_missing_script,
+    not_redis,
+    unreachable,
+)
 from umbel.brokers.redis.scripts import Script
+from umbel.brokers.redis.sentinel import primary_from, question
 from umbel.chance import random
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
@@ -40,17 +48,18 @@ class SocketConnection:
         self.deadline = max(deadline, time.monotonic() + CONNECT_MIN_S)
         self._timeout_s = timeout_s
         self._is_greeted = False
-        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)  # one for a sentinel's reply, too
         self.declared: set[str] = set()
         """Queues that this connection has made known to the server."""
         self.declare_again_at = 0.0
         self._waits_s = 0.0  # as the socket has it; dialling may have had less time than that
+        self._connect(address)
         try:
-            self._socket = self._dial()
-        except OSError as problem:
-            raise unreachable(address, problem, timeout_s) from None
-        try:
-            self.call_all(handshake(address))
+            if address.master:
+                found = primary_from(self.exchange(question(address)), address)
+                self.close()
+                self._connect(found)
+            check_greeting(self.exchange(handshake(address)), address)
         except BrokerUnavailable:
             self.close()
             raise
@@ -111,8 +120,13 @@ class SocketConnection:
     def close(self) -> None:
         self._socket.close()
 
-    def _dial(self) -> socket.socket:
-        address = self.address
+    def _connect(self, address: Address) -> None:
+        try:
+            self._socket, self._waits_s = self._dial(address), 0.0
+        except OSError as problem:
+            raise unreachable(address, problem, self._timeout_s) from None
+
+    def _dial(self, address: Address) -> socket.socket:
         context = address.tls_context()
         if address.path:
             made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -24,7 +24,6 @@ from umbel.brokers.redis.answers import answer, is_direct
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import fan_out
-from umbel.brokers.redis.replies import checked
 from umbel.chance import random
 from umbel.errors import BrokerError
 from umbel.protocol.outage import LinkChange
@@ -122,7 +121,7 @@ class RedisSubscription:
         # The replies come as pushes, one for each glob, so it is the echo that is waited for.
         link = self._link
         commands = [("PSUBSCRIBE", glob) for glob in self._globs]
-        checked(await link.reply_to(link.send_after(commands, ("PING",))), link.address)
+        link.checked(await link.reply_to(link.send_after(commands, ("PING",))))
 
     def _take(self, pushed: list[Any]) -> None:
         if pushed[0] != b"pmessage":

@@ -22,7 +22,7 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.handoff import Handed
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.replies import checked, is_wrong_type
+from umbel.brokers.redis.replies import is_wrong_type
 from umbel.protocol.outage import LinkChange
 
 POLL_S = 0.25
@@ -183,7 +183,7 @@ class Watch:
         found = await self._link.reply_to(self._link.send(commands))
         # A key of another type has no messages; the claim says so.
         replies = [None if is_wrong_type(one) else one for one in found]
-        now, cursor, paused, *replies = checked(replies, self._link.address)
+        now, cursor, paused, *replies = self._link.checked(replies)
         self._revoked_cursor = _cursor_in(cursor)
         self._paused = frozenset(name.decode() for name in paused or ())
         open_lists = [count for key, count in zip(watched, replies, strict=False) if self._is_open(key)]

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from umbel.brokers.options import with_tls
+from umbel.brokers.options import with_sentinel, with_tls
 from umbel.errors import NotSupported
 from umbel.urls import each_url
 
-OURS = ("redis", "rediss", "unix", "rpc", "sqlite")  # result backends that Umbel speaks itself
+OURS = ("redis", "rediss", "unix", "sentinel", "rpc", "sqlite")  # result backends that Umbel speaks itself
 NAMES_OF_REDIS = {"redis+socket": "unix"}
 
 
@@ -14,13 +14,17 @@ def broker_url(app: Any) -> str:
     """Where messages are; several addresses are tried in order."""
     conf = app.conf
     stated = conf.broker_read_url or conf.broker_url or app.connection_for_read().as_uri(True)
-    return _with_tls(";".join(map(_known, urls_of(stated))), conf.broker_use_ssl)
+    url = with_sentinel(";".join(map(_known, urls_of(stated))), conf.broker_transport_options or {})
+    return _with_tls(url, conf.broker_use_ssl)
 
 
 def backend_url(app: Any) -> str:
     """The address of the results where Umbel stores them itself; else "", and Celery's backend does."""
     url = _known(str(app.conf.result_backend or ""))
-    return _with_tls(url, app.conf.redis_backend_use_ssl) if scheme_of(url) in OURS else ""
+    if scheme_of(url) not in OURS:
+        return ""
+    url = with_sentinel(url, app.conf.result_backend_transport_options or {})
+    return _with_tls(url, app.conf.redis_backend_use_ssl)
 
 
 def urls_of(stated: Any) -> list[str]:

@@ -16,8 +16,8 @@ from umbel.celery.table.verdicts import (
     works,
 )
 
-BROKER_SCHEMES = ("redis", "rediss", "redis+socket", "unix", "amqp", "amqps", "pyamqp")
-TRANSPORTS = ("redis", "rediss", "amqp", "amqps", "pyamqp", "")
+BROKER_SCHEMES = ("redis", "rediss", "redis+socket", "unix", "sentinel", "amqp", "amqps", "pyamqp")
+TRANSPORTS = ("redis", "rediss", "sentinel", "amqp", "amqps", "pyamqp", "")
 _ALSO = "Redis and RabbitMQ are supported"
 _LINKS = "the worker watches and restores its own links"
 _MAILBOX = "the worker's mailbox is declared as Celery's defaults are; Celery's clients go on reading it"
@@ -26,8 +26,6 @@ _PARTS = "write it into broker_url"
 
 def _url(value: Any) -> Judged | None:
     for scheme in schemes_of(value):
-        if scheme == "sentinel":
-            return refusal("Redis Sentinel is not supported: name the Redis server itself, as redis://host/0")
         if scheme not in BROKER_SCHEMES:
             return refusal(f"there is no broker for {scheme}:// here; {_ALSO}")
     return None

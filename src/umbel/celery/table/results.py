@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from umbel.celery.table.addresses import backend_url, scheme_of, tls_problem
+from umbel.celery.table.addresses import OURS, backend_url, scheme_of, tls_problem
 from umbel.celery.table.verdicts import (
     Judged,
     Row,
@@ -42,9 +42,7 @@ COUNTING_ONLY = {
 
 def backend_verdict(value: Any) -> Judged | None:
     scheme = scheme_of(str(value or ""))
-    if scheme == "sentinel":
-        return refusal("Redis Sentinel is not supported: name the Redis server itself, as redis://host/0")
-    if not value or scheme in ("disabled", "redis", "rediss", "redis+socket", "unix", "rpc", "sqlite"):
+    if not value or scheme in (*OURS, "disabled", "redis+socket"):
         return None
     counting = COUNTING_ONLY.get(scheme.partition("+")[0])
     if counting:

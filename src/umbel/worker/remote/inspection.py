@@ -103,8 +103,8 @@ def broker_map(urls: str) -> dict[str, Any]:
         "virtual_host": unquote(parts.path).removeprefix("/") or ("/" if transport == "amqp" else "0"),
         "port": None if is_file else parts.port,
         "insist": False,
-        "ssl": transport in ("rediss", "amqps"),
-        "transport": {"rediss": "redis", "unix": "redis", "amqps": "amqp"}.get(transport, transport),
+        "ssl": transport in ("rediss", "sentinels", "amqps"),
+        "transport": _TRANSPORTS.get(transport, transport),
         "connect_timeout": 4,
         "transport_options": {},
         "login_method": "PLAIN" if transport.startswith("amqp") else None,
@@ -116,4 +116,5 @@ def broker_map(urls: str) -> dict[str, Any]:
     }
 
 
+_TRANSPORTS = {"rediss": "redis", "unix": "redis", "sentinels": "sentinel", "amqps": "amqp"}
 _USAGE = [name for name in dir(resource.struct_rusage) if name.startswith("ru_")]
