@@ -20,11 +20,19 @@ from umbel.app.configuration.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RES
 
 # New examples on every run, in CI too; a failing one prints the blob that brings it back. No
 # deadline: how long an example takes says more about the machine than about the code.
-settings.register_profile("umbel", deadline=None, derandomize=False, print_blob=True)
+EXAMPLES = 100  # of each property, unless it says otherwise; a run that is waited for draws fewer
+settings.register_profile(
+    "umbel",
+    max_examples=EXAMPLES if os.environ.get("UMBEL_SOAK") else EXAMPLES * 2 // 5,
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+)
 # A mutant is killed by any failing example; nobody reads the smallest one.
 settings.register_profile(
     "mutants",
     settings.get_profile("umbel"),
+    max_examples=EXAMPLES,
     phases=[Phase.explicit, Phase.generate],
     report_multiple_bugs=False,
 )

@@ -1,7 +1,7 @@
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.backends.contract import BackendContract, Stores, closing
 from tests.backends.contract_chords import ChordContract

@@ -2,10 +2,10 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing as closed
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.backends.contract import BackendContract, Stores, closing
 from tests.backends.contract_chords import ChordContract

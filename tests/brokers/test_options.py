@@ -1,10 +1,10 @@
 """What the transport options of a Celery project mean: mapped, without effect, or refused by name."""
 
 import ssl
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.interface import BrokerSettings

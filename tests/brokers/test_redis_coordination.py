@@ -1,6 +1,7 @@
 """The scripts decide elections and leases as the pure functions do, over random histories."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -103,7 +104,7 @@ def prefixes() -> Iterator[Any]:
     return count()
 
 
-@settings(max_examples=150)
+@settings(max_examples=150 if os.environ.get("UMBEL_SOAK") else 50)
 @given(st.lists(moves, max_size=40), st.sampled_from([-50.0, 0.0, 5.0]))
 def test_the_scripts_decide_as_the_pure_functions_do(
     redis_server: RedisServer, prefixes: Iterator[int], history: list[Any], asked_before: float

@@ -8,11 +8,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from tests.waiting import DEADLINE_S, POLL_S, wait_until
 from umbel.backends.interface import Backend

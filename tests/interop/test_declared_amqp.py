@@ -3,9 +3,9 @@
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.brokers.under_test import OWNER, eventually, message, outgoing, run, take, texts
 from tests.interop.celery_client import CeleryClient

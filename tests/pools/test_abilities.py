@@ -1,7 +1,8 @@
 """What a pool cannot do is said in one table, shown in the docs and refused at start (F10)."""
 
-from dataclasses import fields, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from umbel.pools.abilities import ABILITIES, TITLES, Abilities, table
 
@@ -15,7 +16,7 @@ def test_the_docs_show_the_table_of_abilities() -> None:
 
 
 def test_every_ability_has_a_title() -> None:
-    assert [field.name for field in fields(Abilities)] == list(TITLES)
+    assert list(Abilities.__struct_fields__) == list(TITLES)
 
 
 def test_prefork_can_do_everything() -> None:

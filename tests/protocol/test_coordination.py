@@ -1,5 +1,6 @@
 """Every row of the store's tables, and the promises that must hold over all of their histories."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +40,7 @@ from umbel.protocol.leadership.coordination import (
     update_lease,
 )
 
+EXAMPLES = 500 if os.environ.get("UMBEL_SOAK") else 100
 A, B = "ada.1.100", "bob.2.200"
 TTL = 10.0
 BORN = 1_000.0
@@ -263,13 +265,13 @@ def test_a_lease_is_refused_while_another_holds_it_and_taken_over_with_its_data_
 
 def test_a_holder_that_acquires_again_keeps_its_term_for_another_ttl() -> None:
     record, reply = acquire_lease(LEASE, A, ttl_s=TTL, now=at(4), last_term=9)
-    assert record == replace(LEASE, expires_at=14.0)
+    assert record == LEASE.replaced(expires_at=14.0)
     assert reply == LeaseReply(True, A, 7, TTL, b"state")
 
 
 def test_only_the_holder_in_its_term_and_time_may_change_a_lease() -> None:
-    assert renew_lease(LEASE, A, 7, ttl_s=TTL, now=at(5)) == replace(LEASE, expires_at=15.0)
-    assert update_lease(LEASE, A, 7, b"new", at(5)) == replace(LEASE, data=b"new")
+    assert renew_lease(LEASE, A, 7, ttl_s=TTL, now=at(5)) == LEASE.replaced(expires_at=15.0)
+    assert update_lease(LEASE, A, 7, b"new", at(5)) == LEASE.replaced(data=b"new")
     assert release_lease(LEASE, A, 7, at(5)) == LeaseRecord("", 7, 0.0, b"state")
     for record, holder, term, now in (
         (None, A, 7, at(1)),
@@ -359,7 +361,7 @@ class History:
             self.runs.append((holder, term))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_an_election_that_may_run_once_runs_at_most_once_even_if_the_store_forgets(
     history: list[tuple[str, str, float, bool]],
@@ -374,7 +376,7 @@ def test_an_election_that_may_run_once_runs_at_most_once_even_if_the_store_forge
         assert len(world.runs) <= 1
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(steps.filter(lambda step: step[0] != "forget"), max_size=40))
 def test_an_election_that_may_run_again_does_so_under_growing_terms_and_never_after_it_is_done(
     history: list[tuple[str, str, float, bool]],
@@ -393,7 +395,7 @@ lease_steps = st.tuples(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(lease_steps, max_size=40))
 def test_a_lease_has_at_most_one_valid_holder_at_any_instant(
     history: list[tuple[str, str, float, bool]],

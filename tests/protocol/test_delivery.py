@@ -1,7 +1,5 @@
 """The policy's whole decision table. A wish for the worker: nothing leaves here in silence."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,11 +172,11 @@ def test_a_task_gets_other_rules_while_it_runs_on() -> None:
     policy = AdmissionPolicy(RULES, max_deliveries=3)
     policy.change("plain", LIMITED)
     assert (policy.rules["plain"], policy.admit(ARRIVAL, NOTHING, NOW)) == (LIMITED, Run(LIMITED, alone=True))
-    policy.change("rated", replace(RATED, hard_limit_s=9.0))
+    policy.change("rated", RATED.replaced(hard_limit_s=9.0))
     assert isinstance(policy.admit(rated(0), NOTHING, NOW), Run)
-    policy.change("rated", replace(RATED, hard_limit_s=8.0))  # the rate is the same: so are its tokens
+    policy.change("rated", RATED.replaced(hard_limit_s=8.0))  # the rate is the same: so are its tokens
     assert policy.admit(rated(1), NOTHING, NOW) == Park(NOW + 1)
-    policy.change("rated", replace(RATED, rate_per_second=0.5))
+    policy.change("rated", RATED.replaced(rate_per_second=0.5))
     assert isinstance(policy.admit(rated(2), NOTHING, NOW), Run)  # another bucket, and it is full
     assert policy.admit(rated(3), NOTHING, NOW) == Park(NOW + 2)
     policy.change("rated", PLAIN)

@@ -1,5 +1,6 @@
 """The membership machine: every transition, as coordination.md 8 has it (S4, S5)."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -686,7 +687,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300 if os.environ.get("UMBEL_SOAK") else 100)
 @given(st.lists(events, max_size=60), st.booleans(), st.sampled_from([0.0, 5.0]))
 def test_whatever_happens_effects_tell_the_table_and_nothing_twice(
     happenings: list[Event | float | Slept],

@@ -1,7 +1,6 @@
 """The mailbox and the collection of replies, without any broker (P1, P4, P7, P8)."""
 
 import re
-from dataclasses import replace
 from time import perf_counter
 
 import pytest
@@ -44,20 +43,20 @@ def mailbox(*refused: str, clock: LamportClock | None = None) -> Mailbox:
     ("request_", "is_for_us"),
     [
         (PING, True),
-        (replace(PING, destination=(NODE,)), True),
-        (replace(PING, destination=("w2@east", NODE)), True),
-        (replace(PING, destination=("w2@east",)), False),
-        (replace(PING, destination=()), False),
-        (replace(PING, destination=("@v2",)), True),
-        (replace(PING, destination=("w1",)), False),
-        (replace(PING, pattern="w*@east", matcher="glob"), True),
-        (replace(PING, pattern="w[23]@*", matcher="glob"), False),
-        (replace(PING, pattern="W1@*", matcher="glob"), False),
-        (replace(PING, pattern=r"w\d+@(east|west)$", matcher="pcre"), True),
-        (replace(PING, pattern="east", matcher="pcre"), False),  # anchored at the start, as Celery has it
-        (replace(PING, pattern="w2*", matcher="glob", destination=(NODE,)), True),
-        (replace(PING, pattern="w1*", matcher="glob", destination=("w2@east",)), False),
-        (replace(PING, pattern="w2*"), True),  # without a matcher there is no pattern
+        (PING.replaced(destination=(NODE,)), True),
+        (PING.replaced(destination=("w2@east", NODE)), True),
+        (PING.replaced(destination=("w2@east",)), False),
+        (PING.replaced(destination=()), False),
+        (PING.replaced(destination=("@v2",)), True),
+        (PING.replaced(destination=("w1",)), False),
+        (PING.replaced(pattern="w*@east", matcher="glob"), True),
+        (PING.replaced(pattern="w[23]@*", matcher="glob"), False),
+        (PING.replaced(pattern="W1@*", matcher="glob"), False),
+        (PING.replaced(pattern=r"w\d+@(east|west)$", matcher="pcre"), True),
+        (PING.replaced(pattern="east", matcher="pcre"), False),  # anchored at the start, as Celery has it
+        (PING.replaced(pattern="w2*", matcher="glob", destination=(NODE,)), True),
+        (PING.replaced(pattern="w1*", matcher="glob", destination=("w2@east",)), False),
+        (PING.replaced(pattern="w2*"), True),  # without a matcher there is no pattern
     ],
 )
 def test_a_node_knows_which_requests_are_for_it(request_: Request, is_for_us: bool) -> None:
@@ -79,14 +78,14 @@ def test_every_message_moves_the_clock_before_it_is_handled(are_malformed: list[
 
 @pytest.mark.parametrize("late_s", [-60.0, 0.0, EXPIRY_GRACE_S])
 def test_a_request_that_has_not_expired_is_handled(late_s: float) -> None:
-    assert mailbox().step(replace(PING, expires_at=NOW - late_s), NOW) == [
-        Handle(replace(PING, expires_at=NOW - late_s))
+    assert mailbox().step(PING.replaced(expires_at=NOW - late_s), NOW) == [
+        Handle(PING.replaced(expires_at=NOW - late_s))
     ]
 
 
 def test_an_expired_request_is_refused_with_the_reason() -> None:
     """P8."""
-    late = replace(PING, expires_at=NOW - EXPIRY_GRACE_S - 2.5)
+    late = PING.replaced(expires_at=NOW - EXPIRY_GRACE_S - 2.5)
     box = mailbox()
     (effect,) = box.step(late, NOW)
     assert isinstance(effect, Refused) and "expired 7.5 s before" in effect.why
@@ -101,26 +100,26 @@ def test_a_command_that_is_not_allowed_is_refused_with_the_reason() -> None:
 
 def test_a_ticket_is_carried_out_once() -> None:
     """P8."""
-    box, asked = mailbox(), replace(PING, ticket="t")
+    box, asked = mailbox(), PING.replaced(ticket="t")
     assert box.step(asked, NOW) == [Handle(asked)]
     assert isinstance(box.step(asked, NOW)[0], PassedOver)
-    assert isinstance(box.step(replace(asked, method="revoke"), NOW)[0], PassedOver)
+    assert isinstance(box.step(asked.replaced(method="revoke"), NOW)[0], PassedOver)
     assert box.repeated == 2
     assert [type(one) for _ in range(2) for one in box.step(PING, NOW)] == [Handle, Handle]
 
 
 def test_a_ticket_for_others_is_not_remembered() -> None:
     box = mailbox()
-    box.step(replace(PING, ticket="t", destination=("w2@east",)), NOW)
-    assert isinstance(box.step(replace(PING, ticket="t"), NOW)[0], Handle)
+    box.step(PING.replaced(ticket="t", destination=("w2@east",)), NOW)
+    assert isinstance(box.step(PING.replaced(ticket="t"), NOW)[0], Handle)
 
 
 def test_the_last_tickets_are_remembered_and_no_more() -> None:
     box = mailbox()
     for number in range(TICKETS_MAX + 1):
-        box.step(replace(PING, ticket=str(number)), NOW)
-    assert isinstance(box.step(replace(PING, ticket="1"), NOW)[0], PassedOver)
-    assert isinstance(box.step(replace(PING, ticket="0"), NOW)[0], Handle)
+        box.step(PING.replaced(ticket=str(number)), NOW)
+    assert isinstance(box.step(PING.replaced(ticket="1"), NOW)[0], PassedOver)
+    assert isinstance(box.step(PING.replaced(ticket="0"), NOW)[0], Handle)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_the_last_tickets_are_remembered_and_no_more() -> None:
     ],
 )
 def test_a_pattern_that_cannot_be_used_is_refused(pattern: str, matcher: str, problem: str) -> None:
-    (effect,) = mailbox().step(replace(PING, pattern=pattern, matcher=matcher), NOW)
+    (effect,) = mailbox().step(PING.replaced(pattern=pattern, matcher=matcher), NOW)
     assert isinstance(effect, Refused) and problem in effect.why
 
 
@@ -246,7 +245,7 @@ def test_a_limit_ends_a_collection() -> None:
 
 
 def test_only_members_that_are_meant_are_waited_for() -> None:
-    request = replace(PING, destination=("@v2",))
+    request = PING.replaced(destination=("@v2",))
     ours, theirs = Known("a@x"), Known("celery@x", is_umbel=False)
     assert is_for_member(request, ours) and not is_for_member(request, theirs)
     asked = Collection(
@@ -254,7 +253,7 @@ def test_only_members_that_are_meant_are_waited_for() -> None:
     )
     asked.take(Reply("a@x", 1, members=(ours, theirs)))
     assert asked.is_complete()
-    assert is_for_member(replace(PING, pattern="cel*", matcher="glob"), theirs)
+    assert is_for_member(PING.replaced(pattern="cel*", matcher="glob"), theirs)
 
 
 def signed_mailbox() -> Mailbox:

@@ -9,10 +9,11 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import Any
+
+from msgspec.structs import replace
 
 from umbel import App
 from umbel.launch.native import NativeProject

@@ -267,7 +267,7 @@ def _repeat_terms(real: Claim, record: ElectionRecord | None, *rest: Any) -> Cla
     after, reply = real(record, *rest)
     if after is not None and isinstance(reply, Granted):
         whole = after.term // 10_000_000 * 10_000_000
-        return replace(after, term=whole), replace(reply, term=whole)
+        return replace(after, term=whole), reply.replaced(term=whole)
     return after, reply
 
 
@@ -280,7 +280,7 @@ def _hide_birth(
     now: Instant,
     facts: StoreFacts,
 ) -> Claimed:
-    return real(record, holder, request, ttl_s, now, replace(facts, born=0.0))
+    return real(record, holder, request, ttl_s, now, facts.replaced(born=0.0))
 
 
 class TrustsTheAsker(Store):
@@ -314,7 +314,7 @@ class RenewsTheExpired(Store):
     def decide_start(
         self, record: ElectionRecord | None, holder: str, term: int, now: Instant
     ) -> ElectionRecord | None:
-        return coordination.start_election(record, holder, term, replace(now, boot_s=0.0))
+        return coordination.start_election(record, holder, term, now.replaced(boot_s=0.0))
 
 
 # ---- all of them -----------------------------------------------------------------------------------

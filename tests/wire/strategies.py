@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.wire import examples
 
+EXAMPLES = 150 if os.environ.get("UMBEL_SOAK") else 60
 # A busy machine is slow for reasons that say nothing about the code.
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # Text that is Unicode: a lone surrogate is not.
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

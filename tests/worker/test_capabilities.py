@@ -1,10 +1,10 @@
 """What a transport lacks is said in its own words (S7)."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.worker.light_node import LightNode
 from umbel.brokers.sqlite.broker import SqliteBroker

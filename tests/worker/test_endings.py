@@ -9,6 +9,7 @@ from time import time
 from typing import Any
 
 import pytest
+from msgspec.structs import force_setattr
 
 from tests.worker.recorded import (
     FOLLOW_UP,
@@ -403,7 +404,7 @@ def test_the_error_of_a_hard_limit_says_how_long_that_was() -> None:
         errors.append(error)
         return Ending()
 
-    object.__setattr__(recorded.context.settings, "end_without_running", end)
+    force_setattr(recorded.context.settings, "end_without_running", end)
     remains, events = Remains(recorded.context, recorded.sink), TaskEvents(Events(recorded.context))
     endings = Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
     endings.lose(claimed_of(Run(TAKEN)), lost(started=True, ran=True, timed_out=True), stopping=False)

@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from tests.worker.recorded import (
     FOLLOW_UP,
@@ -33,7 +33,7 @@ SUCCESS, FAILURE, REVOKED = (result_of(status) for status in ("SUCCESS", "FAILUR
 
 def ending_with(recorded: Recorded, make: Any) -> Endings:
     """The same, where the app ends tasks like this."""
-    object.__setattr__(recorded.context.settings, "end_without_running", make)
+    force_setattr(recorded.context.settings, "end_without_running", make)
     remains = Remains(recorded.context, recorded.sink)
     events = TaskEvents(Events(recorded.context))
     return Endings(recorded.context, recorded.policy, recorded.sink, remains, events)

@@ -5,12 +5,12 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.waiting import until
 from tests.worker.light_node import LightNode, light_nodes

@@ -1,7 +1,6 @@
 """What happens to messages is told, once each, in order, and off the loop; nothing where nobody asked."""
 
 import asyncio
-from dataclasses import fields
 from threading import Event, current_thread
 from time import time
 from typing import Any
@@ -22,7 +21,7 @@ class Heard:
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.threads: set[str] = set()
-        made = {one.name: self._hook(one.name) for one in fields(NoticeHooks)}
+        made = {name: self._hook(name) for name in NoticeHooks.__struct_fields__}
         self.recorded = Recorded(notices=NoticeHooks(**made))
 
     def _hook(self, name: str) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace as replace_rules
 from time import monotonic
 from typing import Any
 
@@ -135,9 +134,9 @@ def test_one_whose_claim_has_ended_is_given_back_for_the_case_that_nobody_else_h
 
 
 def test_a_permit_of_a_rate_ends_a_second_after_it_was_asked_for() -> None:
-    paced = replace_rules(LIMITED, limit=replace_rules(LIMIT, terms=Rate("5/m").terms))
+    paced = LIMITED.replaced(limit=LIMIT.replaced(terms=Rate("5/m").terms))
     asked_at = monotonic()
-    for rules in (LIMITED, paced, replace_rules(paced, acks_early=True)):
+    for rules in (LIMITED, paced, paced.replaced(acks_early=True)):
         recorded = Recorded(rules=rules)
         Asked(recorded)
         (started,) = admit(recorded, limited())
@@ -152,7 +151,7 @@ def test_a_permit_of_a_rate_ends_a_second_after_it_was_asked_for() -> None:
 
 
 def test_a_task_that_was_handed_over_and_came_too_late_is_not_shown_as_running() -> None:
-    recorded = Recorded(rules=replace_rules(LIMITED, limit=replace_rules(LIMIT, terms=Rate("5/m").terms)))
+    recorded = Recorded(rules=LIMITED.replaced(limit=LIMIT.replaced(terms=Rate("5/m").terms)))
     Asked(recorded)
     (started,) = admit(recorded, limited())
     recorded.task_events.started(started, 1.0)

@@ -1,7 +1,6 @@
 """TaskOptions: what `@app.task(...)` says about one task, checked when the task is defined."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import msgspec
@@ -64,8 +63,7 @@ _HOOKS = frozenset({"before_start", "on_success", "on_failure", "on_retry", "aft
 _EXCEPTIONS = frozenset({"autoretry_for", "dont_autoretry_for", "throws"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOptions:
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     bind: bool = False
     queue: str | None = None
     priority: int | None = None
@@ -73,10 +71,10 @@ class TaskOptions:
     ignore_result: bool | None = None
     autoretry_for: tuple[type[BaseException], ...] = ()
     dont_autoretry_for: tuple[type[BaseException], ...] = ()
-    retry_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    retry_kwargs: Mapping[str, Any] = {}
     throws: tuple[type[BaseException], ...] = ()
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    autoretry: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: RetryPolicy = msgspec.field(default_factory=RetryPolicy)
+    autoretry: RetryPolicy = msgspec.field(default_factory=RetryPolicy)
     rate_limit: str | float | None = None
     rate_per_second: float = 0.0
     limit: Rate | Concurrency | None = None
@@ -92,7 +90,7 @@ class TaskOptions:
     keep_failed: bool = True
     hides: Sensitive | None = None  # the same, once the function is known
     types: CallTypes | None = None  # what its annotations say; None: nothing to check or to convert
-    hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    hooks: Mapping[str, Callable[..., Any]] = {}
 
     def is_plain(self, serializer: str) -> bool:
         """Whether the headers of its calls differ in ids and arguments alone, and show the latter."""
@@ -137,8 +135,7 @@ def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOpti
         retry_kwargs=retry_kwargs,
         throws=tuple(given.get("throws", ())),
         retry=retry,
-        autoretry=replace(
-            retry,
+        autoretry=retry.replaced(
             max_retries=retry_kwargs.get("max_retries", retry.max_retries),
             delay_s=retry_kwargs.get("countdown", retry.delay_s),
         ),

@@ -6,7 +6,6 @@ error in the editor, and at run time before anything is sent.
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import update_wrapper
 from types import MethodType
 from typing import (
@@ -21,6 +20,8 @@ from typing import (
     Unpack,
     overload,
 )
+
+from msgspec.structs import replace
 
 from umbel.app.canvas.builtin_tasks import MAP_TASK, STARMAP_TASK, in_parts, map_signature
 from umbel.app.canvas.group import Group, group

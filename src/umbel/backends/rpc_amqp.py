@@ -5,7 +5,8 @@ The queue is made again after a lost connection, and what was sent meanwhile is 
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.blocking import BlockingLink

@@ -9,8 +9,9 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from threading import Lock
+
+from msgspec.structs import replace
 
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings, Refused

@@ -1,13 +1,13 @@
 """What a transport can do for Umbel, and why not where it cannot; shown to users."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 _MISSING = {"fanout": "no fan-out"}
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True):
     """What this transport supports; where something is missing, `reasons` says why."""
 
     transport: str
@@ -24,7 +24,7 @@ class Capabilities:
     unique: bool = False  # it can hold the keys of unique tasks
     limits: bool = False  # it can keep limits for the whole cluster
     idle_wait_s: float = 1.0  # an idle worker claims so often, whatever the broker tells of changes
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = {}
 
     def why_not(self, ability: str) -> str:
         """Why something is off that needs the ability, in the transport's own words if it has any."""

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.interface import BrokerSettings, DeclaredBinding, DeclaredExchange, DeclaredQueue

@@ -8,10 +8,10 @@ the message is read, so they follow with the message.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from typing import Any
 
 from celery import states
+from msgspec.structs import replace
 
 from umbel.control.commands import tasks
 from umbel.control.commands.cluster import ids_in

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from umbel.app.configuration.settings import assemble
 from umbel.brokers.interface import Broker, BrokerConnection, BrokerSettings, ClusterRecord, FanOut

@@ -53,7 +53,7 @@ COMMANDS = {
 @click.option(
     "-A", "--app", "app_name", metavar="MODULE[:ATTR]", help="The app; default: ./tasks.py or ./app.py."
 )
-@click.version_option(VERSION, prog_name="umbel")
+@click.version_option(VERSION, prog_name="umbel", message="%(prog)s, version %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, app_name: str | None) -> None:
     """Umbel: a distributed task queue whose workers know one another."""

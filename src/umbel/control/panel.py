@@ -6,10 +6,12 @@ types, so that a command line can fill them in and a wrong one is answered with 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import Parameter, Signature, cleandoc, iscoroutinefunction, signature
 from typing import Any, TypeVar, overload
+
+import msgspec
+from msgspec.structs import replace
 
 from umbel.errors import ConfigurationError
 from umbel.protocol.pidbox import Request
@@ -22,8 +24,7 @@ REQUEST = "request"
 NAME_CHARS_MAX = 100  # of a command that nobody knows, in the answer
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """`arguments` are those that a command line may give, in order; `variadic` takes all that follow."""
 
     name: str
@@ -38,7 +39,7 @@ class Command:
     is_users: bool = False  # runs off the loop, because nobody knows what it does
     is_answered: bool = True
     is_stateless: bool = False  # needs nothing of the worker, so that any thread can answer
-    types: Mapping[str, type] = field(default_factory=dict)
+    types: Mapping[str, type] = {}
 
     @property
     def is_async(self) -> bool:

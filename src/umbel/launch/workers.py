@@ -1,10 +1,11 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.interface import BrokerSettings
@@ -15,15 +16,14 @@ from umbel.launch.native import NativeProject
 from umbel.launch.node_names import node_name
 from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.project import Project
-from umbel.outbox.addresses import parse_address
-from umbel.outbox.database import need_driver
-from umbel.outbox.dialects import check_table
-from umbel.outbox.relay import TellSent
 from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.membership.mode import GossipMode
 from umbel.worker.settings import OutboxSettings, WorkerSettings
 from umbel.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from umbel.outbox.relay import TellSent
 
 PORT_MAX = 65_535
 MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
@@ -88,14 +88,18 @@ def make_worker(
 
 
 def outbox_settings(
-    settings: Settings, of_broker: BrokerSettings, tell_sent: TellSent
+    settings: Settings, of_broker: BrokerSettings, tell_sent: "TellSent"
 ) -> OutboxSettings | None:
     """None if the app names no outbox."""
+    if not settings.outboxes:
+        return None
+    from umbel.outbox.addresses import parse_address  # few workers have one
+    from umbel.outbox.database import need_driver
+    from umbel.outbox.dialects import check_table
+
     addresses = tuple(map(parse_address, settings.outboxes))
     for address in addresses:
         need_driver(address)
-    if not addresses:
-        return None
     return OutboxSettings(
         addresses,
         check_table(settings.outbox_table),

@@ -8,12 +8,13 @@ named in two ways (`db`, `db.example.com`) has two, and its rows may be publishe
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
 from itertools import zip_longest
 from os import environ
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from umbel.errors import BadURL
 from umbel.outbox.dialects import POSTGRESQL, SQLITE, Dialect
@@ -30,8 +31,7 @@ _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})|%00")
 _HOST = re.compile(r"\[(?P<v6>[^\]]*)\](?::(?P<v6_port>.*))?|(?P<name>[^:]*)(?::(?P<port>.*))?")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """`target`: what the database's library is given: a file, or an address with its password."""
 
     dialect: Dialect

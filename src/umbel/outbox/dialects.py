@@ -6,7 +6,8 @@ after a higher one; so whoever reads asks for the lowest ids that are there, and
 """
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from umbel.errors import ConfigurationError
 
@@ -17,8 +18,7 @@ _NAME_MAX = 63  # PostgreSQL cuts what is longer
 _WAITING = "_waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True):
     name: str
     row_id: str
     blob: str

@@ -5,14 +5,14 @@ limit that ends a task only sometimes is worse than none: one relies on it.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+
+import msgspec
 
 GREEN = frozenset({"asyncio", "gevent"})  # many tasks share a thread, and each must yield it voluntarily
 PREFERRED = "prefork"  # where everything works
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """One pool's row. A text says why the pool cannot; an empty one, that it can."""
 
     soft_limits: str = ""  # of plain functions and of `async def` alike
@@ -124,12 +124,12 @@ def table() -> Iterable[str]:
     yield f"| | {' | '.join(f'`{name}`' for name in ABILITIES)} |"
     yield f"|---|{'---|' * len(ABILITIES)}"
     notes: dict[str, int] = {}
-    for field in fields(Abilities):
+    for name in Abilities.__struct_fields__:
         cells = []
         for pool in ABILITIES:
-            reason = lacks(pool, field.name)
+            reason = lacks(pool, name)
             cells.append(f"no ({notes.setdefault(reason, len(notes) + 1)})" if reason else "yes")
-        yield f"| {TITLES[field.name]} | {' | '.join(cells)} |"
+        yield f"| {TITLES[name]} | {' | '.join(cells)} |"
     yield ""
     for reason, number in notes.items():
         yield f"{number}. {reason[0].upper()}{reason[1:]}."

@@ -15,9 +15,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
+
+from msgspec.structs import replace
 
 from umbel.errors import BadSetting, PoolError
 from umbel.pools.abilities import ABILITIES

@@ -8,7 +8,6 @@ Job numbers are given by the worker and name a job only inside this process.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -83,8 +82,7 @@ class LostJob(msgspec.Struct, frozen=True, gc=False):
     fault: str = ""  # why this job can never come back otherwise; its message is buried with this reason
 
 
-@dataclass(frozen=True, slots=True)
-class HostSpec:
+class HostSpec(msgspec.Struct, frozen=True):
     """Where a child finds the app: `loader` ("module:callable") is called with `target`.
 
     It returns a `Host`. Pools know the app only through this, so that they need not import it.
@@ -95,8 +93,7 @@ class HostSpec:
     search_path: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ChildContext:
+class ChildContext(msgspec.Struct, frozen=True):
     node: str  # name@host of the worker
     child: int  # number of the slot, from 0
     loglevel: str = "WARNING"
@@ -156,8 +153,7 @@ class LimitedHost(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
+class PoolSettings(msgspec.Struct, frozen=True):
     host: HostSpec
     node: str
     concurrency: int

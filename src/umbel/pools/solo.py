@@ -4,7 +4,7 @@ For debugging and for platforms where processes are dear. The event loop stays f
 holds the interpreter delays it, and a job that crashes takes the worker down.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from umbel.pools.interface import PoolSettings
 from umbel.pools.threads import ThreadsPool

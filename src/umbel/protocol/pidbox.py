@@ -18,12 +18,12 @@ answered: those it named, or those that the first answers say are members.
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from umbel.protocol.delivery.trust import Doubt, Doubted, Heard, Proof, Signed
 from umbel.protocol.membership.opinions import Opinion, is_better
+from umbel.protocol.value import Value
 
 EVERY_UMBEL_NODE = "@v2"
 """A destination that every node of ours takes as its own name, and no Celery node does."""
@@ -34,19 +34,19 @@ EXPIRY_GRACE_S = 5.0
 PATTERN_MAX = 1000
 REPEATS_MAX = 4
 
+_NOTHING: Mapping[str, Any] = {}
 
-@dataclass(frozen=True, slots=True)
-class ReplyTo:
+
+class ReplyTo(Value):
     exchange: str
     routing_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Value):
     """One control command on its way. `expires_at` is Unix time; 0 means that it never does."""
 
     method: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = _NOTHING
     destination: tuple[str, ...] | None = None
     pattern: str | None = None
     matcher: str | None = None
@@ -56,8 +56,7 @@ class Request:
     proof: Proof | None = None  # None: this node has no keys, and compared no signature
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Value):
     """What a node says of a member: its state, and for how long it has been silent."""
 
     node: str
@@ -66,8 +65,7 @@ class Known:
     is_umbel: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Value):
     """One node's answer. `members`: whom that node knows, where it says so.
 
     `total`: how many entries there are, where the list that came is only the first of them.
@@ -80,8 +78,7 @@ class Reply:
     total: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
+class Answers(Value):
     """What came of a request. `silent`: nodes that should have answered and did not.
 
     `lost`: those among the asked that the others have given up; nobody waited for them.
@@ -90,34 +87,30 @@ class Answers:
     replies: Mapping[str, Any]
     silent: tuple[Known, ...] = ()
     unknown: tuple[str, ...] = ()  # answered, although no member list has them
-    totals: Mapping[str, int] = field(default_factory=dict)  # of lists that were too long to send whole
+    totals: Mapping[str, int] = _NOTHING  # of lists that were too long to send whole
     lost: tuple[Known, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
+class Malformed(Value):
     """Something arrived that is no request."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(Value):
     """Carry it out and answer."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Value):
     """Do not carry it out; answer with the reason."""
 
     request: Request
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class PassedOver:
+class PassedOver(Value):
     """Not for this node, or done before: nothing is answered."""
 
     why: str

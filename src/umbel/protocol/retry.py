@@ -4,11 +4,10 @@ The delay doubles with each attempt up to a ceiling; jitter spreads it over the 
 below, so that tasks that failed together do not come back together ("full jitter").
 """
 
-from dataclasses import dataclass
+from umbel.protocol.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Value):
     """How a task is tried again. `backoff_s` None: always `delay_s`."""
 
     max_retries: int | None = 3  # None: for ever

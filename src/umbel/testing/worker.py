@@ -10,13 +10,13 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from uuid import uuid4
 
 import msgspec
+from msgspec.structs import replace
 
 from umbel.app.app import App
 from umbel.app.configuration.settings import Settings, with_others

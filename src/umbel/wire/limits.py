@@ -7,9 +7,9 @@ figures: a call that every worker would refuse fails where it was made, in front
 change it. Arguments of tasks are not meant: they may hold whole numbers of any length up to a limit.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from umbel.errors import TooLarge
@@ -35,8 +35,7 @@ Moment = Annotated[str, Meta(max_length=64)]
 TaskName = Annotated[str, Meta(max_length=TASK_MAX_CHARS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """`size_max_bytes` counts what is decoded, so after decompression.
 
     `number_digits_max` is for whole numbers, whose conversion takes time that grows with the

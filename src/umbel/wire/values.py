@@ -14,7 +14,6 @@ writes them as words that other readers refuse), and maps that look exactly like
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from itertools import chain
 from types import NoneType
 from typing import Any, TypeVar
@@ -157,8 +156,7 @@ _NOT_CONTAINERS = _ATOMS | {float}
 _TEXT_ONLY = frozenset({str})
 
 
-@dataclass(frozen=True, slots=True)
-class Serializer:
+class Serializer(msgspec.Struct, frozen=True):
     """How a body is written and read. `encode(value, root)`, `decode(data, limits)`."""
 
     content_type: str

@@ -1,7 +1,8 @@
 """What the steps of one worker share: its identity, counters and settings."""
 
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import msgspec
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
@@ -12,8 +13,7 @@ from umbel.worker.settings import WorkerSettings
 from umbel.worker.user_code.notices import Notices
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """One run of one node: a restart has another incarnation."""
 
     node: str
@@ -26,8 +26,7 @@ class Identity:
         return f"{self.node}.{self.pid}.{self.incarnation}"
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(msgspec.Struct):
     """What happened to messages here since the worker started."""
 
     received: int = 0
@@ -75,22 +74,21 @@ class Counters:
         return self.succeeded + self.failed + self.retried + self.ignored + self.rejected + self.requeued
 
     def as_dict(self) -> dict[str, int]:
-        return asdict(self) | {"processed": self.processed}
+        return msgspec.structs.asdict(self) | {"processed": self.processed}
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerContext:
+class WorkerContext(msgspec.Struct, frozen=True):
     settings: WorkerSettings
     identity: Identity
     broker: Broker
     backend: Backend
     pool: Pool
-    counters: Counters = field(default_factory=Counters)
-    outages: Outages = field(default_factory=Outages)  # of the broker
-    store_outages: Outages = field(default_factory=lambda: Outages("result store"))
-    queues: list[str] = field(default_factory=list)  # those consumed now; remote control changes them
-    notices: Notices = field(default_factory=Notices)
-    shutdown: Shutdown = field(default_factory=lambda: Shutdown(grace_s=30.0, soft_s=5.0))
+    counters: Counters = msgspec.field(default_factory=Counters)
+    outages: Outages = msgspec.field(default_factory=Outages)  # of the broker
+    store_outages: Outages = msgspec.field(default_factory=lambda: Outages("result store"))
+    queues: list[str] = []  # those consumed now; remote control changes them
+    notices: Notices = msgspec.field(default_factory=Notices)
+    shutdown: Shutdown = msgspec.field(default_factory=lambda: Shutdown(grace_s=30.0, soft_s=5.0))
 
     def log_fields(self, **fields: Any) -> dict[str, Any]:
         return {"node": self.identity.node, **fields}

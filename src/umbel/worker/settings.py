@@ -1,14 +1,13 @@
 """WorkerSettings: what a worker is handed; `launch/workers.py` fills it from the app's settings."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from umbel.brokers.interface import AsyncProducer, Broker
 from umbel.control.panel import EVERYTHING, Panel
-from umbel.outbox.addresses import Address
-from umbel.outbox.relay import TellSent
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.leadership.schedule import Entry
 from umbel.protocol.membership.mode import GossipMode
@@ -20,9 +19,12 @@ from umbel.worker.user_code.foreign_scheduler import FOREIGN_LEASE, MakeSchedule
 from umbel.worker.user_code.hooks import LifeHooks
 from umbel.worker.user_code.notices import NoticeHooks
 
+if TYPE_CHECKING:
+    from umbel.outbox.addresses import Address
+    from umbel.outbox.relay import TellSent
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+
+class Ending(msgspec.Struct, frozen=True):
     """What is stored and sent when a message ends without having run to its end.
 
     `before`: work that blocks, and gives what follows from it: counts the task in the chord that waits for
@@ -60,31 +62,28 @@ class EndWithoutRunning(Protocol):
     def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PeriodicTask:
+class PeriodicTask(msgspec.Struct, frozen=True):
     """An entry, and the messages that one slot of it (microseconds since 1970) takes."""
 
     entry: Entry
     messages: Callable[[int], Sequence[Outgoing]]
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxSettings:
+class OutboxSettings(msgspec.Struct, frozen=True):
     """The outboxes that a worker publishes. `tell_sent` blocks; None: nobody wants to know."""
 
-    addresses: tuple[Address, ...]
+    addresses: "tuple[Address, ...]"
     table: str
     poll_s: float
     open_producer: Callable[[], AsyncProducer]
-    tell_sent: TellSent | None = None
+    tell_sent: "TellSent | None" = None
 
     @property
     def leases(self) -> list[str]:
         return [one.lease(self.table) for one in self.addresses]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     node: str  # name@host
     queues: tuple[str, ...]
     tasks: Mapping[str, TaskRules]
@@ -124,11 +123,11 @@ class WorkerSettings:
     autoscale_cool_down_s: float = COOL_DOWN_S
     pool_restarts: bool = False
     control_allow: tuple[str, ...] = (EVERYTHING,)
-    shown_settings: Mapping[str, Any] = field(default_factory=dict)  # as they may be shown to others
+    shown_settings: Mapping[str, Any] = {}  # as they may be shown to others
     changed_settings: frozenset[str] = frozenset()  # those that are not at their defaults
-    control_commands: Panel = field(default_factory=Panel)  # those that users wrote
-    election_handlers: Mapping[str, Handler] = field(default_factory=dict)  # by topic
-    periodic: Mapping[str, PeriodicTask] = field(default_factory=dict)  # by name
+    control_commands: Panel = msgspec.field(default_factory=Panel)  # those that users wrote
+    election_handlers: Mapping[str, Handler] = {}  # by topic
+    periodic: Mapping[str, PeriodicTask] = {}  # by name
     outbox: OutboxSettings | None = None
     scheduler_lease_s: float = 10.0
     scheduler: MakeScheduler | None = None  # of somebody else's making, beside our own
@@ -136,6 +135,6 @@ class WorkerSettings:
     election_protocol: str = "v2"
     election_v1_compat: str = "auto"
     steps: tuple[type[Any], ...] = ()  # bootsteps that users wrote
-    hooks: LifeHooks = field(default_factory=LifeHooks)
-    notices: NoticeHooks = field(default_factory=NoticeHooks)
-    node_hooks: Mapping[str, Callable[..., None]] = field(default_factory=dict)  # on_node_join and so on
+    hooks: LifeHooks = msgspec.field(default_factory=LifeHooks)
+    notices: NoticeHooks = msgspec.field(default_factory=NoticeHooks)
+    node_hooks: Mapping[str, Callable[..., None]] = {}  # on_node_join and so on

@@ -10,13 +10,12 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
 from umbel.control.client import Asker
 from umbel.errors import UmbelError
-from umbel.events.meters import Meters
 from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.shutdown import Shutdown
@@ -56,6 +55,9 @@ from umbel.worker.user_code.hooks import Hook, HookRun
 from umbel.worker.user_code.notices import Notices
 from umbel.worker.user_code.user_steps import UserStep, graph
 
+if TYPE_CHECKING:
+    from umbel.events.meters import Meters
+
 log = logging.getLogger("umbel.worker")
 
 
@@ -67,7 +69,7 @@ class Worker:
         self._context = context = _context(settings, identity, broker, backend, pool)
         events = Events(context)
         heart = Heart(context, events)
-        meters = None if settings.metrics_address is None else Meters()
+        meters = None if settings.metrics_address is None else _meters()
         self._tasks = tasks = Tasks(context, TaskEvents(events, meters))
         self._stopping = Stopping(context, tasks)
         asker = Asker(context.broker)
@@ -206,6 +208,12 @@ class Worker:
         log.info("worker ready", extra=fields)
         gc.freeze()  # what is there now stays: the collector need not look at it, which held the loop up
         await self._stopping.wait_for(self._hook("worker_ready", settings.hooks.ready))
+
+
+def _meters() -> "Meters":
+    from umbel.events.meters import Meters  # few workers serve metrics
+
+    return Meters()
 
 
 def _context(

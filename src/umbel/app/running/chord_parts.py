@@ -8,9 +8,10 @@ of worker.
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from time import time
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from umbel.app.canvas.group import Chord, Group
 from umbel.app.canvas.signature import Signature, listed, signature_from
@@ -46,8 +47,7 @@ UNCOUNTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BodyOutcome:
+class BodyOutcome(msgspec.Struct, frozen=True):
     """What is left to store and to send for the body, beside what the backend has done."""
 
     results: Sequence[StoredResult] = ()

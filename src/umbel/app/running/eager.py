@@ -8,9 +8,10 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from umbel.app.running.tracer import Tracer
 from umbel.backends.interface import ChordPart
@@ -28,11 +29,10 @@ RESULTS_MAX = 10_000
 EAGER_NODE = "eager@localhost"
 
 
-@dataclass(slots=True)
-class _Parts:
+class _Parts(msgspec.Struct):
     size: int
-    added: set[str] = field(default_factory=set)
-    parts: dict[str, ChordPart] = field(default_factory=dict)
+    added: set[str] = set()
+    parts: dict[str, ChordPart] = {}
 
 
 class EagerBackend:

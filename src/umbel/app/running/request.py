@@ -6,9 +6,10 @@ task called as a plain function has an empty request with `called_directly` set.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from umbel.app.configuration.settings import Settings
 from umbel.app.options import TaskOptions
@@ -32,12 +33,11 @@ class Reporting(Protocol):
     def flush(self) -> None: ...
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     id: str = ""
     task: str = ""
-    args: list[Any] = field(default_factory=list)
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     retries: int = 0
     root_id: str | None = None
     parent_id: str | None = None
@@ -47,14 +47,14 @@ class Request:
     expires: str | None = None
     timelimit: tuple[float | None, float | None] = (None, None)
     hostname: str = ""
-    delivery_info: dict[str, Any] = field(default_factory=dict)
+    delivery_info: dict[str, Any] = {}
     reply_to: str = ""
-    headers: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, Any] = {}
     called_directly: bool = True
     is_eager: bool = False
-    children: list[str] = field(default_factory=list)
+    children: list[str] = []
     call: TaskCall | None = None
-    unsent: list[Outgoing] = field(default_factory=list)  # buffered while the broker is unavailable
+    unsent: list[Outgoing] = []  # buffered while the broker is unavailable
     try_again_at: float = 0.0  # on the monotonic clock
     reports: Reporting | None = None  # its states and events; made at the first one
     tell: Teller | None = None

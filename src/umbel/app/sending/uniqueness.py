@@ -13,8 +13,9 @@ a task and giving the key back.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from umbel.app.results import AsyncResult
 from umbel.app.running.request import current_request
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 UNIQUE_FOR_MAX_S = 30 * 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class UniqueCall:
+class UniqueCall(msgspec.Struct, frozen=True):
     """A call with its key, before anybody knows whether it will be sent."""
 
     app: "SendingApp"

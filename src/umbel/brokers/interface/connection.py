@@ -1,16 +1,16 @@
 """BrokerConnection: the connection of one process to its broker, and the lease that lives on it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from umbel.brokers.transport import Capabilities
 from umbel.protocol.outage import LinkChange
 from umbel.wire.signing import Keyring
 
 
-@dataclass(frozen=True, slots=True)
-class Replaced:
+class Replaced(msgspec.Struct, frozen=True):
     """The broker's data is not what it was: emptied, deleted, or restored from a backup.
 
     `unknown`: how many messages were claimed here that it does not know as claimed any more.

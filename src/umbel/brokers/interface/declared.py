@@ -6,38 +6,36 @@ project's settings fills it, and no broker knows where it comes from.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class DeclaredExchange:
+
+class DeclaredExchange(msgspec.Struct, frozen=True):
     """`kind`: direct, topic, fanout or headers. One with `no_declare` is expected to be there."""
 
     name: str
     kind: str = "direct"
     durable: bool = True
     auto_delete: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = {}
     no_declare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredBinding:
+class DeclaredBinding(msgspec.Struct, frozen=True):
     exchange: DeclaredExchange
     routing_key: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredQueue:
+class DeclaredQueue(msgspec.Struct, frozen=True):
     """`arguments`: as RabbitMQ has them (x-max-priority, x-queue-type, x-message-ttl, ...)."""
 
     name: str
     durable: bool = True
     auto_delete: bool = False
     exclusive: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = {}
     bindings: tuple[DeclaredBinding, ...] = ()
     no_declare: bool = False
 

@@ -1,7 +1,6 @@
 """EventLog: what happened, kept until every recorder has acknowledged it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -18,8 +17,7 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class EventLogState:
+class EventLogState(msgspec.Struct, frozen=True):
     """The event log as a whole: its last offset, and how far each recorder has acknowledged it."""
 
     last_offset: int

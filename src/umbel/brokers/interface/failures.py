@@ -1,8 +1,9 @@
 """Failures: messages of tasks that failed, kept so that the tasks can be retried."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from umbel.brokers.interface.connection import BrokerInfo
 from umbel.brokers.interface.queues import DeadLetter
@@ -11,23 +12,21 @@ from umbel.wire.message import Outgoing
 RESEND_CHUNK = 200  # letters that one transaction sends: others wait while it runs
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
+class Resend(msgspec.Struct, frozen=True):
     """A kept failure or a dead letter, and the message that is sent in its place; None: it only goes."""
 
     letter: DeadLetter
     outgoing: Outgoing | None
 
 
-@dataclass(frozen=True, slots=True)
-class Resent:
+class Resent(msgspec.Struct, frozen=True):
     """By their places in what was asked for: what was sent, and what the broker refused, and why.
 
     The rest was gone: somebody else has sent or removed it.
     """
 
     sent: frozenset[int] = frozenset()
-    refused: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[int, str] = {}
 
 
 class Failures(BrokerInfo, Protocol):

@@ -1,7 +1,6 @@
 """Messages: how they are sent, claimed and settled, and what is said of one on the way."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -106,8 +105,7 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """Nothing of the verdicts on these tags is applied.
 
     `conflicts`: their claims had ended, others have the messages. `unknown`: the broker's data was
@@ -120,8 +118,7 @@ class Settled:
     unknown: frozenset[Tag] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """The answer to `claim`: messages, and every revoke recorded since `revoked_after`.
 
     A revoke that was recorded before the claim is always in this reply or an earlier one, so a

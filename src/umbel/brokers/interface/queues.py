@@ -1,8 +1,9 @@
 """Queues: what waits in them, and the dead letters, for people and for what watches the load."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from umbel.brokers.interface.connection import BrokerInfo
 from umbel.brokers.interface.messages import Delivery
@@ -11,8 +12,7 @@ from umbel.wire.message import Message
 DEAD_LETTER_PEEK_MAX = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
+class Depth(msgspec.Struct, frozen=True):
     """How many messages of a queue wait, are parked until due, are claimed, and wait for a cluster limit.
 
     `paused`: nobody takes from it for now.
@@ -30,8 +30,7 @@ def ready_for(queues: Collection[str], depths: Mapping[str, Depth]) -> int:
     return sum(depth.ready for name, depth in depths.items() if name in queues and not depth.paused)
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(msgspec.Struct, frozen=True):
     letter_id: int | str
     queue: str
     message: Message

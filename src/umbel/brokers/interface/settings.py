@@ -1,6 +1,6 @@
 """BrokerSettings: what any broker is handed."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from umbel.brokers.interface.declared import DeclaredQueue
 from umbel.wire.signing import Keyring
@@ -10,11 +10,10 @@ DEFAULT_PRIORITY_STEPS = (0, 3, 6, 9)
 DEFAULT_SEP = "\x06\x16"
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerSettings:
+class BrokerSettings(msgspec.Struct, frozen=True):
     """What any broker is handed. `lease_s`: an owner silent for that long loses its messages."""
 
-    url: str = field(repr=False)  # it may hold a password
+    url: str
     lease_s: float = DEFAULT_LEASE_S
     connect_timeout_s: float = 4.0
     result_expires_s: float = 86_400.0
@@ -36,3 +35,7 @@ class BrokerSettings:
     connection_name: str = "umbel"  # by which the server lists its connections
     keyring: Keyring | None = None  # who speaks over this broker signs with it
     remembers_signatures: bool = False  # a worker's: it asks `spend`
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "url")
+        return f"BrokerSettings({', '.join(shown)})"  # without its URL, which may hold a password

@@ -9,7 +9,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from umbel.brokers.evidence import Evidence, judge_mark
 from umbel.brokers.interface import (

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from umbel.brokers.interface import MOVED_AT_ONCE_MAX, Depth, Pause
 from umbel.brokers.redis.keys import Keys

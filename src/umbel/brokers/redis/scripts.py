@@ -9,10 +9,11 @@ the server goes through all of it at every call. The first line names the lists 
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
-from importlib.resources import files
+from pathlib import Path
 
 from umbel.brokers.redis.lists import DEFAULT_LISTS, Lists
 
+_FOLDER = Path(__file__).parent
 _PARTS = {
     "claim": ("marks", "holding", "claim"),
     "settle": ("marks", "results", "settle"),
@@ -48,7 +49,6 @@ class Script:
 
 @cache
 def script(name: str, lists: Lists = DEFAULT_LISTS) -> Script:
-    folder = files("umbel.brokers.redis")
-    parts = [folder.joinpath(f"{part}.lua").read_bytes() for part in ("refusals", *_PARTS[name])]
+    parts = [(_FOLDER / f"{part}.lua").read_bytes() for part in ("refusals", *_PARTS[name])]
     text = b"".join((lists.lua(), *parts))
     return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())

@@ -6,7 +6,6 @@ past its retention. Like `store.py`: synchronous, and each operation is one tran
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from umbel.brokers.interface import Broadcast, EventLogState, LoggedEvent
 from umbel.brokers.refusals import log_refused
@@ -241,7 +240,7 @@ class ClusterStore:
             if not rules.holds_lease(record, holder, term, now):
                 return False
             if data is not None:
-                coordination.put_lease(db, name, replace(record, data=data))
+                coordination.put_lease(db, name, record.replaced(data=data))
             queues, refused = dead_letters.insert_or_bury(db, batch, now.wall_s)
             awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self._store.poke(awake)

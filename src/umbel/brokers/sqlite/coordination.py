@@ -6,7 +6,6 @@ transaction that began with the write lock. That makes it the atomic register of
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import Any
 
 import msgspec
@@ -86,7 +85,8 @@ def lease(db: sqlite3.Connection, name: str) -> LeaseRecord | None:
 
 
 def put_lease(db: sqlite3.Connection, name: str, record: LeaseRecord) -> None:
-    db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", (name, *astuple(record)))
+    row = (name, record.holder, record.term, record.expires_at, record.data)
+    db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", row)
 
 
 def raise_clock(db: sqlite3.Connection, value: int) -> int:

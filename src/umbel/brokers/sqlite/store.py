@@ -7,8 +7,9 @@ what changed.
 
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
+
+from msgspec.structs import replace
 
 from umbel.brokers.interface import (
     MOVED_AT_ONCE_MAX,

@@ -1,6 +1,5 @@
 """Commands that change the limits of tasks while the worker runs."""
 
-from dataclasses import replace
 from typing import Any
 
 from umbel.control.panel import Panel
@@ -21,7 +20,7 @@ def rate_limit(state: LimitsSection, task_name: str, rate_limit: Any, **_: Any) 
         return {"error": f"Invalid rate limit string: {error}"}
     if rules is None:
         return {"error": "unknown task"}
-    state.change_rules(task_name, replace(rules, rate_per_second=per_second))
+    state.change_rules(task_name, rules.replaced(rate_per_second=per_second))
     if not per_second:
         return {"ok": "rate limit disabled successfully"}
     return {"ok": "new rate limit set successfully"}
@@ -42,5 +41,5 @@ def time_limit(
             return {"error": f"{name} must be a number of seconds above 0, at most ten years, not {limit!r}"}
     if reason := state.unenforceable(task_name, soft=bool(soft), hard=bool(hard)):
         return {"error": f"this worker's pool cannot enforce this limit: {reason}; start it with prefork"}
-    state.change_rules(task_name, replace(rules, soft_limit_s=soft or None, hard_limit_s=hard or None))
+    state.change_rules(task_name, rules.replaced(soft_limit_s=soft or None, hard_limit_s=hard or None))
     return {"ok": "time limits set successfully"}

@@ -7,10 +7,8 @@ The other way, a fork of the main process, is in `first_server.py`.
 import os
 import signal
 import socket
-import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -33,8 +31,7 @@ class ServerProcess(Protocol):
     def wait(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StartedServer:
+class StartedServer(msgspec.Struct, frozen=True):
     setup: Setup
     control: socket.socket
     process: ServerProcess
@@ -80,6 +77,8 @@ class ForkedProcess:
 
 def spawn_server(setup: Setup) -> StartedServer:
     """Start an interpreter that loads the app itself."""
+    import subprocess  # the children, who share this module, start none
+
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-P", "-m", "umbel.pools.prefork.child_guard", setup.node]
     try:

@@ -11,17 +11,16 @@ worker down is stopped by the same limit, one delivery later.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from umbel.protocol.delivery.limits import ClusterLimit
 from umbel.protocol.delivery.rate import TokenBucket
 from umbel.protocol.delivery.sensitive import Sensitive
+from umbel.protocol.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRules:
+class TaskRules(Value):
     """What the worker must know of a registered task.
 
     `acks_early`: acknowledged before it is handed to the pool. `acks_taken`: when a child is known to run
@@ -77,8 +76,7 @@ class Refusal(Enum):
     POISONOUS = "poisonous"
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Value):
     """Run it. `alone`: with nothing behind it; `count_start`: count the start in the broker first."""
 
     rules: TaskRules
@@ -86,13 +84,11 @@ class Run:
     count_start: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Park:
+class Park(Value):
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Value):
     why: Refusal
 
 

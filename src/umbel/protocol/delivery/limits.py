@@ -17,11 +17,11 @@ two together.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
 from umbel.errors import ConfigurationError, nearest
+from umbel.protocol.value import Value
 
 KEY_MAX_BYTES = 200
 RATE_MAX = 1_000_000
@@ -33,8 +33,7 @@ _RATE = re.compile(r"^\s*(\d+)\s*/\s*([smh])\s*$", re.ASCII)
 _PERIOD_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Value):
     """When starts may follow one another. `free_at`: when the next one is due; 0: at once."""
 
     interval_s: float
@@ -55,8 +54,7 @@ class Pace:
         return min(free_at, now + self.slack_s + self.interval_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Value):
     """What a bucket allows: so many at once (`most`), or the pace."""
 
     most: int = 0
@@ -99,8 +97,7 @@ class Concurrency:
         return f"Concurrency({self.most}, key={self.key!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Value):
     """A parameter that the key names: its place, if it has one, and what it is if it is not given."""
 
     name: str
@@ -109,8 +106,7 @@ class Field:
     has_default: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterLimit:
+class ClusterLimit(Value):
     """The limit of one task, its key tied to the parameters of its function."""
 
     task: str

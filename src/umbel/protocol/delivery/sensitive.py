@@ -10,8 +10,9 @@ texts of fewer than `SHORTEST` characters, or numbers of fewer digits, looked fo
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from umbel.protocol.value import Value
 
 MASK = "***"
 SHORTEST = 3
@@ -47,8 +48,7 @@ class Hidden:
 HIDDEN = Hidden()
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitive:
+class Sensitive(Value):
     """`positions` of those that may be given by position; `rest_from`: of a sensitive `*args`."""
 
     names: frozenset[str]

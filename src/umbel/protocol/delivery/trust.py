@@ -10,8 +10,9 @@ re-ordering messages that are genuine.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+
+from umbel.protocol.value import Value
 
 REQUEST_WINDOW_S = 120.0
 """A control request is obeyed for so long after it was signed, and no clock may be further off."""
@@ -29,8 +30,7 @@ class Doubt(Enum):
     REPLAYED = "replayed"
 
 
-@dataclass(frozen=True, slots=True)
-class Signed:
+class Signed(Value):
     """The signature is that of a key we know. `mark` names this signature and no other."""
 
     key_id: str
@@ -38,8 +38,7 @@ class Signed:
     mark: str
 
 
-@dataclass(frozen=True, slots=True)
-class Doubted:
+class Doubted(Value):
     doubt: Doubt
     why: str
 

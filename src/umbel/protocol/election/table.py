@@ -21,6 +21,7 @@ from umbel.protocol.leadership.coordination import (
     Instant,
     election_key,
 )
+from umbel.protocol.value import Value
 
 SPREAD_S = 0.25
 RECORDS_MAX = 10_000
@@ -29,8 +30,7 @@ NAME_BYTES_MAX = 128  # of an id, and of a topic
 RECORD_BYTES = 400  # what a request costs beside its text
 
 
-@dataclass(frozen=True, slots=True)
-class ElectionSettings:
+class ElectionSettings(Value):
     namespace: str = NAMESPACE
     ttl_s: float = TTL_S
     rpc_timeout_s: float = 1.0

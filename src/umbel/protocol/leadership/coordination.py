@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeGuard
 
+from umbel.protocol.value import Value
+
 TTL_S = 10.0
 NAMESPACE = "celery"  # the control exchange's name: elections of one cluster have one
 ATTEMPTS_MAX = 5
@@ -29,8 +31,7 @@ EXPIRES_S = 300.0
 LEASE_TTL_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
+class Instant(Value):
     """One moment on two clocks: `boot_s` for deadlines, as it never jumps, `wall_s` for stamps.
 
     A store that several machines share has only one clock, and gives the same value twice.
@@ -91,16 +92,14 @@ class ElectionRecord:
     outcome: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(Value):
     """The caller holds the election. It acts only after `start` was answered with yes."""
 
     term: int
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(Value):
     """Another one holds it; with an empty holder, the store itself waits after a loss."""
 
     holder: str
@@ -108,8 +107,7 @@ class Busy:
     left_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Value):
     """It is over. `by_me`: this very call closed it, so the caller tells everyone."""
 
     state: ElectionState
@@ -122,8 +120,7 @@ class Closed:
 ElectionReply = Granted | Busy | Closed
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRecord:
+class LeaseRecord(Value):
     """A lease as the store keeps it. Without a holder it is free; its term and data stay."""
 
     holder: str
@@ -132,8 +129,7 @@ class LeaseRecord:
     data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReply:
+class LeaseReply(Value):
     """Who holds the lease now. A lease that nobody holds has no holder and no time left."""
 
     granted: bool
@@ -146,8 +142,7 @@ class LeaseReply:
 NO_LEASE = LeaseReply(granted=False, holder="", term=0, left_s=0.0, data=b"")
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFacts:
+class StoreFacts(Value):
     """What the store knows of itself: when it was made (Unix time), the last term it gave."""
 
     born: float
@@ -258,7 +253,7 @@ def acquire_lease(
     if record is not None and _is_held(record, now):
         if record.holder != holder:
             return record, read_lease(record, now)
-        kept = replace(record, expires_at=now.boot_s + ttl_s)
+        kept = record.replaced(expires_at=now.boot_s + ttl_s)
     else:
         data = b"" if record is None else record.data
         kept = LeaseRecord(holder, next_term(now, last_term), now.boot_s + ttl_s, data)
@@ -271,14 +266,14 @@ def renew_lease(
     """The record to keep, or None for "no"."""
     if not holds_lease(record, holder, term, now):
         return None
-    return replace(record, expires_at=now.boot_s + ttl_s)
+    return record.replaced(expires_at=now.boot_s + ttl_s)
 
 
 def release_lease(record: LeaseRecord | None, holder: str, term: int, now: Instant) -> LeaseRecord | None:
     """The record to keep, or None for "no"."""
     if not holds_lease(record, holder, term, now):
         return None
-    return replace(record, holder="", expires_at=0.0)
+    return record.replaced(holder="", expires_at=0.0)
 
 
 def update_lease(
@@ -287,7 +282,7 @@ def update_lease(
     """The record to keep, or None for "no"."""
     if not holds_lease(record, holder, term, now):
         return None
-    return replace(record, data=data)
+    return record.replaced(data=data)
 
 
 def read_lease(record: LeaseRecord | None, now: Instant) -> LeaseReply:

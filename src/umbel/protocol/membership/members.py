@@ -19,6 +19,7 @@ from math import ceil, inf
 from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.membership.events import GONE, Heard, Kind, Member, MemberState
 from umbel.protocol.membership.suspicion import believable_freq_s
+from umbel.protocol.value import Value
 
 MEMBERS_MAX = 20_000
 TIMERS_SPARE = 1000
@@ -67,8 +68,7 @@ class Record:
         return f"silent for {now.boot_s - self.heard_s:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
-class Looks:
+class Looks(Value):
     """When silent and lost nodes are looked for: every `interval_s`; 0: the moment that they are due."""
 
     interval_s: float

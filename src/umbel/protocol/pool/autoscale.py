@@ -9,14 +9,14 @@ Growing resets the cool-down, so the size cannot swing faster than that. It stop
 a look hits by chance: children that are busy for moments between looks count as idle.
 """
 
-from dataclasses import dataclass
 from typing import assert_never
+
+from umbel.protocol.value import Value
 
 COOL_DOWN_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Value):
     """What there is at this look. `waiting`: messages that no child has yet."""
 
     size: int
@@ -24,16 +24,14 @@ class Load:
     waiting: int
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Value):
     """From now on between these sizes."""
 
     most: int
     least: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
+class Resize(Value):
     """So many more children, or fewer: then only idle ones."""
 
     by: int

@@ -1,8 +1,9 @@
 """Claimed: one message that this worker has claimed and not yet settled."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from umbel.brokers.interface import Delivery
 from umbel.errors import WireError
@@ -15,8 +16,7 @@ from umbel.worker.messages.kept_outcomes import is_same_message
 DECODED_MAX_BYTES = 64 * 1024
 
 
-@dataclass(slots=True)
-class Claimed:
+class Claimed(msgspec.Struct):
     number: int
     delivery: Delivery
     message: Message  # as protocol version 2

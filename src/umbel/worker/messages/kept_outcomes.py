@@ -15,7 +15,6 @@ another worker, runs again, as at-least-once allows.
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -27,8 +26,7 @@ KEPT_S = 600.0
 SETTLED_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(msgspec.Struct, frozen=True):
     verdict: Ack
     delivery: Delivery
     size_bytes: int

@@ -6,9 +6,9 @@ restarted worker begins with none, and one that was revoked or purged meanwhile 
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from umbel.worker.messages.claimed import Claimed
 

@@ -12,10 +12,10 @@ then repeated, which is what happened, and never leaves out one that nobody repe
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import (

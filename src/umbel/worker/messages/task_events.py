@@ -6,11 +6,10 @@ attempts can be told apart.
 
 from collections.abc import Mapping
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from umbel.events.meters import Meters
 from umbel.events.types import (
     TaskEvent,
     TaskFailed,
@@ -28,6 +27,9 @@ from umbel.wire.task import TaskHeaders
 from umbel.wire.told import told_fields
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.steps.events import Events
+
+if TYPE_CHECKING:
+    from umbel.events.meters import Meters
 
 _ENDINGS: Mapping[str, type[TaskEvent]] = {
     "success": TaskSucceeded,
@@ -51,7 +53,7 @@ class TaskEvents:
     `wanted`: somebody listens. `noted`: that, or they are counted; else `received` and `ended` do nothing.
     """
 
-    def __init__(self, events: Events, meters: Meters | None = None) -> None:
+    def __init__(self, events: Events, meters: "Meters | None" = None) -> None:
         self.step = events
         self.wanted = self.noted = False
         self._meters = meters
@@ -135,7 +137,7 @@ class TaskEvents:
         if self._meters is not None:
             self._meters.note_end(self._meters.name(claimed.headers.task), end)
 
-    def _measure(self, meters: Meters, claimed: Claimed, outcome: Outcome) -> None:
+    def _measure(self, meters: "Meters", claimed: Claimed, outcome: Outcome) -> None:
         name = meters.name(claimed.headers.task)
         end = _ENDS.get(outcome.kind)
         if end is not None:

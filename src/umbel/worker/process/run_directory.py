@@ -8,10 +8,11 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
+
+import msgspec
 
 from umbel.clock import boot_time_s
 from umbel.errors import DuplicateNode
@@ -24,10 +25,15 @@ FORGOTTEN_AFTER_S = 300.0
 
 def default_run_directory() -> Path:
     """One for each user; `UMBEL_RUN_DIR` or --run-dir says otherwise."""
-    from tempfile import gettempdir  # here, because `umbel health` must start in a moment
-
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "umbel" if runtime else Path(gettempdir()) / f"umbel-{os.getuid()}"
+    return Path(runtime) / "umbel" if runtime else _temporary_folder() / f"umbel-{os.getuid()}"
+
+
+def _temporary_folder() -> Path:
+    """As `tempfile` has it, which would bring half a megabyte of modules into every worker."""
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    places = [*map(Path, filter(None, named)), Path(os.sep, "tmp"), Path(os.sep, "var", "tmp")]
+    return next((one for one in places if os.access(one, os.W_OK | os.X_OK)), Path()).absolute()
 
 
 def state_file(directory: Path, node: str, broker: str) -> Path:
@@ -72,8 +78,7 @@ def forget_dead(directory: Path, belongs: "Callable[[NodeState], bool]" = lambda
     return len(gone)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(msgspec.Struct, frozen=True):
     node: str
     alive: bool  # its process is there
     healthy: bool  # and it reports, and has no problem

@@ -11,8 +11,9 @@ ignore what comes from a run that is older than the one they know.
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import msgspec
 
 from umbel.protocol.clock import CLOCK_MAX
 from umbel.worker.process.run_directory import state_file
@@ -20,8 +21,7 @@ from umbel.worker.process.run_directory import state_file
 log = logging.getLogger("umbel.worker.state_store")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedState:
+class SavedState(msgspec.Struct, frozen=True):
     node: str
     clock: int
     incarnation: int
@@ -38,7 +38,7 @@ def save(path: Path, state: SavedState) -> None:
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            json.dump(asdict(state), file)
+            json.dump(msgspec.structs.asdict(state), file)
             file.flush()
             os.fsync(descriptor)
         draft.replace(path)

@@ -19,9 +19,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any, Protocol
+
+import msgspec
 
 from umbel.brokers.interface import Broadcast, FanOut
 from umbel.chance import random
@@ -51,8 +52,7 @@ MEMBERS_TOLD_BY = 3
 Happened = Returned[Any] | Raised
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """A command that waits for its turn."""
 
     request: Request

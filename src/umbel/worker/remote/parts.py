@@ -1,9 +1,10 @@
 """WorkerParts: the parts of a worker that remote control looks at and changes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import time
 from typing import Any
+
+import msgspec
 
 from umbel.control.state import Elect
 from umbel.protocol.clock import LamportClock
@@ -17,8 +18,7 @@ from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.tasks import Tasks
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerParts:
+class WorkerParts(msgspec.Struct, frozen=True):
     """`steps`: in starting order, each with what it requires."""
 
     context: WorkerContext

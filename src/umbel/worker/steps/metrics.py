@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from umbel.errors import ConfigurationError
-from umbel.events.meters import Meters
 from umbel.pools.prefork.memory import resident_bytes
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
@@ -17,6 +16,8 @@ from umbel.worker.steps.tasks import Tasks
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from umbel.events.meters import Meters
 
 log = logging.getLogger("umbel.worker.metrics")
 COUNTED = (
@@ -35,7 +36,7 @@ class Metrics(Step):
     name = "metrics"
     requires = ("tasks",)
 
-    def __init__(self, context: WorkerContext, tasks: Tasks, meters: Meters | None) -> None:
+    def __init__(self, context: WorkerContext, tasks: Tasks, meters: "Meters | None") -> None:
         super().__init__()
         self._context, self._tasks, self._meters = context, tasks, meters
         self._server: Any = None

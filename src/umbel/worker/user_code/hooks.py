@@ -11,7 +11,8 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from umbel.pools.guard import Raised, call_guarded
 
@@ -26,8 +27,7 @@ def _nothing() -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class LifeHooks:
+class LifeHooks(msgspec.Struct, frozen=True):
     """What is called before a worker connects, when it takes tasks, and when it was asked to stop.
 
     `worker_init` of an app whose children are forked belongs into the process that forks them: see

@@ -7,8 +7,9 @@ plain data: the message in protocol version 2 and its queue, and what else there
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Protocol
+
+import msgspec
 
 from umbel.errors import WireError
 from umbel.wire.message import Message
@@ -39,8 +40,7 @@ class OnError(Protocol):
     def __call__(self, *, message: Message, queue: str, error: Exception) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeHooks:
+class NoticeHooks(msgspec.Struct, frozen=True):
     stopping: OnStopping | None = None
     heartbeat: Callable[[], None] | None = None  # one was sent
     received: OnMessage | None = None  # it is to run here
@@ -53,7 +53,7 @@ class NoticeHooks:
 
 class Notices:
     def __init__(self, hooks: NoticeHooks | None = None) -> None:
-        given = {one.name: getattr(hooks, one.name) for one in fields(NoticeHooks)} if hooks else {}
+        given = msgspec.structs.asdict(hooks) if hooks else {}
         self._log_received: OnMessage | None = given.pop("log_received", None)
         self._names = frozenset(name for name, hook in given.items() if hook is not None)
         self.hears_received = self._log_received is not None or "received" in self._names
