@@ -25,8 +25,8 @@ from umbel.history.arrow import event_schema
 from umbel.history.lake import Lake, create, hidden, publish, sync_file
 
 ROWS_AT_ONCE = 250_000
-DEALT_AT_ONCE = 500_000
-"""Events in memory before they are dealt out: some 200 MB."""
+DEALT_AT_ONCE = 250_000
+"""So many events are in memory before they are dealt out."""
 
 REPEATED = (
     *("type", "slot", "hostname", "name", "queue", "exchange", "routing_key", "source"),
@@ -101,8 +101,10 @@ class GroupWriter:
         self._marks.append(marks_of(events))
         has_task = pc.is_valid(events.column("uuid"))
         self.add_others(events.filter(pc.invert(has_task)))
-        for bucket, part in enumerate(divided(events.filter(has_task), self._count)):
+        events = events.filter(has_task)
+        for bucket, part in enumerate(divided(events, self._count)):
             self.add_bucket(bucket, part)
+        pa.default_memory_pool().release_unused()
 
     def _write(self, path: Path, events: pa.Table) -> None:
         if not events.num_rows:
