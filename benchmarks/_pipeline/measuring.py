@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks._harness.benchmark import clean_environment
+from benchmarks._harness.benchmark import SOURCE, clean_environment
 from benchmarks._harness.processes import BenchmarkFailed
 
 LOOK_EVERY_S = 0.25
@@ -60,8 +60,9 @@ class Measured:
         )
 
 
-def measured(name: str, home: Path, step: str, *arguments: object) -> Measured:
-    """Run a step of `side.py`, or `umbel history`, and say how it went on stderr."""
+def measured(name: str, home: Path, step: str, *arguments: object, source: Path | None = None) -> Measured:
+    """Run a step of `side.py`, or `umbel history`, and say how it went on stderr. `source`: if not this
+    commit's."""
     print(f"{name}: begins at {time.strftime('%H:%M:%S')}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=home) as folder:
         if step == "umbel":
@@ -69,7 +70,7 @@ def measured(name: str, home: Path, step: str, *arguments: object) -> Measured:
         else:
             place = [folder] if step in {"recorder", "worker"} else []
             command = ["-m", "benchmarks._pipeline.side", step, *place, *map(str, arguments)]
-        told, took_s, family = _run(name, command, Path(folder))
+        told, took_s, family = _run(name, command, Path(folder), source or SOURCE)
     seconds, peak_mib = told["seconds"], family.peak_bytes / 2**20
     found = Measured(int(told["events"]), seconds, took_s - seconds, family.cpu_s, peak_mib)
     print(
@@ -80,7 +81,9 @@ def measured(name: str, home: Path, step: str, *arguments: object) -> Measured:
     return found
 
 
-def _run(name: str, command: Sequence[str], folder: Path) -> tuple[dict[str, Any], float, "Family"]:
+def _run(
+    name: str, command: Sequence[str], folder: Path, source: Path
+) -> tuple[dict[str, Any], float, "Family"]:
     began = time.perf_counter()
     with (folder / "stderr").open("w+") as errors:
         process = subprocess.Popen(
@@ -89,7 +92,7 @@ def _run(name: str, command: Sequence[str], folder: Path) -> tuple[dict[str, Any
             stderr=errors,
             text=True,
             cwd=folder,
-            env=clean_environment(),
+            env=clean_environment(source=source),
         )
         family = Family(process.pid)
         try:

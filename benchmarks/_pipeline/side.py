@@ -2,7 +2,7 @@
 
     python -m benchmarks._pipeline.side generate LAKE EVENTS
     python -m benchmarks._pipeline.side duckdb LAKE
-    python -m benchmarks._pipeline.side fold LAKE
+    python -m benchmarks._pipeline.side bucket LAKE LOOSE
     python -m benchmarks._pipeline.side recorder HOME EVENTS
     python -m benchmarks._pipeline.side worker HOME TASKS FLAGS…
 
@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -68,10 +69,18 @@ def duckdb(lake: str) -> dict[str, Any]:
     }
 
 
-def fold(lake: str) -> dict[str, Any]:
-    from benchmarks._pipeline.folding import fold_lake
+def bucket(lake: str, loose: str) -> dict[str, Any]:
+    """A lake with the same files, as housekeeping leaves it."""
+    from umbel.history.housekeeping import compact
+    from umbel.history.lake import Lake
 
-    return fold_lake(Path(lake))
+    shutil.copytree(Path(loose) / "events", Path(lake) / "events", copy_function=os.link)
+    kept = Lake(lake)
+    began = time.perf_counter()
+    compact(kept)
+    seconds = time.perf_counter() - began
+    compact(kept, grace_s=0)
+    return {"events": sum(kept.read_compacted().rows.values()), "seconds": seconds}
 
 
 def recorder(home: str, events: str) -> dict[str, Any]:
@@ -196,7 +205,7 @@ async def _count(broker: Broker, tasks: int) -> dict[str, Any]:
 STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "generate": generate,
     "duckdb": duckdb,
-    "fold": fold,
+    "bucket": bucket,
     "recorder": recorder,
     "worker": worker,
 }

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fold.reading import EXAMPLES
-from umbel.fold.buckets import bucket_of, divided, hash_of
+from umbel.fold.buckets import BUCKET_EVENTS, bucket_of, buckets_for, divided, hash_of
 
 IDS = st.lists(st.text(max_size=40), max_size=30)
 
@@ -64,3 +64,12 @@ def test_every_event_lies_in_its_bucket_in_the_order_it_had(ids: list[str], coun
     for number, part in enumerate(parts):
         assert part["place"] == sorted(part["place"])
         assert all(plain_hash(text) % count == number for text in part["uuid"])
+
+
+def test_there_are_as_many_buckets_as_the_events_need_by_doubling() -> None:
+    full = BUCKET_EVENTS
+    assert [buckets_for(events, 16) for events in (0, 1, full, full + 1, 2 * full, 2 * full + 1)] == [
+        *(1, 1, 1, 2, 2),
+        4,
+    ]
+    assert (buckets_for(20_000_000, 4096), buckets_for(10**9, 256)) == (64, 256)

@@ -75,3 +75,11 @@ def test_numbers_in_a_row_are_one_run() -> None:
         for seq in range(3 * RANGE)
     ]
     assert marked(told[::-1]).runs.num_rows == 1
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(TOLD)
+def test_a_file_holds_marks_as_they_are(told: list[Told]) -> None:
+    marks = marked(told)
+    assert plain(Marks.of_table(marks.as_table())) == plain(marks)
+    assert Marks.of_table(marks.as_table()).runs.schema == marks.runs.schema

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.events.histories import Wire, event, histories
 from tests.fold.reading import EXAMPLES, holes, rows_of, shaken
+from tests.fold.running import tables_of
 from tests.pipeline.lakes import read, table_of
 from umbel.events.tables import TABLES
 from umbel.fold.metrics import SAMPLES, metrics
 from umbel.fold.moments import moment
-from umbel.fold.runner import tables_of
 from umbel.fold.schemas import SCHEMAS
 
 Rows = Counter[tuple[Any, ...]]

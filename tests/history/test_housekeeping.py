@@ -6,14 +6,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from tests.history.recording import Teller, rows_of
 from umbel.brokers.interface import LoggedEvent
 from umbel.errors import LakeError
+from umbel.fold import buckets
+from umbel.fold.buckets import bucket_of
+from umbel.fold.marks import marks_of
+from umbel.fold.names import marks_file, place_of
 from umbel.history.arrow import parquet
-from umbel.history.housekeeping import GRACE_S, compact, expire
-from umbel.history.lake import Lake, write_file
+from umbel.history.dealing import read_marks
+from umbel.history.housekeeping import GRACE_S, Behind, behind, compact, expire
+from umbel.history.lake import Compacted, Lake, write_file
 from umbel.history.rows import Rows
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -46,12 +52,96 @@ def contents(lake: Lake) -> Counter[int]:
 
 def test_the_files_of_a_past_hour_become_one_and_every_row_is_there(lake: Lake) -> None:
     before = contents(lake)
+    assert behind(lake, now=NOON) == Behind(files=4, days=0, replaced=0)
     report = compact(lake, now=NOON)
-    assert (len(report.written), len(report.replaced), report.removed) == (1, 3, [])
+    assert [place_of(name) is not None for name in report.written] == [True, True]
+    assert (len(report.replaced), report.removed) == (4, [])
+    assert behind(lake, now=NOON) == Behind(files=0, days=0, replaced=4)
     assert len(lake.event_files()) == 4
     assert contents(lake) == before
     assert len(lake.raw_files()) == 6  # a reader may still be at them
     assert compact(lake, now=NOON + 60).written == []
+
+
+def test_the_hours_of_a_past_day_become_one(lake: Lake) -> None:
+    before = contents(lake)
+    hours = compact(lake, now=NOON).written
+    tomorrow = NOON + DAY_S
+    report = compact(lake, now=tomorrow)
+    assert [name.rsplit("/", 1)[0] for name in report.written] == ["compacted/dt=2026-11-15"] * 2
+    assert set(report.replaced) > set(hours)
+    assert (contents(lake), len(lake.event_files())) == (before, 1)
+    assert set(compact(lake, now=tomorrow + GRACE_S + 1).removed) >= set(hours)
+    assert contents(lake) == before
+    [group] = {place.group for path in lake.event_files() if (place := place_of(lake.name_of(path)))}
+    marks = list(lake.compacted.rglob("*-marks.parquet"))
+    assert [lake.name_of(path) for path in marks] == [marks_file(group)]
+    found = read_marks(str(lake.root / group))
+    whole = marks_of(lake_table(lake))
+    assert found is not None
+    assert (found[0].runs.to_pylist(), found[1]) == (whole.runs.to_pylist(), 18)
+
+
+def lake_table(lake: Lake) -> pa.Table:
+    return pa.concat_tables([parquet().ParquetFile(path).read() for path in lake.event_files()])
+
+
+def test_more_events_get_more_buckets_and_older_days_follow(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D2: a file says by its name for how many buckets it was made, and has those tasks only."""
+    before = contents(lake)
+    tomorrow = NOON + DAY_S
+    compact(lake, now=tomorrow)
+    assert counts(lake) == {1}
+    monkeypatch.setattr(buckets, "BUCKET_EVENTS", 10)
+    assert compact(lake, now=tomorrow).written == []  # twice as many are no reason yet
+    monkeypatch.setattr(buckets, "BUCKET_EVENTS", 1)
+    assert behind(lake, now=tomorrow).days == 0  # which can only be said with the number of buckets
+    compact(lake, now=tomorrow)
+    assert counts(lake) == {32}
+    assert contents(lake) == before
+    for path in lake.event_files():
+        place = place_of(path.name)
+        assert place is not None
+        ids = parquet().read_table(path, columns=["uuid"], partitioning=None)["uuid"].combine_chunks()
+        assert place.bucket is None or set(bucket_of(ids, 32)) == {place.bucket}
+
+
+def counts(lake: Lake) -> set[int]:
+    places = [place_of(path.name) for path in lake.event_files()]
+    return {place.count for place in places if place is not None and place.count}
+
+
+def test_a_lake_of_an_earlier_version_is_moved_over(lake: Lake) -> None:
+    """What was put together without buckets is dealt out, and then goes."""
+    before = contents(lake)
+    raw = [lake.name_of(path) for path in lake.raw_files()[:3]]
+    together = (
+        lake.hour_folder(NOON - 3 * HOUR_S, under=lake.compacted) / "co-1794700800000000-000000.parquet"
+    )
+    parquet().write_table(
+        pa.concat_tables([parquet().ParquetFile(lake.root / name).read() for name in raw]), together
+    )
+    lake.publish_compacted(Compacted([lake.name_of(together)], raw, dict.fromkeys(raw, NOON - DAY_S)))
+    assert contents(lake) == before
+    assert behind(lake, now=NOON).files == 2
+    report = compact(lake, now=NOON)
+    assert lake.name_of(together) in report.replaced
+    assert contents(lake) == before
+    assert lake.name_of(together) in compact(lake, now=NOON + GRACE_S + 1).removed
+    assert contents(lake) == before
+    assert not together.exists()
+
+
+def test_it_stops_when_it_is_told_to_and_what_is_done_counts(lake: Lake) -> None:
+    before = contents(lake)
+    asked = iter([False, False, True])
+    report = compact(lake, now=NOON, stopped=lambda: next(asked, True))
+    assert (len(report.written), contents(lake)) == (1, before)
+    assert not list(lake.compacted.rglob(".co-*"))
+    assert len(compact(lake, now=NOON).written) == 1
+    assert contents(lake) == before
 
 
 def test_what_was_replaced_goes_later(lake: Lake) -> None:
@@ -74,7 +164,8 @@ def test_what_the_stream_has_not_taken_stays(lake: Lake) -> None:
 def test_a_crash_at_any_moment_of_it_shows_every_event_once(lake: Lake) -> None:
     before = contents(lake)
     report = compact(lake, now=NOON)
-    lake.manifests.joinpath("000001.json").unlink()  # it died before it published
+    for path in lake.manifests.iterdir():  # it died before it published
+        path.unlink()
     assert contents(lake) == before
     assert compact(lake, now=NOON).written != report.written
     for name in report.replaced[:1]:  # it died while it deleted
@@ -108,7 +199,7 @@ def test_a_file_that_cannot_be_read_is_set_aside_and_named(lake: Lake) -> None:
     report = compact(lake, now=NOON)
     assert report.set_aside == [f"quarantine/{lake.name_of(broken).replace('/', '__')}"]
     assert (lake.root / report.set_aside[0]).exists()
-    assert len(report.replaced) == 2
+    assert len(report.replaced) == 3
     assert len(contents(lake)) == 15
 
 
@@ -118,7 +209,7 @@ def test_a_file_of_something_else_is_set_aside_and_named(lake: Lake) -> None:
     parquet().write_table(parquet().read_table(foreign).select(["name", "pid"]), foreign)
     report = compact(lake, now=NOON)
     assert report.set_aside == [f"quarantine/{lake.name_of(foreign).replace('/', '__')}"]
-    assert len(report.replaced) == 2
+    assert len(report.replaced) == 3
 
 
 def test_a_file_of_a_newer_version_is_left_as_it_is(lake: Lake) -> None:
@@ -139,8 +230,8 @@ def test_an_empty_lake_is_no_trouble(tmp_path: Path) -> None:
 
 def test_a_manifest_that_cannot_be_read_is_named(lake: Lake) -> None:
     compact(lake, now=NOON)
-    (lake.manifests / "000001.json").write_text("{")
-    with pytest.raises(LakeError, match=r"000001\.json"):
+    (lake.manifests / "000002.json").write_text("{")
+    with pytest.raises(LakeError, match=r"000002\.json"):
         lake.event_files()
 
 

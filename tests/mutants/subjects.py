@@ -73,6 +73,7 @@ SUBJECTS = (
     ),
     Subject("fold/marks.py", ("fold/test_marks.py",)),
     Subject("fold/buckets.py", ("fold/test_buckets.py",)),
+    Subject("fold/crowded.py", ("fold/test_crowded.py",)),
     Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",)),
     *(Subject(f"protocol/pool/{name}.py", _SLOTS) for name in ("slots", "child", "fleet", "starts")),
     Subject("app/running/chord_parts.py", ("app/test_chords.py", "app/test_groups.py")),

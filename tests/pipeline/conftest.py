@@ -12,7 +12,9 @@ from umbel.pipeline.session import TESTS, spark_session
 # Each plan as it is, not compiled to Java first, which takes a third of the time of small tables. It is
 # compiled in the soak, and where a test starts a Spark of its own: demo, killed stream, cluster.
 SMALL = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-CONF = TESTS if os.environ.get("UMBEL_SOAK") else {**TESTS, **SMALL}
+# What fails is tried again, as on a cluster.
+AGAIN = {"spark.master": "local[2,4]"}
+CONF = {**TESTS, **AGAIN} if os.environ.get("UMBEL_SOAK") else {**TESTS, **AGAIN, **SMALL}
 
 
 @pytest.fixture(scope="session")

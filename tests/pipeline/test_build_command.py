@@ -25,9 +25,10 @@ from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.history.query import read
 from umbel.pipeline import io
+from umbel.pipeline.failing import failing_as
 from umbel.pipeline.faults import UnreadFile
 from umbel.pipeline.files import Found, look_into
-from umbel.pipeline.jobs.build import failing_as, sound
+from umbel.pipeline.jobs.build import sound
 
 HISTORY = attempt(0, "sent", "received", "started", "succeeded")
 

@@ -24,6 +24,7 @@ from umbel.events.columns import COLUMNS
 from umbel.events.timeline import registers_of
 from umbel.events.view import view
 from umbel.pipeline import io
+from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.jobs.build import build
 from umbel.protocol.delivery.states import READY_STATES
 
@@ -95,7 +96,7 @@ def test_the_ledger_and_the_tables_agree(spark: SparkSession, tmp_path: Path) ->
     """D1, D2, L6: ledger = memory = batch = stream, on a run in which processes died."""
     lake = tmp_path / "lake"
     ids = run_and_record(tmp_path, lake)
-    manifest = build(spark, lake, look(lake))
+    manifest = build(SparkEngine(spark), lake, look(lake))
 
     def rows(table: str) -> list[Row]:
         return io.read_table(spark, lake, manifest.build, table).collect()

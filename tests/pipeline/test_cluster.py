@@ -17,6 +17,7 @@ from tests.pipeline.test_equality import random_histories
 from tests.pipeline.test_follow import contents, counted, look
 from tests.waiting import wait_until
 from umbel.events.tables import TABLES
+from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.java import find_java_home
 from umbel.pipeline.jobs.build import build
 
@@ -72,7 +73,7 @@ def test_a_cluster_makes_the_same_tables(spark: SparkSession, cluster: str, tmp_
     events = counted(random_histories(20))
     for number in range(4):
         record(lake, f"{number:03d}", [*events[number::4], *events[:number]])
-    build(spark, lake, look(lake), only=WANTED)
+    build(SparkEngine(spark), lake, look(lake), only=WANTED)
     local = contents(spark, lake)
 
     script = tmp_path / "umbel_submitted.py"

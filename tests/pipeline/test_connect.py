@@ -22,6 +22,7 @@ from tests.waiting import wait_until
 from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
+from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.java import find_java_home
 from umbel.pipeline.jobs.build import build
 
@@ -92,7 +93,7 @@ def test_a_server_makes_the_same_tables(spark: SparkSession, server: str, tmp_pa
     events = counted(random_histories(20))
     for number in range(4):
         record(lake, f"{number:03d}", [*events[number::4], *events[:number]])
-    build(spark, lake, look(lake))
+    build(SparkEngine(spark), lake, look(lake))
     local, before = contents(spark, lake), io.newest_number(lake)
     ran = umbel(lake, server, "--json")
     assert ran.returncode == 0, ran.stderr

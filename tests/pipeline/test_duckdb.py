@@ -10,6 +10,7 @@ from benchmarks._pipeline.duckdb_tasks import write_tasks
 from benchmarks._pipeline.synthetic import write_lake
 from umbel.history.query import read
 from umbel.pipeline import io
+from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.files import look_into
 from umbel.pipeline.jobs.build import build
 from umbel.pipeline.transforms.states import states_of
@@ -40,7 +41,7 @@ def test_tasks_are_the_same_by_spark_and_by_duckdb(spark: SparkSession, tmp_path
 def test_what_a_build_publishes_is_read_without_spark(spark: SparkSession, tmp_path: Path) -> None:
     write_lake(tmp_path, EVENTS)
     found = look_into(sorted((tmp_path / "events").rglob("*.parquet")))
-    manifest = build(spark, tmp_path, found, only=["tasks"])
+    manifest = build(SparkEngine(spark), tmp_path, found, only=["tasks"])
     answer = read(tmp_path, lambda tables: tables.ask("select state, state_at from tasks"))
     assert len(answer.rows) == manifest.tasks > 0
     assert answer.types == ("VARCHAR", "TIMESTAMP WITH TIME ZONE")

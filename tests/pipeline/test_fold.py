@@ -15,15 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.fold.reading import holes, rows_of
+from tests.fold.running import tables_of
 from tests.pipeline.lakes import Wire, read, table_of
 from tests.pipeline.test_equality import random_histories
 from tests.pipeline.test_tables import BEATS, NUMBERED, STORY, T0, task, told
 from umbel.events.tables import TABLES
 from umbel.fold.buckets import bucket_of, hash_of
 from umbel.fold.moments import moments
-from umbel.fold.runner import tables_of
 from umbel.fold.schemas import SCHEMAS
-from umbel.pipeline.jobs.build import parts_of
+from umbel.pipeline.jobs.joining import parts_of
 from umbel.pipeline.schemas import EVENTS
 from umbel.pipeline.transforms.anomalies import anomalies
 from umbel.pipeline.transforms.attempts import attempts

@@ -12,6 +12,7 @@ from tests.pipeline.lakes import Wire, record
 from tests.pipeline.test_equality import random_histories
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
+from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import Found, look_into
 from umbel.pipeline.jobs import partials as partials_module
@@ -89,7 +90,7 @@ def test_a_stream_equals_a_batch(spark: SparkSession, lake: Path, monkeypatch: p
             caught_up(spark, lake, files_per_batch=1)
     (streamed,) = caught_up(spark, lake, files_per_batch=1)
     told = contents(spark, lake)
-    batch = build(spark, lake, look(lake))
+    batch = build(SparkEngine(spark), lake, look(lake))
     assert contents(spark, lake) == told
     assert list(told) == list(TABLES)
     assert (streamed.origin, batch.origin) == ("stream", "batch")

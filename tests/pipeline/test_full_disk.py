@@ -12,8 +12,10 @@ from tests.pipeline.lakes import record
 from tests.pipeline.test_equality import random_histories
 from tests.pipeline.test_follow import caught_up, contents, counted, look
 from umbel.pipeline import io
+from umbel.pipeline.engines import SparkEngine
+from umbel.pipeline.failing import failing_as
 from umbel.pipeline.faults import BuildFailed
-from umbel.pipeline.jobs.build import build, failing_as
+from umbel.pipeline.jobs.build import build
 
 SIZE = 3 * 1024**2
 LEFT = 24 * 1024
@@ -47,12 +49,12 @@ def test_a_full_disk_ends_a_build_and_takes_nothing_away(spark: SparkSession, sm
     """D2: of a batch and of a stream; with room again, both go on."""
     lake = small_disk / "lake"
     record(lake, "1", counted(random_histories(40)))
-    build(spark, lake, look(lake), only=["tasks", "attempts"])
+    build(SparkEngine(spark), lake, look(lake), only=["tasks", "attempts"])
     before, number = contents(spark, lake), io.newest_number(lake)
 
     filler = fill(small_disk)
     with pytest.raises(BuildFailed, match=r"nothing was published: .*No space left on device") as batch:
-        build(spark, lake, look(lake), only=["tasks", "attempts"])
+        build(SparkEngine(spark), lake, look(lake), only=["tasks", "attempts"])
     with pytest.raises(BuildFailed, match=r"resumes where it stopped: .*No space left on device") as stream:
         caught_up(spark, lake, only=["tasks", "attempts"])
     assert all(len(str(raised.value).splitlines()) == 1 for raised in (batch, stream))

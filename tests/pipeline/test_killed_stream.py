@@ -30,6 +30,7 @@ from tests.pipeline.test_follow import contents, counted, look
 from tests.waiting import wait_until
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
+from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.jobs.build import build
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
@@ -153,7 +154,7 @@ def test_a_stream_killed_again_and_again_equals_a_batch(spark: SparkSession, tmp
     print(f"killed {KILLS} times: {dict(landed.most_common())}")
     assert not list(Path().glob("2}*")), "Spark took the comma for the end of its folder's name"
     manifest, streamed = io.newest_manifest(lake), contents(spark, lake)
-    batch = build(spark, lake, look(lake), only=list(FIGURES))
+    batch = build(SparkEngine(spark), lake, look(lake), only=list(FIGURES))
     assert contents(spark, lake) == streamed
     assert set(streamed) == set(FIGURES)
     events, tasks = truth_of(lake)

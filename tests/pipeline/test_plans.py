@@ -1,6 +1,7 @@
 """D2: how Spark does it, read from its plans, and that schemas are the ones promised."""
 
 import re
+from pathlib import Path
 
 import pytest
 from pyspark import StorageLevel
@@ -9,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from umbel.events.columns import COLUMNS
 from umbel.events.tables import TABLES
 from umbel.events.types import VOCABULARY
-from umbel.pipeline.jobs.build import Parts, parts_of
+from umbel.pipeline.engines import answers
+from umbel.pipeline.jobs.joining import Parts, parts_of
 from umbel.pipeline.schemas import EVENTS, MARKS, PAYLOADS, SCHEMAS, STATES
 from umbel.pipeline.transforms.anomalies import anomalies
 from umbel.pipeline.transforms.attempts import attempts
@@ -43,6 +45,13 @@ def plan_of(frame: DataFrame) -> str:
 def nodes_of(frame: DataFrame) -> list[str]:
     """The plan's nodes by name, from the top."""
     return re.findall(r"^[\s:|+\-*()\d]*([A-Z]\w+)", plan_of(frame), re.MULTILINE)
+
+
+@pytest.mark.parametrize("step", ["deal", "fold", "join"])
+def test_a_build_has_no_exchange_and_python_gets_no_rows(spark: SparkSession, step: str) -> None:
+    """D2: what goes to Python and comes back is a row for each job, whatever is in the lake."""
+    nodes = nodes_of(answers(spark, step, Path("plan.json"), 64))
+    assert [node for node in nodes if node not in {"Project", "WholeStageCodegen"}] == ["MapInArrow", "Range"]
 
 
 @pytest.mark.parametrize("table", ["tasks", "attempts"])

@@ -9,7 +9,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from tests.pipeline.lakes import Wire, read, table_of
-from umbel.pipeline.jobs.build import parts_of
+from umbel.pipeline.jobs.joining import parts_of
 from umbel.pipeline.schemas import EVENTS, SCHEMAS
 from umbel.pipeline.transforms.anomalies import anomalies
 from umbel.pipeline.transforms.attempts import attempts

@@ -14,6 +14,8 @@ import pyarrow as pa
 from umbel.fold.columns import Ints
 
 SEED = 42
+BUCKET_EVENTS = 400_000
+"""More in one bucket take more memory than a worker should need."""
 Words = npt.NDArray[np.uint32]
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 _MIX_1, _MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
@@ -26,13 +28,26 @@ def bucket_of(ids: pa.Array, count: int) -> Ints:
     return np.mod(hash_of(ids).astype(np.int64), count)
 
 
+def buckets_for(events: int, most: int) -> int:
+    """How many buckets so many events need: 1, 2, 4 and so on, until none has more than BUCKET_EVENTS on
+    average."""
+    count = 1
+    while count < most and events > count * BUCKET_EVENTS:
+        count *= 2
+    return count
+
+
 def divided(events: pa.Table, count: int) -> Iterator[pa.Table]:
     """The events of tasks, a table for each bucket in turn, in the order that they had."""
+    if count == 1:
+        yield events
+        return
     buckets = bucket_of(events.column("uuid").combine_chunks(), count)
     order = np.argsort(buckets.astype(np.min_scalar_type(count)), kind="stable")
-    ends = np.cumsum(np.bincount(buckets, minlength=count))
-    for start, end in zip(np.concatenate([[0], ends[:-1]]), ends, strict=True):
-        yield events.take(pa.array(order[start:end]))
+    dealt = events.combine_chunks().take(pa.array(order))
+    ends = np.cumsum(np.bincount(buckets, minlength=count)).tolist()
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        yield dealt.slice(start, end - start)
 
 
 def hash_of(texts: pa.Array) -> npt.NDArray[np.int32]:

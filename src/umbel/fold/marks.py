@@ -38,10 +38,26 @@ RUNS = pa.schema([*_SENDER, ("first", pa.int64()), ("last", pa.int64())])
 """One row for each run of numbers that are there."""
 
 
+EVENTS_KEY = b"umbel.events"
+"""In a file of marks: how many events they are of."""
+
+MARKS = pa.schema([*SENDERS, *list(RUNS)[len(_SENDER) :]])
+"""Both in one table, as a file holds them: rows of runs are those that have a first number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     senders: pa.Table
     runs: pa.Table
+
+    def as_table(self) -> pa.Table:
+        return pa.concat_tables([MARKS.empty_table(), self.senders, self.runs], promote_options="default")
+
+    @staticmethod
+    def of_table(table: pa.Table) -> "Marks":
+        is_run = pc.is_valid(table.column("first"))
+        senders, runs = table.filter(pc.invert(is_run)), table.filter(is_run)
+        return Marks(senders.select(SENDERS.names).cast(SENDERS), runs.select(RUNS.names).cast(RUNS))
 
     def horizon_us(self) -> int | None:
         """The last moment that the lake knows of, by the broker's clock."""

@@ -41,6 +41,14 @@ def samples(attempts: pa.Table) -> pa.Table:
     return pa.table([minute, *(attempts.column(name) for name in SAMPLES.names[1:])], schema=SAMPLES)
 
 
+def by_minute(sampled: pa.Table) -> tuple[pa.Table, list[int], list[int]]:
+    """Samples in the order of their minutes; the minutes in microseconds, and how many each has."""
+    minute = int_array(sampled.column("minute").combine_chunks())
+    minutes, counts = np.unique(minute, return_counts=True)
+    order = pa.array(np.argsort(minute, kind="stable"))
+    return sampled.combine_chunks().take(order), minutes.tolist(), counts.tolist()
+
+
 def metrics(sampled: pa.Table) -> pa.Table:
     """From all samples of the minutes that they are of."""
     column = {name: sampled.column(name).combine_chunks() for name in SAMPLES.names}

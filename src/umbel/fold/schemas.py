@@ -34,3 +34,14 @@ def made(name: str, columns: Mapping[str, Any]) -> pa.Table:
     """One of the tables from its columns, which are named as the table names them."""
     schema = SCHEMAS[name]
     return pa.table([columns[field.name] for field in schema], schema=schema)
+
+
+def settled(part: pa.Table) -> pa.Table:
+    """Events with the lake's columns and types, whatever an older or newer file has."""
+    columns = [
+        part.column(field.name).cast(field.type)
+        if field.name in part.column_names
+        else pa.nulls(part.num_rows, field.type)
+        for field in EVENTS
+    ]
+    return pa.table(columns, schema=EVENTS)

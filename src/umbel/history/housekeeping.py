@@ -1,31 +1,37 @@
-"""Housekeeping: merges small files, and drops days that are no longer needed.
+"""Housekeeping: writes past hours by bucket, joins hours to days, and drops days that are no longer needed.
 
-Files of an hour that has passed are written together into `compacted/`, beside the folder that the
-stream watches, which would read them all again. A manifest says which stand for which; from that moment
-readers take the new ones. What was replaced is deleted later, when no reader can still be at it and
-the stream has taken it. At every moment each event is in at least one file that readers see.
+Files of an hour that has passed are dealt out into `compacted/` by the bucket of their tasks
+(`dealing.py`), beside the folder that the stream watches, which would read them all again. When a day has
+passed its hours are joined; files of an older day go into one group at once. How many buckets there are
+follows the events of the lake, by doubling; days that were written for far fewer are written again. A
+manifest says which files stand for which; from that moment readers take the new ones. What was replaced
+is deleted later, when no reader can still be at it and the stream has taken it. At every moment each
+event is in at least one file that readers see.
 
 Days are dropped whole. A day with files that the stream has not taken stays.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-from umbel.events.columns import REQUIRED
-from umbel.history.arrow import arrow, event_schema, parquet
-from umbel.history.lake import SUFFIX, Compacted, Lake, create, hidden, publish, sync_file
+from umbel.fold.names import marks_file, place_of
+from umbel.history.arrow import arrow, parquet
+from umbel.history.lake import SUFFIX, Compacted, Lake
 
-TARGET_BYTES = 128 * 1024 * 1024
-GROUP_ROWS = 250_000
 SETTLES_S = 300.0
 """An hour is closed so long after its end: files are renamed into it a little late."""
 
 GRACE_S = 3600.0
 """A reader may use a replaced file for so long."""
+
+BUCKETS_MAX = 256
+"""Files that are open while a group is written; a build divides buckets that are too large for it."""
+
+REDEAL_AT = 4
+"""Days are written again when the lake has so many times more buckets than they were written for."""
 
 LOCK = "_housekeeping"
 
@@ -42,28 +48,182 @@ class Report:
     set_aside: list[str] = field(default_factory=list)  # could not be read
 
 
-def compact(lake: Lake, *, now: float | None = None, grace_s: float = GRACE_S) -> Report:
-    """Put the small files of past hours together, and delete what was replaced a while ago."""
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What housekeeping has still to do."""
+
+    files: int
+    """Of past hours, that are not written by bucket yet."""
+    days: int
+    """Past days whose hours are not joined yet."""
+    replaced: int
+    """Files that others stand for and that are still there."""
+
+
+def compact(
+    lake: Lake,
+    *,
+    now: float | None = None,
+    grace_s: float = GRACE_S,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Report:
+    """Write past hours by bucket, join past days, and delete what was replaced a while ago. `stopped`: asked
+    now and then; what is done until then counts."""
     at = time.time() if now is None else now
-    report = Report()
     with lake.locked(LOCK, "housekeeping"):
-        before = lake.read_compacted()
-        replaced = set(before.replaces)
-        for folder in _closed_hours(lake, at):
-            waiting = [
-                path for path in sorted(folder.glob(f"ev-*{SUFFIX}")) if lake.name_of(path) not in replaced
-            ]
-            for group in _groups(waiting):
-                _put_together(lake, group, report)
-        removable = _removable(lake, before, at, grace_s)
-        times = {name: since for name, since in before.replaced_at.items() if name not in removable}
-        times |= dict.fromkeys(report.replaced, at)
-        if report.written or removable:
-            files = [*before.files, *report.written]
-            lake.publish_compacted(Compacted(files, sorted(times), times))
-        report.removed = sorted(removable)
-        lake.remove(lake.root / name for name in report.removed)
-    return report
+        work = _Compaction(lake, at, grace_s, stopped)
+        work.run()
+    return work.report
+
+
+def behind(lake: Lake, *, now: float | None = None) -> Behind:
+    at = time.time() if now is None else now
+    compacted = lake.read_compacted()
+    loose = [name for names in _loose(lake, compacted, at).values() for name in names]
+    return Behind(len(loose), len(_days_to_join(compacted, at, buckets=1)), len(compacted.replaces))
+
+
+class _Compaction:
+    """One run; only for who holds the lock. Each hour and each day is published when it is done."""
+
+    def __init__(self, lake: Lake, at: float, grace_s: float, stopped: Callable[[], bool]) -> None:
+        self.report = Report()
+        self._lake = lake
+        self._at = at
+        self._grace_s = grace_s
+        self._stopped = stopped
+        self._now = lake.read_compacted()
+
+    def run(self) -> None:
+        self._remove_unfinished()
+        loose = _loose(self._lake, self._now, self._at)
+        if loose:
+            buckets = self._buckets(name for names in loose.values() for name in names)
+            for folder, names in loose.items():
+                if self._stopped():
+                    return
+                self._deal(folder, names, buckets)
+        for day, names in _days_to_join(self._now, self._at, self._buckets()).items():
+            if self._stopped():
+                return
+            self._join(day, names, self._buckets())
+        self._remove_replaced()
+
+    def _buckets(self, waiting: Iterable[str] = ()) -> int:
+        from umbel.fold.buckets import buckets_for
+
+        events = sum(self._now.rows.values())
+        for name in waiting:
+            try:
+                events += parquet().read_metadata(self._lake.root / name).num_rows
+            except (OSError, arrow().ArrowException):
+                continue  # it is set aside when it is read
+        return buckets_for(events, BUCKETS_MAX)
+
+    def _deal(self, folder: str, names: Sequence[str], buckets: int) -> None:
+        """Files of one hour or one day that are not written by bucket."""
+        from umbel.history.dealing import GroupWriter, NewerFile, read_batches
+
+        writer = GroupWriter(self._lake, self._lake.compacted / folder, self._name(), buckets)
+        taken: list[str] = []
+        try:
+            for name in names:
+                if self._stopped():
+                    writer.forget()
+                    return
+                path = self._lake.root / name
+                try:
+                    for table in _whole(path, read_batches):
+                        writer.add(table)
+                except NewerFile:
+                    continue
+                except FileNotFoundError:
+                    raise
+                except (OSError, arrow().ArrowException):
+                    self.report.set_aside.append(self._lake.name_of(self._lake.set_aside(path)))
+                    continue
+                taken.append(name)
+        except BaseException:
+            writer.forget()
+            raise
+        if taken:
+            self._publish(writer.finish().rows, taken)
+
+    def _join(self, day: str, names: Sequence[str], buckets: int) -> None:
+        """Groups of one day. A group whose marks or files are not whole is dealt out like loose files."""
+        from umbel.history.dealing import GroupWriter, join_groups, read_batches, read_marks
+
+        writer = GroupWriter(self._lake, self._lake.compacted / f"dt={day}", self._name(), buckets)
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            place = place_of(name)
+            if place is not None and (self._lake.root / name).exists():
+                groups.setdefault(place.group, []).append(name)
+        try:
+            sound: list[Path] = []
+            for group, members in groups.items():
+                paths = [self._lake.root / name for name in members]
+                marks = read_marks(str(self._lake.root / group))
+                if marks is not None and marks[1] == sum(self._now.rows.get(name, 0) for name in members):
+                    writer.add_marks(marks[0])
+                    sound += paths
+                else:
+                    for path in paths:
+                        for table in read_batches(path):
+                            writer.add(table)
+            if not join_groups(writer, sound, buckets, self._stopped):
+                writer.forget()
+                return
+        except (OSError, arrow().ArrowException):
+            writer.forget()  # a build looks into its files, and sets aside the one that cannot be read
+            return
+        except BaseException:
+            writer.forget()
+            raise
+        self._publish(writer.finish().rows, names)
+
+    def _name(self) -> str:
+        return f"co-{time.time_ns() // 1000}-{len(self.report.written):06}"
+
+    def _publish(self, rows: dict[str, int], replaced: Sequence[str]) -> None:
+        gone = set(replaced)
+        times = self._now.replaced_at | dict.fromkeys(replaced, self._at)
+        kept = [name for name in self._now.files if name not in gone]
+        known = {name: count for name, count in self._now.rows.items() if name not in gone}
+        self._set(Compacted([*kept, *rows], sorted(times), times, known | rows))
+        self.report.written += rows
+        self.report.replaced += replaced
+
+    def _set(self, compacted: Compacted) -> None:
+        self._lake.publish_compacted(compacted)
+        self._now = compacted
+
+    def _remove_replaced(self) -> None:
+        """What was replaced long ago; of raw files, what the stream has taken as well."""
+        passed = self._lake.passed()
+        removable = {
+            name
+            for name, since in self._now.replaced_at.items()
+            if since <= self._at - self._grace_s
+            and (passed is None or name in passed or not name.startswith("events/"))
+        }
+        if removable:
+            times = {name: at for name, at in self._now.replaced_at.items() if name not in removable}
+            self._set(Compacted(self._now.files, sorted(times), times, self._now.rows))
+        self.report.removed = sorted(removable)
+        named = {_marks_of(name) for name in (*self._now.files, *self._now.replaces)}
+        marks = {_marks_of(name) for name in removable} - removable - named
+        self._lake.remove(self._lake.root / name for name in (*self.report.removed, *marks))
+
+    def _remove_unfinished(self) -> None:
+        """What a run that died had begun to write."""
+        found = [*self._lake.compacted.glob("dt=*/.co-*"), *self._lake.compacted.glob("dt=*/hour=*/.co-*")]
+        self._lake.remove(found)
+
+
+def _whole(path: Path, read: Callable[[Path], Iterable[object]]) -> list[object]:
+    """All of a file, or nothing: one that is damaged in the middle is set aside, and its events with it."""
+    return list(read(path))
 
 
 def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
@@ -86,12 +246,64 @@ def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
         if gone.intersection(before.files):
             # Replaced files stay named until they are gone, or they would come back.
             files = [name for name in before.files if name not in gone]
-            lake.publish_compacted(Compacted(files, before.replaces, before.replaced_at))
+            rows = {name: count for name, count in before.rows.items() if name not in gone}
+            lake.publish_compacted(Compacted(files, before.replaces, before.replaced_at, rows))
         lake.remove(lake.root / name for name in report.removed)
         for day in report.dropped_days:
+            lake.remove((lake.compacted / f"dt={day}").rglob("co-*"))  # marks, and what nothing names
             _remove_empty(lake.events / f"dt={day}")
             _remove_empty(lake.compacted / f"dt={day}")
     return report
+
+
+def _loose(lake: Lake, compacted: Compacted, now: float) -> dict[str, list[str]]:
+    """Raw files of hours that are closed, and files that an earlier version put together without buckets; by
+    the folder that their events go to: that of their hour, or of their day once that is closed."""
+    replaced, found = set(compacted.replaces), dict[str, list[str]]()
+    raw = [path for folder in _closed_hours(lake, now) for path in sorted(folder.glob(f"ev-*{SUFFIX}"))]
+    names = [name for name in map(lake.name_of, raw) if name not in replaced]
+    names += [name for name in compacted.files if place_of(name) is None and (lake.root / name).exists()]
+    closed = _closed_day(now)
+    for name in names:
+        folders = name.split("/")[1:-1]
+        found.setdefault("/".join(folders[:1] if _day_of(name) < closed else folders), []).append(name)
+    return dict(sorted(found.items()))
+
+
+def _days_to_join(compacted: Compacted, now: float, buckets: int) -> dict[str, list[str]]:
+    """By day, the files written by bucket of days that are closed and have several groups, or were written
+    for far fewer buckets than the lake has now."""
+    closed = _closed_day(now)
+    found: dict[str, list[str]] = {}
+    groups: dict[str, set[str]] = {}
+    made_for: dict[str, int] = {}
+    for name in compacted.files:
+        place, day = place_of(name), _day_of(name)
+        if place is not None and day < closed:
+            found.setdefault(day, []).append(name)
+            groups.setdefault(day, set()).add(place.group)
+            if place.bucket is not None:
+                made_for[day] = min(made_for.get(day, place.count), place.count)
+    return {
+        day: names
+        for day, names in sorted(found.items())
+        if len(groups[day]) > 1 or made_for.get(day, buckets) * REDEAL_AT <= buckets
+    }
+
+
+def _marks_of(name: str) -> str:
+    """The file of marks of a file's group; its own name where it has none."""
+    place = place_of(name)
+    return name if place is None else marks_file(place.group)
+
+
+def _closed_day(now: float) -> str:
+    """The first day that is not over."""
+    return datetime.fromtimestamp(now - SETTLES_S, UTC).date().isoformat()
+
+
+def _day_of(name: str) -> str:
+    return name.split("/")[1].removeprefix("dt=")
 
 
 def _closed_hours(lake: Lake, now: float) -> list[Path]:
@@ -100,83 +312,6 @@ def _closed_hours(lake: Lake, now: float) -> list[Path]:
     return [
         folder for folder in sorted(lake.events.glob("dt=*/hour=*")) if "/".join(folder.parts[-2:]) < last
     ]
-
-
-def _groups(paths: Iterable[Path]) -> Iterator[list[Path]]:
-    """Neighbours that together make about one large file; one alone is left as it is."""
-    group: list[Path] = []
-    size = 0
-    for path in paths:
-        own = path.stat().st_size
-        if group and size + own > TARGET_BYTES:
-            if len(group) > 1:
-                yield group
-            group, size = [], 0
-        group.append(path)
-        size += own
-    if len(group) > 1:
-        yield group
-
-
-def _put_together(lake: Lake, group: Sequence[Path], report: Report) -> None:
-    hour, day = group[0].parent.name, group[0].parent.parent.name
-    folder = lake.compacted / day / hour
-    lake.make_folder(folder)
-    path = folder / f"co-{time.time_ns() // 1000}-{len(report.written):06}{SUFFIX}"
-    taken: list[Path] = []
-    rows = 0
-    with (
-        create(hidden(path)).open("wb") as file,
-        parquet().ParquetWriter(file, event_schema(), compression="zstd", compression_level=3) as writer,
-    ):
-        for source in group:
-            try:
-                table = _read(source)
-            except (OSError, arrow().ArrowException) as error:
-                if isinstance(error, FileNotFoundError):
-                    raise
-                report.set_aside.append(lake.name_of(lake.set_aside(source)))
-                continue
-            if table is None:
-                continue
-            writer.write_table(table, row_group_size=GROUP_ROWS)
-            taken.append(source)
-            rows += table.num_rows
-    written = parquet().read_metadata(hidden(path)).num_rows
-    assert written == rows, "a compacted file has every row of those that it replaces"
-    if not taken:
-        hidden(path).unlink()
-        return
-    sync_file(hidden(path))
-    publish(hidden(path), path)
-    report.written.append(lake.name_of(path))
-    report.replaced += [lake.name_of(source) for source in taken]
-
-
-def _read(path: Path) -> Any:
-    """The file in today's columns; None for one of a newer version, which is left as it is."""
-    found = parquet().ParquetFile(path).read()
-    if not set(found.column_names) <= set(event_schema().names):
-        return None
-    library = arrow()
-    if not set(REQUIRED) <= set(found.column_names):
-        raise library.ArrowInvalid(f"{path} is not a file of events")
-    columns = [
-        found[one.name].cast(one.type)
-        if one.name in found.column_names
-        else library.nulls(found.num_rows, one.type)
-        for one in event_schema()
-    ]
-    return library.Table.from_arrays(columns, schema=event_schema())
-
-
-def _removable(lake: Lake, before: Compacted, now: float, grace_s: float) -> set[str]:
-    passed = lake.passed()
-    return {
-        name
-        for name in before.replaces
-        if before.replaced_at.get(name, 0.0) <= now - grace_s and (passed is None or name in passed)
-    }
 
 
 def _days(top: Path) -> list[str]:

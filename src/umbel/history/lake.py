@@ -1,7 +1,7 @@
 """Lake: a folder of immutable files that holds what happened.
 
     events/dt=2026-11-15/hour=07/ev-<recorder>-<boot>-<n>.parquet   as recorded
-    compacted/dt=…/hour=…/…parquet                                  small files put together
+    compacted/dt=…/hour=…/…parquet, compacted/dt=…/…parquet         hours and days of them, by bucket
     compacted/_manifest/000001.json                                 which of them replace which
     quarantine/                                                     what could not be read; never deleted
     tables/, stream/                                                what is built from the events
@@ -39,11 +39,12 @@ SUFFIX = ".parquet"
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """The newest of these is the whole truth: these files stand for those."""
+    """The newest of these is the whole truth: these files stand for those. `rows`: of files, by name."""
 
     files: list[str] = []
     replaces: list[str] = []
     replaced_at: dict[str, float] = {}
+    rows: dict[str, int] = {}
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -155,11 +156,12 @@ class Lake:
     def remove(self, paths: Iterable[Path]) -> int:
         """Delete files, and the folders that are empty then; how many files went."""
         count = 0
-        for path in paths:
+        for path in list(paths):
             path.unlink(missing_ok=True)
             count += 1
             for folder in (path.parent, path.parent.parent):
-                if folder.name.startswith(("hour=", "dt=")) and not any(folder.iterdir()):
+                is_part = folder.name.startswith(("hour=", "dt=")) and folder.is_dir()
+                if is_part and not any(folder.iterdir()):
                     folder.rmdir()
         return count
 

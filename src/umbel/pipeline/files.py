@@ -1,11 +1,11 @@
-"""Files: which files of the lake can be read, checked before Spark reads them.
+"""Files: which files of the lake can be read, checked before a build reads them.
 
-Spark ends a whole job over one truncated file, hours into it. A Parquet file has its description at
+One truncated file would end a build, hours into it. A Parquet file has its description at
 its end, so a file that was cut off is known by reading that alone; a column of another type than the
 lake's is known by it too, and a file of something else. The lake's version is in it: what a newer
 Umbel wrote may mean something else, and is refused as a whole rather than half understood.
 
-Damage in the data is found by reading all of it, which is done only when Spark has met some.
+Damage in the data is found by reading all of it, which is done only when a build has met some.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,6 +37,8 @@ class Found:
 
     files: list[Path] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    """Of each file."""
     events: int = 0
     """Rows; an event that was recorded twice is two."""
     size_bytes: int = 0
@@ -53,6 +55,7 @@ def look_into(paths: Sequence[Path], *, thorough: bool = False) -> Found:
     return Found(
         files=[path for path, _ in good],
         unreadable=[look for look in looks if isinstance(look, Unreadable)],
+        rows=[rows for _, (rows, _) in good],
         events=sum(rows for _, (rows, _) in good),
         size_bytes=sum(size for _, (_, size) in good),
     )

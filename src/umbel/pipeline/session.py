@@ -14,6 +14,7 @@ it again for each of them; how many partitions there are is said by the lake's s
 import contextlib
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ MEBIBYTE = 1024**2
 HEAP_MAX_MIB = 4096
 """Of the driver on this machine; with what Java needs besides it stays below 6 GiB."""
 HEAP_MIN_MIB = 768
+FOLD_HEAP_MIB = 1024
+"""The same where Python's processes do the work, beside Java."""
 PARTITION_BYTES = 8 * MEBIBYTE
 """Of Parquet in the lake, which are some 100 MB of rows in memory."""
 PARTITIONS_MAX = 4096
@@ -68,9 +71,11 @@ TESTS: Mapping[str, str] = {
 }
 
 
-def laptop_conf(*, cores: int, memory_bytes: int, lake_bytes: int) -> dict[str, str]:
+def laptop_conf(
+    *, cores: int, memory_bytes: int, lake_bytes: int, heap_max_mib: int = HEAP_MAX_MIB
+) -> dict[str, str]:
     """For this machine: a third of its memory within limits, and partitions that fit into it."""
-    heap_mib = min(HEAP_MAX_MIB, max(HEAP_MIN_MIB, memory_bytes // MEBIBYTE // 3))
+    heap_mib = min(heap_max_mib, max(HEAP_MIN_MIB, memory_bytes // MEBIBYTE // 3))
     return {**LAPTOP, "spark.driver.memory": f"{heap_mib}m"} | partitions_conf(cores, lake_bytes)
 
 
@@ -88,13 +93,25 @@ def this_machine() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def spark_session(
-    master: str | None, *, lake_bytes: int, work_folder: Path, conf: Mapping[str, str] | None = None
+    master: str | None,
+    *,
+    lake_bytes: int,
+    work_folder: Path,
+    conf: Mapping[str, str] | None = None,
+    heap_max_mib: int = HEAP_MAX_MIB,
 ) -> Iterator[SparkSession]:
     """A session for one job, stopped with it. `work_folder`: on the lake's disk, for what does not
     fit into memory, and for what Java says."""
     work_folder.mkdir(parents=True, exist_ok=True)
     with _without_comma(work_folder) as work:
-        spark = _open(master, lake_bytes=lake_bytes, work_folder=work, conf=dict(conf or {}))
+        cores, memory_bytes = this_machine()
+        here = laptop_conf(
+            cores=cores, memory_bytes=memory_bytes, lake_bytes=lake_bytes, heap_max_mib=heap_max_mib
+        )
+        if is_connect(master):
+            spark = _connect(str(master), {**MEANING, **partitions_conf(cores, lake_bytes), **(conf or {})})
+        else:
+            spark = _open(master, here=here, work_folder=work, conf=dict(conf or {}))
         try:
             yield spark
         finally:
@@ -123,17 +140,20 @@ def is_connect(master: str | None) -> bool:
     return master is not None and master.startswith("sc://")
 
 
-def _open(master: str | None, *, lake_bytes: int, work_folder: Path, conf: dict[str, str]) -> SparkSession:
-    cores, memory_bytes = this_machine()
-    if is_connect(master):
-        return _connect(str(master), {**MEANING, **partitions_conf(cores, lake_bytes), **conf})
+def _open(
+    master: str | None, *, here: Mapping[str, str], work_folder: Path, conf: dict[str, str]
+) -> SparkSession:
+    """`here`: what holds if Spark runs on this machine."""
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started us: the JVM is there
     if not submitted:
         os.environ["JAVA_HOME"] = str(find_java_home(os.environ, work_folder / "java"))
+        # Executors would take any `python3` of their PATH.
+        own = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", own)
     is_local = not submitted and (master is None or master.startswith("local"))
     chosen: dict[str, str] = dict(MEANING)
     if is_local:
-        chosen = laptop_conf(cores=cores, memory_bytes=memory_bytes, lake_bytes=lake_bytes)
+        chosen = dict(here)
         chosen |= {
             "spark.local.dir": str(work_folder),
             "spark.sql.warehouse.dir": str(work_folder / "warehouse"),

@@ -6,6 +6,7 @@ where it stopped: the place is the broker's. A stand-by only asks for the lease.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from umbel.brokers.interface import ClusterRecord
 from umbel.control.client import Asker
 from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerError, LakeBusy, LakeError
-from umbel.history.housekeeping import expire
+from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.history.listening import RecordedBroker
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
@@ -35,7 +36,7 @@ ASK_EVERY_S = 0.5
 LOOK_S = 0.1
 CALL_S = 1.0
 BUSY_S = 1.0
-EXPIRE_EVERY_S = 600.0
+HOUSEKEEPING_AFTER_S, HOUSEKEEPING_EVERY_S = 60.0, 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class RecorderCandidate:
             answered=partial(self._outages.report, PART),
         )
         beside = [
-            asyncio.create_task(self._expire_on(lake), name="umbel-expiry"),
+            asyncio.create_task(self._keep_house(lake), name="umbel-housekeeping"),
             asyncio.create_task(self._call_workers(self.recorder), name="umbel-recorder-call"),
         ]
         try:
@@ -170,15 +171,30 @@ class RecorderCandidate:
             lake=str(self._settings.lake),
         )
 
-    async def _expire_on(self, lake: Lake) -> None:
-        while self._settings.keep_days is not None:
-            try:
-                report = await asyncio.to_thread(expire, lake, self._settings.keep_days)
-                if report.dropped_days:
-                    log.info("old history deleted", extra={"days": ",".join(report.dropped_days)})
-            except (LakeError, OSError) as error:
-                log.warning("cannot delete old history; retrying later", extra={"why": str(error)})
-            await asyncio.sleep(EXPIRE_EVERY_S)
+    async def _keep_house(self, lake: Lake) -> None:
+        """Write past hours by bucket, join past days, drop old ones. It begins a while after the start, when
+        what a killed recorder left is on disk."""
+        ending = threading.Event()
+        try:
+            await asyncio.sleep(HOUSEKEEPING_AFTER_S)
+            while True:
+                try:
+                    await asyncio.to_thread(self._tidy, lake, ending)
+                except (LakeError, OSError) as error:
+                    log.warning("cannot tidy up the history; retrying later", extra={"why": str(error)})
+                await asyncio.sleep(HOUSEKEEPING_EVERY_S)
+        finally:
+            ending.set()
+
+    def _tidy(self, lake: Lake, ending: threading.Event) -> None:
+        done = compact(lake, stopped=ending.is_set)
+        for name in done.set_aside:
+            log.warning("unreadable file of the history set aside", extra={"file": name})
+        if self._settings.keep_days is None or ending.is_set():
+            return
+        dropped = expire(lake, self._settings.keep_days).dropped_days
+        if dropped:
+            log.info("old history deleted", extra={"days": ",".join(dropped)})
 
     def _changed(self, change: Change) -> None:
         if isinstance(change, Acquired):

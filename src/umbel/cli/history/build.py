@@ -1,12 +1,12 @@
-"""`umbel history build`: the tables, made from the recorded events by Spark."""
+"""`umbel history build`: the tables, made from the recorded events, by Spark or on this machine alone."""
 
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from umbel.history.lake import Lake, mode_of
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
+    from umbel.pipeline.engines import Engine
     from umbel.pipeline.files import Found
     from umbel.pipeline.io import Manifest
 
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
 @click.option(
     "--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002."
 )
-@click.option("--tables", metavar="A,B", help="Only these tables, and the tables they depend on.")
+@click.option(
+    "--engine",
+    type=click.Choice(["spark", "local"]),
+    default="spark",
+    show_default=True,
+    help="Who runs the build; local: processes of this machine, without Java.",
+)
+@click.option("--tables", metavar="A,B", help="Only these tables.")
 @click.option(
     "--follow", "is_following", is_flag=True, help="Keep running, and publish again after new events."
 )
@@ -61,6 +69,7 @@ if TYPE_CHECKING:
 def build(
     lake: Path,
     master: str | None,
+    engine: str,
     tables: str | None,
     is_following: bool,
     until_caught_up: bool,
@@ -74,47 +83,89 @@ def build(
     Files that cannot be read are moved to the lake's quarantine and named; the tables are made from
     the rest, and the exit code is 75.
     """
-    wanted, conf = _wanted(tables), _conf(pairs)
+    wanted, conf, is_local = _wanted(tables), _conf(pairs), engine == "local"
+    if is_local and (is_following or master or pairs):
+        raise ConfigurationError(
+            "--engine local has no Spark: leave --follow, --master and --conf out, or leave it out"
+        )
     with _faults_told():
         from umbel.pipeline import io
         from umbel.pipeline.jobs.build import build as make
         from umbel.pipeline.jobs.build import sound
-        from umbel.pipeline.session import is_connect, shown, spark_session
 
-        if is_following and is_connect(master):
-            raise ConfigurationError(
-                f"--follow does not work with Spark Connect ({shown(master)});"
-                " give another --master, or build without --follow"
-            )
+        if is_following:
+            _refuse_connect(master)
         lake = _existing(lake)
         umask = 0o777 & ~mode_of(lake)  # Spark writes as many as the lake says may read it
         conf = {"spark.hadoop.fs.permissions.umask-mode": f"{umask:03o}", **conf}
         with _umask(umask), io.locked(lake), _progress() as progress:
             look = _Look(lake, progress, may_be_empty=is_following and not until_caught_up)
             found = look()
-            progress.tell("starting Spark", 0, 1)
-            work = lake / ".work"
-            with spark_session(master, lake_bytes=found.size_bytes, work_folder=work, conf=conf) as spark:
-                published = partial(_tell_published, progress, is_following=is_following, as_json=as_json)
-                if not is_following:
+            published = partial(_tell_published, progress, is_following=is_following, as_json=as_json)
+            spark = partial(_spark, master, progress, lake, found, conf, is_following=is_following)
+            if not is_following:
+                with _engine(spark, is_local=is_local) as chosen:
                     how: Any = {"only": wanted, "tell": progress.tell}
-                    published(sound(found, look, lambda rest: make(spark, lake, rest, **how)))
-                    return look.exit_code()
-                from umbel.pipeline.jobs.follow import Following, follow
+                    published(sound(found, look, lambda rest: make(chosen, lake, rest, **how)))
+                return look.exit_code()
+            from umbel.pipeline.jobs.follow import Following, follow
 
-                look.may_be_empty = True
-                following = Following(
-                    look=look,
-                    published=published,
-                    until_caught_up=until_caught_up,
-                    every_s=every_s,
-                    files_per_batch=files_per_batch,
-                    only=wanted,
-                    tell=progress.tell,
-                )
-                with _stopped_by_signals() as stop:
-                    follow(spark, lake, following, stop=stop)
+            look.may_be_empty = True
+            following = Following(
+                look=look,
+                published=published,
+                until_caught_up=until_caught_up,
+                every_s=every_s,
+                files_per_batch=files_per_batch,
+                only=wanted,
+                tell=progress.tell,
+            )
+            with spark() as session, _stopped_by_signals() as stop:
+                follow(session, lake, following, stop=stop)
     return look.exit_code()
+
+
+def _refuse_connect(master: str | None) -> None:
+    from umbel.pipeline.session import is_connect, shown
+
+    if is_connect(master):
+        raise ConfigurationError(
+            f"--follow does not work with Spark Connect ({shown(master)});"
+            " give another --master, or build without --follow"
+        )
+
+
+def _spark(
+    master: str | None,
+    progress: "Progress",
+    lake: Path,
+    found: "Found",
+    conf: dict[str, str],
+    *,
+    is_following: bool,
+) -> AbstractContextManager[Any]:
+    from umbel.pipeline import session
+
+    progress.tell("starting Spark", 0, 1)
+    return session.spark_session(
+        master,
+        lake_bytes=found.size_bytes,
+        work_folder=lake / ".work",
+        conf=conf,
+        heap_max_mib=session.HEAP_MAX_MIB if is_following else session.FOLD_HEAP_MIB,
+    )
+
+
+@contextmanager
+def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool) -> Iterator["Engine"]:
+    from umbel.pipeline.engines import LocalEngine, SparkEngine
+
+    if is_local:
+        with LocalEngine() as processes:
+            yield processes
+    else:
+        with spark() as session:
+            yield SparkEngine(session)
 
 
 @contextmanager

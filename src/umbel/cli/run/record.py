@@ -21,8 +21,8 @@ from umbel.cli.history.lake import find_lake, find_lake_mode, lake_option
 from umbel.cli.options import app_option, broker_option, json_option, level_of, log_options
 from umbel.cli.show.printing import duration, print_json, print_table
 from umbel.errors import LakeError
+from umbel.history.housekeeping import behind, expire
 from umbel.history.housekeeping import compact as put_together
-from umbel.history.housekeeping import expire
 from umbel.history.lake import Lake
 from umbel.history.memory import all_memories
 from umbel.history.recorder import RecorderSettings
@@ -177,12 +177,14 @@ def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> 
     memories = {memory.name: memory for memory in all_memories(found)}
     names = sorted({*memories, *(log.acknowledged if log else ())})
     size = found.size()
+    due = behind(found)
     told = {
         "lake": str(found.root),
         "files": size.files,
         "bytes": size.size_bytes,
         "quarantined": len(list(found.quarantine.glob("[!.]*"))) if found.quarantine.is_dir() else 0,
         "lost_by_log": log.lost if log else None,
+        "behind": {"files": due.files, "days": due.days, "replaced": due.replaced},
         "recorders": [_status_of(name, memories.get(name), log) for name in names],
     }
     if as_json:
@@ -194,6 +196,11 @@ def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> 
         )
         rows: Any = told["recorders"]
         print_table(STATUS_COLUMNS, [_status_row(row) for row in rows])
+        if due.files or due.days:
+            click.echo(
+                f"behind: {due.files:,} files of past hours are not written by bucket yet, {due.days:,} days"
+                " not joined; a recorder does that every ten minutes, or `umbel record compact`"
+            )
     return exits.OK if names or size.files else exits.NOT_FOUND
 
 
@@ -226,7 +233,10 @@ def _status_row(told: dict[str, Any]) -> list[object]:
 @click.option("--keep-days", type=click.FloatRange(min=1), help="Also drop older days.")
 @json_option
 def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
-    """Merge the small files of past hours; readers and streams are not disturbed."""
+    """Write past hours by bucket of their tasks, and join days; readers and streams are not disturbed.
+
+    A recorder does that by itself every ten minutes.
+    """
     from umbel.history.arrow import arrow
 
     arrow()

@@ -1,76 +1,43 @@
 """Build: every table from all files of the lake, in one batch.
 
-The files are given: the keeper of the lake knows which of them are the lake's now. What is
-known of tasks is joined once (`states`), lies on disk while the tables that need it are made, and
-`tasks` and `attempts` come from it without another exchange. What is counted from other tables reads
-them as they were just written, which is less than the events.
+The files are given: the keeper of the lake knows which of them are the lake's now. Jobs (`folding.py`) do
+what grows with the lake, one bucket of tasks each; loose files are dealt out into buckets first. Here is
+done what does not: the plan, the events without a task, the publication. Of what jobs have written only
+what they told is published.
 """
 
-import re
+import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TypeVar
-from urllib.parse import unquote
 
-from py4j.protocol import Py4JError
-from pyspark import StorageLevel
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from umbel.events.tables import TABLES
+from umbel.fold.anomalies import TOLD, first_told
+from umbel.fold.kernel import fold_others
+from umbel.fold.marks import EVENTS_KEY, Marks, merged
+from umbel.fold.names import marks_file, place_of
+from umbel.fold.schemas import EVENTS, SCHEMAS
 from umbel.pipeline import io
-from umbel.pipeline.faults import BuildFailed, UnreadFile
-from umbel.pipeline.files import Found, rows_in
-from umbel.pipeline.transforms.anomalies import anomalies
-from umbel.pipeline.transforms.attempts import attempts
-from umbel.pipeline.transforms.elections import elections
-from umbel.pipeline.transforms.marks import marks_of
-from umbel.pipeline.transforms.metrics import metrics
-from umbel.pipeline.transforms.states import states_of
-from umbel.pipeline.transforms.tasks import tasks
-from umbel.pipeline.transforms.timeline import timeline
-from umbel.pipeline.transforms.workers import workers
+from umbel.pipeline.engines import Engine
+from umbel.pipeline.failing import failing_as
+from umbel.pipeline.faults import UnreadFile
+from umbel.pipeline.files import Found
+from umbel.pipeline.parts import event_batches, write_part
+from umbel.pipeline.plan import Counted, Folded, Plan, joins_of, planned
 
 Tell = Callable[[str, int, int], None]
-"""Called with progress: the current table, steps done, steps in total."""
+"""Called with progress: the current step, steps done, steps in total."""
 
 DoneT = TypeVar("DoneT")
-NEEDS = {"metrics": ("attempts",), "anomalies": ("tasks", "attempts", "workers", "elections")}
-"""Tables that are made from other tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the tables are made from; a batch has it from the events, a stream from its partial states."""
-
-    states: DataFrame
-    others: DataFrame
-    marks: DataFrame
-    events: DataFrame
-
-
-def parts_of(events: DataFrame) -> Parts:
-    return Parts(states_of(events), others_of(events), marks_of(events), events)
-
-
-def others_of(events: DataFrame) -> DataFrame:
-    """The events that are about no task: few, and kept as they are."""
-    return events.where(F.col("slot").isNull())
-
-
-def build(
-    spark: SparkSession, lake: Path, found: Found, *, only: Sequence[str] = (), tell: Tell | None = None
-) -> io.Manifest:
-    """Make the tables and publish them. `only`: these, and what they are made from. Hold the lock."""
-    started = time.monotonic()
-    with failing_as("cannot read the lake; nothing was published"):
-        parts = parts_of(io.read_events(spark, found.files))
-    return make_tables(spark, lake, parts, found, only=only, tell=tell, started=started)
+STEPS = 4
+OF_NODES = frozenset({"timeline", "workers", "elections", "anomalies"})
 
 
 class Look(Protocol):
@@ -83,7 +50,7 @@ class Look(Protocol):
 
 
 def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
-    """Do the work on the files that were found; if Spark meets a damaged one, set aside all that are
+    """Do the work on the files that were found; if one turns out to be damaged, set aside all that are
     damaged and do it again with the rest."""
     try:
         return work(found)
@@ -94,26 +61,23 @@ def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
         return work(replace(rest, unreadable=[*found.unreadable, *rest.unreadable]))
 
 
-def make_tables(
-    spark: SparkSession,
-    lake: Path,
-    parts: Parts,
-    found: Found,
-    *,
-    started: float,
-    only: Sequence[str] = (),
-    tell: Tell | None = None,
-    origin: str = "batch",
+def build(
+    engine: Engine, lake: Path, found: Found, *, only: Sequence[str] = (), tell: Tell | None = None
 ) -> io.Manifest:
-    name, wanted = io.new_build(lake), wanted_tables(only)
+    """Make the tables and publish them. `only`: these. Hold the lock."""
+    started = time.monotonic()
+    name = io.new_build(lake)
+    wanted = [table for table in TABLES if table in only or not only]
     with failing_as("cannot build the tables; nothing was published"):
-        _write_tables(spark, lake, name, parts, wanted, tell or _say_nothing)
-    files = {table: io.files_in(io.table_folder(lake, name, table)) for table in wanted}
-    rows = {table: rows_in(paths) for table, paths in files.items()}
+        made = _Making(engine, lake / "tables" / name, wanted, tell or say_nothing).run(found)
+    rows = {table: sum(one.rows for one in parts) for table, parts in made.items()}
     tables = lake / "tables"
     manifest = io.Manifest(
         build=name,
-        tables={table: [str(path.relative_to(tables)) for path in paths] for table, paths in files.items()},
+        tables={
+            table: sorted(str(Path(one.file).relative_to(tables)) for one in parts)
+            for table, parts in made.items()
+        },
         rows=rows,
         events=found.events,
         tasks=rows.get("tasks", 0),
@@ -121,7 +85,6 @@ def make_tables(
         source_files=len(found.files),
         seconds=round(time.monotonic() - started, 3),
         quarantined=[one.path.name for one in found.unreadable],
-        origin=origin,
     )
     with failing_as("cannot publish the tables; the previous build stays in use"):
         io.publish(lake, manifest)
@@ -129,91 +92,106 @@ def make_tables(
     return manifest
 
 
-def wanted_tables(only: Iterable[str]) -> list[str]:
-    """In the order of building, with what they need."""
-    asked = set(only) or set(TABLES)
-    asked |= {needed for table in asked for needed in NEEDS.get(table, ())}
-    return [table for table in TABLES if table in asked]
+class _Making:
+    """One build, before it is published."""
+
+    def __init__(self, engine: Engine, folder: Path, wanted: Sequence[str], tell: Tell) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._scratch = folder / "scratch"
+        self._wanted = wanted
+        self._tell = tell
+        self._parts: dict[str, list[Counted]] = {table: [] for table in wanted}
+
+    def run(self, found: Found) -> dict[str, list[Counted]]:
+        for folder in (self._scratch, *(self._folder / table for table in self._wanted)):
+            folder.mkdir(parents=True)
+        rows = {str(path): count for path, count in zip(found.files, found.rows, strict=True)}
+        marks, whole = _marks_in(rows)
+        plan = planned(str(self._folder), self._wanted, rows, whole)
+        if plan.loose:
+            self._tell("dealing out", 0, STEPS)
+            told = self._engine.run("deal", self._written(plan, "deal"), len(plan.loose))
+            plan = msgspec.structs.replace(plan, dealt=[one.dealt for one in told if one.dealt])
+        self._tell("folding", 1, STEPS)
+        told = self._engine.run("fold", self._written(plan, "fold"), plan.count)
+        folded = [one.folded for one in told if one.folded is not None]
+        self._take(folded)
+        self._tell("nodes", 2, STEPS)
+        marks = {group: one for group, one in marks.items() if group in {known.name for known in plan.groups}}
+        horizon_us = self._fold_nodes(plan, [*marks.values()], folded)
+        joins = joins_of(folded, self._wanted)
+        if joins:
+            self._tell("joining", 3, STEPS)
+            plan = msgspec.structs.replace(plan, dealt=[], joins=joins, horizon_us=horizon_us)
+            told = self._engine.run("join", self._written(plan, "join"), len(joins))
+            self._take([one.folded for one in told if one.folded is not None])
+        self._finish()
+        self._tell("", STEPS, STEPS)
+        return self._parts
+
+    def _written(self, plan: Plan, step: str) -> Path:
+        path = self._scratch / f"{step}.json"
+        path.write_bytes(msgspec.json.encode(plan))
+        return path
+
+    def _take(self, folded: Iterable[Folded]) -> None:
+        for one in folded:
+            for table, parts in one.tables.items():
+                self._parts[table] += parts
+
+    def _fold_nodes(self, plan: Plan, marks: list[Marks], folded: Sequence[Folded]) -> int | None:
+        """The events without a task, which are few; when the lake ends."""
+        if not OF_NODES & set(self._wanted):
+            return None
+        every = merged([*marks, *(Marks.of_table(_read(one.marks)) for one in plan.dealt)])
+        others = [table for name in plan.others() for table in event_batches(name)]
+        others += [_read(one.others) for one in plan.dealt]
+        nodes = fold_others(pa.concat_tables([EVENTS.empty_table(), *others]), every)
+        self._put("timeline", nodes.timeline)
+        self._put("workers", nodes.workers)
+        self._put("elections", nodes.elections)
+        self._put("anomalies", nodes.anomalies)
+        since = first_told(
+            pa.concat_tables([TOLD.empty_table(), *(_read(f) for o in folded for f in o.told)])
+        )
+        pq.write_table(since, self._scratch / "since.parquet")
+        pq.write_table(nodes.workers, self._scratch / "workers.parquet")
+        return every.horizon_us()
+
+    def _put(self, table: str, rows: pa.Table) -> None:
+        if table in self._wanted and rows.num_rows:
+            self._parts[table].append(write_part(rows, self._folder / table))
+
+    def _finish(self) -> None:
+        """A table without rows has a file too, with its columns; what was not told is removed."""
+        for table, parts in self._parts.items():
+            if not parts:
+                parts.append(write_part(SCHEMAS[table].empty_table(), self._folder / table))
+            told = {one.file for one in parts}
+            for path in (self._folder / table).iterdir():
+                if str(path) not in told:
+                    path.unlink(missing_ok=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _write_tables(
-    spark: SparkSession, lake: Path, name: str, parts: Parts, wanted: Sequence[str], tell: Tell
-) -> None:
-    def read(table: str) -> DataFrame:
-        return io.read_table(spark, lake, name, table)
-
-    with _kept(parts, wanted) as kept:
-        makers: dict[str, Callable[[], DataFrame]] = {
-            "tasks": lambda: tasks(kept.states),
-            "attempts": lambda: attempts(kept.states),
-            "timeline": lambda: timeline(kept.events),
-            "workers": lambda: workers(kept.others, kept.marks),
-            "elections": lambda: elections(kept.others),
-            "metrics": lambda: metrics(read("attempts")),
-            "anomalies": lambda: anomalies(
-                read("tasks"), read("attempts"), read("workers"), read("elections"), kept.others, kept.marks
-            ),
-        }
-        for done, table in enumerate(wanted):
-            tell(table, done, len(wanted))
-            io.write(makers[table](), io.table_folder(lake, name, table))
-    tell("", len(wanted), len(wanted))
+def _marks_in(names: Iterable[str]) -> tuple[dict[str, Marks], dict[str, int]]:
+    """The marks of the groups that have some, and how many events they are of."""
+    found: dict[str, Marks] = {}
+    whole: dict[str, int] = {}
+    for group in sorted({place.group for place in map(place_of, names) if place is not None}):
+        try:
+            table = pq.read_table(marks_file(group), partitioning=None)
+            whole[group] = int((table.schema.metadata or {})[EVENTS_KEY])
+            found[group] = Marks.of_table(table)
+        except (pa.ArrowException, OSError, ValueError, KeyError):
+            continue  # they are made again from its events
+    return found, whole
 
 
-@contextmanager
-def _kept(parts: Parts, wanted: Sequence[str]) -> Iterator[Parts]:
-    """What several tables are made from is worked out once and lies on disk meanwhile."""
-
-    def keep(frame: DataFrame, *users: str) -> DataFrame:
-        is_shared = len(set(users) & set(wanted)) > 1
-        return frame.persist(StorageLevel.DISK_ONLY) if is_shared else frame
-
-    kept = Parts(
-        states=keep(parts.states, "tasks", "attempts"),
-        others=keep(parts.others, "workers", "elections", "anomalies"),
-        marks=keep(parts.marks, "workers", "anomalies"),
-        events=parts.events,
-    )
-    try:
-        yield kept
-    finally:
-        for frame in (kept.states, kept.others, kept.marks):
-            frame.unpersist()
+def _read(path: str) -> pa.Table:
+    return pq.read_table(path, partitioning=None)
 
 
-def _say_nothing(_what: str, _done: int, _total: int) -> None:
+def say_nothing(_what: str, _done: int, _total: int) -> None:
     pass
-
-
-@contextmanager
-def failing_as(what: str) -> Iterator[None]:
-    """What Spark, Java or the disk say, in one line behind what it means."""
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        if unread := _UNREAD.search(_trace_of(error)):
-            told = f"{unquote(unread[1])} cannot be read: {gist_of(error)}; move it away, and try again"
-            raise UnreadFile(f"{what}: {told}") from error
-        raise BuildFailed(f"{what}: {gist_of(error)}") from error
-    except ConnectionError as error:  # of Py4J: Java has ended
-        raise BuildFailed(f"{what}: Java exited; see .work/spark.log in the lake") from error
-    except OSError as error:
-        raise BuildFailed(f"{what}: {error.filename or 'the disk'}: {error.strerror or error}") from error
-
-
-def gist_of(error: Exception) -> str:
-    """The first line that says something, and the last cause; Java's errors have a hundred lines."""
-    text = str(error)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:400]
-    lines = _trace_of(error).splitlines()
-    causes = [line.partition("Caused by: ")[2] for line in lines if "Caused by: " in line]
-    last = causes[-1].strip()[:200] if causes else ""
-    return first if not last or last in first else f"{first} ({last})"
-
-
-def _trace_of(error: Exception) -> str:
-    return f"{error}\n{getattr(error, '_stackTrace', '')}"
-
-
-_UNREAD = re.compile(r"\[FAILED_READ_FILE[^]]*\][^\n]* file (?:file:/*(?=/))?(.+?)\.  ?SQLSTATE")
-"""What Spark says of a file, with its address."""

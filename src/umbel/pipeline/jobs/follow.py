@@ -19,9 +19,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from umbel.pipeline import io
+from umbel.pipeline.failing import failing_as
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import Found, Unreadable
-from umbel.pipeline.jobs.build import Look, Tell, failing_as, make_tables, sound
+from umbel.pipeline.jobs.build import Look, Tell, sound
+from umbel.pipeline.jobs.joining import make_tables
 from umbel.pipeline.jobs.partials import Partials
 
 FILES_PER_BATCH = 32
@@ -127,5 +129,4 @@ class _Stream:
             only=self._following.only,
             tell=self._following.tell,
             started=started,
-            origin="stream",
         )

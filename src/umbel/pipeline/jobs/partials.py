@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from umbel.pipeline import io
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import rows_in
-from umbel.pipeline.jobs.build import Parts, parts_of
+from umbel.pipeline.jobs.joining import Parts, parts_of
 from umbel.pipeline.schemas import EVENTS, MARKS, STATES, STATES_VERSION
 from umbel.pipeline.transforms.marks import merged_marks
 from umbel.pipeline.transforms.states import merged

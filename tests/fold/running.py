@@ -1,8 +1,4 @@
-"""Runner: all tables of a lake that fits into memory, in this process and without Spark.
-
-Events come in parts, as files hold them. They are dealt out into buckets, one bucket is folded after the
-other, and what needs all buckets is made at the end. The answer does not depend on the number of buckets.
-"""
+"""All tables of events that fit into memory, in this process and without files: what a build has to say."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,24 +7,21 @@ import pyarrow.compute as pc
 
 from umbel.events.tables import TABLES
 from umbel.fold import anomalies as odd
-from umbel.fold.buckets import divided
+from umbel.fold.buckets import buckets_for, divided
 from umbel.fold.kernel import Bucket, fold_bucket, fold_others
 from umbel.fold.marks import marks_of, merged
 from umbel.fold.metrics import metrics
-from umbel.fold.schemas import EVENTS
-
-BUCKET_EVENTS = 400_000
-"""More in one bucket take more memory than a worker should need."""
+from umbel.fold.schemas import EVENTS, settled
 
 
 def tables_of(parts: Iterable[pa.Table], *, buckets: int | None = None) -> Mapping[str, pa.Table]:
     """Every table by its name. `parts`: events with columns of the lake; `buckets`: enough, unless said."""
-    every = [_settled(part) for part in parts]
+    every = [settled(part) for part in parts]
     marks = merged(map(marks_of, every))
     events = pa.concat_tables([EVENTS.empty_table(), *every])
     has_task = pc.is_valid(events.column("uuid"))
     of_tasks, others = events.filter(has_task), events.filter(pc.invert(has_task))
-    count = buckets or of_tasks.num_rows // BUCKET_EVENTS + 1
+    count = buckets or buckets_for(of_tasks.num_rows, of_tasks.num_rows)
     folded = [fold_bucket(bucket) for bucket in divided(of_tasks, count)]
     nodes = fold_others(others, marks)
     since = odd.first_told(_all(folded, "told"))
@@ -47,14 +40,3 @@ def tables_of(parts: Iterable[pa.Table], *, buckets: int | None = None) -> Mappi
 
 def _all(folded: Iterable[Bucket], name: str) -> pa.Table:
     return pa.concat_tables([getattr(bucket, name) for bucket in folded])
-
-
-def _settled(part: pa.Table) -> pa.Table:
-    """With the lake's columns and types, whatever an older or newer file has."""
-    columns = [
-        part.column(field.name).cast(field.type)
-        if field.name in part.column_names
-        else pa.nulls(part.num_rows, field.type)
-        for field in EVENTS
-    ]
-    return pa.table(columns, schema=EVENTS)

@@ -1,0 +1,49 @@
+"""Names: how files of the lake that are written by bucket are called.
+
+    co-1794700800000000-000000-b003of016.parquet   events of tasks, those of one bucket
+    co-1794700800000000-000000-others.parquet      events without a task
+    co-1794700800000000-000000-marks.parquet       the marks of all of them, and how many they are
+
+What they have in common is the name of their group. A bucket that is empty has no file.
+"""
+
+import re
+from dataclasses import dataclass
+
+SUFFIX = ".parquet"
+_PLACED = re.compile(r"(.*co-\d+-\d+)-(?:b(\d+)of(\d+)|others)\.parquet", re.ASCII | re.DOTALL)
+
+_COUNTS = frozenset(2**power for power in range(13))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a file belongs. `bucket`: None for events without a task."""
+
+    group: str
+    bucket: int | None
+    count: int
+
+
+def place_of(name: str) -> Place | None:
+    """None for a file whose events are not dealt out."""
+    told = _PLACED.fullmatch(name)
+    if told is None:
+        return None
+    group, bucket, count = told.groups()
+    if bucket is None:
+        return Place(group, None, 0)
+    is_place = int(count) in _COUNTS and int(bucket) < int(count)
+    return Place(group, int(bucket), int(count)) if is_place else None
+
+
+def bucket_file(group: str, bucket: int, count: int) -> str:
+    return f"{group}-b{bucket:03}of{count:03}{SUFFIX}"
+
+
+def others_file(group: str) -> str:
+    return f"{group}-others{SUFFIX}"
+
+
+def marks_file(group: str) -> str:
+    return f"{group}-marks{SUFFIX}"

@@ -1,0 +1,47 @@
+"""Failing: what Spark, Java, Arrow or the disk say, in one line behind what it means."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from umbel.pipeline.faults import BuildFailed, UnreadFile
+
+
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """What Spark, Java or the disk say, in one line behind what it means."""
+    try:
+        yield
+    except (UnreadFile, BuildFailed) as error:
+        raise type(error)(f"{what}: {error}") from error
+    except (PySparkException, Py4JError) as error:
+        if unread := _UNREAD.search(_trace_of(error)):
+            told = f"{unquote(unread[1])} cannot be read: {gist_of(error)}; move it away, and try again"
+            raise UnreadFile(f"{what}: {told}") from error
+        raise BuildFailed(f"{what}: {gist_of(error)}") from error
+    except ConnectionError as error:  # of Py4J: Java has ended
+        raise BuildFailed(f"{what}: Java exited; see .work/spark.log in the lake") from error
+    except OSError as error:
+        raise BuildFailed(f"{what}: {error.filename or 'the disk'}: {error.strerror or error}") from error
+
+
+def gist_of(error: Exception) -> str:
+    """The first line that says something, and the last cause; Java's errors have a hundred lines."""
+    text = str(error)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:400]
+    lines = _trace_of(error).splitlines()
+    causes = [line.partition("Caused by: ")[2] for line in lines if "Caused by: " in line]
+    last = causes[-1].strip()[:200] if causes else ""
+    return first if not last or last in first else f"{first} ({last})"
+
+
+def _trace_of(error: Exception) -> str:
+    return f"{error}\n{getattr(error, '_stackTrace', '')}"
+
+
+_UNREAD = re.compile(r"\[FAILED_READ_FILE[^]]*\][^\n]* file (?:file:/*(?=/))?(.+?)\.  ?SQLSTATE")
+"""What Spark says of a file, with its address."""
