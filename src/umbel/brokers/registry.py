@@ -17,9 +17,11 @@ SCHEMES = (
     "amqp",
     "amqps",
     "pyamqp",
+    "gcpubsub",
 )
 _REDIS = ("redis", "rediss", "unix")
 _AMQP = ("amqp", "amqps", "pyamqp")
+_PUBSUB = ("gcpubsub",)
 
 
 def open_broker(settings: BrokerSettings) -> Broker:
@@ -34,6 +36,11 @@ def open_broker(settings: BrokerSettings) -> Broker:
         from umbel.brokers.amqp.broker import AmqpBroker
 
         return AmqpBroker(settings)
+    if scheme in _PUBSUB:
+        need_google_auth(settings.url)
+        from umbel.brokers.gcpubsub.broker import PubsubBroker
+
+        return PubsubBroker(settings)
     from umbel.brokers.sqlite.broker import SqliteBroker
 
     return SqliteBroker(settings)
@@ -50,6 +57,11 @@ def open_producer(settings: BrokerSettings) -> Producer:
         from umbel.brokers.amqp.producer import AmqpProducer
 
         return AmqpProducer(settings)
+    if scheme in _PUBSUB:
+        need_google_auth(settings.url)
+        from umbel.brokers.gcpubsub.producer import PubsubProducer
+
+        return PubsubProducer(settings)
     from umbel.brokers.sqlite.producer import SqliteProducer
 
     return SqliteProducer(settings)
@@ -67,6 +79,11 @@ def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
         from umbel.brokers.amqp.async_producer import AmqpAsyncProducer
 
         return AmqpAsyncProducer(settings)
+    if scheme in _PUBSUB:
+        need_google_auth(settings.url)
+        from umbel.brokers.gcpubsub.async_producer import PubsubAsyncProducer
+
+        return PubsubAsyncProducer(settings)
     from umbel.brokers.sqlite.async_producer import SqliteAsyncProducer
 
     return SqliteAsyncProducer(settings)
@@ -93,6 +110,22 @@ def need_hiredis(url: str) -> None:
     """Redis takes an extra; say so instead of failing at some import."""
     if find_spec("hiredis") is None:
         raise BadURL(url, "Redis needs the package hiredis; pip install 'umbel[redis]'")
+
+
+def need_google_auth(url: str) -> None:
+    """Google's Pub/Sub takes an extra, an emulator none."""
+    from umbel.brokers.gcpubsub.address import address_from_url
+
+    address = address_from_url(url)
+    if address.tls and not _is_there("google.auth"):
+        raise BadURL(url, "Pub/Sub needs the package google-auth; pip install 'umbel[gcpubsub]'")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor what it is in
+        return False
 
 
 def _scheme(url: str) -> str:

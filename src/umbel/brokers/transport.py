@@ -23,6 +23,13 @@ class Capabilities:
     events_of_others: str = "none"
     unique: bool = False  # it can hold the keys of unique tasks
     limits: bool = False  # it can keep limits for the whole cluster
+    events: bool = True  # nodes and monitors hear one another's events
+    revokes: bool = True  # it keeps a record of revoked tasks, which every claim reads
+    depths: bool = True  # it tells how many messages wait
+    pauses: bool = True  # queues can be paused
+    failures: bool = True  # it keeps the messages of failed tasks
+    signatures: bool = True  # it knows which signatures were used
+    marks: bool = True  # it knows which nodes are alive
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def why_not(self, ability: str) -> str:
