@@ -1,5 +1,6 @@
 """Registry: from an address to the broker behind it. A broker's libraries load when it is asked for."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,10 @@ _PUBSUB = ("gcpubsub",)
 
 def open_broker(settings: BrokerSettings) -> Broker:
     """The asynchronous face; `open()` it in its event loop."""
+    if settings.coordination_store:
+        from umbel.brokers.composed.broker import ComposedBroker
+
+        return ComposedBroker(*(open_broker(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
         need_hiredis(settings.url)
@@ -47,6 +52,10 @@ def open_broker(settings: BrokerSettings) -> Broker:
 
 
 def open_producer(settings: BrokerSettings) -> Producer:
+    if settings.coordination_store:
+        from umbel.brokers.composed.producer import ComposedProducer
+
+        return ComposedProducer(*(open_producer(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
         need_hiredis(settings.url)
@@ -69,6 +78,10 @@ def open_producer(settings: BrokerSettings) -> Producer:
 
 def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
     """For the clients of one event loop."""
+    if settings.coordination_store:
+        from umbel.brokers.composed.producer import ComposedAsyncProducer
+
+        return ComposedAsyncProducer(*(open_async_producer(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
         need_hiredis(settings.url)
@@ -96,14 +109,16 @@ def look_into(settings: BrokerSettings) -> "Look":
     return Look(settings)
 
 
-def check_limits_on(url: str, task: str) -> None:
+def check_limits_on(settings: BrokerSettings, task: str) -> None:
     """Refuse a task with a limit for the cluster where the broker cannot keep one."""
-    if _scheme(url) in _AMQP:
+    scheme = _scheme(settings.coordination_store or settings.url)
+    if scheme in _AMQP:
         from umbel.brokers.amqp.capabilities import CAPABILITIES
-
-        raise NotSupported(
-            f"task {task!r} cannot have a limit for the cluster: {CAPABILITIES.reasons['limits']}"
-        )
+    elif scheme in _PUBSUB:
+        from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
+    else:
+        return
+    raise NotSupported(f"task {task!r} cannot have a limit for the cluster: {CAPABILITIES.reasons['limits']}")
 
 
 def need_hiredis(url: str) -> None:
@@ -126,6 +141,18 @@ def _is_there(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # nor what it is in
         return False
+
+
+def _pair(settings: BrokerSettings) -> tuple[BrokerSettings, BrokerSettings]:
+    """Of the broker of messages, and of its coordination store."""
+    store = settings.coordination_store
+    if _scheme(settings.url) not in _PUBSUB:
+        raise BadURL(
+            store, "only gcpubsub:// needs a coordination store, the other brokers are their own; remove it"
+        )
+    if _scheme(store) in _PUBSUB:
+        raise BadURL(store, "Pub/Sub cannot be a coordination store; use Redis, RabbitMQ or a file of SQLite")
+    return replace(settings, coordination_store=""), replace(settings, url=store, coordination_store="")
 
 
 def _scheme(url: str) -> str:

@@ -67,6 +67,8 @@ class PubsubBroker(Unsupported):
         self._on_replaced = callback
 
     async def open(self) -> None:
+        if self._settings.remembers_signatures:
+            refuse("signatures")
         await self._service.make_dead()
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._claims.keep())

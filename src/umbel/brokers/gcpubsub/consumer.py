@@ -26,6 +26,7 @@ from umbel.clock import cluster_now
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Message
 
+FULL_PULL = 50  # where a pull brings so many, there may be more
 HOLD_S = 30.0  # a message that is due within this time waits here
 HELD_MAX = 1000
 TIMER_S = 0.002  # a timer may end a moment early
@@ -99,7 +100,7 @@ class Consumer:
                 self._pulls.add(pulling)
                 pulling.add_done_callback(self._pulls.discard)
                 count = await asyncio.shield(pulling)
-                if count < min(lacking, api.ACK_IDS_MAX):  # that was all
+                if count < min(lacking, FULL_PULL):  # that was all
                     return
 
     def wait(self) -> "asyncio.Task[int]":

@@ -65,7 +65,8 @@ async def _judge(
         return
     if isinstance(verdict, Return):
         starts = max(0, claimed.starts + int(verdict.charged))
-        mark = Mark(starts, arrived.redelivered or verdict.ran, max(verdict.not_before, 0.0))
+        ran = arrived.redelivered or verdict.ran or starts > 0
+        mark = Mark(starts, ran, max(verdict.not_before, 0.0))
         _add(judged, posts.again(arrived.data, place.queue, service.names, mark))
         return
     judged.refused += [Refused(one, RESULTS) for one in verdict.results]
