@@ -199,7 +199,7 @@ _AT_LEAST: Mapping[str, float] = {
     "task_soft_time_limit_s": 0.001,
 }
 _SECRET = frozenset({"signing_keys"})  # their values are in no error
-_ADDRESSES = frozenset({"broker", "backend", "coordination_store", "outbox"})  # with passwords, which are in none
+_ADDRESSES = frozenset({"broker", "backend", "coordination_store", "outbox"})  # their passwords are in none
 HIDDEN = "***"
 _SIZES = frozenset({"worker_max_memory_per_child", "worker_max_memory_hard"})
 _AT_MOST: Mapping[str, float] = {

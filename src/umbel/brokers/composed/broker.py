@@ -1,9 +1,9 @@
 """ComposedBroker: messages by one broker, and all that it cannot do by a second, the coordination store.
 
-The store is a whole broker of ours. Leases, elections, the event log, revokes, pauses, kept failures and the
-keys of unique tasks are in it, and events go by it. Messages that must wait (for their time, for a limit of the
-cluster) wait in its queues, and so do those that a lease holder sends, because only the store can do both in one
-step. Workers claim from both; so what waits in the store is run by our workers alone.
+The store is a whole broker of ours. Leases, elections, the event log, revokes, pauses, kept failures and
+the keys of unique tasks are in it, and events go by it. Messages that must wait (for their time, for a
+limit of the cluster) wait in its queues, and so do those that a lease holder sends, because only the store
+can do both in one step. Workers claim from both; so what waits in the store is run by our workers alone.
 """
 
 import asyncio
@@ -107,10 +107,8 @@ class ComposedBroker(SharedRecord):
     # -- messages --------------------------------------------------------------------------------
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
-        now, later = cluster_now(), []
-        for one in batch:
-            if one.not_before > now and not one.exchange:
-                later.append(one)
+        now = cluster_now()
+        later = [one for one in batch if one.not_before > now and not one.exchange]
         if len(later) < len(batch):
             await self._messages.publish([one for one in batch if one not in later] if later else batch)
         if later:
@@ -219,7 +217,9 @@ class ComposedBroker(SharedRecord):
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
         found = list(await self._store.dead_letters(limit))
-        return [*found, *await self._messages.dead_letters(limit - len(found))] if len(found) < limit else found
+        if len(found) < limit:
+            found += await self._messages.dead_letters(limit - len(found))
+        return found
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         there, here = await self._whose(letter_ids)

@@ -1,7 +1,8 @@
 """Settling: verdicts on messages of two brokers.
 
-What is not due, and what failed, goes to the store; what is due goes to the broker of messages, where Celery's
-workers are too. It is sent before the message is acknowledged, so that a crash in between repeats work.
+What is not due, and what failed, goes to the store; what is due goes to the broker of messages, where
+Celery's workers are too. It is sent before the message is acknowledged, so that a crash in between repeats
+work.
 """
 
 from collections.abc import Mapping, Sequence

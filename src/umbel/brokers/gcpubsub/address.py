@@ -1,7 +1,8 @@
 """Address: which project an address means, and where its Pub/Sub is.
 
-`gcpubsub://projects/NAME`, as Celery writes it. `PUBSUB_EMULATOR_HOST` leads to an emulator, as for Google's
-own libraries. Options after a `?`: `exactly_once=true`, and `endpoint=https://HOST` for a regional one.
+`gcpubsub://projects/NAME`, as Celery writes it. `PUBSUB_EMULATOR_HOST` leads to an emulator, as for
+Google's own libraries. Options after a `?`: `exactly_once=true`, and `endpoint=https://HOST` for a
+regional one.
 """
 
 import os

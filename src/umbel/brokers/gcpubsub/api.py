@@ -76,7 +76,8 @@ def count_deliveries(project: str, place: Place, into: str) -> Call:
     name = f"projects/{project}/subscriptions/{place.subscription}"
     changed = {"name": name, "topic": _topic(project, place.topic)} | _dead_letter_policy(project, into)
     body = _encode({"subscription": changed, "updateMask": "deadLetterPolicy"})
-    return Call("PATCH", _path(project, "subscriptions", place.subscription), body, f"the subscription {place.subscription!r}")
+    path = _path(project, "subscriptions", place.subscription)
+    return Call("PATCH", path, body, f"the subscription {place.subscription!r}")
 
 
 def look_at(project: str, subscription: str) -> Call:
@@ -109,42 +110,42 @@ def set_deadline(project: str, subscription: str, ack_ids: Sequence[str], deadli
 def read_pulled(body: bytes) -> list[Received]:
     return [
         Received(
-            one.ackId,
+            one.ack_id,
             one.message.data,
             one.message.attributes,
-            one.message.messageId,
-            one.message.publishTime,
-            one.deliveryAttempt,
+            one.message.message_id,
+            one.message.publish_time,
+            one.delivery_attempt,
         )
-        for one in _decode_pulled(body).receivedMessages
+        for one in _decode_pulled(body).received_messages
     ]
 
 
-class Subscribed(msgspec.Struct, frozen=True):
+class Subscribed(msgspec.Struct, frozen=True, rename="camel"):
     """A subscription as the server has it."""
 
-    ackDeadlineSeconds: int = ACK_DEADLINE_MIN_S
-    deadLetterPolicy: Mapping[str, object] = {}
+    ack_deadline_seconds: int = ACK_DEADLINE_MIN_S
+    dead_letter_policy: Mapping[str, object] = {}
 
 
 read_subscription = msgspec.json.Decoder(Subscribed).decode
 
 
-class _Message(msgspec.Struct, frozen=True, gc=False):
+class _Message(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     data: bytes = b""
     attributes: dict[str, str] = {}
-    messageId: str = ""
-    publishTime: str = ""
+    message_id: str = ""
+    publish_time: str = ""
 
 
-class _Received(msgspec.Struct, frozen=True, gc=False):
-    ackId: str
+class _Received(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    ack_id: str
     message: _Message = _Message()
-    deliveryAttempt: int = 0
+    delivery_attempt: int = 0
 
 
-class _Pulled(msgspec.Struct, frozen=True, gc=False):
-    receivedMessages: list[_Received] = []
+class _Pulled(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    received_messages: list[_Received] = []
 
 
 _encode = msgspec.json.encode
@@ -171,4 +172,3 @@ def _dead_letter_policy(project: str, into: str) -> dict[str, object]:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f}s"
-

@@ -1,7 +1,7 @@
 """PubsubAsyncProducer: publishing from an event loop, confirmed on return.
 
-Pub/Sub cannot tell whether it has a message already. A connection that is cut before the answer leaves the sender
-without one, so nothing is sent again by itself: it may be there, and then run twice.
+Pub/Sub cannot tell whether it has a message already. A connection that is cut before the answer leaves the
+sender without one, so nothing is sent again by itself: it may be there, and then run twice.
 """
 
 from collections.abc import Sequence

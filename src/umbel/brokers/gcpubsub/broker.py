@@ -183,13 +183,16 @@ class PubsubBroker(Unsupported):
             exchange,
             patterns,
             expires_s=self._settings.subscription_expires_s,
-            on_link=lambda change: self._on_link(change),
+            on_link=self._tell_link,
         )
         await subscription.enter()
         try:
             yield subscription
         finally:
             await subscription.leave()
+
+    def _tell_link(self, change: LinkChange) -> None:
+        self._on_link(change)
 
 
 def _refusal(refused: dict[int, str]) -> BrokerRefused:

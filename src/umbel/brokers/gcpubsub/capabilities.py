@@ -2,7 +2,7 @@
 
 from umbel.brokers.interface import Capabilities
 
-_STORE = "set 'coordination_store' to the address of a Redis server, of RabbitMQ or of an embedded broker"
+_STORE = "set 'coordination_store', for example to a Redis server"
 
 CAPABILITIES = Capabilities(
     transport="gcpubsub",
@@ -23,8 +23,8 @@ CAPABILITIES = Capabilities(
     reasons={
         "atomic_settle": "Pub/Sub cannot publish and acknowledge in one step: Umbel publishes first, then "
         "acknowledges",
-        "atomic_publish": "a request carries up to 1,000 messages for one queue and 10 MB; of a larger batch a "
-        "part may be published",
+        "atomic_publish": "a request carries up to 1,000 messages for one queue and 10 MB; of a larger "
+        "batch a part may be published",
         "stores_results": "Pub/Sub stores no results: set 'backend' to Redis or to an embedded broker's file",
         "leases": f"Pub/Sub has no value that can be compared and changed in one step; {_STORE}",
         "events": f"Pub/Sub has no topic exchanges, so that nodes do not hear one another's events; {_STORE}",
@@ -38,10 +38,10 @@ CAPABILITIES = Capabilities(
         "(subscription/num_undelivered_messages)",
         "pauses": f"Pub/Sub has no mark that every worker reads; {_STORE}, or use "
         "`umbel control cancel_consumer`, which reaches the workers that are running",
-        "failures": "Pub/Sub cannot keep a number of messages and drop the oldest: messages of failed tasks are "
-        f"not kept; {_STORE} for `umbel task retry`",
-        "signatures": "Pub/Sub has no record of the signatures that were used, so that a copied message could "
-        "run again; use Redis, RabbitMQ or the embedded broker for signed tasks",
+        "failures": "Pub/Sub cannot keep a number of messages and drop the oldest: messages of failed "
+        f"tasks are not kept; {_STORE} for `umbel task retry`",
+        "signatures": "Pub/Sub has no record of the signatures that were used, so that a copied message "
+        "could run again; use Redis, RabbitMQ or the embedded broker for signed tasks",
         "marks": "Pub/Sub knows of no connection and no node",
         "delayed": "a task that is not due is held by its ack deadline: a worker gets it every ten minutes and "
         f"puts it off, for a day at most; {_STORE} for more",

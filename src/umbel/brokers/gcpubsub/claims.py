@@ -1,11 +1,12 @@
 """Claims: who holds which messages, until when.
 
-The ack deadline is the lease at Pub/Sub: it is prolonged here while the owner is alive, and a process that is dead
-or cut off loses its messages when the deadline is over, ten seconds at least. On top of that an owner that falls
-silent for `lease_s` while its process lives is put out here, so that the promise is the one every broker makes.
+The ack deadline is the lease at Pub/Sub: it is prolonged here while the owner is alive, and a process that
+is dead or cut off loses its messages when the deadline is over, ten seconds at least. On top of that an
+owner that falls silent for `lease_s` while its process lives is put out here, so that the promise is the
+one every broker makes.
 
-Pub/Sub does not say whether an acknowledgement came in time, except on exactly-once subscriptions. So a claim
-counts as ended as soon as its deadline is over by this process's clock.
+Pub/Sub does not say whether an acknowledgement came in time, except on exactly-once subscriptions. So a
+claim counts as ended as soon as its deadline is over by this process's clock.
 """
 
 import asyncio
@@ -186,7 +187,10 @@ class Claims:
     def _deliver(self, owner: Owner, consumers: Sequence[Consumer], limit: int) -> list[Delivery]:
         deliveries: list[Delivery] = []
         for priority in sorted({one for consumer in consumers for one in consumer.priorities()}):
-            while len(deliveries) < limit and (found := _next_in_turn(owner, consumers, priority)) is not None:
+            while len(deliveries) < limit:
+                found = _next_in_turn(owner, consumers, priority)
+                if found is None:
+                    break
                 consumer, arrived = found
                 tag = next(_tags)
                 self.standing[tag] = Claimed(owner.name, consumer, arrived, arrived.mark.starts)
@@ -216,9 +220,7 @@ class Claims:
                         pulls.append(consumer.wait())
                     arrival = asyncio.create_task(self._arrivals.wait())
                     try:
-                        done, _ = await asyncio.wait(
-                            [arrival, *pulls], return_when=asyncio.FIRST_COMPLETED
-                        )
+                        done, _ = await asyncio.wait([arrival, *pulls], return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         arrival.cancel()
                     for one in done:

@@ -1,12 +1,12 @@
 """Consumer: messages of one queue on their way from Pub/Sub to a claim.
 
-A claim pulls what it lacks and does not wait. Who waits has one pull under way that waits at the server, for one
-message: what is given to a pull whose process has died comes back only when its
-deadline is over. A pull is never cut off while the broker is open, so nobody who stops waiting loses a message:
-it arrives here and waits for the next claim.
+A claim pulls what it lacks and does not wait. Who waits has one pull under way that waits at the server,
+for one message: what is given to a pull whose process has died comes back only when its deadline is over.
+A pull is never cut off while the broker is open, so nobody who stops waiting loses a message: it arrives
+here and waits for the next claim.
 
-A message that is not due is held here if it is due soon. Otherwise it is left at Pub/Sub with a deadline of up to
-ten minutes, and comes again then. Before Pub/Sub would drop it for its age it is sent anew.
+A message that is not due is held here if it is due soon. Otherwise it is left at Pub/Sub with a deadline
+of up to ten minutes, and comes again then. Before Pub/Sub would drop it for its age it is sent anew.
 """
 
 import asyncio
@@ -50,7 +50,12 @@ class Arrived(msgspec.Struct):
 
 class Consumer:
     def __init__(
-        self, service: Service, place: Place, ack_deadline_s: int, given_s: int, on_arrival: Callable[[], None]
+        self,
+        service: Service,
+        place: Place,
+        ack_deadline_s: int,
+        given_s: int,
+        on_arrival: Callable[[], None],
     ) -> None:
         self.place = place
         self.is_left = False

@@ -1,7 +1,7 @@
 """HTTP/1.1 as far as Pub/Sub's REST interface needs it: a request as bytes, an answer from bytes.
 
-Pure: the blocking and the asynchronous link feed the same reader. An answer has a length or comes in chunks;
-one with neither ends with the connection. An answer larger than ANSWER_MAX_BYTES is an error.
+Pure: the blocking and the asynchronous link feed the same reader. An answer has a length or comes in
+chunks; one with neither ends with the connection. An answer larger than ANSWER_MAX_BYTES is an error.
 """
 
 import msgspec

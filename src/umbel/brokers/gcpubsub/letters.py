@@ -1,7 +1,7 @@
 """Letters: dead letters and waiting messages as people look at them, move and remove them.
 
-Pub/Sub has no way to look at a message without taking it. So those that are looked at are pulled, and given back;
-each look counts as a delivery.
+Pub/Sub has no way to look at a message without taking it. So those that are looked at are pulled, and
+given back; each look counts as a delivery.
 """
 
 from collections.abc import Callable, Sequence

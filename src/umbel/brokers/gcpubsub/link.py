@@ -1,7 +1,7 @@
 """Link: calls to Pub/Sub from an event loop, over connections that are kept open.
 
-A call takes a connection that is idle, or opens one. One whose answer was not read to its end is closed. There
-is no link that could be lost: each call stands alone, and who gets BrokerUnavailable calls again.
+A call takes a connection that is idle, or opens one. One whose answer was not read to its end is closed.
+There is no link that could be lost: each call stands alone, and who gets BrokerUnavailable calls again.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Names: the topics and subscriptions that Celery 5.7 uses for queues and exchanges.
 
-An exchange is a topic of its very name. A queue is a subscription of its exchange's topic: the prefix and the
-queue's name, in which a dot is a dash and other punctuation an underscore. Messages have their routing key as
-an attribute, and the subscription a filter for it. A queue of a fan-out exchange is a subscription for each
-process, with an id behind its name.
+An exchange is a topic of its very name. A queue is a subscription of its exchange's topic: the prefix and
+the queue's name, in which a dot is a dash and other punctuation an underscore. Messages have their routing
+key as an attribute, and the subscription a filter for it. A queue of a fan-out exchange is a subscription
+for each process, with an id behind its name.
 """
 
 import re
@@ -63,8 +63,8 @@ class Names:
             topic, key = binding.exchange.name or queue, binding.routing_key
         if len(bindings) > 1:
             raise BrokerRefused(
-                f"the queue {queue!r} has {len(bindings)} bindings: a subscription of Pub/Sub has one topic and "
-                "one filter; declare a queue for each binding"
+                f"the queue {queue!r} has {len(bindings)} bindings: a subscription of Pub/Sub has one topic "
+                "and one filter; declare a queue for each binding"
             )
         return Place(queue, checked(topic, queue), key, checked(self.subscription(queue), queue))
 

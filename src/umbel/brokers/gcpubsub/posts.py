@@ -1,8 +1,8 @@
 """Posts: a message in the form in which Pub/Sub carries it, and back.
 
-The data is the envelope that Celery's virtual transports share (`wire/envelope_redis.py`). What this broker must
-remember of a message (how often it was started, that it may have run, when it is due) is in attributes beside
-the routing key; Celery reads none of them.
+The data is the envelope that Celery's virtual transports share (`wire/envelope_redis.py`). What this
+broker must remember of a message (how often it was started, that it may have run, when it is due) is in
+attributes beside the routing key; Celery reads none of them.
 """
 
 import math
@@ -165,7 +165,8 @@ def read_letter(data: bytes, message_id: str, published: str) -> tuple[DeadLette
     except msgspec.DecodeError:
         message = unseal(data).message
         why = "delivered too often without an acknowledgement: it may have ended its workers"
-        return DeadLetter(f"gcpubsub-{message_id}", _queue_of(message), message, why, 0, moment(published)), data
+        letter_id, at = f"gcpubsub-{message_id}", moment(published)
+        return DeadLetter(letter_id, _queue_of(message), message, why, 0, at), data
     opened = unseal(found.data).message
     return (
         DeadLetter(found.umbel_letter, found.queue, opened, found.reason, found.starts, found.buried_at),

@@ -1,7 +1,7 @@
 """PubsubProducer: publishing from any thread, before or after a fork, confirmed on return.
 
-One connection for all threads, used in turns. A forked child leaves its parent's connection alone and opens its
-own. HTTP rather than gRPC, whose threads do not survive a fork (decision 32).
+One connection for all threads, used in turns. A forked child leaves its parent's connection alone and
+opens its own. HTTP rather than gRPC, whose threads do not survive a fork (decision 32).
 """
 
 import os

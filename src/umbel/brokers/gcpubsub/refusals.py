@@ -65,7 +65,7 @@ def error_of(answer: Answer, address: Address, what: str) -> BrokerError:
         case 409:
             return Exists(f"{where} has {what} already")
         case 429:
-            return BrokerUnavailable(f"{where} is at its quota ({what}): {said}; try again, or raise the quota")
+            return BrokerUnavailable(f"{where} is at its quota ({what}): {said}; raise the quota")
         case status if 400 <= status < 499 and status != 408:
             marks = _ack_marks(error)
             if marks:

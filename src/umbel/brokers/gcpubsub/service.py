@@ -27,9 +27,7 @@ class Service:
     def __init__(self, settings: BrokerSettings) -> None:
         self.address = address_from_url(settings.url)
         self.project = self.address.project
-        self.link = Link(
-            self.address, Tokens(self.address), connect_timeout_s=settings.connect_timeout_s
-        )
+        self.link = Link(self.address, Tokens(self.address), connect_timeout_s=settings.connect_timeout_s)
         exactly_once = settings.exactly_once or self.address.exactly_once
         self.topology = Topology(settings, self.project, exactly_once=exactly_once)
         self._making = asyncio.Lock()
@@ -121,7 +119,8 @@ class Service:
                 return {0: str(refused)}
             found: dict[int, str] = {}
             for place, one in enumerate(sent):  # which one is it?
-                found |= {place: why for why in (await self._send([one])).values()}
+                if why := await self._send([one]):
+                    found[place] = why[0]
             return found
         return {}
 
@@ -153,7 +152,9 @@ class Service:
                         break
         return frozenset(late)
 
-    async def set_deadline(self, subscription: str, ack_ids: Sequence[str], deadline_s: int) -> frozenset[str]:
+    async def set_deadline(
+        self, subscription: str, ack_ids: Sequence[str], deadline_s: int
+    ) -> frozenset[str]:
         """Those that are lost already, as far as Pub/Sub says so."""
         late: set[str] = set()
         for first in range(0, len(ack_ids), api.ACK_IDS_MAX):

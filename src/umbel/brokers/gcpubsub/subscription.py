@@ -1,7 +1,8 @@
-"""Fan-out: a subscription for each listener, removed when it leaves and by Pub/Sub a day after its process died.
+"""Fan-out: a subscription for each listener, removed when it leaves and by Pub/Sub a day after its process
+died.
 
-Requests go to a topic that every node has a subscription of. Replies go to one topic with the asker's id as their
-routing key; an emulator ignores the filter of a subscription, so it is compared here again.
+Requests go to a topic that every node has a subscription of. Replies go to one topic with the asker's id
+as their routing key; an emulator ignores the filter of a subscription, so it is compared here again.
 """
 
 import asyncio

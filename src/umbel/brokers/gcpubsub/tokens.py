@@ -50,4 +50,3 @@ class Tokens:
             except GoogleAuthError as error:
                 raise AccessRefused(f"Google does not accept the credentials for Pub/Sub: {error}") from None
             return str(self._credentials.token)
-

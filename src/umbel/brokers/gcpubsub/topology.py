@@ -1,8 +1,8 @@
 """Topology: topics and subscriptions that must be there before a message is sent or pulled.
 
-A topic without a subscription forgets what is sent to it. So who sends to a queue makes both first, once in its
-life; somebody may delete them, and then they are made again. The calls are values: the blocking and the
-asynchronous face make them in the same order.
+A topic without a subscription forgets what is sent to it. So who sends to a queue makes both first, once
+in its life; somebody may delete them, and then they are made again. The calls are values: the blocking and
+the asynchronous face make them in the same order.
 """
 
 from collections.abc import Generator
@@ -84,9 +84,9 @@ class Topology:
             if isinstance(answer, BrokerRefused):
                 raise answer
             found = api.read_subscription(answer)
-            if not found.deadLetterPolicy:  # Celery's: who may not change it takes it as it is
+            if not found.dead_letter_policy:  # Celery's: who may not change it takes it as it is
                 yield api.count_deliveries(self._project, place, DEAD)
-            self.made[queue] = found.ackDeadlineSeconds
+            self.made[queue] = found.ack_deadline_seconds
         else:
             self.made[queue] = self.ack_deadline_s
 

@@ -52,9 +52,7 @@ async def bury(service: Service, refused: Sequence[Refused], now: float) -> None
         await _send_or_raise(service, letters)
 
 
-async def _judge(
-    service: Service, judged: _Judged, verdict: Verdict, claimed: Claimed, now: float
-) -> None:
+async def _judge(service: Service, judged: _Judged, verdict: Verdict, claimed: Claimed, now: float) -> None:
     judged.applied += 1
     arrived, place = claimed.arrived, claimed.consumer.place
     if isinstance(verdict, Started):
@@ -134,7 +132,9 @@ async def _acknowledge(service: Service, claims: Claims, judged: _Judged) -> set
 def _letter_of(outgoing: Outgoing, reason: str, now: float) -> Post:
     letter = outgoing.as_letter()
     message = letter.message
-    data = seal(
-        message, letter.queue, "", exchange=message.exchange, routing_key=message.routing_key
-    ) if message.headers else message.body
+    data = (
+        seal(message, letter.queue, "", exchange=message.exchange, routing_key=message.routing_key)
+        if message.headers
+        else message.body
+    )
     return posts.letter(letter.queue, data, reason, 0, now)

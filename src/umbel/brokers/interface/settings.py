@@ -31,7 +31,7 @@ class BrokerSettings:
     sep: str = DEFAULT_SEP  # between the name of a queue and its step, and the parts of a binding
     fanout_prefix: str = "/{db}."  # of the channels in Redis
     queue_name_prefix: str = "kombu-"  # of subscriptions of Pub/Sub
-    subscription_expires_s: float = 86_400.0  # likewise: an unused one is removed after that, with its messages
+    subscription_expires_s: float = 86_400.0  # likewise: an unused one is removed, with its messages
     exactly_once: bool = False  # likewise, of those that are made here
     coordination_store: str = field(default="", repr=False)  # a broker that does what Pub/Sub cannot
     declared: tuple[DeclaredQueue, ...] = ()  # queues that are not declared in our plain way

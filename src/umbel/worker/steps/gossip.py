@@ -158,9 +158,10 @@ class Gossip(Step):
         if self._context.settings.without_gossip:
             log.info("gossip disabled by without_gossip")
             return
-        if not capabilities.fanout:
-            log.warning("gossip disabled: %s", capabilities.why_not("fanout"))
-            return
+        for ability in ("fanout", "events"):
+            if not getattr(capabilities, ability):
+                log.warning("gossip disabled: %s", capabilities.why_not(ability))
+                return
         self._heart.on_lag(self.strained)
         self._context.outages.on_link(self._note_link)
         self.run_in_background(drive(self._machine, self._inbox, self._perform))

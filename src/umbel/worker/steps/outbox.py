@@ -47,7 +47,7 @@ class OutboxStep(Step):
             return
         capabilities = self._context.broker.capabilities
         if not capabilities.leases:
-            log.warning("outbox disabled: transport %s has no leases", capabilities.transport)
+            log.warning("outbox disabled: %s", capabilities.why_not("leases"))
             return
         assert self._group is not None
         for address in settings.addresses:
