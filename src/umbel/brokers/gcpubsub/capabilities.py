@@ -43,8 +43,8 @@ CAPABILITIES = Capabilities(
         "signatures": "Pub/Sub has no record of the signatures that were used, so that a copied message "
         "could run again; use Redis, RabbitMQ or the embedded broker for signed tasks",
         "marks": "Pub/Sub knows of no connection and no node",
-        "delayed": "a task that is not due is held by its ack deadline: a worker gets it every ten minutes and "
-        f"puts it off, for a day at most; {_STORE} for more",
+        "delayed": "a task that is not due is held by its ack deadline: a worker gets it every ten minutes "
+        f"and puts it off, for a day at most; {_STORE} for more",
         "ownership": "the ack deadline is the lease: Pub/Sub redelivers the messages of a dead process after "
         "ten seconds or more; workers count neither",
         "priorities": "Pub/Sub has no priorities: they order the messages that a worker has fetched",
@@ -53,8 +53,8 @@ CAPABILITIES = Capabilities(
         "order": "Pub/Sub delivers in no order",
         "return_order": "a returned message is published again, behind the others",
         "claimed": "Pub/Sub does not show what others have claimed",
-        "sent_once": "Pub/Sub cannot tell whether it has a message already: an awaited send that was cut off may "
-        "have been sent, and sending it again may run it twice",
+        "sent_once": "Pub/Sub cannot tell whether it has a message already: an awaited send that was cut off "
+        "may have been sent, and sending it again may run it twice",
         "move": "Pub/Sub cannot move a message in one step: Umbel publishes, and acknowledges when that is "
         "confirmed; a move that is killed may leave messages in both queues",
     },

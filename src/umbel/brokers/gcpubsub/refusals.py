@@ -84,7 +84,7 @@ def unreachable(address: Address, problem: BaseException, timeout_s: float) -> B
         return BrokerUnavailable(f"{where}: connection refused; {check}")
     if address.tls and (refused := tls_refusal(where, problem)) is not None:
         return refused
-    return BrokerUnavailable(f"{where}: {problem or type(problem).__name__}; {check}")
+    return BrokerUnavailable(f"{where}: {str(problem) or type(problem).__name__}; {check}")
 
 
 def cut_off(address: Address) -> BrokerUnavailable:
