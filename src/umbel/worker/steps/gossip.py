@@ -128,6 +128,11 @@ class Gossip(Step):
         return (self._myself(), *self._machine.members())
 
     @property
+    def is_on(self) -> bool:
+        """Whether this node hears others; one that does not knows of itself alone."""
+        return bool(self._ears)
+
+    @property
     def nodes(self) -> int:
         """How many nodes are there, this one included."""
         return self._machine.nodes
