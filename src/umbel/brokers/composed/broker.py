@@ -7,6 +7,7 @@ can do both in one step. Workers claim from both; so what waits in the store is 
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from umbel.brokers.composed import settling
 from umbel.brokers.composed.capabilities import composed
 from umbel.brokers.composed.shared import SharedRecord
-from umbel.brokers.composed.tags import in_store, of_store
+from umbel.brokers.composed.tags import in_store, of_messages, of_store, whose
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Ack,
@@ -218,41 +219,36 @@ class ComposedBroker(SharedRecord):
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
         found = list(await self._store.dead_letters(limit))
         if len(found) < limit:
-            found += await self._messages.dead_letters(limit - len(found))
+            letters = await self._messages.dead_letters(limit - len(found))
+            found += [dataclasses.replace(one, letter_id=of_messages(one.letter_id)) for one in letters]
         return found
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        there, here = await self._whose(letter_ids)
+        there, here = whose(letter_ids)
         count = await self._messages.requeue_dead(there) if there else 0
         return count + (await self._store.requeue_dead(here) if here else 0)
 
     async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
-        there, here = await self._whose(letter_ids)
+        there, here = whose(letter_ids)
         count = await self._messages.drop_dead(there) if there else 0
         return count + (await self._store.drop_dead(here) if here else 0)
 
     async def resend(self, letters: Sequence[Resend]) -> Resent:
         """Of the broker of messages: sent, then dropped; who is killed in between sends it again."""
-        there, _ = await self._whose([one.letter.letter_id for one in letters if not one.letter.failed])
         sent: set[int] = set()
         here: list[int] = []
         for place, one in enumerate(letters):
-            if one.letter.failed or one.letter.letter_id not in there:
+            there, _ = whose([one.letter.letter_id])
+            if not there:
                 here.append(place)
                 continue
             if one.outgoing is not None:
                 await self.publish([one.outgoing])
-            if await self._messages.drop_dead([one.letter.letter_id]) and one.outgoing is not None:
+            if await self._messages.drop_dead(there) and one.outgoing is not None:
                 sent.add(place)
         done = await self._store.resend([letters[place] for place in here]) if here else Resent()
         sent |= {here[place] for place in done.sent}
         return Resent(frozenset(sent), {here[place]: why for place, why in done.refused.items()})
-
-    async def _whose(self, ids: Sequence[int | str]) -> tuple[list[int | str], list[int | str]]:
-        if not ids:
-            return [], []
-        known = {one.letter_id for one in await self._messages.dead_letters()}
-        return [one for one in ids if one in known], [one for one in ids if one not in known]
 
     # -- fan-out ---------------------------------------------------------------------------------
 

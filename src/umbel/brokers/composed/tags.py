@@ -1,8 +1,11 @@
-"""Tags: whose claim is it? Those of the store are marked, so that none is taken for the other's."""
+"""Tags: whose claim, whose dead letter is it? One of the two is marked, and never taken for the other's."""
+
+from collections.abc import Sequence
 
 from umbel.brokers.interface import Tag
 
 _TEXT, _NUMBER = "store:s:", "store:i:"
+_LETTER = "message:"
 
 
 def of_store(tag: Tag) -> str:
@@ -17,3 +20,20 @@ def in_store(tag: Tag) -> Tag | None:
         if tag.startswith(_NUMBER):
             return int(tag.removeprefix(_NUMBER))
     return None
+
+
+def of_messages(letter_id: int | str) -> str:
+    """The id of a dead letter in the broker of messages."""
+    return f"{_LETTER}{letter_id}"
+
+
+def whose(letter_ids: Sequence[int | str]) -> tuple[list[int | str], list[int | str]]:
+    """Those of the broker of messages, as it knows them, and those of the store."""
+    there: list[int | str] = []
+    here: list[int | str] = []
+    for one in letter_ids:
+        if isinstance(one, str) and one.startswith(_LETTER):
+            there.append(one.removeprefix(_LETTER))
+        else:
+            here.append(one)
+    return there, here
