@@ -18,15 +18,18 @@ from tests.cluster import Cluster
 from tests.corpus import case as corpus
 from tests.corpus.case import Case
 from tests.corpus.delivering import REPLIES, REQUESTS, redis_envelope
+from tests.scenarios import test_elections, test_periodic
 from tests.scenarios.chaos_tasks import journal_of
 from tests.scenarios.corpus_tasks import ledger_of
+from tests.scenarios.places import Place
 from tests.servers.pubsub import pubsub_url
+from tests.servers.redis import redis_server, redis_url
 from tests.waiting import wait_until
 from umbel.brokers.gcpubsub.address import EMULATOR_VARIABLE
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.wire.message import Message, Outgoing
 
-__all__ = ["pubsub_url"]
+__all__ = ["pubsub_url", "redis_server", "redis_url"]
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 TASKS = 20_000 if SOAK else 200
@@ -119,6 +122,29 @@ def test_whatever_comes_the_worker_lives_and_no_neighbour_is_lost(pubsub_url: st
         wait_until(lambda: cluster.counters("w1")["received"] >= len(sent), what="its state file")
         assert cluster.counters("w1")["faults"] == 0
         assert cluster.stop_worker("w1") == 0
+
+
+@pytest.fixture
+def with_store(pubsub_url: str, redis_url: str) -> Place:
+    return Place(pubsub_url, redis_url, coordination_store=redis_url)
+
+
+def test_with_a_store_a_lease_has_one_leader_at_a_time(with_store: Place, tmp_path: Path) -> None:
+    test_elections.test_a_lease_has_one_leader_at_a_time_e6(with_store, tmp_path)
+
+
+def test_with_a_store_periodic_tasks_are_sent_once_although_leaders_die(
+    with_store: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_periodic.test_every_slot_is_sent_once_although_leaders_die(with_store, tmp_path, monkeypatch)
+
+
+@pytest.mark.skipif(not SOAK, reason="three workers more; the lease and the periodic tasks are tried without")
+@pytest.mark.timeout(900)
+def test_with_a_store_elected_tasks_are_sent_once(with_store: Place, tmp_path: Path) -> None:
+    test_elections.test_each_elected_task_is_sent_once_or_reported_failed_while_workers_die(
+        with_store, tmp_path
+    )
 
 
 def _throw(url: str, topic: str, cases: Sequence[Case]) -> None:
