@@ -47,7 +47,7 @@ def cluster(
 def replies(
     cluster: MixedCluster, library: str, command: str, *nodes: str, **arguments: Any
 ) -> dict[str, Any]:
-    """What these nodes answer. Celery counts replies of earlier questions too, so that it is asked to wait."""
+    """What these nodes answer. Celery counts replies of earlier questions too, so it is asked to wait."""
     asked = "app.control.broadcast(command, arguments, reply=True, timeout=2)"
 
     def all_of_them() -> dict[str, Any] | None:
@@ -92,6 +92,7 @@ def test_clients_of_either_kind_ask_workers_of_both(cluster: MixedCluster) -> No
         assert replies(cluster, library, "ping", OURS, THEIRS) == {OURS: pong, THEIRS: pong}
 
 
+@pytest.mark.skipif(not os.environ.get("UMBEL_SOAK"), reason="one more Celery worker, which starts slowly")
 def test_a_celery_worker_that_starts_learns_what_we_revoked(cluster: MixedCluster) -> None:
     revoked = f"revoked-by-umbel-{uuid4()}"
     cluster.client("umbel")("app.AsyncResult(task_id).revoke()", task_id=revoked)
@@ -118,7 +119,7 @@ def test_our_worker_that_starts_learns_what_celery_knows_to_be_revoked(cluster: 
 
 
 def test_status_says_what_is_off_and_why(cluster: MixedCluster) -> None:
-    found = cluster.ours.umbel_json("status", "--timeout", "10")
+    found = cluster.ours.umbel_json("status", "--timeout", "3")
     supports = found["broker"]["supports"]
     assert supports["mingle"] is True and supports["remote control"] is True
     assert "topic exchanges" in supports["gossip"]

@@ -6,7 +6,6 @@ It ignores the filters of subscriptions and keeps nothing across restarts.
 import atexit
 import os
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
 from uuid import uuid4
 
 import pytest
@@ -46,7 +44,6 @@ class Emulator:
 
     port: int
     _process: subprocess.Popen[bytes] | None = None
-    _log: IO[bytes] | None = None
 
     @property
     def host(self) -> str:
@@ -58,8 +55,8 @@ class Emulator:
         # A small heap, and no second compiler: it is warm sooner.
         small = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command = [java, *small, "-jar", str(jar), "--host=127.0.0.1", f"--port={self.port}"]
-        self._log = TemporaryFile()
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        with TemporaryFile() as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(self._answers, what="the Pub/Sub emulator", deadline_s=60.0)
 
     def stop(self) -> None:
@@ -73,7 +70,7 @@ class Emulator:
         try:
             with urllib.request.urlopen(f"http://{self.host}/", timeout=5):
                 return True
-        except (urllib.error.URLError, OSError, socket.timeout):
+        except (TimeoutError, urllib.error.URLError, OSError):
             return False
 
 

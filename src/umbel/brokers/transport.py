@@ -36,3 +36,8 @@ class Capabilities:
         """Why something is off that needs the ability, in the transport's own words if it has any."""
         missing = _MISSING.get(ability, f"no {ability.replace('_', ' ')}")
         return self.reasons.get(ability) or f"transport {self.transport} has {missing}"
+
+    def why_no_events(self) -> str:
+        """Why nodes do not hear one another's events; empty where they do."""
+        missing = [ability for ability in ("fanout", "events") if not getattr(self, ability)]
+        return self.why_not(missing[0]) if missing else ""

@@ -225,7 +225,6 @@ def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Sett
     home = pyproject.parent if pyproject is not None else start
     broker = _anchored(values.get("broker") or f"sqlite:///{EMBEDDED_FILE}", home)
     store = _anchored(values.get("coordination_store") or "", home)
-    # A broker that holds no results may have a store beside it that does.
     backend = _anchored(values.get("backend") or store or broker, home)
     outbox = values.get("outbox") or ()
     placed = (

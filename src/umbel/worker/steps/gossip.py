@@ -111,6 +111,7 @@ class Gossip(Step):
             self._cluster.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
         )
         self.undecodable = 0
+        self.is_on = False  # a node that does not listen knows of itself alone
         self.mode = mode_for(context.settings.gossip_mode, GossipMode.FULL, 1)
 
     # -- for other steps -------------------------------------------------------------------------
@@ -126,11 +127,6 @@ class Gossip(Step):
     def members(self) -> Sequence[Member]:
         """Everybody known, this node first, the gone among them for an hour."""
         return (self._myself(), *self._machine.members())
-
-    @property
-    def is_on(self) -> bool:
-        """Whether this node hears others; one that does not knows of itself alone."""
-        return bool(self._ears)
 
     @property
     def nodes(self) -> int:
@@ -163,10 +159,10 @@ class Gossip(Step):
         if self._context.settings.without_gossip:
             log.info("gossip disabled by without_gossip")
             return
-        for ability in ("fanout", "events"):
-            if not getattr(capabilities, ability):
-                log.warning("gossip disabled: %s", capabilities.why_not(ability))
-                return
+        if why := capabilities.why_no_events():
+            log.warning("gossip disabled: %s", why)
+            return
+        self.is_on = True
         self._heart.on_lag(self.strained)
         self._context.outages.on_link(self._note_link)
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
