@@ -145,6 +145,7 @@ class ControlContract:
 
         run(scenario())
 
+    @needs("revokes")
     def test_a_worker_records_revokes_as_a_client_does(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(revokes_max=2) as broker, under_test.open() as other:
@@ -160,6 +161,7 @@ class ControlContract:
 
         run(scenario())
 
+    @needs("revokes")
     def test_a_revoke_that_is_taken_back_is_told_to_who_knew_it(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(revokes_max=1) as broker, under_test.open() as other:

@@ -12,6 +12,7 @@ from tests.brokers.under_test import (
     BrokerUnderTest,
     eventually,
     message,
+    needs,
     outgoing,
     run,
     take,
@@ -43,6 +44,7 @@ def again(*letters: DeadLetter, queue: str = "again") -> list[Resend]:
 
 
 class FailuresContract:
+    @needs("failures")
     def test_a_failure_is_kept_as_it_was_sent_with_its_reason(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -59,6 +61,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_success_keeps_nothing(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -68,6 +71,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_beyond_the_limit_the_oldest_make_room(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(failed_keep=3) as broker:
@@ -81,6 +85,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_after_their_time_they_are_gone(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(failed_keep_s=1.0) as broker:
@@ -93,6 +98,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_a_verdict_whose_claim_has_ended_keeps_nothing(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with (
@@ -108,6 +114,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_one_that_was_acknowledged_before_is_kept_too(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -118,6 +125,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_a_retry_is_sent_and_its_failure_is_gone(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -130,6 +138,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_a_dead_letter_is_retried_the_same_way(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -145,6 +154,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_two_who_retry_the_same_send_each_once(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as one, under_test.open() as other:
@@ -162,6 +172,7 @@ class FailuresContract:
 
         run(scenario())
 
+    @needs("failures")
     def test_what_was_retried_is_not_retried_again(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:

@@ -8,7 +8,7 @@ NODE = "ada@here"
 
 
 class MarksContract:
-    @needs("fanout")
+    @needs("marks")
     def test_a_node_that_listens_and_marks_itself_is_alive_until_it_is_gone(
         self, under_test: BrokerUnderTest
     ) -> None:

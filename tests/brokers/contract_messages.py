@@ -215,7 +215,8 @@ class MessagesContract:
                 await broker.publish(outgoing("later", not_before=time.time() + 3600))
                 await broker.publish(outgoing("now") + outgoing("past", not_before=time.time() - 3600))
                 assert texts((await take(broker)).deliveries) == ["now", "past"]
-                assert (await broker.queues())[QUEUE].delayed == 1
+                if under_test.capabilities.depths:
+                    assert (await broker.queues())[QUEUE].delayed == 1
 
         run(scenario())
 
@@ -284,6 +285,7 @@ class MessagesContract:
 
         run(scenario())
 
+    @needs("depths")
     def test_depths_tell_ready_delayed_and_claimed_apart(self, under_test: BrokerUnderTest) -> None:
         later = time.time() + 3600 if under_test.capabilities.delayed else 0.0
 
@@ -307,9 +309,11 @@ class MessagesContract:
                 await broker.publish(outgoing("a", "b", "c"))
                 for _ in range(2):
                     seen = await broker.peek(QUEUE, 2)
-                    assert texts(seen) == ["a", "b"]
-                    assert seen[0].message == message("a")
-                assert texts((await take(broker)).deliveries) == ["a", "b", "c"]
+                    assert len(seen) == 2 and seen[0].message == message(*texts(seen[:1]))
+                    assert "order" in broker.capabilities.reasons or texts(seen) == ["a", "b"]
+                taken = texts((await take(broker)).deliveries)
+                assert sorted(taken) == ["a", "b", "c"]
+                assert "order" in broker.capabilities.reasons or taken == ["a", "b", "c"]
 
         run(scenario())
 

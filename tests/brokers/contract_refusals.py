@@ -42,6 +42,8 @@ def refusing_queue(under_test: BrokerUnderTest) -> str:
         case "redis":
             ask_redis(url, "SET", "closed", "no list")
             return "closed"
+        case "gcpubsub":
+            return "no"  # too short a name
         case transport:
             assert transport == "amqp"
             return "amq.closed"
@@ -133,8 +135,9 @@ class RefusalsContract:
             async with under_test.open() as broker:
                 await broker.publish(outgoing("a", "b"))
                 one, two = (await take(broker, 2)).deliveries
+                results = [result("t2")] if broker.capabilities.stores_results else []
                 reason = "corrupt: \x1b[31m\x00 \N{SNOWMAN}"
-                settled = await broker.settle([Bury(one.tag, reason), Ack(two.tag, [result("t2")])])
+                settled = await broker.settle([Bury(one.tag, reason), Ack(two.tag, results)])
                 assert not settled.refused and not settled.conflicts
                 assert [letter.reason for letter in await broker.dead_letters()] == [reason]
 
@@ -168,6 +171,9 @@ class RefusalsContract:
                 settled = await broker.settle(
                     [Ack(delivery.tag, [result("t1")], outgoing("bad", queue=closed))]
                 )
+                if not broker.capabilities.stores_results:
+                    assert len(settled.refused) == 2
+                    return
                 assert len(settled.refused) == 1
                 assert read_results(backend, ["t1"])["t1"].status == "SUCCESS"
 

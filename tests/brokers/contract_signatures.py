@@ -11,6 +11,7 @@ from tests.brokers.under_test import (
     SHORT_LEASE_S,
     BrokerUnderTest,
     eventually,
+    needs,
     outgoing,
     run,
     take,
@@ -34,6 +35,7 @@ async def is_copy(broker: Broker, delivery: Delivery, mark: str = MARK) -> bool:
 
 
 class SignaturesContract:
+    @needs("signatures")
     def test_a_copy_is_refused_beside_its_original_and_after_it(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(**STRICT) as broker, under_test.open(**STRICT) as peer:
@@ -56,6 +58,7 @@ class SignaturesContract:
 
         run(scenario())
 
+    @needs("signatures")
     def test_a_copy_is_refused_in_a_broker_that_has_nothing_else(self, under_test: BrokerUnderTest) -> None:
         """It may then be given the number, or the place, that its original had."""
 
@@ -69,6 +72,7 @@ class SignaturesContract:
 
         run(scenario())
 
+    @needs("signatures")
     def test_a_message_that_comes_back_is_no_copy(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(**STRICT) as broker, under_test.open(**STRICT) as peer:
@@ -86,6 +90,7 @@ class SignaturesContract:
 
         run(scenario())
 
+    @needs("signatures")
     def test_a_message_of_a_dead_owner_is_no_copy_but_one_of_its_copies_is(
         self, under_test: BrokerUnderTest
     ) -> None:
@@ -105,6 +110,7 @@ class SignaturesContract:
 
         run(scenario())
 
+    @needs("signatures")
     def test_of_two_that_use_a_signature_at_once_one_has_it(self, under_test: BrokerUnderTest) -> None:
         """And the end of the other ends nothing else: what comes back from the first user is no copy."""
 
@@ -132,6 +138,7 @@ class SignaturesContract:
 
         run(scenario())
 
+    @needs("signatures")
     def test_dead_letters_are_signed_anew_unless_they_are_forged_or_copies(
         self, under_test: BrokerUnderTest
     ) -> None:
@@ -155,6 +162,7 @@ class SignaturesContract:
         assert at[b"copy"] == 1000.0
         assert (at[b"dead"] or 0.0) > 1_000_000.0
 
+    @needs("signatures")
     def test_a_signature_survives_the_way_through_the_broker(self, under_test: BrokerUnderTest) -> None:
         """Through a parked and a returned message too, whatever the headers are."""
 

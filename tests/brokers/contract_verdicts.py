@@ -58,7 +58,7 @@ class OwnershipContract:
                 held = (await take(dead, 2)).deliveries
                 await lose(peer, held, holder=dead)
                 assert await peer.return_lost() == 0
-                again = (await take(peer, owner=PEER)).deliveries
+                again = sorted((await take(peer, owner=PEER)).deliveries, key=lambda one: one.message.body)
                 assert texts(again) == ["a", "b", "c"]
                 assert [delivery.redelivered for delivery in again] == [True, True, False]
                 assert [delivery.starts for delivery in again] == [0, 0, 0]
@@ -177,6 +177,9 @@ class OwnershipContract:
                 async def all_ready() -> bool:
                     return (await broker.queues())[QUEUE].ready == 20
 
+                if not under_test.capabilities.depths:
+                    await take_in_time(broker, 20, what="every message")
+                    return
                 await eventually(all_ready, what="every message back in the queue")
 
         run(scenario())
@@ -188,7 +191,7 @@ class VerdictsContract:
             async with under_test.open() as broker:
                 await broker.publish(outgoing("a", "b"))
                 await settle_all(broker, *(Ack(delivery.tag) for delivery in (await take(broker)).deliveries))
-                assert await broker.queues() == {}
+                assert not under_test.capabilities.depths or await broker.queues() == {}
                 assert await broker.forget_owner(OWNER) == 0
 
         run(scenario())
@@ -280,7 +283,7 @@ class VerdictsContract:
                 assert refused.applied == 0
                 assert refused.conflicts == {delivery.tag for delivery in held}
                 assert not await peer.dead_letters()
-                assert "other" not in await peer.queues()
+                assert not (await take(peer, owner=PEER, queues=["other"])).deliveries
                 assert not under_test.backend().read([one.task_id for one in results])
                 await settle_all(peer, *(Return(delivery.tag) for delivery in again))
                 assert [delivery.starts for delivery in (await take(peer, owner=PEER)).deliveries] == [
@@ -368,7 +371,7 @@ class VerdictsContract:
                     await settle_all(
                         broker, Started(delivery.tag), Bury(delivery.tag, "it crashed", charged=True)
                     )
-                assert await broker.queues() == {}
+                assert not (await take(broker)).deliveries
                 letters = await broker.dead_letters()
                 assert sorted(letter.message.body for letter in letters) == [b"a", b"b"]
                 letter = next(letter for letter in letters if letter.message.body == b"a")

@@ -36,6 +36,7 @@ LONG_S = 30.0  # nobody waits that long: what returns before it was woken
 class BrokerUnderTest:
     settings: BrokerSettings
     capabilities: Capabilities
+    results_url: str = ""  # of a store for results, where the broker has none
     _opened: list[Producer | Backend] = field(default_factory=list)
 
     @asynccontextmanager
@@ -53,7 +54,7 @@ class BrokerUnderTest:
         return producer
 
     def backend(self, **changes: Any) -> Backend:
-        backend = open_backend(self.settings.url, replace(self.settings, **changes))
+        backend = open_backend(self.results_url or self.settings.url, replace(self.settings, **changes))
         self._opened.append(backend)
         address_of(backend)
         return backend

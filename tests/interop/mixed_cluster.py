@@ -124,6 +124,7 @@ class CeleryWorker(Process):
         queues: Sequence[str],
         name: str = "",
         level: str = "INFO",
+        events: bool = True,
         **variables: str,
     ) -> None:
         # One child: then tasks run in the order in which they were taken.
@@ -136,7 +137,7 @@ class CeleryWorker(Process):
             "prefork",
             "-c",
             "1",
-            "-E",
+            *(["-E"] if events else []),
             "-l",
             level,
         ]
@@ -152,13 +153,23 @@ class CeleryWorker(Process):
 
 
 class MixedCluster:
-    """`versions` are the Celery workers that take part: celery (5.7), celery55."""
+    """`versions` are the Celery workers that take part: celery (5.7), celery55. `events`: they send them."""
 
-    def __init__(self, home: Path, name: str, *, broker: str, backend: str, versions: Sequence[str]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        *,
+        broker: str,
+        backend: str,
+        versions: Sequence[str],
+        events: bool = True,
+    ) -> None:
         self.home = home
         self.name = name
         self.broker, self.backend = broker, backend
         self._versions = versions
+        self._events = events
         self._ends = ExitStack()
         self.ours: Cluster
         self.clients: dict[str, Client] = {}
@@ -190,7 +201,11 @@ class MixedCluster:
         with ExitStack() as ends:
             for version in self._versions:  # they take seconds: all start at once
                 worker = CeleryWorker(
-                    version, self.home, queues=[f"on_{version}", "on_either"], **self.variables_for_celery()
+                    version,
+                    self.home,
+                    queues=[f"on_{version}", "on_either"],
+                    events=self._events,
+                    **self.variables_for_celery(),
                 )
                 self.workers[version] = ends.enter_context(worker)
             ours = Cluster(self.home, TASKS_FILE, broker=self.broker, backend=self.backend)

@@ -16,6 +16,7 @@ class Place:
     broker: str
     backend: str
     restart: Callable[[], None] | None = None
+    coordination_store: str = ""
 
 
 @contextmanager

@@ -95,7 +95,12 @@ class Field:
 
 @contextmanager
 def field(where: Place, home: Path, **settings: object) -> Iterator[Field]:
-    with Cluster(home, TASKS_FILE, broker=where.broker, backend=where.backend, **settings) as cluster:
+    place = {
+        "broker": where.broker,
+        "backend": where.backend,
+        "coordination_store": where.coordination_store,
+    }
+    with Cluster(home, TASKS_FILE, **place, **settings) as cluster:
         yield Field(cluster, home / "journal")
 
 

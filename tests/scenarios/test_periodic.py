@@ -39,6 +39,7 @@ def test_every_slot_is_sent_once_although_leaders_die(
 ) -> None:
     journal = _journal(tmp_path, monkeypatch)
     settings = {"broker": where.broker, "backend": where.backend, "scheduler_lease_s": LEASE_S}
+    settings["coordination_store"] = where.coordination_store
     began_s = int(time())
     with Cluster(tmp_path, TASKS_FILE, **settings) as cluster:
         for name in SENDERS:  # they send and run nothing

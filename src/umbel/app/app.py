@@ -185,6 +185,8 @@ class App(Sending, AsyncSending):
         revokes = [Revoke(one, now, expires_at) for one in task_ids]
         if (runner := self.eager_runner) is not None:
             runner.revoke(revokes)
+        if not self.producer.capabilities.revokes:  # then it reaches those who hear it, and no others
+            return
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
 
     # -- who does it -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Sequence
 
 from umbel.app.options import TaskOptions
+from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import check_limits_on
 from umbel.errors import ConfigurationError
 from umbel.protocol.delivery.limits import ClusterLimit, Concurrency, Field, check_names
@@ -11,7 +12,7 @@ from umbel.protocol.delivery.limits import ClusterLimit, Concurrency, Field, che
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def check_limit(own: TaskOptions, broker: str) -> None:
+def check_limit(own: TaskOptions, broker: BrokerSettings) -> None:
     """Refuse to send a task with a limit by way of a broker that cannot keep it."""
     if own.cluster_limit is not None:
         check_limits_on(broker, own.cluster_limit.task)

@@ -29,6 +29,10 @@ def sends_results(url: str) -> bool:
 def open_backend(url: str, settings: BrokerSettings) -> Backend:
     """`settings` are the broker's; the address of the results takes the place of the broker's."""
     scheme, colon, _ = url.partition(":")
+    if scheme == "gcpubsub":
+        raise BadURL(
+            url, "Pub/Sub stores no results; set 'backend' to Redis (redis://...) or to sqlite:///FILE"
+        )
     if not colon or scheme not in SCHEMES:
         raise BadURL(url, f"unknown backend scheme {scheme!r}; known schemes: {', '.join(SCHEMES)}")
     if scheme in _REDIS:

@@ -43,7 +43,10 @@ class _Rule:
 
 def judge_options(url: str, options: Mapping[str, Any]) -> list[Judged]:
     """`broker_transport_options` of a project whose broker is at this address."""
-    table = _REDIS if url.startswith(("redis", "unix", "sentinel")) else _AMQP
+    if url.startswith("gcpubsub"):
+        table = _PUBSUB
+    else:
+        table = _REDIS if url.startswith(("redis", "unix", "sentinel")) else _AMQP
     return [_judge(name, value, table) for name, value in options.items()]
 
 
@@ -210,6 +213,14 @@ _AMQP: Mapping[str, _Rule] = {
         ("on_open", "on_blocked", "on_unblocked", "on_tune_ok"), _Rule(_CALLBACK, unsupported=True)
     ),
     **dict.fromkeys(("global_keyprefix", "priority_steps", "sep"), _Rule("it is an option of Redis")),
+}
+_PUBSUB: Mapping[str, _Rule] = {
+    "queue_name_prefix": _Rule("before the names of subscriptions", "queue_name_prefix", str),
+    "expiration_seconds": _Rule("an unused subscription is removed", "subscription_expires_s", float),
+    "enable_exactly_once_delivery": _Rule("of subscriptions that are made here", "exactly_once", bool),
+    **dict.fromkeys(("ack_deadline_seconds", "ack_modify_batch_size"), _Rule(_LEASES)),
+    **dict.fromkeys(("wait_time_seconds", "retry_timeout_seconds"), _Rule(_OWN_CONNECTIONS)),
+    "bulk_max_messages": _Rule("a worker pulls as many messages as it can take"),
 }
 _RESULTS: Mapping[str, _Rule] = {
     "global_keyprefix": _Rule("before the keys of results", "result_key_prefix", _result_prefix),

@@ -1,5 +1,6 @@
 """Registry: from an address to the broker behind it. A broker's libraries load when it is asked for."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,19 @@ SCHEMES = (
     "amqp",
     "amqps",
     "pyamqp",
+    "gcpubsub",
 )
 _REDIS = ("redis", "rediss", "unix", "sentinel", "sentinels")
 _AMQP = ("amqp", "amqps", "pyamqp")
+_PUBSUB = ("gcpubsub",)
 
 
 def open_broker(settings: BrokerSettings) -> Broker:
     """The asynchronous face; `open()` it in its event loop."""
+    if settings.coordination_store:
+        from umbel.brokers.composed.broker import ComposedBroker
+
+        return ComposedBroker(*(open_broker(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
         need_redis_extra(settings.url)
@@ -36,12 +43,21 @@ def open_broker(settings: BrokerSettings) -> Broker:
         from umbel.brokers.amqp.broker import AmqpBroker
 
         return AmqpBroker(settings)
+    if scheme in _PUBSUB:
+        need_google_auth(settings.url)
+        from umbel.brokers.gcpubsub.broker import PubsubBroker
+
+        return PubsubBroker(settings)
     from umbel.brokers.sqlite.broker import SqliteBroker
 
     return SqliteBroker(settings)
 
 
 def open_producer(settings: BrokerSettings) -> Producer:
+    if settings.coordination_store:
+        from umbel.brokers.composed.producer import ComposedProducer
+
+        return ComposedProducer(*(open_producer(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
         need_redis_extra(settings.url)
@@ -52,6 +68,11 @@ def open_producer(settings: BrokerSettings) -> Producer:
         from umbel.brokers.amqp.producer import AmqpProducer
 
         return AmqpProducer(settings)
+    if scheme in _PUBSUB:
+        need_google_auth(settings.url)
+        from umbel.brokers.gcpubsub.producer import PubsubProducer
+
+        return PubsubProducer(settings)
     from umbel.brokers.sqlite.producer import SqliteProducer
 
     return SqliteProducer(settings)
@@ -59,6 +80,10 @@ def open_producer(settings: BrokerSettings) -> Producer:
 
 def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
     """For the clients of one event loop."""
+    if settings.coordination_store:
+        from umbel.brokers.composed.producer import ComposedAsyncProducer
+
+        return ComposedAsyncProducer(*(open_async_producer(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
         need_redis_extra(settings.url)
@@ -69,6 +94,11 @@ def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
         from umbel.brokers.amqp.async_producer import AmqpAsyncProducer
 
         return AmqpAsyncProducer(settings)
+    if scheme in _PUBSUB:
+        need_google_auth(settings.url)
+        from umbel.brokers.gcpubsub.async_producer import PubsubAsyncProducer
+
+        return PubsubAsyncProducer(settings)
     from umbel.brokers.sqlite.async_producer import SqliteAsyncProducer
 
     return SqliteAsyncProducer(settings)
@@ -81,14 +111,16 @@ def look_into(settings: BrokerSettings) -> "Look":
     return Look(settings)
 
 
-def check_limits_on(url: str, task: str) -> None:
+def check_limits_on(settings: BrokerSettings, task: str) -> None:
     """Refuse a task with a limit for the cluster where the broker cannot keep one."""
-    if _scheme(url) in _AMQP:
+    scheme = _scheme(settings.coordination_store or settings.url)
+    if scheme in _AMQP:
         from umbel.brokers.amqp.capabilities import CAPABILITIES
-
-        raise NotSupported(
-            f"task {task!r} cannot have a limit for the cluster: {CAPABILITIES.reasons['limits']}"
-        )
+    elif scheme in _PUBSUB:
+        from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
+    else:
+        return
+    raise NotSupported(f"task {task!r} cannot have a limit for the cluster: {CAPABILITIES.reasons['limits']}")
 
 
 def need_redis_extra(url: str) -> None:
@@ -96,6 +128,34 @@ def need_redis_extra(url: str) -> None:
     for package in ("hiredis", "pybase64"):
         if find_spec(package) is None:
             raise BadURL(url, f"Redis needs the package {package}; pip install 'umbel[redis]'")
+
+
+def need_google_auth(url: str) -> None:
+    """Google's Pub/Sub takes an extra, an emulator none."""
+    from umbel.brokers.gcpubsub.address import address_from_url
+
+    address = address_from_url(url)
+    if address.tls and not _is_there("google.auth"):
+        raise BadURL(url, "Pub/Sub needs the package google-auth; pip install 'umbel[gcpubsub]'")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor what it is in
+        return False
+
+
+def _pair(settings: BrokerSettings) -> tuple[BrokerSettings, BrokerSettings]:
+    """Of the broker of messages, and of its coordination store."""
+    store = settings.coordination_store
+    if _scheme(settings.url) not in _PUBSUB:
+        raise BadURL(
+            store, "only gcpubsub:// needs a coordination store, the other brokers are their own; remove it"
+        )
+    if _scheme(store) in _PUBSUB:
+        raise BadURL(store, "Pub/Sub cannot be a coordination store; use Redis, RabbitMQ or a file of SQLite")
+    return replace(settings, coordination_store=""), replace(settings, url=store, coordination_store="")
 
 
 def _scheme(url: str) -> str:

@@ -24,9 +24,21 @@ class Capabilities(msgspec.Struct, frozen=True):
     unique: bool = False  # it can hold the keys of unique tasks
     limits: bool = False  # it can keep limits for the whole cluster
     idle_wait_s: float = 1.0  # an idle worker claims so often, whatever the broker tells of changes
+    events: bool = True  # nodes and monitors hear one another's events
+    revokes: bool = True  # it keeps a record of revoked tasks, which every claim reads
+    depths: bool = True  # it tells how many messages wait
+    pauses: bool = True  # queues can be paused
+    failures: bool = True  # it keeps the messages of failed tasks
+    signatures: bool = True  # it knows which signatures were used
+    marks: bool = True  # it knows which nodes are alive
     reasons: Mapping[str, str] = {}
 
     def why_not(self, ability: str) -> str:
         """Why something is off that needs the ability, in the transport's own words if it has any."""
         missing = _MISSING.get(ability, f"no {ability.replace('_', ' ')}")
         return self.reasons.get(ability) or f"transport {self.transport} has {missing}"
+
+    def why_no_events(self) -> str:
+        """Why nodes do not hear one another's events; empty where they do."""
+        missing = [ability for ability in ("fanout", "events") if not getattr(self, ability)]
+        return self.why_not(missing[0]) if missing else ""

@@ -45,7 +45,7 @@ def make_worker(
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
     tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
-    _check_limits(tasks, of_broker.url)
+    _check_limits(tasks, of_broker)
     served = tasks_for(project, tasks, queues)
     pool = choose(settings, served, host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
@@ -109,12 +109,12 @@ def outbox_settings(
     )
 
 
-def _check_limits(tasks: Mapping[str, TaskRules], url: str) -> None:
+def _check_limits(tasks: Mapping[str, TaskRules], broker: BrokerSettings) -> None:
     """Refuse limits for the cluster that could not be kept here."""
     for name, rules in tasks.items():
         if rules.limit is None:
             continue
-        check_limits_on(url, name)
+        check_limits_on(broker, name)
         if rules.limit.terms.most and rules.acks_before:
             raise ConfigurationError(
                 f"task {name!r} has a limit of tasks at a time and acknowledges its messages early: such a "

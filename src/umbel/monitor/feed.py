@@ -115,7 +115,8 @@ class Feed:
         """The tasks never start, and with `terminate` end if they run."""
         now = time()
         ids = [uuid] if isinstance(uuid, str) else list(uuid)
-        await self._broker.revoke([Revoke(one, now, now + REVOKE_S) for one in ids])
+        if self._broker.capabilities.revokes:
+            await self._broker.revoke([Revoke(one, now, now + REVOKE_S) for one in ids])
         arguments: dict[str, Any] = {"task_id": ids, "recorded": True}
         if terminate:
             arguments |= {"terminate": True, "signal": signal}
@@ -156,6 +157,8 @@ class Feed:
         self.model.changes.note("health", "")
 
     async def _look_at_queues(self) -> None:
+        if not self._broker.capabilities.depths:
+            return
         before, self.queues = self.queues, await self._broker.queues()
         now = time()
         waiting = oldest_waiting(self.model.state, now)

@@ -36,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     broker: str = ""  # "": the embedded broker in umbel.db
     backend: str = ""  # "": where the broker is, if that can hold results
+    coordination_store: str = ""  # a second broker, which does what Pub/Sub cannot
 
     task_default_queue: str = "celery"
     task_default_priority: int = 0
@@ -126,7 +127,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def shown(self) -> dict[str, Any]:
         """Every setting as it may be shown to others: plain values, no passwords."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        plain |= {name: without_password(plain[name]) for name in ("broker", "backend")}
+        plain |= {name: without_password(plain[name]) for name in ("broker", "backend", "coordination_store")}
         plain["outbox"] = [without_password(one) for one in self.outboxes]
         return plain | {"signing_keys": shown_keys(self.signing_keys)}
 
@@ -155,6 +156,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             failed_keep_s=self.failed_keep_s,
             storage_max_bytes=self.storage_max_bytes,
             keyring=self.keyring,
+            coordination_store=self.coordination_store,
         )
 
 
@@ -197,7 +199,7 @@ _AT_LEAST: Mapping[str, float] = {
     "task_soft_time_limit_s": 0.001,
 }
 _SECRET = frozenset({"signing_keys"})  # their values are in no error
-_ADDRESSES = frozenset({"broker", "backend", "outbox"})  # with passwords, which are in none
+_ADDRESSES = frozenset({"broker", "backend", "coordination_store", "outbox"})  # their passwords are in none
 HIDDEN = "***"
 _SIZES = frozenset({"worker_max_memory_per_child", "worker_max_memory_hard"})
 _AT_MOST: Mapping[str, float] = {
@@ -222,12 +224,14 @@ def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Sett
     values |= _from_environment(os.environ)
     home = pyproject.parent if pyproject is not None else start
     broker = _anchored(values.get("broker") or f"sqlite:///{EMBEDDED_FILE}", home)
-    backend = _anchored(values.get("backend") or broker, home)
+    store = _anchored(values.get("coordination_store") or "", home)
+    backend = _anchored(values.get("backend") or store or broker, home)
     outbox = values.get("outbox") or ()
     placed = (
         _anchored(outbox, home) if isinstance(outbox, str) else tuple(_anchored(one, home) for one in outbox)
     )
-    return Settings(**values | {"broker": broker, "backend": backend, "outbox": placed})
+    placed_urls = {"broker": broker, "backend": backend, "coordination_store": store, "outbox": placed}
+    return Settings(**values | placed_urls)
 
 
 def _current_directory() -> Path:

@@ -5,6 +5,10 @@ from collections.abc import Mapping
 HELP: Mapping[str, str] = {
     "broker": "address of the broker, see [brokers](brokers.md); separate several with `;` for failover",
     "backend": "address of the result backend, or `rpc://`",
+    "coordination_store": (
+        "address of a second broker for what [Google Pub/Sub](brokers.md#google-pubsub) cannot do: leases, "
+        "elections, delayed and unique tasks, limits"
+    ),
     "connect_timeout_s": "seconds for the broker to answer, or for the embedded broker's file to be unlocked",
     "broker_connection_wait_s": (
         "seconds that a starting worker waits for an unavailable broker before it exits with 69; 0: do "

@@ -69,7 +69,7 @@ def make_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         ignore_result=first(own.ignore_result, settings.task_ignore_result),
     )
     serializer = own.serializer or settings.task_serializer
-    check_limit(own, settings.broker)
+    check_limit(own, settings.for_broker())
     made = app.send_defaults[task] = SendDefaults(
         own=own,
         settings=settings,

@@ -29,6 +29,10 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     priority_steps: tuple[int, ...] = DEFAULT_PRIORITY_STEPS  # a list in Redis for each, from 0 up
     sep: str = DEFAULT_SEP  # between the name of a queue and its step, and the parts of a binding
     fanout_prefix: str = "/{db}."  # of the channels in Redis
+    queue_name_prefix: str = "kombu-"  # of subscriptions of Pub/Sub
+    subscription_expires_s: float = 86_400.0  # likewise: an unused one is removed, with its messages
+    exactly_once: bool = False  # likewise, of those that are made here
+    coordination_store: str = field(default="", repr=False)  # a broker that does what Pub/Sub cannot
     declared: tuple[DeclaredQueue, ...] = ()  # queues that are not declared in our plain way
     delayed_delivery: str = "quorum"  # the kind of the queues in which RabbitMQ delays Celery's messages
     prefetch_floor: int = 0  # on RabbitMQ, so many messages of a queue are held even if fewer are wanted

@@ -16,9 +16,12 @@ from umbel.celery.table.verdicts import (
     works,
 )
 
-BROKER_SCHEMES = ("redis", "rediss", "redis+socket", "unix", "sentinel", "amqp", "amqps", "pyamqp")
-TRANSPORTS = ("redis", "rediss", "sentinel", "amqp", "amqps", "pyamqp", "")
-_ALSO = "Redis and RabbitMQ are supported"
+BROKER_SCHEMES = (
+    *("redis", "rediss", "redis+socket", "unix", "sentinel"),
+    *("amqp", "amqps", "pyamqp", "gcpubsub"),
+)
+TRANSPORTS = ("redis", "rediss", "sentinel", "amqp", "amqps", "pyamqp", "gcpubsub", "")
+_ALSO = "Redis, RabbitMQ and Google Pub/Sub are supported"
 _LINKS = "the worker watches and restores its own links"
 _MAILBOX = "the worker's mailbox is declared as Celery's defaults are; Celery's clients go on reading it"
 _PARTS = "write it into broker_url"

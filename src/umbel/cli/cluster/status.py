@@ -16,13 +16,18 @@ COLUMNS = ("node", "state", "pool", "children", "running", "processed", "reconne
 FEATURES = {
     "remote control": "fanout",
     "mingle": "fanout",
-    "gossip": "fanout",
+    "gossip": "events",
     "elections": "leases",
     "leases": "leases",
     "delayed tasks": "delayed",
     "event log": "event_log",
     "unique tasks": "unique",
     "cluster limits": "limits",
+    "recorded revokes": "revokes",
+    "queue lengths": "depths",
+    "paused queues": "pauses",
+    "kept failures": "failures",
+    "signed tasks": "signatures",
 }
 
 

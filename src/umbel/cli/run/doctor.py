@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from umbel.app.configuration.settings import Settings, wrong_variables
+from umbel.brokers.interface import Queues
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option, run_directory_option
@@ -25,6 +26,7 @@ SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
 OPTIONAL = {  # package: (extra that brings it, what it is for)
     "uvloop": ("uvloop", "a faster event loop for workers"),
     "hiredis": ("redis", "Redis as broker and result store"),
+    "google-auth": ("gcpubsub", "Google Pub/Sub as broker"),
     "pyarrow": ("history", "recording, `umbel record`"),
     "duckdb": ("history", "reading history, `umbel history sql` and the like"),
     "pyspark": ("history", "building its tables, `umbel history build`"),
@@ -125,15 +127,21 @@ def _app(app_name: str | None) -> Iterator[Finding]:
     yield Finding("app", "ok" if app.tasks else "note", f"{app.name}: {len(app.tasks)} tasks")
     yield _signing(app.settings)
     try:
-        depths = ask_broker(app_name, lambda broker: broker.queues())
+        waiting = ask_broker(app_name, _waiting)
         letters = ask_broker(app_name, lambda broker: broker.dead_letters(1))
     except UmbelError as error:
         yield Finding("broker", "FAIL", str(error))
         return
-    waiting = sum(depth.ready + depth.delayed for depth in depths.values())
-    yield Finding("broker", "ok", f"{without_password(app.settings.broker)}: {waiting} messages waiting")
+    yield Finding("broker", "ok", f"{without_password(app.settings.broker)}: {waiting}")
     if letters:
         yield Finding("dead letters", "note", "there are some; `umbel dlq ls` lists them with reasons")
+
+
+async def _waiting(broker: Queues) -> str:
+    if not broker.capabilities.depths:
+        return "it does not tell how many messages wait"
+    depths = (await broker.queues()).values()
+    return f"{sum(depth.ready + depth.delayed for depth in depths)} messages waiting"
 
 
 def _must_load(app_name: str | None, error: UmbelError) -> bool:

@@ -79,9 +79,12 @@ def purge(app_name: str | None, url: str | None, queue: str, yes: bool, as_json:
     """Remove all waiting messages from QUEUE. Running tasks are not affected."""
 
     async def empty(broker: Queues) -> int | None:
-        depth = (await broker.queues()).get(queue)
-        waiting = depth.ready + depth.delayed + depth.limited if depth else 0
-        if waiting and not yes and not click.confirm(f"Remove {waiting} messages from {queue!r}?", err=True):
+        count = "all"
+        if broker.capabilities.depths:
+            depth = (await broker.queues()).get(queue)
+            count = str(depth.ready + depth.delayed + depth.limited if depth else 0)
+        question = f"Remove {count} messages from {queue!r}?"
+        if count != "0" and not yes and not click.confirm(question, err=True):
             return None
         return await broker.purge(queue)
 

@@ -58,10 +58,16 @@ def command(
     try:
         app.revoke(task_ids, expires_at=time() + (0.0 if undo else REVOKE_RETENTION_S))
         answers = app.control.ask("unrevoke" if undo else "revoke", arguments, timeout=timeout_s)
+        capabilities = app.producer.capabilities
     finally:
         app.close()
+    if not capabilities.revokes:
+        click.echo(f"umbel: the revoke is not recorded: {capabilities.why_not('revokes')}", err=True)
     if answers.replies or as_json:
         code = question.show(answers, print_replies, recorded=list(task_ids))
         return code if answers.replies else exits.OK
+    if not capabilities.revokes:
+        click.echo("umbel: no worker is running", err=True)
+        return exits.NOBODY_ANSWERED
     click.echo("umbel: revoke recorded; no worker is running", err=True)
     return exits.OK

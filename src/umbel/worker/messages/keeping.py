@@ -13,6 +13,8 @@ SHOWN_MAX = 5
 
 async def keep_or_drop(broker: Messages, failed: Sequence[Refused]) -> None:
     """What the broker refuses to keep is not kept: the results of these tasks must not wait for it."""
+    if not broker.capabilities.failures:
+        return
     try:
         await broker.keep_failed(failed)
     except BrokerRefused as error:

@@ -17,7 +17,7 @@ from umbel.worker.messages.remains import Remains
 from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
 
-UNCONFIRMED = frozenset({"amqp"})  # brokers that do not say whether an ack has arrived
+UNCONFIRMED = frozenset({"amqp", "gcpubsub"})  # brokers that do not say whether an ack has arrived
 
 
 class MessageParts:

@@ -32,10 +32,12 @@ class WorkerCluster(WorkerNode):
     def known(self) -> Sequence[Known]:
         """The members as a caller of remote control wants them; none while this node is too new.
 
-        A node that has just started has not heard from everyone, and callers would not wait for
-        those that it leaves out.
+        A node that has just started, or has no gossip, has not heard from everyone, and callers would not
+        wait for those that it leaves out.
         """
         now = cluster_now()
+        if not self._parts.gossip.is_on:
+            return ()
         if self.uptime_s < SETTLED_BEATS * self._context.settings.heartbeat_interval_s:
             return ()
         return [

@@ -44,8 +44,7 @@ class WorkerTasks(WorkerNode):
         self._parts.tasks.drop_revoked()
         record = [Revoke(one, now, expires_at) for one in task_ids]
         record += [Revoke("", now, expires_at, header) for header in headers]
-        if record and not is_recorded:
-            await self._context.broker.revoke(record)
+        await self._record(record, is_recorded)
 
     async def unrevoke(
         self, task_ids: Sequence[str], *, headers: Sequence[str] = (), is_recorded: bool
@@ -55,8 +54,12 @@ class WorkerTasks(WorkerNode):
         record += [Revoke("", now, now, header) for header in headers]
         for one in record:
             self._parts.tasks.revokes.take_back(one)
-        if record and not is_recorded:
-            await self._context.broker.revoke(record)
+        await self._record(record, is_recorded)
+
+    async def _record(self, revokes: Sequence[Revoke], is_recorded: bool) -> None:
+        broker = self._context.broker
+        if revokes and not is_recorded and broker.capabilities.revokes:
+            await broker.revoke(revokes)
 
     def running_with(self, headers: Sequence[str]) -> Sequence[str]:
         return self._requests.running_with(headers)

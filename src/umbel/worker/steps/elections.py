@@ -125,6 +125,8 @@ class ElectionsStep(Step):
         if not capabilities.fanout:
             return capabilities.why_not("fanout")
         if settings.election_protocol == "v1":
+            if not capabilities.events:
+                return capabilities.why_not("events")
             return "'election_protocol' is v1 and gossip is off" if settings.without_gossip else ""
         return "" if capabilities.leases else capabilities.why_not("leases")
 

@@ -49,7 +49,7 @@ class ForeignSchedulerStep(Step):
             return
         capabilities = self._cluster.capabilities
         if not capabilities.leases:
-            log.warning("scheduler disabled: transport %s has no leases", capabilities.transport)
+            log.warning("scheduler disabled: %s", capabilities.why_not("leases"))
             return
         self._keeper = announced_lease(
             self._context,

@@ -111,6 +111,7 @@ class Gossip(Step):
             self._cluster.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
         )
         self.undecodable = 0
+        self.is_on = False  # a node that does not listen knows of itself alone
         self.mode = mode_for(context.settings.gossip_mode, GossipMode.FULL, 1)
 
     # -- for other steps -------------------------------------------------------------------------
@@ -158,9 +159,10 @@ class Gossip(Step):
         if self._context.settings.without_gossip:
             log.info("gossip disabled by without_gossip")
             return
-        if not capabilities.fanout:
-            log.warning("gossip disabled: %s", capabilities.why_not("fanout"))
+        if why := capabilities.why_no_events():
+            log.warning("gossip disabled: %s", why)
             return
+        self.is_on = True
         self._heart.on_lag(self.strained)
         self._context.outages.on_link(self._note_link)
         self.run_in_background(drive(self._machine, self._inbox, self._perform))

@@ -189,7 +189,8 @@ class Mingle(Step):
                 "unreadable revokes in the hello of another node skipped",
                 extra={"peer": peer, "count": learned.bad},
             )
-        if learned.news and "ages" not in said:  # ours have them from the record already
+        is_recorded = "ages" in said or not self._cluster.capabilities.revokes
+        if learned.news and not is_recorded:  # ours have them from the record already
             self._context.outages.consequence(
                 log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
             )

@@ -35,7 +35,7 @@ class OutboxStep(Step):
             return
         capabilities = self._context.broker.capabilities
         if not capabilities.leases:
-            log.warning("outbox disabled: transport %s has no leases", capabilities.transport)
+            log.warning("outbox disabled: %s", capabilities.why_not("leases"))
             return
         from umbel.worker.leases.relay_candidate import RelayCandidate  # few workers have an outbox
 

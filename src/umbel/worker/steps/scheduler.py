@@ -76,7 +76,7 @@ class Scheduler(Step):
             return
         capabilities = self._cluster.capabilities
         if not capabilities.leases:
-            log.warning("periodic tasks disabled: transport %s has no leases", capabilities.transport)
+            log.warning("periodic tasks disabled: %s", capabilities.why_not("leases"))
             return
         settings = lease_settings(self._context.settings.scheduler_lease_s)
         self._keeper = announced_lease(

@@ -1,0 +1,97 @@
+"""Google's Pub/Sub emulator, where it is installed: one for all tests of a process, a project for each test.
+
+It ignores the filters of subscriptions and keeps nothing across restarts.
+"""
+
+import atexit
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from uuid import uuid4
+
+import pytest
+
+from tests.servers.redis import free_port
+from tests.waiting import wait_until
+from umbel.brokers.gcpubsub.address import EMULATOR_VARIABLE
+
+JARS = ("google-cloud-sdk", "google-cloud-cli")
+MISSING = (
+    "no Pub/Sub emulator: install google-cloud-cli-pubsub-emulator from Google's package source, with a Java"
+)
+
+
+def emulator_jar() -> Path | None:
+    """The program of the emulator, where Google's packages put it."""
+    roots = [Path("/usr/lib") / name for name in JARS] + [Path("/opt") / name for name in JARS]
+    if (gcloud := shutil.which("gcloud")) is not None:
+        roots.append(Path(gcloud).resolve().parents[1])
+    for root in roots:
+        for jar in sorted((root / "platform/pubsub-emulator/lib").glob("cloud-pubsub-emulator-*.jar")):
+            return jar
+    return None
+
+
+@dataclass
+class Emulator:
+    """Start with `start()`."""
+
+    port: int
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        jar, java = emulator_jar(), shutil.which("java")
+        assert jar and java, MISSING
+        # A small heap, and no second compiler: it is warm sooner.
+        small = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command = [java, *small, "-jar", str(jar), "--host=127.0.0.1", f"--port={self.port}"]
+        with TemporaryFile() as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_until(self._answers, what="the Pub/Sub emulator", deadline_s=60.0)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+    def _answers(self) -> bool:
+        assert self._process is not None and self._process.poll() is None, "the Pub/Sub emulator ended"
+        try:
+            with urllib.request.urlopen(f"http://{self.host}/", timeout=5):
+                return True
+        except (TimeoutError, urllib.error.URLError, OSError):
+            return False
+
+
+_shared: list[Emulator] = []
+
+
+def shared_emulator() -> Emulator:
+    """Started at the first call, ended with this process. Without the program the test says so."""
+    if emulator_jar() is None or shutil.which("java") is None:
+        pytest.skip(MISSING)
+    if not _shared:
+        emulator = Emulator(free_port())
+        emulator.start()
+        atexit.register(emulator.stop)
+        _shared.append(emulator)
+    return _shared[0]
+
+
+@pytest.fixture
+def pubsub_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a project that nobody else has; the emulator is in the environment."""
+    monkeypatch.setenv(EMULATOR_VARIABLE, shared_emulator().host)
+    yield f"gcpubsub://projects/t{uuid4().hex[:12]}"
+    assert os.environ[EMULATOR_VARIABLE]
