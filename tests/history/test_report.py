@@ -5,22 +5,29 @@ import re
 import shutil
 import struct
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
 
 from tests.history.browser import Shown, picture, show
 from tests.history.published import BEGAN, Story, publish
 from umbel.events.tables import TABLES
-from umbel.history.figures import LISTED_MAX, NAMES_MAX, STEPS_MAX, Figures, figures
+from umbel.history.figures import LISTED_MAX, Figures, figures
 from umbel.history.query import Tables, read
 from umbel.history.report import main_figures, page
 from umbel.history.scales import count, duration, instant, percent, rate
+from umbel.history.wanted import Wanted
+from umbel.history.work_figures import NAMES_MAX, STEPS_MAX
 
 NASTY = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">&amp;'\""
 )
 STORY = Story(tasks=400)
+CHROMIUM = "/usr/bin/chromium"
+SERIOUS = {"serious", "critical"}
 
 
 def with_nasty_names() -> Story:
@@ -32,6 +39,13 @@ def with_nasty_names() -> Story:
                 row[column] = NASTY
     for row in story.rows["workers"]:
         row["hostname"] = row["hostname"].replace("w3@shop", NASTY)
+    for row in (*story.rows["attempts"], *story.rows["tasks"]):
+        row["queue"] = NASTY if row["name"] == NASTY else "celery"
+    # Workflows: of five tasks each is sent by the one before it.
+    for before, row in pairwise(story.rows["tasks"]):
+        before["root_id"] = before.get("root_id", before["task_id"])
+        if int(row["task_id"][:8], 16) % 5:
+            row |= {"root_id": before["root_id"], "parent_id": before["task_id"]}
     for row in (*story.rows["elections"], *story.rows["anomalies"]):
         row |= {name: NASTY for name in ("topic", "winner", "detail", "subject") if name in row}
     return story
@@ -63,11 +77,11 @@ def shown(folder: Path, file: Path) -> Shown:
 def test_the_page_is_whole_and_quiet(shown: Shown) -> None:
     assert shown.console == []
     assert list(shown.sections) == [
-        *("throughput", "waiting-time", "run-time", "by-task", "by-worker", "worker-sessions"),
-        *("elections", "clock-skew", "anomalies"),
+        *("throughput", "waiting-time", "run-time", "by-task", "by-queue", "by-worker", "workflows"),
+        *("lost-time", "unusual-times", "worker-sessions", "elections", "clock-skew", "anomalies"),
     ]
     assert shown.elements.count("h1") == 1
-    assert shown.elements.count("figcaption") == shown.elements.count("figure") == 6
+    assert shown.elements.count("figcaption") == shown.elements.count("figure") == 7
 
 
 def test_names_are_text_whatever_is_in_them(shown: Shown, file: Path) -> None:
@@ -131,6 +145,62 @@ def test_it_is_drawn(folder: Path, file: Path) -> None:
     assert struct.unpack(">II", drawn[16:24]) == (1100, 3600)
 
 
+@pytest.mark.parametrize("width", [390, 1100])
+def test_the_page_is_as_wide_as_the_screen_and_as_dark_as_the_reader_wants(file: Path, width: int) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        grounds = set()
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            page.goto(file.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            low = [one for one in Axe().run(page).response["violations"] if one["impact"] in SERIOUS]
+            assert [(one["id"], len(one["nodes"])) for one in low] == []
+        browser.close()
+    assert len(grounds) == 2
+
+
+def test_workflows_and_queues_are_shown_with_their_names_as_text(shown: Shown, found: Figures) -> None:
+    headings, *kinds = shown.tables["workflows-table"]
+    assert headings[:4] == ["first task", "", "workflows", "tasks"]
+    assert sum(int(row[2]) for row in kinds) == 80  # of 400 tasks, five each
+    assert sum(int(row[3]) for row in kinds) == 400
+    assert len(shown.tables["slowest-table"]) == 11
+    assert NASTY in {row[0] for row in shown.tables["depths-table"]}
+    assert any(NASTY in row[0] for row in shown.tables["lost-table"])
+    assert found.work.depths is not None
+    peaks = {row["queue"]: row["peak"] for row in found.work.depths.queues}
+    assert {row[0]: int(row[1]) for row in shown.tables["depths-table"][1:]} == peaks
+
+
+def test_only_what_is_wanted_is_in_the_report(tmp_path: Path) -> None:
+    since = BEGAN + timedelta(minutes=30)
+    publish(tmp_path, STORY.rows)
+    found = read(tmp_path, figures, wanted=Wanted(since=since, task="shop.*"))
+    wanted = [
+        row for row in STORY.rows["attempts"] if row["ended_at"] >= since and row["name"].startswith("shop.")
+    ]
+    assert found.totals["n_attempts"] == len(wanted)
+    assert {row["key"] for row in found.tasks} == {"shop.pack", "shop.pay"}
+    assert found.period is not None and found.period.start >= since.timestamp()
+    assert "Only tasks shop.*, since 2026-11-15 09:30:00." in page(found)
+
+
+def test_what_fits_nothing_says_what_was_asked_and_what_there_is(tmp_path: Path) -> None:
+    publish(tmp_path, STORY.rows)
+    text = page(read(tmp_path, figures, wanted=Wanted(since=BEGAN + timedelta(days=1))))
+    assert "No attempt fits: since 2026-11-16 09:00:00. The history goes from 2026-11-15 09:00:00 to" in text
+
+
+def test_one_of_a_kind_is_said_in_the_singular(tmp_path: Path) -> None:
+    story = Story(tasks=0)
+    story.rows["workers"], story.rows["elections"] = story.rows["workers"][:1], story.rows["elections"][:1]
+    story.rows["timeline"].append(STORY.rows["timeline"][0])
+    text = page(read(publish(tmp_path, story.rows), figures))
+    assert "1 session of 1 node" in text and "1 election;" in text
+
+
 def test_an_empty_history_says_so_in_every_section(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "empty.html"
     path.write_text(page(read(publish(tmp_path / "lake", {}), figures)), encoding="utf-8")
@@ -138,9 +208,13 @@ def test_an_empty_history_says_so_in_every_section(folder: Path, tmp_path: Path)
     assert empty.console == []
     assert "svg" not in empty.elements
     for section, said in {
-        "throughput": "No attempt",
-        "waiting-time": "Nothing was measured",
+        "throughput": "No task is known: no worker's events were recorded",
+        "waiting-time": "Nothing was measured. No task is known",
         "by-task": "No tasks are known",
+        "by-queue": "No queues are known",
+        "workflows": "No task led to another one",
+        "lost-time": "None: no attempt failed",
+        "unusual-times": "None: no task's rate",
         "worker-sessions": "No worker sent events",
         "elections": "There were no elections",
         "clock-skew": "No event has",
@@ -185,7 +259,7 @@ def test_a_node_with_an_absurd_clock_does_not_stretch_the_time_shown(tmp_path: P
     assert found.period is not None
     assert found.period.end - found.period.start < 3700
     assert found.totals["n_outside"] == 1
-    assert "1 attempts ended at times outside" in page(found)
+    assert "1 attempt ended at times outside" in page(found)
 
 
 def test_attempts_that_all_ended_outside_the_period_are_said_and_not_denied(tmp_path: Path) -> None:
@@ -196,7 +270,7 @@ def test_attempts_that_all_ended_outside_the_period_are_said_and_not_denied(tmp_
     found = read(publish(tmp_path, story.rows), figures)
     ended, text, main = len(story.rows["attempts"]), page(found), main_figures(found)
     assert "No attempt of a task has ended" not in text and "Nothing was measured" not in text
-    assert f"All {ended} attempts that ended did so at times outside the period shown" in text
+    assert f"Drawn is none: {ended} attempts ended, at times outside the period shown" in text
     p50 = duration(found.totals["run_p50_s"])
     assert text.count("Not drawn: no attempt that was measured ended in the period shown") == 2
     assert f"p50 {p50}" in text

@@ -79,8 +79,7 @@ def stacked_bars(
     """Counts per time step, one upon the other."""
     frame = Frame(times[0], times[-1] + step_s)
     totals = [sum(one.values[place] or 0 for one in series) for place in range(len(times))]
-    marks = value_marks(max(totals))
-    marks = [mark for mark in marks if mark == int(mark)]
+    marks = _whole_marks(max(totals))
 
     def y(value: float) -> float:
         return frame.floor - value / marks[-1] * (frame.floor - TOP)
@@ -102,28 +101,39 @@ def stacked_bars(
     return _drawing(title, f"Stacked bars over time, {unit}.", frame.height, joined(axes, bars), series)
 
 
-def lines(title: str, times: Sequence[float], step_s: float, series: Sequence[Series]) -> Markup:
-    """Durations over time; where nothing was measured the line is broken."""
+def _whole_marks(top: float) -> list[float]:
+    """Of what is counted there is no half."""
+    return [mark for mark in value_marks(max(top, 1)) if mark == int(mark)]
+
+
+def lines(
+    title: str,
+    times: Sequence[float],
+    step_s: float,
+    series: Sequence[Series],
+    form: Callable[[float | None], str] = duration,
+) -> Markup:
+    """Durations over time, or numbers (`form`); where nothing was measured the line is broken."""
     frame = Frame(times[0], times[-1] + step_s)
     known = [value for one in series for value in one.values if value is not None]
     positive = [value for value in known if value > 0] or [1e-3]
     low, top = min(positive), max(positive)
     y: Callable[[float], float]
-    if top / low > LOG_ABOVE:
+    if form is duration and top / low > LOG_ABOVE:
         marks, unit = logarithmic_marks(low, top), "logarithmic"
         depth = log(marks[-1] / marks[0])
 
         def y(value: float) -> float:
             return frame.floor - log(max(value, marks[0]) / marks[0]) / depth * (frame.floor - TOP)
     else:
-        marks, unit = duration_marks(top)[0], ""
+        marks, unit = duration_marks(top)[0] if form is duration else _whole_marks(top), ""
 
         def y(value: float) -> float:
             return frame.floor - value / marks[-1] * (frame.floor - TOP)
 
     drawn = [_line(frame, times, step_s, one, y) for one in reversed(series)]
-    axes = joined(_value_axis(frame, marks, y, duration, unit), _time_axis(frame))
-    hover = _hover(frame, times, step_s, series)
+    axes = joined(_value_axis(frame, marks, y, form, unit), _time_axis(frame))
+    hover = _hover(frame, times, step_s, series, form)
     said = "Lines over time" + (", logarithmic scale." if unit else ".")
     return _drawing(title, said, frame.height, joined(axes, drawn, hover), series)
 
@@ -261,12 +271,18 @@ def _line(
     return joined(drawn)
 
 
-def _hover(frame: Frame, times: Sequence[float], step_s: float, series: Sequence[Series]) -> Markup:
+def _hover(
+    frame: Frame,
+    times: Sequence[float],
+    step_s: float,
+    series: Sequence[Series],
+    form: Callable[[float | None], str],
+) -> Markup:
     """Invisible areas that say the figures of one time step."""
     drawn = []
     for place, at in enumerate(times):
         said = ", ".join(
-            f"{one.name} {duration(one.values[place])}" for one in series if one.values[place] is not None
+            f"{one.name} {form(one.values[place])}" for one in series if one.values[place] is not None
         )
         if said:
             left, right = frame.x(at), frame.x(at + step_s)
@@ -291,7 +307,7 @@ def _lane_label(frame: Frame, middle: float, label: str) -> Markup:
 def _span(frame: Frame, middle: float, span: Span) -> Markup:
     left, right = frame.x(span.start), frame.x(span.end)
     if span.start == span.end:
-        mark = tag("circle", cx=left, cy=middle, r=5, fill=span.colour, stroke="#fff")
+        mark = tag("circle", cx=left, cy=middle, r=5, fill=span.colour, class_="moment")
     else:
         mark = tag(
             "rect", x=left, y=middle - 7, width=max(right - left, 1.5), height=14, rx=2, fill=span.colour

@@ -11,41 +11,19 @@ counted as `outside`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from umbel.events.tables import TABLES
+from umbel.history.period import Period, Row
 from umbel.history.query import Tables
 from umbel.history.scales import time_step
+from umbel.history.views.view import ANY_TIME
+from umbel.history.wanted import Wanted
+from umbel.history.work_figures import LONG_S, NAMES_MAX, STEPS_MAX, Work, work
 
-STEPS_MAX = 120
-NAMES_MAX = 20
 NODES_MAX = 40
 SESSIONS_MAX = 2000
 ELECTIONS_MAX = 500
 LISTED_MAX = 50
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Period:
-    """Unix seconds; `step_s` is the length of a time step, from `first` on, up to `end`."""
-
-    start: float
-    end: float
-    step_s: float
-
-    @property
-    def shown(self) -> tuple[float, float]:
-        """From the first step's beginning to the last one's end."""
-        times = self.times
-        return times[0], times[-1] + self.step_s
-
-    @property
-    def times(self) -> list[float]:
-        first = self.start // self.step_s
-        steps = int(-(-self.end // self.step_s) - first)
-        return [(first + number) * self.step_s for number in range(max(steps, 1))]
 
 
 @dataclass(frozen=True)
@@ -53,12 +31,17 @@ class Figures:
     build: Row
     left_out: frozenset[str]
     """Tables that the build did not make."""
+    wanted: Wanted
+    recorded: tuple[float, float] | None
+    """From when to when there is any history; None where there is none."""
     period: Period | None
     totals: Row
     states: list[Row]
     steps: list[Row]
     tasks: list[Row]
     nodes: list[Row]
+    queues: list[Row]
+    work: Work
     errors: list[Row]
     sessions: list[Row]
     elections: list[Row]
@@ -70,7 +53,7 @@ class Figures:
     def mean_per_s(self) -> float | None:
         """Attempts that ended in the whole period, idle times included; None where none did."""
         ended = sum(row.get("n_attempts", 0) for row in self.steps)
-        return ended / (self.period.end - self.period.start) if self.period and ended else None
+        return ended / self.period.length_s if self.period and ended else None
 
     @property
     def peak_per_s(self) -> float | None:
@@ -85,10 +68,13 @@ class Figures:
 
 
 def figures(tables: Tables) -> Figures:
-    period = _period(tables)
+    recorded = _recorded(tables)
+    period = _period(recorded, tables.wanted)
     return Figures(
         build={"number": tables.build.number, **tables.build.facts},
         left_out=frozenset(TABLES) - frozenset(tables.build.files),
+        wanted=tables.wanted,
+        recorded=recorded,
         period=period,
         totals=_totals(tables, period),
         states=tables.rows(
@@ -97,10 +83,12 @@ def figures(tables: Tables) -> Figures:
         steps=_steps(tables, period),
         tasks=_by(tables, "name"),
         nodes=_by(tables, "worker"),
-        errors=tables.rows(_ERRORS),
+        queues=_by(tables, "queue"),
+        work=work(tables, period),
+        errors=tables.rows(_ERRORS, timeout_s=LONG_S),
         sessions=_sessions(tables),
         elections=tables.rows(_ELECTIONS),
-        skews=tables.rows(_SKEWS),
+        skews=tables.rows(_SKEWS, timeout_s=LONG_S),
         anomaly_kinds=tables.rows(
             "select kind, count(*) as rows from anomalies group by kind order by rows desc, kind"
         ),
@@ -108,18 +96,28 @@ def figures(tables: Tables) -> Figures:
     )
 
 
-def _period(tables: Tables) -> Period | None:
-    [found] = tables.rows(
-        "select epoch(min(recorded_at)) as first, epoch(max(recorded_at)) as last from timeline"
-    )
-    if found["first"] is None:
-        [found] = tables.rows(
-            "select epoch(min(coalesce(sent_at, state_at))) as first, epoch(max(state_at)) as last"
-            " from attempts"
-        )
-    if found["first"] is None:
+def _recorded(tables: Tables) -> tuple[float, float] | None:
+    """As far as it is wanted; of a time in which nothing was recorded, that of all attempts."""
+    for sql in _SPANS:
+        [found] = tables.rows(sql)
+        if found["first"] is not None:
+            return found["first"], found["last"]
+    return None
+
+
+_SPANS = (
+    "select epoch(min(recorded_at)) as first, epoch(max(recorded_at)) as last from timeline",
+    "select epoch(min(coalesce(sent_at, state_at))) as first, epoch(max(state_at)) as last from attempts",
+    f"select epoch(min(coalesce(sent_at, state_at))) as first, epoch(max(state_at)) as last from {ANY_TIME}",
+)
+
+
+def _period(recorded: tuple[float, float] | None, wanted: Wanted) -> Period | None:
+    if recorded is None:
         return None
-    start, end = found["first"], max(found["last"], found["first"] + 1.0)
+    start = max(recorded[0], wanted.since.timestamp()) if wanted.since else recorded[0]
+    end = min(recorded[1], wanted.until.timestamp()) if wanted.until else recorded[1]
+    end = max(end, start + 1.0)
     return Period(start, end, time_step(end - start, STEPS_MAX))
 
 
@@ -147,6 +145,7 @@ def _totals(tables: Tables, period: Period | None) -> Row:
         ) as n_outside
         from attempts""",
         {"start": start, "end": end},
+        timeout_s=LONG_S,
     )
     for name, (table, what) in _COUNTS.items():
         is_built = table in tables.build.files
@@ -178,6 +177,7 @@ def _steps(tables: Tables, period: Period | None) -> list[Row]:
         from attempts where outcome is not null and epoch(ended_at) >= $start and epoch(ended_at) < $end
         group by step order by step""",
         {"step": period.step_s, "start": start, "end": end},
+        timeout_s=LONG_S,
     )
     known = {row["step"]: row for row in found}
     return [{"at": at, **known.get(round(at / period.step_s), {})} for at in period.times]
@@ -195,7 +195,8 @@ def _by(tables: Tables, column: str) -> list[Row]:
             place > {NAMES_MAX} as is_rest, {_OUTCOMES}, {_QUANTILES}
         from attempts join ranked on attempts.{column} is not distinct from ranked.key
         group by 1, 3, least(place, {NAMES_MAX} + 1)
-        order by least(place, {NAMES_MAX} + 1)"""
+        order by least(place, {NAMES_MAX} + 1)""",
+        timeout_s=LONG_S,
     )
 
 

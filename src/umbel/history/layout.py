@@ -11,7 +11,7 @@ def section(title: str, *content: Content) -> Markup:
 
 
 def figure(said: str, drawn: Markup, listed: Markup) -> Markup:
-    return joined(tag("figure", tag("figcaption", said), drawn), listed)
+    return joined(tag("figure", tag("figcaption", said), drawn, tabindex=0), listed)
 
 
 def table(
@@ -33,7 +33,9 @@ def table(
     body = [
         tag("tr", [tag("td", value, class_=kind(place)) for place, value in enumerate(row)]) for row in rows
     ]
-    return tag("div", tag("table", tag("thead", head), tag("tbody", body), id=id_), class_="wide")
+    listed = tag("table", tag("thead", head), tag("tbody", body), id=id_)
+    # On a narrow screen it is scrolled, also by keyboard.
+    return tag("div", listed, class_="wide", tabindex=0, role="group", aria_label="Table; scroll sideways")
 
 
 def nothing(said: str) -> Markup:

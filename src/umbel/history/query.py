@@ -1,9 +1,9 @@
 """Query: SQL over the published tables, in this process, without a JVM.
 
-DuckDB reads the Parquet files that the manifest names, each table as a view. What is asked comes
-from people, so it is confined: one statement that reads, no other file, no network, no extension,
-no setting changed, so much memory, so many rows, bytes and seconds. Sorting what does not fit into memory
-uses a separate folder, which is bounded and removed afterwards.
+DuckDB reads the Parquet files that the manifest names, each table as a view, and has the views that are
+computed from them (`views/`). What is asked comes from people, so it is confined: one statement that reads,
+no other file, no network, no extension, no setting changed, so much memory, so many rows, bytes and seconds.
+Sorting what does not fit into memory uses a separate folder, which is bounded and removed afterwards.
 """
 
 import tempfile
@@ -21,7 +21,11 @@ import msgspec
 
 from umbel.errors import BadQuery, ConfigurationError, HistoryError, SlowQuery
 from umbel.events.tables import TABLES, Table, TableColumn
+from umbel.history.spelling import quoted_name, text_literal
 from umbel.history.tables import Build, newest_build, newest_number
+from umbel.history.views import VIEWS
+from umbel.history.views.view import ANY_TASKS, ANY_TIME
+from umbel.history.wanted import Wanted
 
 if TYPE_CHECKING:
     import duckdb
@@ -82,10 +86,13 @@ class _Alarm(threading.Timer):
 
 
 class Tables:
-    """The tables of one build, open for reading."""
+    """The tables of one build, open for reading, as far as they are wanted."""
 
-    def __init__(self, build: Build, connection: "duckdb.DuckDBPyConnection", within: _Limit) -> None:
+    def __init__(
+        self, build: Build, connection: "duckdb.DuckDBPyConnection", within: _Limit, wanted: Wanted
+    ) -> None:
         self.build = build
+        self.wanted = wanted
         self._connection = connection
         self._within = within
 
@@ -122,8 +129,10 @@ class Tables:
         names = tuple(str(one[0]) for one in described)
         return Answer(names, tuple(str(one[1]) for one in described), rows[:limit], len(rows) > limit)
 
-    def rows(self, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[dict[str, Any]]:
-        return self.ask(sql, parameters).dicts()
+    def rows(
+        self, sql: str, parameters: Sequence[Any] | dict[str, Any] = (), *, timeout_s: float = TIMEOUT_S
+    ) -> list[dict[str, Any]]:
+        return self.ask(sql, parameters, timeout_s=timeout_s).dicts()
 
     def _refuse_changes(self, sql: str) -> None:
         import duckdb
@@ -136,20 +145,22 @@ class Tables:
             raise BadQuery(f"history is read-only and {kind} is refused; use SELECT")
 
 
-def read(lake: Path, work: Callable[[Tables], WorkT], *, timeout_s: float = inf) -> WorkT:
-    """Do all of the work on the newest build, within `timeout_s`.
+def read(
+    lake: Path, work: Callable[[Tables], WorkT], *, timeout_s: float = inf, wanted: Wanted | None = None
+) -> WorkT:
+    """Do all of the work on the newest build, within `timeout_s`; on a part of it, where that is `wanted`.
 
     During a read, new builds may remove the files that are read. Then the work is
     done again, once, on what is the newest by now.
     """
     build, within = newest_build(lake), _Limit(timeout_s, monotonic())
     try:
-        with _opened(build, within) as tables:
+        with _opened(build, within, wanted or Wanted()) as tables:
             return work(tables)
     except Unreadable:
         if newest_number(lake) == build.number:
             raise
-    with _opened(newest_build(lake), within) as tables:
+    with _opened(newest_build(lake), within, wanted or Wanted()) as tables:
         return work(tables)
 
 
@@ -202,7 +213,7 @@ def _problem(sql: str, error: Exception) -> str:
     except msgspec.MsgspecError:
         return str(error).strip()
     if facts.get("type") == "Table" and facts.get("error_subtype") == "MISSING_ENTRY":
-        problem = f"unknown table {facts.get('name', '')!r}; the tables are {', '.join(TABLES)}"
+        problem = f"unknown table {facts.get('name', '')!r}; the tables are {', '.join((*TABLES, *VIEWS))}"
     elif facts.get("error_subtype") == "COLUMN_NOT_FOUND" and (now := _RENAMED.get(facts.get("name", ""))):
         problem = f"unknown column {facts['name']!r}; it is called {now!r}"
     else:
@@ -215,7 +226,7 @@ def _problem(sql: str, error: Exception) -> str:
 
 
 @contextmanager
-def _opened(build: Build, within: _Limit) -> Iterator[Tables]:
+def _opened(build: Build, within: _Limit, wanted: Wanted) -> Iterator[Tables]:
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="umbel-history-") as spill:
@@ -233,53 +244,61 @@ def _opened(build: Build, within: _Limit) -> Iterator[Tables]:
         )
         try:
             try:
-                for table in TABLES.values():
-                    _make_view(connection, table, build.files.get(table.name, ()))
+                make_views(connection, build, wanted)
             except duckdb.Error as error:
                 raise Unreadable(build, error) from None
             _confine(connection, build)
-            yield Tables(build, connection, within)
+            yield Tables(build, connection, within, wanted)
         finally:
             connection.close()
 
 
-def _make_view(connection: "duckdb.DuckDBPyConnection", table: Table, files: Sequence[Path]) -> None:
+def make_views(connection: "duckdb.DuckDBPyConnection", build: Build, wanted: Wanted) -> None:
+    """The tables, as far as they are wanted, and the views of them."""
+    for table in TABLES.values():
+        select = _select(connection, table, build.files.get(table.name, ()))
+        connection.execute(_view(table.name, select, wanted.of(table.name)))
+        if table.name == "tasks":
+            connection.execute(_view(ANY_TASKS, select, ""))
+        if table.name == "attempts":
+            connection.execute(_view(ANY_TIME, select, wanted.of_any_time(table.name)))
+    for view in VIEWS.values():
+        connection.execute(view.statement)
+
+
+def _view(name: str, select: str, condition: str) -> str:
+    return f"create view {quoted_name(name)} as {select}" + (f" where {condition}" if condition else "")
+
+
+def _select(connection: "duckdb.DuckDBPyConnection", table: Table, files: Sequence[Path]) -> str:
     """All columns of the table in their order; null where the build that wrote it did not have one.
 
     One that has another name by now is found under the one that it had.
     """
-    names = ", ".join(_text(as_pattern(path)) for path in files)
+    names = ", ".join(text_literal(as_pattern(path)) for path in files)
     source = f"read_parquet([{names}], union_by_name=true, hive_partitioning=false)"
     described = connection.execute(f"describe select * from {source}").fetchall() if files else []
     found = {row[0] for row in described}
     chosen = [_column(column, found) for column in table.columns]
-    select = f"select {', '.join(chosen)}" + (f" from {source}" if files else " where false")
-    connection.execute(f"create view {_name(table.name)} as {select}")
+    inner = f"select {', '.join(chosen)}" + (f" from {source}" if files else " where false")
+    return f"select * from ({inner})"
 
 
 def _column(column: TableColumn, found: Collection[str]) -> str:
     if column.name in found:
-        return _name(column.name)
-    value = _name(column.was) if column.was in found else f"null::{_TYPES[column.kind]}"
-    return f"{value} as {_name(column.name)}"
+        return quoted_name(column.name)
+    value = quoted_name(column.was) if column.was in found else f"null::{_TYPES[column.kind]}"
+    return f"{value} as {quoted_name(column.name)}"
 
 
 def _confine(connection: "duckdb.DuckDBPyConnection", build: Build) -> None:
     paths = [path for files in build.files.values() for path in files]
-    allowed = ", ".join(map(_text, sorted({*map(str, paths), *map(as_pattern, paths)})))
+    allowed = ", ".join(map(text_literal, sorted({*map(str, paths), *map(as_pattern, paths)})))
     connection.execute("set TimeZone='UTC'")
     connection.execute(f"set allowed_paths=[{allowed}]")
     connection.execute("set enable_external_access=false")
     connection.execute("set errors_as_json=true")  # with the place of what is wrong
     connection.execute("set lock_configuration=true")
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
-def _name(value: str) -> str:
-    return '"' + value.replace('"', '""') + '"'
 
 
 _TYPES = {

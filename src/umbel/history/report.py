@@ -1,7 +1,7 @@
 """Report: the history on one page that needs nothing else: no network, no script, no font.
 
-It is made of the figures (`figures.py`), drawn (`charts.py`) and listed: every number on it is a
-number of the tables. The page forbids itself scripts and anything from elsewhere, so that even a
+It is made of the figures (`figures.py`, `work_figures.py`), drawn (`charts.py`) and listed: every number on
+it is a number of the tables. The page forbids itself scripts and anything from elsewhere, so that even a
 mistake in escaping could not run what somebody named a task.
 """
 
@@ -9,23 +9,14 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
-from umbel.events.tables import ANOMALY_KINDS
-from umbel.history import charts
-from umbel.history.charts import BLUE, GREEN, GREY, LIGHT, ORANGE, PURPLE, VERMILION, Series, Span
-from umbel.history.figures import (
-    ELECTIONS_MAX,
-    LISTED_MAX,
-    NODES_MAX,
-    Figures,
-    Row,
-    column,
-    failure_rate,
-)
+from umbel.history import charts, node_sections, work_sections
+from umbel.history.charts import BLUE, GREY, LIGHT, ORANGE, PURPLE, VERMILION, Series
+from umbel.history.figures import Figures, column, failure_rate
 from umbel.history.layout import figure, nothing, section, table
 from umbel.history.markup import Content, Markup, joined, tag
-from umbel.history.scales import count, duration, instant, percent, rate, signed
+from umbel.history.period import Row
+from umbel.history.scales import count, duration, instant, percent, rate, some
 
-SHORT = 12
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 OUTCOMES = (
     ("succeeded", "n_succeeded", BLUE),
@@ -34,12 +25,7 @@ OUTCOMES = (
     ("revoked", "n_revoked", GREY),
     ("rejected", "n_rejected", PURPLE),
 )
-ENDINGS = {
-    "alive": ("still there at the end", GREEN),
-    "offline": ("said goodbye", BLUE),
-    "lost": ("fell silent", VERMILION),
-}
-ELECTION_COLOURS = {"done": GREEN, "elected": BLUE, "failed": VERMILION, "expired": ORANGE}
+_OF_ALL = "Sessions, elections, clocks and the number of events are those of all tasks."
 
 
 def main_figures(found: Figures) -> dict[str, str]:
@@ -87,11 +73,13 @@ def page(found: Figures, *, title: str = "Umbel history") -> str:
 def _head(found: Figures, title: str) -> Markup:
     period = found.period
     when = f"{instant(period.start)} to {instant(period.end)} UTC" if period else "nothing was recorded"
+    asked = f"Only {found.wanted.said()}. {_OF_ALL}" if found.wanted.task or found.wanted.queue else ""
     cards = [
         tag("div", tag("dt", name), tag("dd", value), data_figure=name)
         for name, value in main_figures(found).items()
     ]
-    return tag("header", tag("h1", title), tag("p", when, class_="when"), tag("dl", cards, class_="cards"))
+    told = joined(tag("p", when, class_="when"), tag("p", asked) if asked else "")
+    return tag("header", tag("h1", title), told, tag("dl", cards, class_="cards"))
 
 
 def _foot(found: Figures) -> Markup:
@@ -99,8 +87,8 @@ def _foot(found: Figures) -> Markup:
     text = f"Build {build['number']}, built {build.get('built_at', '')}"
     outside = found.totals["n_outside"]
     note = (
-        f" {count(outside)} attempts ended at times outside the period shown: their nodes' clocks are wrong,"
-        " or their events were recorded later."
+        f" {some(outside, 'attempt')} ended at times outside the period shown: the clocks of their nodes are"
+        " wrong, or their events were recorded later."
         if outside
         else ""
     )
@@ -112,8 +100,8 @@ def _throughput(found: Figures) -> Content:
     busiest = found.busiest
     if period is None or busiest is None:
         outside = found.totals["n_outside"]
-        said = f"All {count(outside)} attempts that ended did so at times outside the period shown."
-        return nothing(said if outside else "No attempt of a task has ended.")
+        said = f"Drawn is none: {some(outside, 'attempt')} ended, at times outside the period shown."
+        return nothing(said if outside else _why_nothing(found))
     series = [
         Series(name, colour, column(found.steps, key))
         for name, key, colour in OUTCOMES
@@ -136,7 +124,7 @@ def _durations(found: Figures, what: str, said: str) -> Content:
     keys = [(name, f"{what}_{name}_s") for name in ("p50", "p95", "p99")]
     period = found.period
     if period is None or found.totals[keys[0][1]] is None:
-        return nothing("Nothing was measured.")
+        return nothing(f"Nothing was measured. {_why_nothing(found)}")
     overall = ", ".join(f"{name} {duration(found.totals[key])}" for name, key in keys)
     if not any(row.get(keys[0][1]) is not None for row in found.steps):
         why = "no attempt that was measured ended in the period shown"
@@ -167,13 +155,26 @@ def _steps_table(steps: Sequence[Row], shown: Sequence[tuple[str, str, Callable[
     )
 
 
-def _breakdown(rows: Sequence[Row], what: str, many: str) -> Content:
+def _why_nothing(found: Figures) -> str:
+    """Why there is no attempt to show."""
+    if found.totals["n_attempts"]:
+        ended = found.totals["n_attempts"] > found.totals["n_open"]
+        why = "none has both a start and an end" if ended else "none has ended"
+        return f"Of {some(found.totals['n_attempts'], 'attempt')}: {why}."
+    if not found.wanted:
+        return "No task is known: no worker's events were recorded when these tables were built."
+    there = found.recorded
+    known = f" The history goes from {instant(there[0])} to {instant(there[1])}." if there else ""
+    return f"No attempt fits: {found.wanted.said()}.{known}"
+
+
+def _breakdown(found: Figures, rows: Sequence[Row], what: str) -> Content:
     if not rows:
-        return nothing(f"No {many} are known.")
+        return nothing(f"No {what}s are known. {_why_nothing(found)}")
     most = max(row["n_attempts"] for row in rows if not row["is_rest"])
     cells: list[list[Content]] = []
     for row in rows:
-        name = f"{count(row['keys'])} other {many}" if row["is_rest"] else (row["key"] or "(not told)")
+        name = f"{some(row['keys'], f'other {what}')}" if row["is_rest"] else (row["key"] or "(not told)")
         numbers = [count(row[key]) for key in ("n_attempts", "n_succeeded", "n_failed", "n_retried")]
         times = [duration(row[f"{kind}_{p}_s"]) for kind in ("wait", "run") for p in ("p50", "p95")]
         bar = "" if row["is_rest"] else _bar(row, most)
@@ -223,142 +224,6 @@ def _errors(found: Figures) -> Content:
     )
 
 
-def _sessions(found: Figures) -> Content:
-    if not found.sessions or found.period is None:
-        return nothing("No worker sent events.")
-    lanes: dict[str, list[Span]] = {}
-    for row in found.sessions:
-        start, end = row["start"] or found.period.start, row["end"] or found.period.end
-        end = found.period.end if row["ending"] == "alive" else end
-        meaning, colour = ENDINGS.get(row["ending"], (row["ending"], GREY))
-        title = (
-            f"{row['hostname']}, process {row['pid']}: {instant(start)} to {instant(end)}, {meaning}; "
-            f"clock {count(row['clock_min'])} to {count(row['clock_max'])}"
-        )
-        lanes.setdefault(row["hostname"], []).append(Span(start, max(end, start + 1e-3), colour, title))
-    legend = [Series(meaning, colour, ()) for meaning, colour in ENDINGS.values()]
-    totals = found.totals
-    said = f"{count(totals['sessions'])} sessions of {count(totals['nodes'])} nodes"
-    said += f"; {count(totals['sessions_lost'])} were lost."
-    if totals["nodes"] > NODES_MAX:
-        said += f" The first {NODES_MAX} are shown, lost nodes first."
-    rows = [
-        [
-            *(row["hostname"], row["pid"], instant(row["start"]), instant(row["end"]), row["ending"]),
-            *(duration(row["up_s"]), count(row["clock_min"]), count(row["clock_max"])),
-            f"{row['sw_ident'] or ''} {row['sw_ver'] or ''}".strip(),
-        ]
-        for row in found.sessions
-    ]
-    headings = ["node", "process", "first sign", "end", "ending", "up", "clock from", "to", "software"]
-    listed = tag(
-        "details",
-        tag("summary", "The figures"),
-        table(headings, rows, numbers=(1, 5, 6, 7), whole=(2, 3), id_="sessions-table"),
-    )
-    drawn = charts.lanes("Worker sessions", list(lanes.items()), *found.period.shown, legend)
-    return figure(said, drawn, listed)
-
-
-def _elections(found: Figures) -> Content:
-    if not found.elections or found.period is None:
-        return nothing("There were no elections.")
-    lanes: dict[str, list[Span]] = {}
-    for row in found.elections:
-        at = row["at_s"] or found.period.start
-        title = f"{row['election_id']}: {row['outcome']}, {row['winner'] or 'no winner'}, {instant(at)}"
-        colour = ELECTION_COLOURS.get(row["outcome"], GREY)
-        lanes.setdefault(row["topic"] or "(not told)", []).append(Span(at, at, colour, title))
-    outcomes = [name for name in ELECTION_COLOURS if any(row["outcome"] == name for row in found.elections)]
-    legend = [Series(name, ELECTION_COLOURS[name], ()) for name in outcomes]
-    shown = list(lanes.items())[:NODES_MAX]
-    totals = found.totals
-    said = f"{count(totals['elections'])} elections; {count(totals['elections_broken'])} broke a guarantee."
-    if totals["elections"] > ELECTIONS_MAX:
-        said += f" The last {ELECTIONS_MAX} are shown."
-    rows = [
-        [
-            *(row["election_id"], row["topic"] or "", row["winner"] or "", row["outcome"] or ""),
-            *(
-                row["protocol"],
-                instant(row["at_s"]),
-                duration(row["duration_s"]),
-                _violations(row["violations"]),
-            ),
-        ]
-        for row in found.elections[:LISTED_MAX]
-    ]
-    headings = ["election", "topic", "winner", "outcome", "protocol", "began", "took", "broken promises"]
-    drawn = charts.lanes("Elections by topic", shown, *found.period.shown, legend)
-    return figure(
-        said,
-        drawn,
-        _unfolded(table(headings, rows, numbers=(6,), whole=(5,), id_="elections-table"), len(rows)),
-    )
-
-
-def _unfolded(listed: Markup, rows: int) -> Markup:
-    """A long list is there when it is asked for, a short one at once."""
-    if rows <= SHORT:
-        return listed
-    return tag("details", tag("summary", f"The last {rows}"), listed)
-
-
-def _violations(told: str) -> str:
-    return "none" if told in {"[]", ""} else told.strip("[]")
-
-
-def _skew(found: Figures) -> Content:
-    if not found.skews:
-        return nothing("No event has both its sender's time and the broker's.")
-    rows = [(row["hostname"], row["low_s"], row["middle_s"], row["high_s"]) for row in found.skews]
-    worst = found.skews[0]
-    said = (
-        "How far each sender's clock is ahead of the broker's, by its events: the middle, and the range of "
-        "nine tenths. An event reaches the log a moment after it happened, so a clock that is right shows a "
-        f"little below zero. Farthest off: {worst['hostname']}, {signed(worst['middle_s'])}."
-    )
-    listed = table(
-        ["sender", "events", "5 %", "middle", "95 %"],
-        [
-            [row["hostname"], count(row["n"]), *(signed(row[key]) for key in ("low_s", "middle_s", "high_s"))]
-            for row in found.skews
-        ],
-        numbers=range(1, 5),
-        id_="skew-table",
-    )
-    drawn = charts.ranges("Clock skew", rows)
-    return figure(said, drawn, tag("details", tag("summary", "The figures"), listed))
-
-
-def _anomalies(found: Figures) -> Content:
-    if not found.anomaly_kinds:
-        return nothing("None: nothing was lost, run twice or reported out of order.")
-    kinds = [
-        [row["kind"], count(row["rows"]), ANOMALY_KINDS.get(row["kind"], "")] for row in found.anomaly_kinds
-    ]
-    rows = [
-        [
-            row["kind"],
-            instant(row["at_s"]),
-            row["subject"] or "",
-            row["name"] or "",
-            row["worker"] or "",
-            row["detail"] or "",
-        ]
-        for row in found.anomalies
-    ]
-    total = found.totals["anomalies"]
-    heading = "All of them" if total <= LISTED_MAX else f"The last {LISTED_MAX} of {count(total)}"
-    return joined(
-        table(["kind", "rows", "what it means"], kinds, numbers=(1,), id_="anomaly-kinds-table"),
-        tag("h3", heading),
-        table(
-            ["kind", "at", "about", "task", "worker", "what exactly"], rows, whole=(1,), id_="anomalies-table"
-        ),
-    )
-
-
 def _wait(found: Figures) -> Content:
     return _durations(found, "wait", "From being sent to the start, of attempts that ended in a step.")
 
@@ -368,11 +233,15 @@ def _run(found: Figures) -> Content:
 
 
 def _by_task(found: Figures) -> Content:
-    return joined(_breakdown(found.tasks, "task", "tasks"), _errors(found))
+    return joined(_breakdown(found, found.tasks, "task"), _errors(found))
 
 
 def _by_worker(found: Figures) -> Content:
-    return _breakdown(found.nodes, "worker", "workers")
+    return _breakdown(found, found.nodes, "worker")
+
+
+def _by_queue(found: Figures) -> Content:
+    return joined(_breakdown(found, found.queues, "queue"), tag("h3", "Depth"), work_sections.depths(found))
 
 
 def _missing(found: Figures, needed: str) -> str:
@@ -388,10 +257,14 @@ SECTIONS: tuple[tuple[str, str, Callable[[Figures], Content]], ...] = (
     ("Waiting time", "attempts", _wait),
     ("Run time", "attempts", _run),
     ("By task", "attempts", _by_task),
+    ("By queue", "attempts", _by_queue),
     ("By worker", "attempts", _by_worker),
-    ("Worker sessions", "workers", _sessions),
-    ("Elections", "elections", _elections),
-    ("Clock skew", "timeline", _skew),
-    ("Anomalies", "anomalies", _anomalies),
+    ("Workflows", "tasks", work_sections.workflows),
+    ("Lost time", "attempts", work_sections.lost_time),
+    ("Unusual times", "attempts", work_sections.unusual),
+    ("Worker sessions", "workers", node_sections.sessions),
+    ("Elections", "elections", node_sections.elections),
+    ("Clock skew", "timeline", node_sections.skew),
+    ("Anomalies", "anomalies", node_sections.anomalies),
 )
 """Each with its source table."""

@@ -88,6 +88,11 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
 
 
+def some(number: int | None, one: str, many: str = "") -> str:
+    """`1 attempt`, `2 attempts`."""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+
+
 def rate(per_s: float | None) -> str:
     if per_s is None:
         return "–"

@@ -32,7 +32,7 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     queue_name_prefix: str = "kombu-"  # of subscriptions of Pub/Sub
     subscription_expires_s: float = 86_400.0  # likewise: an unused one is removed, with its messages
     exactly_once: bool = False  # likewise, of those that are made here
-    coordination_store: str = field(default="", repr=False)  # a broker that does what Pub/Sub cannot
+    coordination_store: str = ""  # a broker that does what Pub/Sub cannot
     declared: tuple[DeclaredQueue, ...] = ()  # queues that are not declared in our plain way
     delayed_delivery: str = "quorum"  # the kind of the queues in which RabbitMQ delays Celery's messages
     prefetch_floor: int = 0  # on RabbitMQ, so many messages of a queue are held even if fewer are wanted
@@ -41,5 +41,6 @@ class BrokerSettings(msgspec.Struct, frozen=True):
     remembers_signatures: bool = False  # a worker's: it asks `spend`
 
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "url")
-        return f"BrokerSettings({', '.join(shown)})"  # without its URL, which may hold a password
+        hidden = ("url", "coordination_store")  # they may hold passwords
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in hidden)
+        return f"BrokerSettings({', '.join(shown)})"

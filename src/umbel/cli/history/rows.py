@@ -1,12 +1,11 @@
-"""`umbel history tasks`, `attempts`, `workers`, `elections`, `metrics`, `anomalies`: rows, filtered.
+"""`umbel history tasks`, `attempts`, `workers`, `workflows`, `queues` and the like: rows, filtered.
 
-One command a table, all made from the same list: which columns people see, which column each filter
+One command a table or view, all made from the same list: which columns people see, which column each filter
 looks at, and by which time rows are chosen and ordered (newest first). `--json` gives every column.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,14 @@ import msgspec
 
 from umbel.cli import exits
 from umbel.cli.history.lake import history_options
+from umbel.cli.history.moments import time_options
 from umbel.cli.history.sql import cell, note_more
 from umbel.cli.options import json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.events.tables import TABLES
 from umbel.history.export import plain
 from umbel.history.query import read, require_duckdb
-
-AGO = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+from umbel.history.views import VIEWS
 
 
 @dataclass(frozen=True)
@@ -92,36 +91,52 @@ LISTINGS = (
         "at",
         {"state": "kind", "name": "name", "worker": "worker", "task": "task_id"},
     ),
+    Listing(
+        "workflows",
+        "List tasks that led to others: how long the whole took, and where the time went.",
+        (
+            *("root_id", "name", "n_tasks", "n_failed", "n_open", "ended_at", "duration_s"),
+            *("queue_s", "run_s", "retry_s", "follow_s", "path_names"),
+        ),
+        "ended_at",
+        {"name": "name", "queue": "queue", "task": "root_id"},
+    ),
+    Listing(
+        "queues",
+        "List what came, waited and ran, per minute and queue.",
+        (
+            *("minute", "queue", "n_sent", "n_started", "n_ended", "depth", "depth_max", "running"),
+            *("wait_p50_s", "wait_p95_s", "backlog_s"),
+        ),
+        "minute",
+        {"queue": "queue"},
+    ),
+    Listing(
+        "lost_time",
+        "List tasks that lost time to attempts in vain or to repeats; --state is the last outcome.",
+        (
+            *("task_id", "name", "outcome", "last_at", "n_attempts", "n_failed", "n_repeats"),
+            *("failed_s", "again_s", "repeated_s", "lost_s"),
+        ),
+        "last_at",
+        {"state": "outcome", "name": "name", "queue": "queue", "task": "task_id"},
+    ),
+    Listing(
+        "unusual",
+        "List times in which a task's rate, run time or waiting time was unusual; --state is which of these.",
+        ("step_at", "name", "what", "value", "usual", "score", "detail"),
+        "step_at",
+        {"state": "what", "name": "name"},
+    ),
 )
 
 _FILTER_OPTIONS = {
     "state": click.option("--state", "states", multiple=True, metavar="STATE", help="Only in this state."),
     "name": click.option("--name", metavar="GLOB", help="Only this name, as in 'shop.*'."),
     "worker": click.option("--worker", metavar="GLOB", help="Only this node, as in 'w1@*'."),
+    "queue": click.option("--queue", metavar="GLOB", help="Only this queue, as in 'mail*'."),
     "task": click.option("--task", metavar="ID", help="Only tasks whose id starts with ID."),
 }
-
-
-class Moment(click.ParamType[datetime]):
-    """A time in ISO 8601 (UTC where it does not say), or how long ago: 90s, 15m, 2h, 3d, 1w."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        text = str(value).strip()
-        try:
-            if text[-1:] in AGO:
-                return datetime.now(UTC) - timedelta(seconds=float(text[:-1]) * AGO[text[-1]])
-            at = datetime.fromisoformat(text)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{text!r} is not a time; write 2026-11-15T10:00, or how long ago: 90s, 15m, 2h, 3d",
-                param,
-                ctx,
-            )
-        return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _command(listing: Listing) -> click.Command:
@@ -131,15 +146,14 @@ def _command(listing: Listing) -> click.Command:
     options: list[Callable[[Any], Any]] = [
         history_options,
         *(_FILTER_OPTIONS[name] for name in listing.filters),
-        click.option("--since", type=Moment(), help="Not before this time (UTC), or 15m, 2h, 3d ago."),
-        click.option("--until", type=Moment(), help="Before this time (UTC), or 15m, 2h, 3d ago."),
+        time_options,
         click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True),
         json_option,
     ]
     for option in reversed(options):
         run = option(run)
     run.__doc__ = f"{listing.help} Newest first.\n\nExit code: 0, or 3 when nothing is built yet."
-    return click.command(listing.table)(run)
+    return click.command(listing.table.replace("_", "-"))(run)
 
 
 def _list(listing: Listing, lake: Path, filters: dict[str, Any], limit: int, *, as_json: bool) -> int:
@@ -147,12 +161,14 @@ def _list(listing: Listing, lake: Path, filters: dict[str, Any], limit: int, *, 
     require_duckdb()
     wheres, parameters = _conditions(listing, filters)
     where = f" where {' and '.join(wheres)}" if wheres else ""
-    key = ", ".join(f'"{name}"' for name in TABLES[listing.table].key)
-    query = f'select * from {listing.table}{where} order by "{listing.at}" desc nulls last, {key}'
+    view = VIEWS.get(listing.table)
+    table, source = (view.table, view.source) if view else (TABLES[listing.table], listing.table)
+    key = ", ".join(f'"{name}"' for name in table.key)
+    query = f'select * from {source}{where} order by "{listing.at}" desc nulls last, {key}'
     answer = read(lake, lambda found: found.ask(f"{query} limit {limit + 1}", parameters, limit=limit))
     rows = answer.dicts()
     if as_json:
-        nested = {one.name for one in TABLES[listing.table].columns if one.kind == "json"}
+        nested = {one.name for one in table.columns if one.kind == "json"}
         print_json(
             [
                 {name: unpacked(value) if name in nested else plain(value) for name, value in row.items()}
@@ -181,7 +197,7 @@ def _conditions(listing: Listing, filters: dict[str, Any]) -> tuple[list[str], d
     if filters.get("states"):
         wheres.append(f"lower({listing.filters['state']}) in (select lower(unnest($states)))")
         parameters["states"] = list(filters["states"])
-    for option in ("name", "worker"):
+    for option in ("name", "worker", "queue"):
         if filters.get(option) is not None:
             wheres.append(f"{listing.filters[option]} glob ${option}")
             parameters[option] = filters[option]

@@ -15,6 +15,7 @@ from umbel.events.tables import TABLES
 from umbel.history.export import as_csv as csv_of
 from umbel.history.export import plain
 from umbel.history.query import Answer, Tables, read, require_duckdb
+from umbel.history.views import VIEWS
 
 CELL_MAX = 120
 
@@ -75,33 +76,38 @@ def sql(query: str, lake: Path, limit: int, timeout_s: float, as_csv: bool, as_j
 def tables(lake: Path, name: str | None, as_json: bool) -> int:
     """List the tables and how many rows they have; with NAME, the columns of one and what they hold.
 
+    A view is computed from the tables when it is asked for, so its rows are not counted.
+
     Exit code: 0, or 3 when nothing is built yet.
     """
 
     require_duckdb()
-    if name is not None and name not in TABLES:
-        near = nearest(name, TABLES)
+    known = {**TABLES, **{name: view.table for name, view in VIEWS.items()}}
+    if name is not None and name not in known:
+        near = nearest(name, known)
         hint = f"; did you mean {near!r}?" if near else ""
-        raise click.UsageError(f"unknown table {name!r}; the tables are {', '.join(TABLES)}{hint}")
-    chosen = TABLES.values() if name is None else [TABLES[name]]
+        raise click.UsageError(f"unknown table {name!r}; the tables are {', '.join(known)}{hint}")
+    chosen = known.values() if name is None else [known[name]]
 
     def counted(found: Tables) -> dict[str, int]:
-        return {one.name: int(found.ask(f"select count(*) from {one.name}").rows[0][0]) for one in chosen}
+        built = [one.name for one in chosen if one.name in TABLES]
+        return {name: int(found.ask(f"select count(*) from {name}").rows[0][0]) for name in built}
 
     rows = read(lake, counted)
     if as_json:
         print_json(
             [
-                {"name": one.name, "doc": one.doc, "rows": rows[one.name], "columns": list(one.columns)}
+                {"name": one.name, "doc": one.doc, "rows": rows.get(one.name), "columns": list(one.columns)}
                 for one in chosen
             ]
         )
     elif name is None:
         print_table(
-            ("table", "rows", "what it holds"), [(one.name, rows[one.name], one.doc) for one in chosen]
+            ("table", "rows", "what it holds"),
+            [(one.name, rows.get(one.name, "view"), one.doc) for one in chosen],
         )
     else:
-        columns = TABLES[name].columns
+        columns = known[name].columns
         print_table(
             ("column", "type", "null", "what it holds"),
             [(one.name, one.kind, "yes" if one.nullable else "no", one.doc) for one in columns],

@@ -9,7 +9,7 @@ import click
 
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.history.rows import Moment
+from umbel.cli.history.moments import Moment
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table, say
 from umbel.coordination.failures import (

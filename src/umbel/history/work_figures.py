@@ -1,0 +1,125 @@
+"""Work figures: what a report says of queues, workflows, lost time and unusual times, from the views.
+
+As in `figures.py` everything is aggregated by SQL, and each list has its limit.
+"""
+
+from dataclasses import dataclass, replace
+
+from umbel.history.period import Period, Row
+from umbel.history.query import Tables
+from umbel.history.scales import MINUTE, time_step
+
+NAMES_MAX = 20
+DRAWN_MAX = 5
+SLOWEST_MAX = 10
+UNUSUAL_MAX = 30
+UNUSUAL_STEPS = 60
+STEPS_MAX = 120
+
+
+@dataclass(frozen=True)
+class Depths:
+    """How much waited in the deepest queues. A queue is known minute by minute, so no step is shorter."""
+
+    period: Period
+    queues: list[Row]
+    """Deepest first."""
+    steps: list[list[float | None]]
+    """For each of the first queues the most that waited in each step."""
+
+
+@dataclass(frozen=True)
+class Work:
+    depths: Depths | None
+    workflow_kinds: list[Row]
+    slowest: list[Row]
+    lost: list[Row]
+    unusual: list[Row]
+    unusual_step_s: float
+
+
+def work(tables: Tables, period: Period | None) -> Work:
+    step_s = max(MINUTE, time_step(period.length_s, UNUSUAL_STEPS)) if period else MINUTE
+    return Work(
+        depths=_depths(tables, period) if period else None,
+        workflow_kinds=tables.rows(_KINDS, timeout_s=LONG_S),
+        slowest=tables.rows(_SLOWEST, timeout_s=LONG_S),
+        lost=tables.rows(_LOST, timeout_s=LONG_S),
+        unusual=tables.rows(_UNUSUAL, {"step_s": step_s}, timeout_s=LONG_S),
+        unusual_step_s=step_s,
+    )
+
+
+def _depths(tables: Tables, period: Period) -> Depths | None:
+    coarse = replace(period, step_s=max(period.step_s, MINUTE))
+    start, end = coarse.shown
+    rows = tables.rows(_DEPTHS, {"step": coarse.step_s, "end": end}, timeout_s=LONG_S)
+    within = [row for row in rows if row["at_s"] >= start]
+    deepest = {row["queue"]: row for row in sorted(within, key=lambda row: float(row["peak"]))}
+    if not deepest:
+        return None
+    waited = {row["queue"]: row["waited_s"] for row in tables.rows(_WAITED)}
+    queues = [
+        {
+            "queue": queue,
+            "peak": row["peak"],
+            "peak_at": row["at_s"],
+            "mean": (waited.get(queue) or 0.0) / period.length_s,
+            "backlog_s": max(
+                (one["backlog_s"] for one in within if one["queue"] == queue and one["backlog_s"]),
+                default=0.0,
+            ),
+        }
+        for queue, row in sorted(deepest.items(), key=lambda item: (-item[1]["peak"], item[0] or ""))
+    ][:NAMES_MAX]
+    drawn = [
+        _levels(coarse, [row for row in rows if row["queue"] == one["queue"]]) for one in queues[:DRAWN_MAX]
+    ]
+    return Depths(coarse, queues, drawn)
+
+
+def _levels(period: Period, rows: list[Row]) -> list[float | None]:
+    """The most of each step; where nothing changed, what was there before."""
+    levels: list[float | None] = []
+    depth, left = 0, list(reversed(rows))
+    for at in period.times:
+        peak = depth
+        while left and left[-1]["at_s"] < at + period.step_s:
+            row = left.pop()
+            depth = row["depth"]
+            peak = max(peak, row["peak"]) if row["at_s"] >= at else depth
+        levels.append(peak)
+    return levels
+
+
+LONG_S = 600.0
+"""A report is not a question of a moment."""
+
+_DEPTHS = """
+    select queue, floor(epoch(minute) / $step) * $step as at_s, max(depth_max) as peak,
+        arg_max(depth, minute) as depth, max(backlog_s) as backlog_s
+    from queues where epoch(minute) < $end group by 1, 2 order by 1, 2"""
+
+_WAITED = "select queue, sum(wait_s) as waited_s from attempts group by queue"
+
+_KINDS = f"""
+    select name, count(*) as n, sum(n_tasks)::bigint as n_tasks, count(*) filter (n_failed > 0) as n_failed,
+        count(*) filter (n_open > 0) as n_open, quantile_cont(duration_s, 0.5) as p50_s,
+        quantile_cont(duration_s, 0.95) as p95_s, sum(queue_s) as queue_s,
+        sum(run_s) as run_s, sum(retry_s) as retry_s, sum(follow_s) as follow_s
+    from workflows group by name order by sum(duration_s) desc nulls last, name limit {NAMES_MAX}"""
+
+_SLOWEST = f"""
+    select root_id, epoch(began_at) as began_s, duration_s, left(path_names, 400) as path_names,
+        queue_s, run_s, retry_s, follow_s
+    from workflows where duration_s is not null order by duration_s desc, root_id limit {SLOWEST_MAX}"""
+
+_LOST = f"""
+    select name, count(*) as n_tasks, sum(n_failed)::bigint as n_failed, sum(n_repeats)::bigint as n_repeats,
+        sum(failed_s) as failed_s, sum(again_s) as again_s, sum(repeated_s) as repeated_s,
+        sum(lost_s) as lost_s
+    from lost_time group by name order by lost_s desc, name limit {NAMES_MAX}"""
+
+_UNUSUAL = f"""
+    select epoch(step_at) as at_s, name, what, value, usual, score, detail
+    from unusual(step_s := $step_s) order by abs(score) desc, step_at, name, what limit {UNUSUAL_MAX}"""
