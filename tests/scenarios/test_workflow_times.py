@@ -15,11 +15,11 @@ from time import time
 import pytest
 
 from tests.cluster import Cluster
+from tests.fold.running import tables_of
 from tests.history.published import publish
 from tests.history.recording import recording, rows_of
 from tests.waiting import wait_until
 from umbel import chain, chord
-from umbel.fold.runner import tables_of
 from umbel.history.arrow import parquet
 from umbel.history.lake import Lake
 from umbel.history.query import read
