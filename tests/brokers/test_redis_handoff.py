@@ -113,6 +113,23 @@ def test_a_task_of_an_idle_worker_costs_two_scripts_of_few_commands(
     run(scenario())
 
 
+def test_what_is_handed_to_a_wait_that_was_given_up_goes_back_with_the_next_renewal(
+    on_redis: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """A worker that stops claims no more, and may run tasks for long."""
+
+    async def scenario() -> None:
+        async with on_redis.open() as broker:
+            idle = await waiting(broker, redis_server)
+            idle.cancel()
+            await asyncio.wait([idle])
+            redis_server.ask("LPUSH", HANDED, b"{}")  # as if it had come first
+            await broker.renew(OWNER)
+            assert (redis_server.ask("LLEN", HANDED), redis_server.ask("LLEN", QUEUE)) == (0, 1)
+
+    run(scenario())
+
+
 def test_what_is_handed_over_is_adopted_although_nobody_asks(
     on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:

@@ -138,6 +138,7 @@ class Claims:
         epoch, now_s, cursor, revokes, _, broken, *taken = reply
         self._leases.note_time(float(now_s))
         self._note_passed_over(broken)
+        self._watch.is_given_up = False
         self._watch.claimed_cursor = int(float(cursor))
         lease_ended = self._holding.has_ended(owner, epoch)
         deliveries = self._holding.take_in(owner, ticket, epoch, taken)
@@ -150,8 +151,9 @@ class Claims:
         return await self._watch.wait(queues, timeout_s, owner=owner)
 
     async def renew(self, owner: str) -> bool:
-        if self._watch.handed is not None:  # and the owner has not claimed since: it may not for long
-            self._watch.handed = None
+        if self._watch.handed is not None or self._watch.is_given_up:
+            # The owner has not claimed since, and may not for long.
+            self._watch.handed, self._watch.is_given_up = None, False
             await self._adoptions.finish()
             await self._leases.unhand(owner)
         async with self._renewing:

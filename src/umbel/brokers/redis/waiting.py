@@ -65,6 +65,7 @@ class Watch:
         self._noted_at = 0.0
         self.client_id = 0  # 0: not to be unblocked, so not to be handed anything
         self.handed: Handed | None = None
+        self.is_given_up = False  # a wait that may have been handed something all the same
         self._rings = 0
         self._revoked_cursor = 0
         self.claimed_cursor = 0  # up to here a claim has read what was revoked
@@ -103,7 +104,7 @@ class Watch:
                 return True
             if left_s <= 0.0:
                 return False
-            wait_s = min(left_s, due_s, self._recheck_s)
+            wait_s = min(left_s, due_s, self._recheck_s, max(0.001, armed.until - loop.time()))
             if hands and queues[0] not in self._paused:
                 is_handed = await self._take_next(queues[0], owner, min(wait_s, BLOCK_MAX_S), armed.rings)
                 if is_handed or self._rings != armed.rings:
@@ -151,7 +152,8 @@ class Watch:
         try:
             replies = await link.reply_to(sent)
         except asyncio.CancelledError:
-            self._interrupt()  # what it was handed goes back with its next claim
+            self._interrupt()  # what it was handed goes back with its next claim, or renewal
+            self.is_given_up = True
             raise
         if any(isinstance(one, hiredis.ReplyError) for one in replies):
             self._refused_until, self._noted = asked_at + REFUSED_S, None
