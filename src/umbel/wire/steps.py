@@ -56,7 +56,7 @@ def readable_steps(steps: Iterable[Step]) -> list[Any]:
 
 def answering(step: Step, reply_to: str) -> Step:
     """The step with the address for its result, or the last result of the chain would be lost."""
-    if not reply_to or _has_reply_to(step):
+    if _has_reply_to(step):
         return step
     found = step_map(step)
     return {**found, "options": {**found["options"], "reply_to": reply_to}}

@@ -167,10 +167,13 @@ def _expiry(options: SendOptions, own: TaskOptions) -> tuple[str | None, int | N
 def _embed(options: SendOptions, reply_to: str) -> Embed:
     if options.keys().isdisjoint(("link", "link_error", "chain", "chord")):
         return _EMPTY
+    steps = options.get("chain")
+    if steps and reply_to:
+        steps = [answering(step, reply_to) for step in steps]
     return Embed(
         callbacks=_maps(options.get("link")),
         errbacks=_maps(options.get("link_error")),
-        chain=[answering(step, reply_to) for step in options.get("chain") or ()] or None,
+        chain=steps or None,
         chord=options.get("chord"),
     )
 
