@@ -177,6 +177,13 @@ def test_a_batch_larger_than_the_socket_takes_is_sent_beside_others(
     assert len(arrived(under_test, 8000, "large")) == 8000
 
 
+def test_a_link_that_was_closed_says_so_to_who_reads_on(under_test: BrokerUnderTest) -> None:
+    with a_stranger(under_test) as link:
+        link.abandon()
+        with pytest.raises(BrokerUnavailable, match="was lost"):
+            link.receive(None)
+
+
 @contextmanager
 def on_signal(work: Callable[[], None]) -> Iterator[None]:
     before = signal.signal(signal.SIGUSR1, lambda *_: work())

@@ -73,8 +73,11 @@ class Connection:
 
     def wait(self, timeout_s: float | None) -> bool:
         """Until something can be read, or written if something is left; False at the time-out."""
+        number = self._socket.fileno()
+        if number < 0:  # closed: who reads or writes now is told so
+            return True
         poll = select.poll()  # one serves one thread
-        poll.register(self._socket, select.POLLIN | select.POLLOUT if self._unwritten else select.POLLIN)
+        poll.register(number, select.POLLIN | select.POLLOUT if self._unwritten else select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
     def interrupt(self) -> None:
