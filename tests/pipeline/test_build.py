@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from tests.fold.reading import rows_of
 from tests.fold.running import tables_of
@@ -21,9 +22,9 @@ from umbel.events.tables import TABLES
 from umbel.fold.schemas import SCHEMAS
 from umbel.history.housekeeping import compact
 from umbel.history.lake import Lake
-from umbel.pipeline import folding, io, plan
+from umbel.pipeline import engines, folding, io, plan
 from umbel.pipeline.engines import LocalEngine, told
-from umbel.pipeline.faults import BuildFailed, UnreadFile
+from umbel.pipeline.faults import BuildFailed, NoSpark, UnreadFile
 from umbel.pipeline.files import look_into
 from umbel.pipeline.folding import Answer, work
 from umbel.pipeline.jobs.build import build
@@ -188,3 +189,44 @@ def test_a_process_that_dies_ends_the_build(tmp_path: Path, monkeypatch: pytest.
     with LocalEngine() as engine, failing:
         build(engine, tmp_path, looked(tmp_path))
     assert io.newest_number(tmp_path) == 0
+
+
+class _Told:
+    """What Spark hands over, or says."""
+
+    def __init__(self, told: Answer | str) -> None:
+        self._told = told
+
+    def collect(self) -> list[dict[str, str]]:
+        if isinstance(self._told, str):
+            raise PySparkException(self._told)
+        return [{"told": msgspec.json.encode(self._told).decode()}]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            "Job aborted\n  ModuleNotFoundError: No module named 'pyarrow'\n at x",
+            r"No module named 'pyarrow'",
+        ),
+        ('Cannot run program "python9": error=2', r"Cannot run program .python9"),
+        (Answer(failed="/lake/plan.json", why="No such file"), "do not see the lake .*same path on every"),
+    ],
+)
+def test_executors_that_cannot_do_jobs_are_said_to_in_one_line(
+    told: Answer | str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D3: before they are given any, with how to ship what they lack."""
+    steps: list[str] = []
+
+    def answers(_spark: object, step: str, *_: object) -> _Told:
+        steps.append(step)
+        return _Told(told)
+
+    monkeypatch.setattr(engines, "answers", answers)
+    nothing: Any = None
+    with pytest.raises(NoSpark, match=said) as raised:
+        engines.SparkEngine(nothing).run("fold", Path("plan.json"), 4)
+    assert (steps, len(str(raised.value).splitlines())) == (["check"], 1)
+    assert isinstance(told, Answer) or "pip install 'umbel[history]'" in str(raised.value)

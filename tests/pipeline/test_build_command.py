@@ -135,6 +135,18 @@ def test_old_builds_go_when_new_ones_come(tmp_path: Path) -> None:
     assert io.newest_number(tmp_path) == 3
 
 
+def test_a_build_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D2: and what only Spark has is refused beside it."""
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    record(tmp_path, "1", HISTORY)
+    result = build(tmp_path, "--engine", "local", "--json")
+    told = json.loads(result.stdout)
+    assert (result.return_value, told["tasks"], told["timeline"]) == (0, 1, 4)
+    assert not (tmp_path / ".work").exists()
+    refused = build(tmp_path, "--engine", "local", "--follow")
+    assert "--engine local has no Spark" in str(refused.exception)
+
+
 def test_an_empty_lake_is_said_to_be_empty(tmp_path: Path) -> None:
     result = build(tmp_path)
     assert result.return_value == 3 or getattr(result.exception, "exit_code", None) == 3
