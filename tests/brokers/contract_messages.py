@@ -224,7 +224,7 @@ class MessagesContract:
     def test_a_delayed_message_wakes_who_waits_when_it_is_due(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
-                due = time.time() + 0.3
+                due = time.time() + 0.3 * under_test.pace
                 await broker.publish(outgoing("later", not_before=due))
                 assert not (await take(broker)).deliveries
 

@@ -98,15 +98,17 @@ class OwnershipContract:
         run(scenario())
 
     def test_an_owner_that_renews_keeps_its_messages_however_long(self, under_test: BrokerUnderTest) -> None:
+        lease_s = SHORT_LEASE_S * under_test.pace
+
         async def scenario() -> None:
             async with (
-                under_test.open(lease_s=SHORT_LEASE_S) as keeper,
-                under_test.open(lease_s=SHORT_LEASE_S) as peer,
+                under_test.open(lease_s=lease_s) as keeper,
+                under_test.open(lease_s=lease_s) as peer,
             ):
                 await peer.publish(outgoing("kept") + outgoing("lost", queue="other"))
                 held = await take_one(keeper)
                 await take(peer, owner="dead@here.3", queues=["other"])
-                ends = time.monotonic() + 5 * SHORT_LEASE_S
+                ends = time.monotonic() + 5 * lease_s
 
                 async def long_over() -> bool:
                     assert await keeper.renew(OWNER)
@@ -213,7 +215,8 @@ class VerdictsContract:
         async def scenario() -> None:
             async with under_test.open() as broker:
                 await broker.publish(outgoing("a"))
-                await settle_all(broker, Return((await take_one(broker)).tag, not_before=time.time() + 0.2))
+                later = time.time() + 0.2 * under_test.pace
+                await settle_all(broker, Return((await take_one(broker)).tag, not_before=later))
 
                 async def due() -> Sequence[Delivery]:
                     return (await take(broker)).deliveries

@@ -25,13 +25,14 @@ from umbel.brokers.registry import open_broker, open_producer
 from umbel.errors import BadURL
 
 __all__ = ["pubsub_url"]
+PACE = 4.0
 
 
 @pytest.fixture
 def under_test(pubsub_url: str, redis_url: str, tmp_path: Path) -> Iterator[BrokerUnderTest]:
     results = f"sqlite:///{tmp_path / 'results.db'}"
     settings = BrokerSettings(pubsub_url, coordination_store=redis_url)
-    under_test = BrokerUnderTest(settings, composed(CAPABILITIES, OF_REDIS), results)
+    under_test = BrokerUnderTest(settings, composed(CAPABILITIES, OF_REDIS), PACE, results)
     yield under_test
     under_test.close()
 

@@ -18,13 +18,14 @@ from umbel.brokers.interface import BrokerSettings
 from umbel.cli.cluster.status import FEATURES
 
 __all__ = ["pubsub_url"]
+PACE = 4.0
 SLOW = pytest.mark.skipif(not os.environ.get("UMBEL_SOAK"), reason="ends with an ack deadline of ten seconds")
 
 
 @pytest.fixture
 def under_test(pubsub_url: str, tmp_path: Path) -> Iterator[BrokerUnderTest]:
     results = f"sqlite:///{tmp_path / 'results.db'}"
-    under_test = BrokerUnderTest(BrokerSettings(pubsub_url), CAPABILITIES, results)
+    under_test = BrokerUnderTest(BrokerSettings(pubsub_url), CAPABILITIES, PACE, results)
     yield under_test
     under_test.close()
 

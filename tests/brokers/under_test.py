@@ -36,6 +36,7 @@ LONG_S = 30.0  # nobody waits that long: what returns before it was woken
 class BrokerUnderTest:
     settings: BrokerSettings
     capabilities: Capabilities
+    pace: float = 1.0  # how much longer than elsewhere the shortest times are, where each call takes long
     results_url: str = ""  # of a store for results, where the broker has none
     _opened: list[Producer | Backend] = field(default_factory=list)
 

@@ -124,7 +124,7 @@ class CeleryWorker(Process):
         queues: Sequence[str],
         name: str = "",
         level: str = "INFO",
-        events: bool = True,
+        events: str = "-E",
         **variables: str,
     ) -> None:
         # One child: then tasks run in the order in which they were taken.
@@ -137,7 +137,7 @@ class CeleryWorker(Process):
             "prefork",
             "-c",
             "1",
-            *(["-E"] if events else []),
+            *events.split(),
             "-l",
             level,
         ]
@@ -204,7 +204,7 @@ class MixedCluster:
                     version,
                     self.home,
                     queues=[f"on_{version}", "on_either"],
-                    events=self._events,
+                    events="-E" if self._events else "",
                     **self.variables_for_celery(),
                 )
                 self.workers[version] = ends.enter_context(worker)
