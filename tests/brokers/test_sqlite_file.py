@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -295,6 +296,29 @@ def test_a_full_disk_is_one_clear_error_and_leaves_everything_usable(
 
     run(scenario())
     producer.close()
+
+
+# ---- the log ---------------------------------------------------------------------------------------
+
+
+def test_the_log_is_longer_than_what_is_sent_and_a_copy_of_it_has_every_message(
+    under_test: BrokerUnderTest, path: Path, tmp_path: Path
+) -> None:
+    """A send that does not make the file longer is flushed in one write of the disk instead of two."""
+    producer = open_producer(under_test.settings)
+    log, sizes = Path(f"{path}-wal"), list[int]()
+    for number in range(200):
+        producer.publish(outgoing(str(number)))
+        sizes.append(log.stat().st_size)
+    assert len(set(sizes)) <= 10
+
+    copy = tmp_path / "copy.db"  # as after a power cut: what is behind the last commit is zeros
+    for side in ("", "-wal"):
+        shutil.copy(f"{path}{side}", f"{copy}{side}")
+    producer.close()
+    with closing(sqlite3.connect(copy)) as db:
+        assert db.execute("SELECT count(*) FROM messages").fetchone() == (200,)
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 # ---- death and rebirth -----------------------------------------------------------------------------

@@ -10,10 +10,12 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from umbel.errors import AccessRefused, BrokerUnavailable, StorageFull
 
+_RESERVE_MAX_BYTES = 1024 * 1024
 TICK_NS = 50_000_000  # several ticks of the slowest clock that kernels date files with
 
 Identity = tuple[int, int] | None
@@ -168,18 +170,24 @@ class Log:
 
     While a connection is open the log stays the same file, emptied and written again. There are no
     locks on it, so none is lost when this descriptor of it is closed.
+
+    A file that grows takes the file system two writes to flush, one that is written over takes it one.
+    So a log that has grown is made longer than it needs to be. SQLite takes nothing for a commit that has
+    not its checksum, and writes over it. Zeros that are appended never replace what another process
+    writes at this moment: the kernel puts them behind it, or it replaces them.
     """
 
-    __slots__ = ("file", "path")
+    __slots__ = ("_size", "file", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._size = os.fstat(self.file).st_size
         except OSError as error:
             self.file = -1
             raise BrokerUnavailable(
-                f"cannot open {path} to flush it: {error.strerror}; make it readable for this user, "
+                f"cannot open {path} to flush it: {error.strerror}; make it writable for this user, "
                 "or raise the limit of open files"
             ) from None
 
@@ -190,9 +198,18 @@ class Log:
     def flush(self) -> None:
         """Bring every commit so far to the disk."""
         try:
+            self._reserve()
             os.fdatasync(self.file)
         except OSError as error:
             raise StorageFull(
                 f"cannot flush {self.path} to the disk: {error.strerror}; "
                 "what was published may not survive a power cut: check the disk"
             ) from None
+
+    def _reserve(self) -> None:
+        size = os.fstat(self.file).st_size
+        if size > self._size:
+            with suppress(OSError):  # no room: the log grows by what is written, as long as it can
+                os.write(self.file, bytes(min(size, _RESERVE_MAX_BYTES)))
+            size = os.fstat(self.file).st_size
+        self._size = size
