@@ -20,6 +20,7 @@ from umbel.errors import BrokerRefused
 from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
+from umbel.wire.steps import step_map
 from umbel.wire.task import TaskCall, decode_task
 
 NO = {"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"}
@@ -380,7 +381,7 @@ def test_what_follows_the_whole_is_said_to_the_body(bench: Bench) -> None:
     for part in whole.prepare():
         bench.ended(part)
     (body,) = bench.sent()
-    assert [one["task"] for one in body.embed.chain or []] == ["tell"]
+    assert [step_map(one)["task"] for one in body.embed.chain or []] == ["tell"]
     assert body.embed.chord is not None and body.embed.chord["task"] == "tell"
 
 

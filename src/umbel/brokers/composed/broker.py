@@ -8,7 +8,7 @@ can do both in one step. Workers claim from both; so what waits in the store is 
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from msgspec.structs import replace
@@ -94,8 +94,9 @@ class ComposedBroker(SharedRecord):
         stood = [await self._messages.renew(owner), await self._store.renew(owner)]
         return all(stood)
 
-    async def return_lost(self) -> int:
-        return await self._messages.return_lost() + await self._store.return_lost()
+    async def return_lost(self, *, by_turn: bool = False) -> int:
+        returned = await self._messages.return_lost(by_turn=by_turn)
+        return returned + await self._store.return_lost(by_turn=by_turn)
 
     async def forget_owner(self, owner: str) -> int:
         self._held.clear()
@@ -199,8 +200,8 @@ class ComposedBroker(SharedRecord):
 
     # -- queues ----------------------------------------------------------------------------------
 
-    async def queues(self) -> Mapping[str, Depth]:
-        return await self._messages.queues()
+    async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
+        return await self._messages.queues(only)
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
         seen = list(await self._messages.peek(queue, limit))

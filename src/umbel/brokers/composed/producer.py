@@ -48,8 +48,8 @@ class ComposedProducer:
             if heard:
                 one.broadcast(heard, ttl_s=ttl_s)
 
-    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        return self._store.log_events(events)
+    def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        return self._store.log_events(entries, counts=counts)
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
         return self._store.hold_unique(key, task_id, ttl_s=ttl_s)

@@ -58,8 +58,8 @@ class SharedRecord:
     async def recorders(self) -> Sequence[str]:
         return await self._store.recorders()
 
-    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
-        return await self._store.log_events(events)
+    async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        return await self._store.log_events(entries, counts=counts)
 
     async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
         return await self._store.read_events(name, limit, after=after)

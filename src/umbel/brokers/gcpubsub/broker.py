@@ -112,7 +112,7 @@ class PubsubBroker(Unsupported):
         await self._claims.put_out_silent()
         return self._claims.renew(owner)
 
-    async def return_lost(self) -> int:
+    async def return_lost(self, *, by_turn: bool = False) -> int:
         """Return the claims of silent owners in this process; Pub/Sub returns those of dead processes."""
         await self._claims.put_out_silent()
         lost, self._claims.lost = self._claims.lost, 0

@@ -64,7 +64,7 @@ class PubsubProducer:
     def revoke(self, revokes: Sequence[Revoke]) -> None:
         refuse("revokes")
 
-    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+    def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
         return 0  # nobody can record them
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:

@@ -1,6 +1,6 @@
 """Unsupported: what Pub/Sub cannot do without a coordination store, refused by name with its reason."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from umbel.brokers.evidence import Evidence
@@ -96,7 +96,7 @@ class Unsupported:
     async def revoke(self, revokes: Sequence[Revoke]) -> None:
         refuse("revokes")
 
-    async def queues(self) -> Mapping[str, Depth]:
+    async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
         refuse("depths")
 
     async def pause(self, queue: str, mark: Pause) -> None:
@@ -135,7 +135,7 @@ class Unsupported:
     async def recorders(self) -> Sequence[str]:
         refuse("event_log")
 
-    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+    async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
         refuse("event_log")
 
     async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
