@@ -26,12 +26,14 @@ from umbel.brokers.redis.replies import (
     checked,
     handshake,
     is_missing_script,
+    lost,
     not_redis,
+    silent,
     unreachable,
 )
 from umbel.brokers.redis.scripts import Script
 from umbel.brokers.redis.sentinel import primary_from, question
-from umbel.errors import BrokerSilent, BrokerUnavailable
+from umbel.errors import BrokerUnavailable
 from umbel.protocol.outage import LinkChange
 
 Command = Sequence[Any]
@@ -135,26 +137,19 @@ class Link:
 
         `takes_s`: how long the server is asked to wait before it answers.
         """
-        if self._wire is None or self._wire.is_closed:
-            raise self._lost()
-        return self._wire.send(commands, takes_s=takes_s)
+        return self._open_wire().send(commands, takes_s=takes_s)
 
     def send_after(self, commands: Sequence[Command], last: Command) -> asyncio.Future[list[Any]]:
         """Send commands that are answered by pushes only, and one whose reply shows that they are done."""
-        if self._wire is None or self._wire.is_closed:
-            raise self._lost()
-        return self._wire.send([last], before=commands)
+        return self._open_wire().send([last], before=commands)
 
     async def reply_to(self, sent: asyncio.Future[list[Any]]) -> list[Any]:
         try:
             return await sent
         except TimeoutError:
-            raise BrokerSilent(
-                f"Redis at {self.address.shown} did not answer within {self._reply_timeout_s:g} s; "
-                "check the network and the load of the server"
-            ) from None
+            raise silent(self.address, self._reply_timeout_s) from None
         except ConnectionError:
-            raise self._lost() from None
+            raise lost(self.address) from None
 
     def checked(self, replies: list[Any]) -> list[Any]:
         """The replies, if none is an error. A server that only follows another now is left at once."""
@@ -180,6 +175,11 @@ class Link:
         self._watch.given_up()
         self._end_wire()
 
+    def _open_wire(self) -> "_Wire":
+        if self._wire is None or self._wire.is_closed:
+            raise lost(self.address)
+        return self._wire
+
     def _end_wire(self) -> None:
         wire, self._wire, self._is_ready = self._wire, None, False
         if wire is not None:
@@ -191,11 +191,6 @@ class Link:
         if self._is_ready:
             why = f"no answer within {self._reply_timeout_s:g} s" if is_late else "the server closed it"
             self._watch.lost(f"the connection to Redis at {self.address.shown} was lost: {why}")
-
-    def _lost(self) -> BrokerUnavailable:
-        return BrokerUnavailable(
-            f"the connection to Redis at {self.address.shown} was lost; is the server still running?"
-        )
 
     async def _connect_to_one(self) -> None:
         """Try each address once, beginning with the one whose turn it is."""

@@ -96,6 +96,17 @@ def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerU
     return BrokerUnavailable(f"{where}: {problem.strerror or problem}; check the address")
 
 
+def silent(address: Address, timeout_s: float) -> BrokerSilent:
+    return BrokerSilent(
+        f"Redis at {address.shown} did not answer within {timeout_s:g} s; "
+        "check the network and the load of the server"
+    )
+
+
+def lost(address: Address) -> BrokerUnavailable:
+    return BrokerUnavailable(f"the connection to Redis at {address.shown} was lost; is the server running?")
+
+
 def not_redis(address: Address) -> BrokerUnavailable:
     return BrokerUnavailable(
         f"the server at {address.shown} does not speak the Redis protocol; check the port"

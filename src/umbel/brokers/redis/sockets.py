@@ -22,7 +22,9 @@ from umbel.brokers.redis.replies import (
     checked,
     handshake,
     is_missing_script,
+    lost,
     not_redis,
+    silent,
     unreachable,
 )
 from umbel.brokers.redis.scripts import Script
@@ -157,13 +159,8 @@ class SocketConnection:
         if not self._is_greeted:
             return unreachable(self.address, problem, self._timeout_s)
         if isinstance(problem, TimeoutError):
-            return BrokerSilent(
-                f"Redis at {self.address.shown} did not answer within {self._timeout_s:g} s; "
-                "check the network and the load of the server"
-            )
-        return BrokerUnavailable(
-            f"the connection to Redis at {self.address.shown} was lost; is the server still running?"
-        )
+            return silent(self.address, self._timeout_s)
+        return lost(self.address)
 
 
 class SocketPool:

@@ -9,10 +9,8 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
-
-import msgspec
 
 from umbel.clock import boot_time_s
 from umbel.errors import DuplicateNode
@@ -78,7 +76,7 @@ def forget_dead(directory: Path, belongs: "Callable[[NodeState], bool]" = lambda
     return len(gone)
 
 
-class NodeState(msgspec.Struct, frozen=True):
+class NodeState(NamedTuple):  # not a struct: `umbel health` starts without msgspec
     node: str
     alive: bool  # its process is there
     healthy: bool  # and it reports, and has no problem
