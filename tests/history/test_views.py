@@ -55,6 +55,18 @@ def test_the_critical_path_of_a_chord_runs_through_its_slowest_part(tmp_path: Pa
     assert sum(flow[part] for part in PARTS) == pytest.approx(flow["duration_s"])
 
 
+def test_a_task_whose_sending_was_not_recorded_waits_from_the_end_of_its_parent_on(tmp_path: Path) -> None:
+    """A worker takes a message when it has room, so what is known first of a follow-up may come late."""
+    told = Told()
+    told.task("first", Try(0, (1,), 3))
+    told.task("next", Try(None, (9,), 10, received=8), root="first", parent="first")
+    told.task("early", Try(0, (1,), 5))
+    told.task("within", Try(None, (7,), 8, received=4), root="early", parent="early")
+    within, after = ask(tmp_path, told.rows, "select * from workflows order by root_id")
+    assert [after[part] for part in PARTS] == pytest.approx([1 + 6, 2 + 1, 0, 0])
+    assert [within[part] for part in PARTS] == pytest.approx([1 + 3, 3 + 1, 0, 0])
+
+
 def test_a_task_that_runs_on_after_what_it_sent_is_the_end_of_the_path(tmp_path: Path) -> None:
     told = Told()
     told.task("parent", Try(0, (0,), 50))

@@ -5,6 +5,9 @@ chord's body is sent by the part that ended last, so the path runs through the s
 every second belongs to one of four: the next task was not sent or not due, it waited in its queue, it was
 tried in vain, or it ran. A task that sends the next one and runs on is on the path until it has sent it.
 
+A task was sent by the end of its parent at the latest. Where nobody told that it was sent (follow-ups that a
+worker sends, `task_send_sent_event` is off), it counts as sent then, or when it was received before that.
+
 A task's end is its start and the time that its worker measured: the event that tells of it may come after
 the next task has begun. Where clocks of machines differ, no part is less than nothing, and the parts need
 not add up to the duration.
@@ -22,7 +25,8 @@ with recursive root as materialized (
     select distinct root_id from tasks where root_id is not null and root_id <> task_id
 ), task as materialized (
     select root_id, task_id, nullif(parent_id, task_id) as parent_id, name, queue, state, retries,
-        epoch_us(coalesce(first_sent_at, first_received_at, first_started_at)) as sent,
+        epoch_us(first_sent_at) as sent,
+        epoch_us(coalesce(first_sent_at, first_received_at, first_started_at)) as seen,
         epoch_us(try_cast(eta as timestamptz)) as eta,
         epoch_us(first_started_at) as first_start,
         epoch_us(started_at) as last_start,
@@ -34,18 +38,23 @@ with recursive root as materialized (
 ), climbed as (
     select root_id, task_id, parent_id, 0 as up from (
         select root_id, task_id, parent_id from task where ended is not null
-        qualify row_number() over (partition by root_id order by ended desc, sent desc, task_id) = 1
+        qualify row_number() over (partition by root_id order by ended desc, seen desc, task_id) = 1
     )
     union all
     select task.root_id, task.task_id, task.parent_id, up + 1
     from climbed join task on task.task_id = climbed.parent_id and task.root_id = climbed.root_id
     where up < {PATH_MAX - 1}
+), placed as (
+    select root_id, task_id, name, up, eta, first_start, last_start, ended,
+        coalesce(sent, least(seen, lag(ended) over path)) as sent
+    from task join (select root_id, task_id, min(up) as up from climbed group by all)
+        using (root_id, task_id)
+    window path as (partition by root_id order by up desc)
 ), step as (
     select root_id, task_id, name, up, sent, eta, first_start, last_start,
         greatest(sent, least(ended, lead(sent) over path)) as leaves,
         lead(sent) over path as next_sent
-    from task join (select root_id, task_id, min(up) as up from climbed group by all)
-        using (root_id, task_id)
+    from placed
     window path as (partition by root_id order by up desc)
 ), due as (
     select *, case when eta > sent and eta <= coalesce(first_start, leaves) then least(eta, leaves) else sent
@@ -66,7 +75,7 @@ with recursive root as materialized (
     select root_id, any_value(name) filter (task_id = root_id) as name,
         any_value(queue) filter (task_id = root_id) as queue, count(*) as n_tasks,
         count(*) filter (state = 'FAILURE') as n_failed, count(*) filter (retries > 0) as n_retried,
-        count(*) filter (ended is null) as n_open, min(sent) as began, max(ended) as ended
+        count(*) filter (ended is null) as n_open, min(seen) as began, max(ended) as ended
     from task group by root_id
 )
 select root_id, name, queue, n_tasks, n_failed, n_retried, n_open, make_timestamptz(began) as began_at,
