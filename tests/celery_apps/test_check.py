@@ -94,7 +94,7 @@ ODD: dict[tuple[str, str], bool] = {  # (group, name): whether a worker refuses 
     ("settings", "worker_direct"): True,
     ("settings", "worker_pool"): True,
     ("settings", "control_exchange"): False,
-    ("broker transport options", "master_name"): True,
+    ("broker transport options", "credential_provider"): True,
     ("queues", "news"): True,
     ("tasks", "Request"): True,
     ("signals", "beat_init"): False,

@@ -12,6 +12,8 @@ import pytest
 
 from tests.worker.recorded import FOLLOW_UP, QUEUE, TAG, delivery_of, result_of
 from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return, Settled, Started, Tag, Verdict
+from umbel.brokers.sqlite.broker import CAPABILITIES
+from umbel.brokers.transport import Capabilities
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
@@ -35,6 +37,7 @@ class Recorder:
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
     keyring: None = None
+    capabilities: Capabilities = CAPABILITIES
     recorded: bool = True
     before: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a broker's reply takes
 

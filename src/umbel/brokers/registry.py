@@ -1,8 +1,9 @@
 """Registry: from an address to the broker behind it. A broker's libraries load when it is asked for."""
 
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from umbel.brokers.interface import AsyncProducer, Broker, BrokerSettings, Producer
 from umbel.errors import BadURL, NotSupported

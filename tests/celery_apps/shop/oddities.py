@@ -41,4 +41,4 @@ app.conf.worker_direct = True
 app.conf.worker_pool = "eventlet"
 app.conf.worker_consumer = "tests.celery_apps.shop.oddities:Consumer"
 app.conf.control_exchange = "shop"
-app.conf.broker_transport_options = {"master_name": "tills"}
+app.conf.broker_transport_options = {"credential_provider": "tills.Keys"}

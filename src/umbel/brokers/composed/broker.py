@@ -7,7 +7,6 @@ can do both in one step. Workers claim from both; so what waits in the store is 
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -221,7 +220,7 @@ class ComposedBroker(SharedRecord):
         found = list(await self._store.dead_letters(limit))
         if len(found) < limit:
             letters = await self._messages.dead_letters(limit - len(found))
-            found += [dataclasses.replace(one, letter_id=of_messages(one.letter_id)) for one in letters]
+            found += [replace(one, letter_id=of_messages(one.letter_id)) for one in letters]
         return found
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:

@@ -1,6 +1,6 @@
 """What a broker of messages can do with a coordination store beside it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from umbel.brokers.interface import Capabilities
 

@@ -236,16 +236,19 @@ class Tasks(Step):
         failures, outages = 0, self._context.outages
         while not self._stopping:
             try:
-                await self._take_some()
+                idle_for = await self._take_some()
+                if failures:  # before a wait, which may be long
+                    outages.worked(self.name)
+                    self._claim_problem = ""
+                if idle_for:
+                    await self._wait_for_messages(idle_for)
             except BrokerError as error:
                 failures += 1
                 outages.failed(self.name, error)
                 self._claim_problem = f"cannot fetch messages: {error}"
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
-            if failures:
-                outages.worked(self.name)
-                failures, self._claim_problem = 0, ""
+            failures = 0
         await self._leave_queues()
 
     async def _leave_queues(self) -> None:
@@ -263,13 +266,14 @@ class Tasks(Step):
         """A worker whose children cannot be started any more must not go on claiming."""
         raise PoolError(await self._pool_failed)
 
-    async def _take_some(self) -> None:
+    async def _take_some(self) -> tuple[str, ...]:
+        """The queues that had nothing, to wait for."""
         room = min(self._pool.room(), self.prefetch_max - self.claimed)
         queues = tuple(self._context.queues)
         if room <= 0 or not queues:
             self._room.clear()
             await self._room.wait()
-            return
+            return ()
         read = self.revokes.cursor
         claim = await self._broker.claim(self._owner, queues, room, revoked_after=read)
         if claim.lease_ended:
@@ -283,13 +287,13 @@ class Tasks(Step):
             )
         for catch_up in tuple(self._before_taking.values()):
             await catch_up()
-        if claim.deliveries:
-            deliveries = await self._admission.verified(claim.deliveries)
-            if any(one.redelivered for one in deliveries):
-                deliveries = await self._adoption.rest(deliveries, self._claimed)
-            await self._take_in(deliveries)
-        else:
-            await self._wait_for_messages(queues)
+        if not claim.deliveries:
+            return queues
+        deliveries = await self._admission.verified(claim.deliveries)
+        if any(one.redelivered for one in deliveries):
+            deliveries = await self._adoption.rest(deliveries, self._claimed)
+        await self._take_in(deliveries)
+        return ()
 
     async def _wait_for_messages(self, queues: Sequence[str]) -> None:
         """Until a claim may find something, or is due all the same."""
