@@ -2,23 +2,11 @@
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.registry import need_redis_extra
+from umbel.brokers.registry import AMQP_SCHEMES, REDIS_SCHEMES, need_redis_extra
 from umbel.errors import BadURL
 
-SCHEMES = (
-    "sqlite",
-    "redis",
-    "rediss",
-    "unix",
-    "sentinel",
-    "sentinels",
-    "rpc",
-    "amqp",
-    "amqps",
-    "pyamqp",
-)
-_REDIS = ("redis", "rediss", "unix", "sentinel", "sentinels")
-_RPC = ("rpc", "amqp", "amqps", "pyamqp")
+_RPC = ("rpc", *AMQP_SCHEMES)
+SCHEMES = ("sqlite", *REDIS_SCHEMES, *_RPC)
 
 
 def sends_results(url: str) -> bool:
@@ -35,7 +23,7 @@ def open_backend(url: str, settings: BrokerSettings) -> Backend:
         )
     if not colon or scheme not in SCHEMES:
         raise BadURL(url, f"unknown backend scheme {scheme!r}; known schemes: {', '.join(SCHEMES)}")
-    if scheme in _REDIS:
+    if scheme in REDIS_SCHEMES:
         need_redis_extra(url)
         from umbel.backends.redis import RedisBackend
 
@@ -52,7 +40,7 @@ def _open_rpc(url: str, settings: BrokerSettings) -> Backend:
 
     broker_url = settings.url if url.startswith("rpc:") else url
     scheme = broker_url.partition(":")[0]
-    if scheme in _REDIS:
+    if scheme in REDIS_SCHEMES:
         need_redis_extra(broker_url)
         from umbel.backends.rpc_redis import RedisPost
 

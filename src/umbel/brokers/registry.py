@@ -11,21 +11,10 @@ from umbel.errors import BadURL, NotSupported
 if TYPE_CHECKING:
     from umbel.brokers.sqlite.look import Look
 
-SCHEMES = (
-    "sqlite",
-    "redis",
-    "rediss",
-    "unix",
-    "sentinel",
-    "sentinels",
-    "amqp",
-    "amqps",
-    "pyamqp",
-    "gcpubsub",
-)
-_REDIS = ("redis", "rediss", "unix", "sentinel", "sentinels")
-_AMQP = ("amqp", "amqps", "pyamqp")
+REDIS_SCHEMES = ("redis", "rediss", "unix", "sentinel", "sentinels")
+AMQP_SCHEMES = ("amqp", "amqps", "pyamqp")
 _PUBSUB = ("gcpubsub",)
+SCHEMES = ("sqlite", *REDIS_SCHEMES, *AMQP_SCHEMES, *_PUBSUB)
 
 
 def open_broker(settings: BrokerSettings) -> Broker:
@@ -35,12 +24,12 @@ def open_broker(settings: BrokerSettings) -> Broker:
 
         return ComposedBroker(*(open_broker(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
-    if scheme in _REDIS:
+    if scheme in REDIS_SCHEMES:
         need_redis_extra(settings.url)
         from umbel.brokers.redis.broker import RedisBroker
 
         return RedisBroker(settings)
-    if scheme in _AMQP:
+    if scheme in AMQP_SCHEMES:
         from umbel.brokers.amqp.broker import AmqpBroker
 
         return AmqpBroker(settings)
@@ -60,12 +49,12 @@ def open_producer(settings: BrokerSettings) -> Producer:
 
         return ComposedProducer(*(open_producer(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
-    if scheme in _REDIS:
+    if scheme in REDIS_SCHEMES:
         need_redis_extra(settings.url)
         from umbel.brokers.redis.producer import RedisProducer
 
         return RedisProducer(settings)
-    if scheme in _AMQP:
+    if scheme in AMQP_SCHEMES:
         from umbel.brokers.amqp.producer import AmqpProducer
 
         return AmqpProducer(settings)
@@ -86,12 +75,12 @@ def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
 
         return ComposedAsyncProducer(*(open_async_producer(one) for one in _pair(settings)))
     scheme = _scheme(settings.url)
-    if scheme in _REDIS:
+    if scheme in REDIS_SCHEMES:
         need_redis_extra(settings.url)
         from umbel.brokers.redis.async_producer import RedisAsyncProducer
 
         return RedisAsyncProducer(settings)
-    if scheme in _AMQP:
+    if scheme in AMQP_SCHEMES:
         from umbel.brokers.amqp.async_producer import AmqpAsyncProducer
 
         return AmqpAsyncProducer(settings)
@@ -115,7 +104,7 @@ def look_into(settings: BrokerSettings) -> "Look":
 def check_limits_on(settings: BrokerSettings, task: str) -> None:
     """Refuse a task with a limit for the cluster where the broker cannot keep one."""
     scheme = _scheme(settings.coordination_store or settings.url)
-    if scheme in _AMQP:
+    if scheme in AMQP_SCHEMES:
         from umbel.brokers.amqp.capabilities import CAPABILITIES
     elif scheme in _PUBSUB:
         from umbel.brokers.gcpubsub.capabilities import CAPABILITIES

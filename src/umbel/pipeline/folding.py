@@ -215,7 +215,7 @@ def _read(path: str) -> pa.Table:
 
 
 def check(_plan: Plan, _number: int) -> Answer:
-    """That a process can do jobs: whoever comes here has imported all that they need."""
+    """That a process can do jobs: a process that gets here has imported all that they need."""
     return Answer(folded=Folded())
 
 

@@ -53,7 +53,7 @@ class BlockingLink:
         self._reader = FrameReader()
         self._answers: list[Incoming] = []
         self._unconfirmed = Unconfirmed()
-        self._lock = threading.Lock()  # whoever has it does not wait
+        self._lock = threading.Lock()  # never held while waiting for the server
         self._is_read = False  # by one of those who wait
         self._asleep: dict[Sleeper, None] = {}
         self._connection = Connection(location, timeout_s=timeout_s)

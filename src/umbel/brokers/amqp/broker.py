@@ -8,7 +8,7 @@ with growing pauses, is connected as soon as RabbitMQ is back.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -23,6 +23,7 @@ from umbel.brokers.amqp.records import encode_record
 from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed, QueueRefused
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.subscription import AmqpSubscription
+from umbel.brokers.configured import ConfiguredBroker
 from umbel.brokers.evidence import Evidence
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
@@ -38,21 +39,17 @@ from umbel.brokers.interface import (
     Pause,
     Permit,
     Refused,
-    Replaced,
     Settled,
     Spend,
     Subscription,
     Tag,
     Verdict,
 )
-from umbel.brokers.links import unheard
 from umbel.brokers.refusals import unbound
 from umbel.clock import cluster_now
 from umbel.errors import NotSupported
-from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
-from umbel.wire.signing import Keyring
 
 log = logging.getLogger("umbel.brokers.amqp")
 STARTING_S = 30.0
@@ -61,11 +58,9 @@ UNUSABLE_S = 5.0  # a queue that cannot be consumed is left alone for so long
 LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 
 
-class AmqpBroker(KeptFailures):
+class AmqpBroker(ConfiguredBroker, KeptFailures):
     def __init__(self, settings: BrokerSettings) -> None:
-        self._on_replaced: Callable[[Replaced], None] = lambda _: None
-        self._on_link: Callable[[LinkChange], None] = unheard
-        self._settings = settings
+        super().__init__(settings)
         self._sessions = Sessions(
             settings,
             name=f"{settings.connection_name} {os.getpid()}",
@@ -78,26 +73,12 @@ class AmqpBroker(KeptFailures):
         self._unusable: dict[str, float] = {}  # queues, and until when they are left alone
 
     @property
-    def url(self) -> str:
-        return self._settings.url
-
-    @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
     @property
-    def keyring(self) -> Keyring | None:
-        return self._settings.keyring
-
-    @property
     def coordination(self) -> AmqpCoordination:
         return self._coordination
-
-    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
-        self._on_link = callback
-
-    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
-        self._on_replaced = callback
 
     async def open(self) -> None:
         """Connect. A server that answers but is still starting is waited for; who calls later tries on."""
@@ -257,12 +238,6 @@ class AmqpBroker(KeptFailures):
                 consumer.early += parked
                 raise
             consumer.finish_early(parked)
-
-    def _tell_replaced(self, replaced: Replaced) -> None:
-        self._on_replaced(replaced)
-
-    def _tell_link(self, change: LinkChange) -> None:
-        self._on_link(change)
 
     # -- looking ---------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """PubsubBroker: the asynchronous face of Google Pub/Sub."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from umbel.brokers.configured import ConfiguredBroker
 from umbel.brokers.gcpubsub import letters, posts, verdicts
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.claims import Claims
@@ -19,52 +20,32 @@ from umbel.brokers.interface import (
     DeadLetter,
     Delivery,
     Refused,
-    Replaced,
     Settled,
     Subscription,
     Tag,
     Verdict,
 )
-from umbel.brokers.links import unheard
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
-from umbel.wire.signing import Keyring
 
 
-class PubsubBroker(Unsupported):
+class PubsubBroker(ConfiguredBroker, Unsupported):
     def __init__(self, settings: BrokerSettings) -> None:
-        self._settings = settings
-        self._on_link: Callable[[LinkChange], None] = unheard
-        self._on_replaced: Callable[[Replaced], None] = lambda _: None
+        super().__init__(settings)
         self._service = Service(settings)
         self._claims = Claims(self._service, settings.lease_s)
         self._coordination = NoCoordination()
         self._keeper: asyncio.Task[None] | None = None
 
     @property
-    def url(self) -> str:
-        return self._settings.url
-
-    @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
     @property
-    def keyring(self) -> Keyring | None:
-        return self._settings.keyring
-
-    @property
     def coordination(self) -> NoCoordination:
         return self._coordination
-
-    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
-        self._on_link = callback
-
-    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
-        self._on_replaced = callback
 
     async def open(self) -> None:
         if self._settings.remembers_signatures:
@@ -190,9 +171,6 @@ class PubsubBroker(Unsupported):
             yield subscription
         finally:
             await subscription.leave()
-
-    def _tell_link(self, change: LinkChange) -> None:
-        self._on_link(change)
 
 
 def _refusal(refused: dict[int, str]) -> BrokerRefused:

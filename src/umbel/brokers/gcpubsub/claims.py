@@ -103,7 +103,7 @@ class Claims:
             self.lost += await self._release(silent)
 
     async def prolong(self) -> None:
-        """Set the deadlines of all that is here anew."""
+        """Extend the deadlines of all messages held here."""
         self._end_late()
         began = self._renewed_at = monotonic()
         deadline_s = self._service.topology.ack_deadline_s

@@ -6,7 +6,7 @@ A pull is never cut off while the broker is open, so nobody who stops waiting lo
 here and waits for the next claim.
 
 A message that is not due is held here if it is due soon. Otherwise it is left at Pub/Sub with a deadline
-of up to ten minutes, and comes again then. Before Pub/Sub would drop it for its age it is sent anew.
+of up to ten minutes, and comes again then. Before Pub/Sub would drop it for its age it is sent again.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ FULL_PULL = 50  # where a pull brings so many, there may be more
 HOLD_S = 30.0  # a message that is due within this time waits here
 HELD_MAX = 1000
 TIMER_S = 0.002  # a timer may end a moment early
-FRESH_S = 6 * 3600.0  # a delayed message older than this is sent anew: Pub/Sub keeps one for a day
+FRESH_S = 6 * 3600.0  # a delayed message older than this is sent again: Pub/Sub keeps one for a day
 
 
 class Arrived(msgspec.Struct):

@@ -16,7 +16,7 @@ from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.posts import Post
 from umbel.brokers.gcpubsub.refusals import Missing
 from umbel.brokers.gcpubsub.tokens import Tokens
-from umbel.brokers.gcpubsub.topology import Calls, Topology
+from umbel.brokers.gcpubsub.topology import Calls, Topology, next_of
 from umbel.brokers.gcpubsub.unsupported import refuse
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.refusals import unbound
@@ -111,11 +111,7 @@ class PubsubProducer:
 
     def _make(self, calls: Calls) -> None:
         answer: bytes | BrokerRefused | None = None
-        while True:
-            try:
-                call = next(calls) if answer is None else calls.send(answer)
-            except StopIteration:
-                return
+        while (call := next_of(calls, answer)) is not None:
             try:
                 answer = self._link.call(call)
             except BrokerRefused as refused:

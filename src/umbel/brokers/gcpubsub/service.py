@@ -12,7 +12,7 @@ from umbel.brokers.gcpubsub.names import DEAD, Names
 from umbel.brokers.gcpubsub.posts import Post
 from umbel.brokers.gcpubsub.refusals import AcksRefused, Missing
 from umbel.brokers.gcpubsub.tokens import Tokens
-from umbel.brokers.gcpubsub.topology import Calls, Topology
+from umbel.brokers.gcpubsub.topology import Calls, Topology, next_of
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.refusals import unbound
 from umbel.errors import BrokerRefused, BrokerSilent
@@ -58,11 +58,7 @@ class Service:
     async def _make(self, calls: Calls) -> None:
         async with self._making:
             answer: bytes | BrokerRefused | None = None
-            while True:
-                try:
-                    call = next(calls) if answer is None else calls.send(answer)
-                except StopIteration:
-                    return
+            while (call := next_of(calls, answer)) is not None:
                 try:
                     answer = await self.link.call(call)
                 except BrokerRefused as refused:

@@ -23,6 +23,14 @@ Calls = Generator[Call, bytes | BrokerRefused, None]
 """Each call is answered with the body, or with the refusal, which is thrown if it is not understood."""
 
 
+def next_of(calls: Calls, answer: bytes | BrokerRefused | None) -> Call | None:
+    """The call that follows this answer (None: the first); None when there is no more."""
+    try:
+        return next(calls) if answer is None else calls.send(answer)
+    except StopIteration:
+        return None
+
+
 class Topology:
     def __init__(self, settings: BrokerSettings, project: str, *, exactly_once: bool) -> None:
         self._settings = settings

@@ -7,11 +7,12 @@ third, opened when it is needed, coordinates, and each subscription has its own,
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
+from umbel.brokers.configured import ConfiguredBroker
 from umbel.brokers.evidence import Evidence, judge_mark
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
@@ -36,7 +37,7 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
-from umbel.brokers.links import MAIN, unheard
+from umbel.brokers.links import MAIN
 from umbel.brokers.redis import dead_letters, depths, event_log, failures, pauses
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import AnswerQueue, is_direct
@@ -52,12 +53,10 @@ from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.subscription import RedisSubscription, broadcast
 from umbel.brokers.redis.verdicts import follow_ups_of
 from umbel.errors import NotSupported
-from umbel.protocol.outage import LinkChange
 from umbel.urls import without_password
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
-from umbel.wire.signing import Keyring
 
 CAPABILITIES = Capabilities(
     transport="redis",
@@ -80,11 +79,9 @@ log = logging.getLogger("umbel.brokers.redis")
 _REVOKE = script("revoke")
 
 
-class RedisBroker:
+class RedisBroker(ConfiguredBroker):
     def __init__(self, settings: BrokerSettings) -> None:
-        self._on_replaced: Callable[[Replaced], None] = lambda _: None
-        self._on_link: Callable[[LinkChange], None] = unheard
-        self._settings = settings
+        super().__init__(settings)
         addresses = parse_addresses(settings.url, settings.connection_name)
         timeout_s = settings.connect_timeout_s
         self._keys = Keys.of(settings, addresses[0].database)
@@ -127,18 +124,8 @@ class RedisBroker:
         return CAPABILITIES
 
     @property
-    def keyring(self) -> Keyring | None:
-        return self._settings.keyring
-
-    @property
     def coordination(self) -> RedisCoordination:
         return self._coordination
-
-    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
-        self._on_link = callback
-
-    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
-        self._on_replaced = callback
 
     async def open(self) -> None:
         await self._link.connect()
@@ -346,12 +333,9 @@ class RedisBroker:
         """On every new connection: it may be to a server that has forgotten everything."""
         self._declared.clear()
 
-    def _tell_link(self, change: LinkChange) -> None:
-        self._on_link(change)
-
     def _begin_again(self, replaced: Replaced) -> None:
         self._declared.clear()
-        self._on_replaced(replaced)
+        self._tell_replaced(replaced)
 
     async def _tables(self, batch: Iterable[Outgoing]) -> Tables:
         exchanges = self._bindings.exchanges(batch)

@@ -166,7 +166,7 @@ class Watch:
         return True
 
     def _note(self, owner: str, list_key: str, now: float) -> list[tuple[Any, ...]]:
-        """Say for whom this waits, unless the server was told a moment ago; whoever slept says it again."""
+        """Say for whom this waits, unless the server was told a moment ago (not before a sleep)."""
         noted = (self._link.generation, owner, list_key)
         if self._noted == noted and now - self._noted_at < NOTED_S:
             return []

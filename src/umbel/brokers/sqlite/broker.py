@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 
 from umbel import clock
+from umbel.brokers.configured import ConfiguredBroker
 from umbel.brokers.evidence import Evidence, judge_mark
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
@@ -30,7 +31,6 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
-from umbel.brokers.links import unheard
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.coordination_client import SqliteCoordination
 from umbel.brokers.sqlite.store import Store
@@ -38,10 +38,8 @@ from umbel.brokers.sqlite.subscription import SqliteSubscription
 from umbel.brokers.sqlite.thread import StoreThread
 from umbel.brokers.sqlite.wakeup import AsyncBell
 from umbel.errors import BrokerError
-from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
-from umbel.wire.signing import Keyring
 
 CAPABILITIES = Capabilities(
     transport="sqlite",
@@ -59,11 +57,9 @@ WORK_S = 10.0  # the most that one operation may take once it has the database
 KEEP_ALIVES_PER_LEASE = 3
 
 
-class SqliteBroker:
+class SqliteBroker(ConfiguredBroker):
     def __init__(self, settings: BrokerSettings) -> None:
-        self._on_replaced: Callable[[Replaced], None] = lambda _: None
-        self._on_link: Callable[[LinkChange], None] = unheard  # a file has no link that could be lost
-        self._settings = settings
+        super().__init__(settings)  # a file has no link that could be lost
         self._store = Store(settings)
         self._cluster = ClusterStore(self._store)
         # It may wait for its turn in this process, at the gate, and for a stranger's lock.
@@ -75,26 +71,12 @@ class SqliteBroker:
         self._unlisten: Callable[[], None] = lambda: None
 
     @property
-    def url(self) -> str:
-        return self._settings.url
-
-    @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
     @property
-    def keyring(self) -> Keyring | None:
-        return self._settings.keyring
-
-    @property
     def coordination(self) -> SqliteCoordination:
         return self._coordination
-
-    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
-        self._on_link = callback
-
-    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
-        self._on_replaced = callback
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()

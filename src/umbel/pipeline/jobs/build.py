@@ -8,7 +8,7 @@ what they told is published.
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,13 +71,25 @@ def build(
     with failing_as("cannot build the tables; nothing was published"):
         made = _Making(engine, lake / "tables" / name, wanted, tell or say_nothing).run(found)
     rows = {table: sum(one.rows for one in parts) for table, parts in made.items()}
+    files = {table: sorted((Path(one.file) for one in parts), key=str) for table, parts in made.items()}
+    return published(lake, name, found, files, rows, started=started)
+
+
+def published(
+    lake: Path,
+    name: str,
+    found: Found,
+    files: Mapping[str, Sequence[Path]],
+    rows: dict[str, int],
+    *,
+    started: float,
+    origin: str = "batch",
+) -> io.Manifest:
+    """Make the build of this name the one that is read; those before it may go."""
     tables = lake / "tables"
     manifest = io.Manifest(
         build=name,
-        tables={
-            table: sorted(str(Path(one.file).relative_to(tables)) for one in parts)
-            for table, parts in made.items()
-        },
+        tables={table: [str(path.relative_to(tables)) for path in paths] for table, paths in files.items()},
         rows=rows,
         events=found.events,
         tasks=rows.get("tasks", 0),
@@ -85,6 +97,7 @@ def build(
         source_files=len(found.files),
         seconds=round(time.monotonic() - started, 3),
         quarantined=[one.path.name for one in found.unreadable],
+        origin=origin,
     )
     with failing_as("cannot publish the tables; the previous build stays in use"):
         io.publish(lake, manifest)

@@ -5,11 +5,9 @@ What is known of tasks is joined once (`states`), lies on disk while the tables 
 them as they were just written, which is less than the events.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark import StorageLevel
@@ -20,7 +18,7 @@ from umbel.events.tables import TABLES
 from umbel.pipeline import io
 from umbel.pipeline.failing import failing_as
 from umbel.pipeline.files import Found, rows_in
-from umbel.pipeline.jobs.build import Tell, say_nothing
+from umbel.pipeline.jobs.build import Tell, published, say_nothing
 from umbel.pipeline.transforms.anomalies import anomalies
 from umbel.pipeline.transforms.attempts import attempts
 from umbel.pipeline.transforms.elections import elections
@@ -69,23 +67,7 @@ def make_tables(
         _write_tables(spark, lake, name, parts, wanted, tell or say_nothing)
     files = {table: io.files_in(io.table_folder(lake, name, table)) for table in wanted}
     rows = {table: rows_in(paths) for table, paths in files.items()}
-    tables = lake / "tables"
-    manifest = io.Manifest(
-        build=name,
-        tables={table: [str(path.relative_to(tables)) for path in paths] for table, paths in files.items()},
-        rows=rows,
-        events=found.events,
-        tasks=rows.get("tasks", 0),
-        built_at=datetime.now(UTC).isoformat(),
-        source_files=len(found.files),
-        seconds=round(time.monotonic() - started, 3),
-        quarantined=[one.path.name for one in found.unreadable],
-        origin="stream",
-    )
-    with failing_as("cannot publish the tables; the previous build stays in use"):
-        io.publish(lake, manifest)
-    io.remove_old_builds(lake)
-    return manifest
+    return published(lake, name, found, files, rows, started=started, origin="stream")
 
 
 def wanted_tables(only: Iterable[str]) -> list[str]:
