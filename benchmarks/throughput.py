@@ -81,8 +81,7 @@ def on(server: Server) -> Stage[Contender]:
 def measure(contender: Contender, home: Path, server: Server, count: int) -> Mapping[str, float]:
     url = server.empty_url()
     each, at_once = round(count * ONE_AT_A_TIME), round(count * AT_ONCE) * contender.sends_at_once
-    bulk = count - each - at_once * (1 + contender.can_await)
-    fill = contender.fill(home, url, each=each, bulk=bulk, at_once=at_once)
+    fill = contender.fill(home, url, count, each=each, at_once=at_once)
     latency: Mapping[str, float] = {}
     with contender.draining(home, url, server, count) as (worker, drain):
         memory_bytes = worker.pss_bytes()

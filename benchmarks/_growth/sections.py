@@ -111,7 +111,7 @@ def backlog(contender: Contender, home: Path, tasks: int) -> Mapping[str, float]
     found: dict[str, float] = {}
     for waiting in [size for size in BACKLOGS if size <= tasks * 20] or [tasks]:
         place, url = _empty(home, waiting)
-        contender.fill(place, url, each=10, bulk=waiting - 10)
+        contender.fill(place, url, waiting, each=10)
         count = min(waiting, max(10, round(OF_A_BACKLOG * contender.shares[REDIS.name])))
         with contender.working(place, url) as worker:
             _wait_until_ran(place, 1, worker)
@@ -136,7 +136,7 @@ def workers(contender: Contender, home: Path, tasks: int) -> Mapping[str, float]
     for number in counts(500, tasks, WORKERS):
         place, url = _empty(home, number)
         count = max(10, round(tasks * contender.shares[REDIS.name] / 2))
-        contender.fill(place, url, each=10, bulk=count - 10)
+        contender.fill(place, url, count, each=10)
         with ExitStack() as stack:
             named = ("-n", "{0}@bench") if contender is not HUEY and "-A" in contender.worker else ()
             started = [

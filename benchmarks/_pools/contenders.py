@@ -60,7 +60,7 @@ def measure(contender: PoolContender, home: Path, tasks: int, *, load_tasks: int
     """Drain a full queue of no-ops, then take a steady load, then lose every child at once."""
     url = REDIS.empty_url()
     each = max(1, tasks // 10)
-    contender.fill(home, url, each=each, bulk=tasks - each)
+    contender.fill(home, url, tasks, each=each)
     with contender.draining(home, url, REDIS, tasks) as (worker, drain):
         main_bytes, child_bytes = _memory(worker)
         per_second = round(LOAD * CHILDREN / 0.010)

@@ -36,7 +36,7 @@ class Recorded:
 
     def measure(self, home: Path, server: Server, tasks: int) -> Mapping[str, float]:
         url = server.empty_url()
-        self.worker.fill(home, url, each=1, bulk=tasks - 1)
+        self.worker.fill(home, url, tasks, each=1)
         if self.recorder != "none":
             asyncio.run(_register(url))
         beside = self._recording(home, url) if self.recorder == "beside" else nullcontext()

@@ -31,18 +31,21 @@ class Side(Protocol):
     def describe(self) -> dict[str, str]: ...
 
 
-def fill(side: Side, each: int, bulk: int, at_once: int = 0) -> dict[str, float]:
-    """Send tasks one at a time, in bulk, then `at_once` from threads, and as many awaited if they can be.
+def fill(side: Side, count: int, each: int, at_once: int = 0) -> dict[str, float]:
+    """Send `count` tasks: `each` one at a time, `at_once` from threads, and as many awaited if they can be,
+    the others in bulk.
 
     The first few, which open connections, are not timed.
     """
     warm_up = min(WARM_UP_MAX, each // 10)
     side.send_each(warm_up)
-    filled = {**_timed("each", side.send_each, each - warm_up), **_timed("bulk", side.send_bulk, bulk)}
+    filled = _timed("each", side.send_each, each - warm_up)
+    awaited = at_once if hasattr(side, "send_awaited") else 0
+    filled |= _timed("bulk", side.send_bulk, count - each - at_once - awaited)
     if at_once:
         filled |= _threads(side, at_once)
-    if at_once and hasattr(side, "send_awaited"):
-        filled |= _timed("awaited", lambda count: side.send_awaited(count, SENDERS), at_once)
+    if awaited:
+        filled |= _timed("awaited", lambda count: side.send_awaited(count, SENDERS), awaited)
     return filled
 
 

@@ -60,7 +60,6 @@ class Contender:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_family: bool = False  # its main process does not pass the signal on
     sends_at_once: bool = False  # from threads as well, and awaited where it can be
-    can_await: bool = False
     drains_only: bool = False  # the rest would not differ from the contender that it is a variant of
 
     def at_commit(self, name: str, source: Path) -> "Contender":
@@ -74,9 +73,9 @@ class Contender:
         variables = "".join(f"{name}={value} " for name, value in self.variables.items())
         return {**self._ask(home, NOWHERE, "describe"), "worker": f"{variables}{self.worker}"}
 
-    def fill(self, home: Path, url: str, *, each: int, bulk: int, at_once: int = 0) -> Fill:
-        """`at_once`: from threads, and as many awaited."""
-        return Fill(**self._ask(home, url, "fill", str(each), str(bulk), str(at_once)))
+    def fill(self, home: Path, url: str, count: int, *, each: int, at_once: int = 0) -> Fill:
+        """`each`: one at a time; `at_once`: from threads, and as many awaited; the rest in bulk."""
+        return Fill(**self._ask(home, url, "fill", str(count), str(each), str(at_once)))
 
     def probe(self, home: Path, url: str, count: int) -> Mapping[str, float]:
         """Median times in milliseconds from sending a task to an idle worker until it runs."""
@@ -185,7 +184,6 @@ UMBEL = Contender(
     counted_by=_UMBELS,
     queue="celery",
     sends_at_once=True,
-    can_await=True,
 )
 UMBEL_EVENTS = Contender(
     name="umbel_events",

@@ -26,16 +26,18 @@ def send(value: object) -> None:
     noop.delay(value)
 
 
-def send_awaited(count: int, senders: int) -> None:
-    async def sender(first: int) -> None:
-        for number in range(first, count, senders):
-            await noop.adelay(number)
+if hasattr(App, "__aenter__"):  # which commits that are compared may lack
 
-    async def send() -> None:
-        async with app:
-            await asyncio.gather(*map(sender, range(senders)))
+    def send_awaited(count: int, senders: int) -> None:
+        async def sender(first: int) -> None:
+            for number in range(first, count, senders):
+                await noop.adelay(number)
 
-    asyncio.run(send())
+        async def send() -> None:
+            async with app:
+                await asyncio.gather(*map(sender, range(senders)))
+
+        asyncio.run(send())
 
 
 def send_probe() -> None:

@@ -4,6 +4,9 @@ A broker's own test file makes a class of this and gives it a fixture `under_tes
 something that the broker declares it cannot do asserts that it refuses and says why.
 """
 
+import os
+from typing import TYPE_CHECKING
+
 from tests.brokers.contract_control import ControlContract
 from tests.brokers.contract_failures import FailuresContract
 from tests.brokers.contract_limits import LimitsContract
@@ -45,3 +48,14 @@ class LoopContract(
 
 class BrokerContract(LoopContract, ProcessesContract):
     """Every promise."""
+
+
+if TYPE_CHECKING or os.environ.get("UMBEL_SOAK"):
+
+    class OtherLoopContract(LoopContract):
+        """The same on an event loop that is not asyncio's own."""
+
+else:
+
+    class OtherLoopContract(MessagesContract, VerdictsContract, FanoutContract):
+        """What waits, wakes and writes; the rest runs the same code."""

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.brokers.contract import BrokerContract, LoopContract
+from tests.brokers.contract import BrokerContract, OtherLoopContract
 from tests.brokers.under_test import BrokerUnderTest
 from tests.servers.rabbitmq import amqp_url
 from umbel.brokers.amqp.capabilities import CAPABILITIES
@@ -23,5 +23,5 @@ class TestAmqp(BrokerContract):
 
 
 @pytest.mark.usefixtures("on_uvloop")
-class TestAmqpOnUvloop(LoopContract):
+class TestAmqpOnUvloop(OtherLoopContract):
     """On the event loop that `umbel[all]` brings, too."""

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.brokers.contract import BrokerContract, LoopContract
+from tests.brokers.contract import BrokerContract, OtherLoopContract
 from tests.brokers.under_test import BrokerUnderTest
 
 
@@ -14,5 +14,5 @@ class TestRedis(BrokerContract):
 
 
 @pytest.mark.usefixtures("on_uvloop")
-class TestRedisOnUvloop(LoopContract):
+class TestRedisOnUvloop(OtherLoopContract):
     """On the event loop that `umbel[all]` brings, too."""

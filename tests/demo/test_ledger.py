@@ -17,7 +17,7 @@ HISTORY = {**STATES, "s1": "SUCCESS", "s2": "SUCCESS"}
 
 def problems(**other: Any) -> list[str]:
     found: dict[str, Any] = {"sent": SENT, "states": STATES, "history": HISTORY, "slots": SLOTS, "ran": RAN}
-    found |= other
+    found |= {"last_slot": 2} | other
     return judge(ledger=Ledger(found.pop("ran")), **found).problems
 
 
@@ -39,6 +39,7 @@ def test_a_run_in_which_all_fits() -> None:
             {"ran": {("a", 0): ONCE, ("b", 0): ONCE, ("s1", 0): ONCE, ("s3", 0): ONCE}},
             "1 slots of the periodic task",
         ),
+        ({"last_slot": 3}, "1 slots of the periodic task"),
         ({"history": {**HISTORY, "a": "STARTED"}}, "history and results differ about quick a is STARTED"),
         ({"ran": {**RAN, ("a", 0): ["w1", "w1"]}}, "1 tasks ran twice without a cause: a"),
         ({"ran": {**RAN, ("a", 0): ["w1", "w2"]}, "killed": "w2"}, "ran twice without a cause: a"),
@@ -48,6 +49,11 @@ def test_a_run_in_which_all_fits() -> None:
 )
 def test_what_does_not_fit_is_said(other: dict[str, Any], problem: str) -> None:
     assert any(problem in one for one in problems(**other))
+
+
+def test_a_slot_that_came_when_the_workers_were_stopping_may_be_left_waiting() -> None:
+    late = {**SLOTS, "s4": 4}
+    assert problems(slots=late, ran={**RAN, ("s4", 0): ONCE}, history={**HISTORY, "s4": "SUCCESS"}) == []
 
 
 def test_history_must_know_the_endings_of_a_killed_worker_too() -> None:

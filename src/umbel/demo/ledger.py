@@ -86,10 +86,12 @@ def judge(
     ledger: Ledger,
     history: Mapping[str, str] | None,
     slots: Mapping[str, int],
+    last_slot: int,
     killed: str = "",
     interrupted: Collection[str] = (),
 ) -> Verdict:
-    """`sent`: kinds by task; `states`: results; `history`: states by Spark; `slots`: periodic ids;
+    """`sent`: kinds by task; `states`: results; `history`: states by Spark; `slots`: periodic ids,
+    all of which ran up to `last_slot`, as later ones may wait in a queue when the workers stop;
     `killed`: the worker that was, and `interrupted`: the tasks that it certainly ran then.
     """
     verdict = Verdict()
@@ -111,7 +113,7 @@ def judge(
     strangers = ran - sent.keys() - slots.keys()
     verdict.must(not strangers, f"{len(strangers)} tasks ran that were never sent")
     ticks = sorted(slots[one] for one in ran & slots.keys())
-    gaps = [at for at in range(ticks[0], ticks[-1]) if at not in set(ticks)] if ticks else []
+    gaps = set(range(ticks[0], last_slot + 1)) - set(ticks) if ticks else ()
     verdict.must(bool(ticks), "no periodic task ran")
     verdict.must(not gaps, f"{len(gaps)} slots of the periodic task were missed")
     if history is not None:

@@ -81,6 +81,7 @@ class Demo:
         self._interrupted: set[str] = set()
         self._handed_over_s = 0.0
         self._more_at = 0.0
+        self._first_slot = self._last_slot = 0  # of the periodic task: seconds since the epoch
 
     async def run(self) -> Outcome:
         """A terminal that is closed and a service manager end it as Ctrl-C does: no process stays behind."""
@@ -88,7 +89,7 @@ class Demo:
         assert itself is not None
         for signum in (signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(signum, itself.cancel)
-        began = time.time()
+        self._first_slot = int(time.time())
         broker = open_broker(self._app.settings.for_broker())
         await broker.open()
         feed = Feed(broker, enable=True)
@@ -107,7 +108,7 @@ class Demo:
             await asyncio.to_thread(self._app.close)
         if self._lake is not None:
             view.note("building history tables with Spark")
-        return await self._conclude(began, took_s)
+        return await self._conclude(took_s)
 
     # -- while it runs ---------------------------------------------------------------------------
 
@@ -135,6 +136,7 @@ class Demo:
             group.create_task(self._interfere(broker, processes, view))
         view.note(f"sent {len(self._sent):,} tasks; waiting for the rest to end")
         await self._until(lambda: self._all_ended(processes), RESULTS_S, "results")
+        await self._until(self._periodic_tasks_ran, RESULTS_S, "periodic tasks")
         took_s = time.monotonic() - began
         view.note("every task has ended; stopping the workers")
         await asyncio.to_thread(processes.stop_workers)
@@ -234,6 +236,16 @@ class Demo:
         self._states |= {one: kept.status for one, kept in found.items() if kept.status in READY_STATES}
         return len(self._states) == len(self._sent)
 
+    async def _periodic_tasks_ran(self) -> bool:
+        """Whether each that was due when everything else had ended ran: stopped workers give back theirs."""
+        self._last_slot = self._last_slot or int(time.time())
+        ticks = self._slots_until(self._last_slot)
+        ran = read_ledger(self._home / "ledger").ids & ticks.keys()
+        return bool(ran) and len(ran) == self._last_slot - min(ticks[one] for one in ran) + 1
+
+    def _slots_until(self, last: int) -> dict[str, int]:
+        return {slot_id(self._tick, at * 1_000_000): at for at in range(self._first_slot, last + 1)}
+
     async def _is_caught_up(self) -> bool:
         status = await _umbel(
             "record", "status", "-A", "umbel.demo.tasks:app", "--lake", str(self._lake), "--json"
@@ -257,17 +269,23 @@ class Demo:
 
     # -- afterwards ------------------------------------------------------------------------------
 
-    async def _conclude(self, began: float, took_s: float) -> Outcome:
+    async def _conclude(self, took_s: float) -> Outcome:
         ledger = read_ledger(self._home / "ledger")
-        seconds = range(int(began), int(time.time()) + 1)
-        slots = {slot_id(self._tick, at * 1_000_000): at for at in seconds}
+        slots = self._slots_until(int(time.time()))
         outcome = Outcome(self._sent, self._states, ledger, Verdict(), took_s, slots=slots)
         outcome.killed, outcome.interrupted = self._killed, self._interrupted
         outcome.leaders, outcome.winner = self._leaders, self._winner
         outcome.handed_over_s = self._handed_over_s
         history = None if self._lake is None else await self._make_history(outcome)
         outcome.verdict = judge(
-            self._sent.kinds, self._states, ledger, history, slots, self._killed, self._interrupted
+            self._sent.kinds,
+            self._states,
+            ledger,
+            history,
+            slots,
+            self._last_slot,
+            self._killed,
+            self._interrupted,
         )
         return outcome
 
