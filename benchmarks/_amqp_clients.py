@@ -36,7 +36,7 @@ async def with_umbel(url: str) -> tuple[float, float]:
     from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publish
     from umbel.brokers.amqp.link import open_link
     from umbel.brokers.amqp.location import locations_from_url
-    from umbel.brokers.amqp.table import Properties, decode_properties, encode_properties
+    from umbel.brokers.amqp.properties import Properties, decode_properties, encode_properties
 
     link = await open_link(locations_from_url(url)[0], timeout_s=4, heartbeat_s=10, name="bench")
     channel = await link.channel(confirms=True)

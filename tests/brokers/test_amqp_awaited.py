@@ -15,9 +15,9 @@ from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.declared import TaskQueues
 from umbel.brokers.amqp.frames import Method, encode_method, encode_publish
 from umbel.brokers.amqp.link import Channel, Link
+from umbel.brokers.amqp.properties import Properties, encode_properties
 from umbel.brokers.amqp.publisher import Publisher
 from umbel.brokers.amqp.refusals import Undecided
-from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.interface import Attempt, BrokerSettings
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing

@@ -11,7 +11,7 @@ from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.table import Properties, encode_properties
+from umbel.brokers.amqp.properties import Properties, encode_properties
 from umbel.brokers.interface import BrokerSettings, Bury
 from umbel.errors import BadMessage, TooLarge, WireError
 from umbel.wire.compat.legacy import to_v2

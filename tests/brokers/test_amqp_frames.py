@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.brokers.amqp import forms
 from umbel.brokers.amqp.envelope import decode
+from umbel.brokers.amqp.forms import BYTES_MAX, FORMS_MAX, encode_alike
 from umbel.brokers.amqp.frames import (
     FRAME_MAX,
     HEARTBEAT_FRAME,
@@ -19,13 +21,8 @@ from umbel.brokers.amqp.frames import (
     encode_method,
     encode_publish,
 )
-from umbel.brokers.amqp.table import (
-    Properties,
-    decode_properties,
-    decode_table,
-    encode_properties,
-    encode_table,
-)
+from umbel.brokers.amqp.properties import Properties, decode_properties, encode_properties
+from umbel.brokers.amqp.table import decode_table, encode_table
 from umbel.errors import TooLarge, WireError
 from umbel.wire.task import read_headers
 
@@ -35,6 +32,8 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=12,
 )
+SCALARS = st.sampled_from([None, False, True, 0, 1, 0.0, -0.0, 1.0, 2**40, "", "1", "ä"])
+NESTED = st.sampled_from([[None, None], [None, 1], [True], [1], {}, {"a": 1}])
 TABLES = st.dictionaries(NAMES, VALUES, max_size=8)
 
 
@@ -49,6 +48,21 @@ def as_delivery(published: bytes) -> bytes:
 def test_a_table_comes_back_as_it_was(table: dict[str, Any]) -> None:
     data = encode_table(table)
     assert decode_table(data, 0) == (table, len(data))
+
+
+@given(st.lists(st.tuples(SCALARS, SCALARS, SCALARS, NESTED), max_size=9))
+def test_tables_that_are_alike_are_written_as_they_are_alone(rows: list[tuple[Any, ...]]) -> None:
+    for row in rows:
+        table = dict(zip("abcd", row, strict=True))
+        assert encode_alike(table) == encode_table(table)
+
+
+def test_only_so_many_forms_are_kept_and_none_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_forms", {})
+    for number in range(FORMS_MAX + 10):
+        encode_alike({f"name{number}": "x"})
+        encode_alike({"large": "x" * BYTES_MAX, f"name{number}": number})
+    assert len(forms._forms) == 10
 
 
 @given(

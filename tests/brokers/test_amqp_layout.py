@@ -24,8 +24,9 @@ from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.frames import Incoming, Method, encode_publish
 from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.properties import Properties, decode_properties, encode_properties
 from umbel.brokers.amqp.refusals import ChannelClosed
-from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
+from umbel.brokers.amqp.table import Table
 from umbel.brokers.evidence import Evidence
 from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery
 from umbel.errors import BrokerError

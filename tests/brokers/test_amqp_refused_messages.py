@@ -24,7 +24,7 @@ from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.envelope import PROPERTIES_MAX_BYTES
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.table import Properties, encode_properties
+from umbel.brokers.amqp.properties import Properties, encode_properties
 from umbel.brokers.interface import Ack, BrokerSettings, Refused
 from umbel.control.queue_pauses import move_messages
 from umbel.errors import BrokerRefused

@@ -13,7 +13,7 @@ from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.producer import AmqpProducer
-from umbel.brokers.amqp.table import decode_properties
+from umbel.brokers.amqp.properties import decode_properties
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BadURL
 from umbel.wire.message import StoredResult

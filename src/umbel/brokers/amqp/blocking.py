@@ -12,9 +12,8 @@ flush of its disk, and nobody waits for a round trip of somebody else's.
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from umbel.brokers.amqp.confirms import Batch, Sent, Unconfirmed
 from umbel.brokers.amqp.connection import Connection
@@ -32,7 +31,9 @@ from umbel.brokers.amqp.refusals import channel_refusal, connection_refusal, unr
 from umbel.errors import BrokerError, BrokerUnavailable
 
 PIECE, PIECES_AHEAD = 1000, 5  # of a large batch, so that its confirmations are read while it is sent
-_ACK, _NACK = int(Method.BASIC_ACK), int(Method.BASIC_NACK)
+P = ParamSpec("P")
+T = TypeVar("T")
+_ACK = int(Method.BASIC_ACK)
 
 
 class Published(NamedTuple):
@@ -76,7 +77,7 @@ class BlockingLink:
         return self._answers.pop(0)
 
     def send(self, data: bytes) -> None:
-        self._guarded(lambda: self._connection.write(data))
+        self._guarded(self._connection.write, data)
         self._flush(monotonic() + REPLY_TIMEOUT_S)
 
     def publish(self, frames: Sequence[bytes], sent: Sequence[Sent] = ()) -> Published:
@@ -84,11 +85,14 @@ class BlockingLink:
 
         `sent` are the same messages in parts, by which those are known that come back.
         """
-        sleeper = Sleeper()
-        on_done = partial(self._wake, sleeper)
+        sleeper = Sleeper(self._asleep)
+        if len(frames) <= PIECE:
+            batch = self._put(frames, sent, sleeper)
+            self._wait_for(batch, sleeper)
+            return Published(batch.refused, batch.returned)
         batches: list[Batch] = []
         for start in range(0, len(frames), PIECE):
-            batches.append(self._put(frames[start : start + PIECE], sent[start : start + PIECE], on_done))
+            batches.append(self._put(frames[start : start + PIECE], sent[start : start + PIECE], sleeper))
             if len(batches) > PIECES_AHEAD:
                 self._wait_for(batches[-PIECES_AHEAD - 1], sleeper)
         for batch in batches:
@@ -144,19 +148,20 @@ class BlockingLink:
 
     # -- sending, with others --------------------------------------------------------------------
 
-    def _put(self, frames: Sequence[bytes], sent: Sequence[Sent], on_done: "partial[None]") -> Batch:
-        batches: list[Batch] = []
+    def _put(self, frames: Sequence[bytes], sent: Sequence[Sent], sleeper: "Sleeper") -> Batch:
+        batch = self._guarded(self._write, frames, sent, sleeper)
+        if batch is None or not self._connection.is_written:
+            self._flush(monotonic() + REPLY_TIMEOUT_S + len(frames) / CONFIRMS_PER_S)
+        assert batch is not None, "a failure was raised"
+        return batch
 
-        def put() -> None:
-            batches.append(self._unconfirmed.add(len(frames), lambda: sent, on_done))
-            self._connection.write(b"".join(frames))
-
-        self._guarded(put)
-        self._flush(_deadline(batches[0]))
-        return batches[0]
+    def _write(self, frames: Sequence[bytes], sent: Sequence[Sent], sleeper: "Sleeper") -> Batch:
+        batch = self._unconfirmed.add(len(frames), lambda: sent, sleeper.wake)
+        self._connection.write(b"".join(frames))
+        return batch
 
     def _wait_for(self, batch: Batch, sleeper: "Sleeper") -> None:
-        ends, reads = _deadline(batch), False
+        ends, reads = monotonic() + REPLY_TIMEOUT_S + batch.missing / CONFIRMS_PER_S, False
         try:
             while batch.missing:
                 if (error := batch.error or self.error) is not None:
@@ -176,7 +181,7 @@ class BlockingLink:
                 if reads:
                     self._is_read = False
                 if not self._is_read and (other := next(iter(self._asleep), None)) is not None:
-                    self._wake(other)
+                    other.wake()
 
     def _flush(self, ends: float) -> None:
         """Until all is written. What arrives meanwhile is read: the server may wait for that."""
@@ -184,10 +189,6 @@ class BlockingLink:
             self._turn(ends)
         if self.error is not None:
             raise self.error
-
-    def _wake(self, sleeper: "Sleeper") -> None:
-        self._asleep.pop(sleeper, None)
-        sleeper.wake()
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -206,15 +207,16 @@ class BlockingLink:
         for incoming in self._reader.feed(self._connection.read()):
             self._deal_with(incoming)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | None:
         """Use the connection alone; whatever goes wrong there, nothing can be read after it."""
         with self._lock:
             if self.error is not None:
                 raise self.error
             try:
-                work()
+                return work(*given, **named)
             except (OSError, BadFrames) as error:
                 self._fail(self._lost(error))
+                return None
             except BaseException:
                 self._fail(self._lost("interrupted"))
                 raise
@@ -260,20 +262,18 @@ class BlockingLink:
 class Sleeper:
     """A thread that waits for others to read for it. Woken before it sleeps, it does not."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_asleep", "_lock")
 
-    def __init__(self) -> None:
+    def __init__(self, asleep: dict["Sleeper", None]) -> None:
+        self._asleep = asleep
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def wake(self) -> None:
+        self._asleep.pop(self, None)
         if self._lock.locked():
             self._lock.release()
 
     def sleep(self, ends: float) -> bool:
         """Whether it was woken in time."""
         return self._lock.acquire(timeout=max(0.0, ends - monotonic()))
-
-
-def _deadline(batch: Batch) -> float:
-    return monotonic() + REPLY_TIMEOUT_S + batch.missing / CONFIRMS_PER_S

@@ -11,6 +11,7 @@ with the same exchange and routing key.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from umbel.brokers.amqp.frames import Incoming
 from umbel.brokers.amqp.refusals import ChannelClosed, Undecided
@@ -21,6 +22,9 @@ Sent = tuple[str, str, bytes, bytes]
 
 AllSent = Callable[[], Iterable[Sent]]
 """The messages of a batch; asked for only when one comes back."""
+
+
+_first = attrgetter("first")
 
 
 class Batch:
@@ -149,7 +153,3 @@ def route_of(returned: Incoming) -> tuple[str, str]:
 
 def sent_of(returned: Incoming) -> Sent:
     return *route_of(returned), returned.properties, returned.body
-
-
-def _first(batch: Batch) -> int:
-    return batch.first

@@ -15,9 +15,9 @@ from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.envelope import decode
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_method
 from umbel.brokers.amqp.link import Channel, Link
+from umbel.brokers.amqp.properties import decode_properties
 from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
-from umbel.brokers.amqp.table import decode_properties
 from umbel.brokers.interface import DeadLetter, Delivery
 from umbel.errors import BrokerRefused
 from umbel.wire.message import outgoing_of_letter

@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 
 from umbel.brokers.amqp.frames import FRAME_MAX, FRAME_OVERHEAD, Incoming
-from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
+from umbel.brokers.amqp.properties import Properties, decode_properties, encode_properties
+from umbel.brokers.amqp.table import Table
 from umbel.brokers.amqp.topology import TTL_MAX_MS
 from umbel.brokers.interface import Broadcast
 from umbel.errors import BadMessage, TooLarge

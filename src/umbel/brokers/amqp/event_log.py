@@ -22,11 +22,11 @@ import msgspec
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.frames import Incoming
 from umbel.brokers.amqp.outbox import entry, log_entries
+from umbel.brokers.amqp.properties import decode_properties
 from umbel.brokers.amqp.records import LogEntry, RecorderFact, encode_record
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.streams import read_stream
-from umbel.brokers.amqp.table import decode_properties
 from umbel.brokers.interface import BrokerSettings, EventLogState, LoggedEvent
 from umbel.wire.event import LOGGED
 from umbel.wire.values import UNREADABLE

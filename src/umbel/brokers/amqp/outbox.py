@@ -24,8 +24,8 @@ from umbel.brokers.amqp.envelope import (
     encode_broadcast,
 )
 from umbel.brokers.amqp.frames import encode_publish
+from umbel.brokers.amqp.properties import Properties, encode_properties
 from umbel.brokers.amqp.records import LogEntry, encode_record
-from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.brokers.interface import Broadcast
 from umbel.errors import BrokerRefused, WireError

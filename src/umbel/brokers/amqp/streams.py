@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack
+from umbel.brokers.amqp.properties import decode_properties
 from umbel.brokers.amqp.records import View
-from umbel.brokers.amqp.table import decode_properties
 
 if TYPE_CHECKING:  # clients read streams too, and have no event loop
     from umbel.brokers.amqp.link import Channel, Link
