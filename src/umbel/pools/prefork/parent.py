@@ -16,6 +16,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, assert_never
 
 from umbel.errors import PoolError
@@ -69,6 +70,7 @@ from umbel.protocol.pool.slots import Slots
 from umbel.wire.frames import Cancel, Outcomes, SoftLimit, Stop, encode_frame
 
 log = logging.getLogger(__name__)
+_hard_limit, _soft_limit = attrgetter("hard_limit_s"), attrgetter("soft_limit_s")
 
 # A child with this many jobs in hand is busy for longer than the pause, so it does not idle, and
 # the main process reads many outcomes at a time instead of waking for each.
@@ -116,7 +118,7 @@ class PreforkPool:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         unfit: Sequence[LostJob] = ()
-        if any(job.hard_limit_s is not None or job.soft_limit_s is not None for job in jobs):
+        if {*map(_hard_limit, jobs), *map(_soft_limit, jobs)} - {None}:
             jobs, unfit = apart(jobs)
         self._step(Submit(jobs))
         if unfit:

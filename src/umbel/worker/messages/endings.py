@@ -196,35 +196,42 @@ class Endings:
         self._notices.revoked(claimed.message, claimed.delivery.queue, signal=signal, expired=expired)
 
     def settle(self, claimed: Claimed, outcome: Outcome) -> None:
+        kind = outcome.kind
+        if kind not in _COUNTED_AS:
+            self._settle_unended(claimed, outcome)
+            return
         assert claimed.run is not None
+        name = _COUNTED_AS[kind]
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+        if self._events.noted:
+            self._events.ended(claimed, outcome)
+        if kind not in self._logged_by_children:
+            self._log_ending(claimed, outcome)
+        brought = self._brought_by(claimed, outcome)
+        if kind == "success":
+            self._finish(claimed, brought)
+        elif kind == "requeued":
+            self._settler.report((), outcome.follow_ups)
+            pause_s = 0.0 if self._shutdown.is_stopping else REQUEUE_PAUSE_S
+            self.give_back(claimed, ran=True, not_before=cluster_now() + pause_s)
+        elif kind == "rejected":
+            self._reject(claimed, outcome.summary or "rejected by the task", brought)
+        elif kind == "failure" and after_failure(claimed.run.rules) is Fate.REJECT:
+            self._events.rejected(claimed, requeue=False)
+            self._reject(claimed, outcome.summary, brought)
+        else:
+            self._finish(claimed, brought, outcome.summary if kind == "failure" else None)
+        if kind not in ("requeued", "retry"):
+            self._release(claimed)
+
+    def _settle_unended(self, claimed: Claimed, outcome: Outcome) -> None:
         if outcome.kind == "cancelled":
             self._settler.report((), outcome.follow_ups)  # what it sent before
             self.end_terminated(claimed)
             return
-        if outcome.kind == "late":  # it never started, whatever the pool said when it handed it over
-            if claimed.told_started:
-                self._events.rejected(claimed, requeue=True)
-            self.give_back(claimed, ran=False)
-            return
-        name = _COUNTED_AS[outcome.kind]
-        setattr(self._counters, name, getattr(self._counters, name) + 1)
-        if self._events.noted:
-            self._events.ended(claimed, outcome)
-        self._log_ending(claimed, outcome)
-        brought = self._brought_by(claimed, outcome)
-        if outcome.kind == "requeued":
-            self._settler.report((), outcome.follow_ups)
-            pause_s = 0.0 if self._shutdown.is_stopping else REQUEUE_PAUSE_S
-            self.give_back(claimed, ran=True, not_before=cluster_now() + pause_s)
-        elif outcome.kind == "rejected":
-            self._reject(claimed, outcome.summary or "rejected by the task", brought)
-        elif outcome.kind == "failure" and after_failure(claimed.run.rules) is Fate.REJECT:
-            self._events.rejected(claimed, requeue=False)
-            self._reject(claimed, outcome.summary, brought)
-        else:
-            self._finish(claimed, brought, outcome.summary if outcome.kind == "failure" else None)
-        if outcome.kind not in ("requeued", "retry"):
-            self._release(claimed)
+        if claimed.told_started:  # it never started, whatever the pool said when it handed it over
+            self._events.rejected(claimed, requeue=True)
+        self.give_back(claimed, ran=False)
 
     def take(self, claimed: Claimed) -> None:
         """A child runs it now."""
@@ -282,7 +289,7 @@ class Endings:
 
     def _log_ending(self, claimed: Claimed, outcome: Outcome) -> None:
         level = logging.INFO if outcome.expected else self._logged_at[outcome.kind]
-        if outcome.kind not in self._logged_by_children and log.isEnabledFor(level):
+        if log.isEnabledFor(level):
             about = self._about(claimed, **_details(outcome))
             log.log(level, "task %s", _COUNTED_AS[outcome.kind], extra=about)
 

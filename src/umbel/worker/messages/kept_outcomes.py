@@ -53,6 +53,9 @@ class KeptOutcomes:
     ) -> dict[Tag, tuple[Ack, Delivery]]:
         """By the old claim, what is to be settled with the claim that its message came back with."""
         again: dict[Tag, tuple[Ack, Delivery]] = {}
+        if not conflicts and not self.came_back:  # as nearly always
+            self._remember(delivery for _, delivery in outcomes)
+            return again
         for ack, delivery in outcomes:
             back = self.came_back.pop(ack.tag, None)
             if back is not None:
@@ -60,8 +63,8 @@ class KeptOutcomes:
                 again[ack.tag] = (msgspec.structs.replace(kept, tag=back.tag), back)
             elif ack.tag in conflicts:
                 self._keep(ack, delivery)
-            elif not self.confirmed:
-                self._remember(delivery)
+            else:
+                self._remember([delivery])
         return again
 
     def take(self, delivery: Delivery) -> Ack | None:
@@ -82,9 +85,11 @@ class KeptOutcomes:
         self._size_bytes += kept.size_bytes
         self._drop_old()
 
-    def _remember(self, delivery: Delivery) -> None:
-        self._settled[delivery.message.correlation_id] = _digest(delivery)
-        if len(self._settled) > SETTLED_MAX:
+    def _remember(self, deliveries: Iterable[Delivery]) -> None:
+        if self.confirmed:
+            return
+        self._settled |= {one.message.correlation_id: _digest(one) for one in deliveries}
+        while len(self._settled) > SETTLED_MAX:
             self._settled.popitem(last=False)
 
     def _drop_old(self) -> None:

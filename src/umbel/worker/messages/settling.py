@@ -223,11 +223,8 @@ class Settler:
             self._do_after(after)
 
     def _note_ended(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
-        outcomes = [
-            (one, self.outcomes.pop(one.tag))
-            for one in batch
-            if isinstance(one, Ack) and one.tag in self.outcomes
-        ]
+        known = self.outcomes
+        outcomes = [(one, known.pop(one.tag)) for one in batch if isinstance(one, Ack) and one.tag in known]
         if self._kept.confirmed and not (conflicts or self._kept.came_back):
             return
         again = self._kept.settled(outcomes, conflicts)
