@@ -33,6 +33,7 @@ from umbel.worker.steps.scheduler import SCHEDULER_LEASE
 WORKERS = ("demo1", "demo2", "demo3")
 CELERY_WORKER = "celery1"
 REVOKE_AT, ELECT_AT, KILL_AT = 0.15, 0.3, 0.45  # of the load's time
+DUE_AFTER, DUE_MIN_S = 0.3, 4.0  # the revoked task: time enough to revoke it on a busy machine
 READY_S = 60.0
 ELECTION_S = 30.0
 RESULTS_S = 90.0
@@ -169,19 +170,19 @@ class Demo:
             await asyncio.sleep(max(0.0, began + share * self._seconds - time.monotonic()))
 
         await at(REVOKE_AT)
-        view.note(
-            f"revoking task {(await asyncio.to_thread(self._revoke))[:8]}…, which is due in two seconds"
-        )
+        due_s = max(DUE_MIN_S, DUE_AFTER * self._seconds)
+        revoked = await asyncio.to_thread(self._revoke, due_s)
+        view.note(f"revoked task {revoked[:8]}…, which was due in {due_s:g} s")
         await at(ELECT_AT)
         self._winner = await asyncio.to_thread(self._elect)
         view.note(f"election decided: {self._winner} was elected and sent the task")
         await at(KILL_AT)
         await self._kill_leader(broker, processes, view)
 
-    def _revoke(self) -> str:
+    def _revoke(self, due_s: float) -> str:
         from umbel.demo.tasks import never
 
-        result = never.apply_async(countdown=2.0)
+        result = never.apply_async(countdown=due_s)
         self._sent.add("never", result)
         result.revoke()
         return result.id
