@@ -92,6 +92,15 @@ def test_the_architecture_names_every_part() -> None:
     assert sorted(named) == sorted(parts)
 
 
+def test_the_architecture_names_every_folder_of_a_part() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)/` \|(.*)$", text("docs/architecture.md"), re.MULTILINE))
+    folders = [path.parent for path in (ROOT / "src/umbel").glob("*/*/__init__.py")]
+    unnamed = [
+        f"{one.parent.name}/{one.name}" for one in folders if f"`{one.name}/`" not in rows[one.parent.name]
+    ]
+    assert folders and not unnamed
+
+
 def test_the_architecture_names_every_step() -> None:
     steps = {path.stem for path in (ROOT / "src/umbel/worker/steps").glob("[!_]*.py")}
     assert steps <= set(re.findall(r"\*\*(\w+)\*\*", text("docs/architecture.md")))
