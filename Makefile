@@ -78,7 +78,7 @@ LOCK = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.
 
 lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for the newest)
 	@$(LOCK) pyproject.toml -o requirements/runtime.txt
-	@$(LOCK) pyproject.toml --group dev --extra history --extra connect --extra java --extra gevent --extra top --extra web --extra otel --extra gcpubsub -c requirements/runtime.txt -o requirements/dev.txt
+	@$(LOCK) pyproject.toml --group dev --extra history --extra connect --extra java --extra gevent --extra top --extra web --extra otel --extra gcpubsub --extra celery -c requirements/runtime.txt -o requirements/dev.txt
 	@$(LOCK) --group bench -o requirements/bench.txt
 	@$(LOCK) pyproject.toml --extra redis --group interop -o requirements/interop.txt
 	@$(LOCK) --group interop55 -o requirements/interop55.txt

@@ -59,27 +59,46 @@ def options_of(command: click.Command) -> Iterator[list[str]]:
             yield from options_of(below)
 
 
-def test_operating_names_commands_and_options_that_exist() -> None:
+@pytest.mark.parametrize(
+    ("name", "named_at_least"),
+    [
+        ("operating", {"health", "queues"}),
+        ("kubernetes", {"worker", "health", "web"}),
+        ("systemd", {"worker", "health", "web"}),
+    ],
+)
+def test_operating_names_commands_and_options_that_exist(name: str, named_at_least: set[str]) -> None:
     """In running text, in a unit file and in the arrays of a manifest."""
-    page = re.sub(r"[\"',\[\]]+", " ", text("docs/operating.md"))
+    page = re.sub(r"[\"',\[\]]+", " ", text(f"docs/{name}.md"))
     calls = re.findall(r"umbel +([a-z]+)((?: +(?:-{1,2}[a-z][a-z-]*|[\w:@%./]+))*)", page)
     named = [
-        (name, set(re.findall(r"(?<= )-{1,2}[a-z][a-z-]*", rest))) for name, rest in calls if name in COMMANDS
+        (command, set(re.findall(r"(?<= )-{1,2}[a-z][a-z-]*", rest)))
+        for command, rest in calls
+        if command in COMMANDS
     ]
-    assert {"worker", "health"} <= {name for name, _ in named}
-    for name, options in named:
+    assert named_at_least <= {command for command, _ in named}
+    for command, options in named:
         known = {
             spelling
-            for spellings in options_of(import_module(f"umbel.cli.{COMMANDS[name].module}").command)
+            for spellings in options_of(import_module(f"umbel.cli.{COMMANDS[command].module}").command)
             for spelling in spellings
         }
-        assert options <= known, f"docs/operating.md: umbel {name} {options - known}"
+        assert options <= known, f"docs/{name}.md: umbel {command} {options - known}"
 
 
 def test_the_architecture_names_every_part() -> None:
     parts = {path.parent.name for path in (ROOT / "src/umbel").glob("*/__init__.py")}
     named = re.findall(r"^\| `(\w+)/` \|", text("docs/architecture.md"), re.MULTILINE)
     assert sorted(named) == sorted(parts)
+
+
+def test_the_architecture_names_every_folder_of_a_part() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)/` \|(.*)$", text("docs/architecture.md"), re.MULTILINE))
+    folders = [path.parent for path in (ROOT / "src/umbel").glob("*/*/__init__.py")]
+    unnamed = [
+        f"{one.parent.name}/{one.name}" for one in folders if f"`{one.name}/`" not in rows[one.parent.name]
+    ]
+    assert folders and not unnamed
 
 
 def test_the_architecture_names_every_step() -> None:

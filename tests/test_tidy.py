@@ -210,10 +210,12 @@ def all_text() -> list[Source]:
 
 
 def _ours(folder: Path) -> Iterator[Path]:
-    for path in folder.iterdir():
+    for path in folder.iterdir():  # `.git` is a file in a work tree beside the first
+        if path.name in NOT_OURS or path.name.startswith(".venv") or path.name.endswith("_cache"):
+            continue
         if path.is_file():
             yield path
-        elif not (path.name in NOT_OURS or path.name.startswith(".venv") or path.name.endswith("_cache")):
+        else:
             yield from _ours(path)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend
-from umbel.backends.registry import open_backend
+from umbel.backends.registry import open_backend, sends_results
 from umbel.celery.capture import CAPTURE, captured_call
 from umbel.celery.queues import broker_settings
 from umbel.celery.table.addresses import backend_url
@@ -23,11 +23,12 @@ ENDS = frozenset({"SUCCESS", "FAILURE", "RETRY", "REVOKED"})
 def open_results(app: Any, settings: Settings) -> Backend | None:
     """Where results are if Umbel stores them itself; else None. Celery's backends of the app are captured."""
     ours = open_backend(settings.backend, broker_settings(app, settings)) if backend_url(app) else None
-    _install(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
+    shares_settle = ours is not None and ours.shares_settle(settings.broker)
+    _install(app, ours, shares_settle=shares_settle, keeps_all=not sends_results(settings.backend))
     return ours
 
 
-def _install(app: Any, ours: Backend | None, *, shares_settle: bool) -> None:
+def _install(app: Any, ours: Backend | None, *, shares_settle: bool, keeps_all: bool) -> None:
     """For every backend that this process opens for the app; they are opened per thread."""
     made = app._get_backend
 
@@ -38,6 +39,8 @@ def _install(app: Any, ours: Backend | None, *, shares_settle: bool) -> None:
         if _CapturesRedis in captures and ours is not None:
             backend.umbel_backend, backend.umbel_shares_settle = ours, shares_settle
             _replace_chord_scripts(backend)
+        if _CapturesRpc in captures:
+            backend.umbel_keeps_all = keeps_all
         return backend
 
     app._get_backend = get_backend
@@ -115,18 +118,23 @@ class _CapturesRedis:
 
 
 class _CapturesRpc:
+    """Results go to who asked; where UMBEL_BACKEND has moved them to a store, that keeps each of them."""
+
+    umbel_keeps_all = False
+
     def store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
         capture, backend = CAPTURE.get(), self._celery()
-        if capture is None or state not in ENDS or request is None or not request.reply_to:
+        reply_to = getattr(request, "reply_to", None) or ""
+        if capture is None or state not in ENDS or not (reply_to or self.umbel_keeps_all):
             return super().store_result(  # type: ignore[misc]
                 task_id, result, state, traceback=traceback, request=request, **kwargs
             )
         result = backend.encode_result(result, state)
         meta = backend._to_result(task_id, state, result, traceback, request)
         payload = _bytes(backend.encode(meta))
-        capture.by_task[task_id] = StoredResult(task_id, state, payload, request.reply_to)
+        capture.by_task[task_id] = StoredResult(task_id, state, payload, reply_to)
         return result
 
     def _celery(self) -> Any:

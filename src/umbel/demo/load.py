@@ -19,6 +19,7 @@ BATCHES_PER_S = 2
 GROUP_SIZE = 4
 CANVAS_EVERY = 4  # batches
 CRASHES_AT = (3, 9)  # batches
+CHARGES = 4  # a batch
 SLOW_S = 0.05
 LONG_S = 0.3
 DELAY_S = 2.0
@@ -40,8 +41,11 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "chord": ("SUCCESS", "four at once, then their sum"),
     "never": ("REVOKED", "is revoked before it is due"),
     "elected": ("SUCCESS", "is sent by an elected worker"),
+    "charge": ("SUCCESS", "a Celery app's task"),
+    "order": ("SUCCESS", "a Celery app's chain, retried"),
 }
 """By kind: how its tasks must end, and what they do."""
+OF_CELERY = ("charge", "order")  # kinds
 
 
 @dataclass(slots=True)
@@ -58,21 +62,29 @@ class Sent:
         return len(self.kinds)
 
 
-def send_batch(sent: Sent, number: int, home: Path) -> None:
+def send_batch(sent: Sent, number: int, home: Path, *, celery: bool) -> None:
     """Half a second's worth of mixed load, in as few steps as it takes."""
     calls = list(_singles(number, home))
+    if celery:
+        calls += [("charge", _of_celery("charge", number)) for _ in range(CHARGES)]
     results = tasks.app.send_many(call for _, call in calls)
     for (kind, _), result in zip(calls, results, strict=True):
         sent.add(kind, result)
     if number % CANVAS_EVERY == 0:
         _send_canvas(sent, number)
+        if celery:
+            sent.add("order", _celery_chain(number))
 
 
-def send_gently(number: int) -> None:
+def send_gently(number: int, *, celery: bool) -> None:
     """A second's worth of load that leaves the machine to others."""
     tasks.app.send_many(gentle(number))
+    if celery:
+        _of_celery("charge", number).apply_async()
     if number % GENTLE_CANVAS_EVERY == 0:
         _send_canvas(Sent(), number)
+        if celery:
+            _celery_chain(number)
 
 
 def gentle(number: int) -> Iterator[Signature[Any]]:
@@ -111,6 +123,15 @@ def _send_canvas(sent: Sent, number: int) -> None:
     sent.add("chain", chain(tasks.step.s(number), tasks.step.s(2), tasks.step.s(3)).apply_async())
     sent.add("group", group(steps).apply_async())
     sent.add("chord", chord(steps, tasks.total.s()).apply_async())
+
+
+def _celery_chain(number: int) -> Any:
+    return chain(_of_celery("charge", number), _of_celery("ship")).apply_async()
+
+
+def _of_celery(name: str, *args: int) -> Signature[Any]:
+    """By name, as one who has not the Celery app's code sends."""
+    return tasks.app.signature(f"umbel.demo.celery_shop.{name}", args, queue=tasks.CELERY_QUEUE)
 
 
 def _singles(number: int, home: Path) -> Iterator[tuple[str, Signature[Any]]]:

@@ -41,9 +41,15 @@ class Processes:
         return next((word for word in words if word.startswith("http")), "")
 
     def start(self, name: str) -> None:
-        arguments = ["worker", "-A", "umbel.demo.tasks:app", "-n", name, "-c", str(CHILDREN), "-E"]
-        arguments += ["-l", "info", "-f", str(self._home / f"{name}.log")]
-        self.workers[name] = self._spawn(arguments)
+        self._start(name, "-A", "umbel.demo.tasks:app", "-c", str(CHILDREN))
+
+    def start_celery(self, name: str, queue: str) -> None:
+        """A worker of the Celery app, in the same cluster."""
+        self._start(name, "-A", "umbel.demo.celery_shop:app", "-c", "1", "-Q", queue)
+
+    def _start(self, name: str, *app: str) -> None:
+        log = str(self._home / f"{name}.log")
+        self.workers[name] = self._spawn(["worker", *app, "-n", name, "-E", "-l", "info", "-f", log])
 
     def check(self) -> None:
         """Raise if a worker has exited by itself."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from umbel.demo import tasks
 from umbel.demo.load import Sent, elect, send_gently, send_held
 from umbel.demo.processes import Processes
-from umbel.demo.story import WORKERS
+from umbel.demo.story import WORKERS, start_workers
+from umbel.demo.writing import LEDGER
 from umbel.errors import BrokerError, ElectionError
 
 BATCH_EVERY_S = 1.0
@@ -28,19 +29,18 @@ ASK_S = 2.0
 ELECTION_S = 5.0
 
 
-async def stay(home: Path, say: Callable[[str], None], *, web: bool) -> None:
+async def stay(home: Path, say: Callable[[str], None], *, web: bool, celery: bool) -> None:
     itself = asyncio.current_task()
     assert itself is not None
     for signum in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(signum, itself.cancel)
-    os.environ.pop(tasks.LEDGER, None)
+    os.environ.pop(LEDGER, None)
     try:
         with Processes(home) as processes:
-            for name in WORKERS:
-                processes.start(name)
+            start_workers(processes, tasks.CELERY_QUEUE if celery else "")
             page = await _show(processes, say) if web else ""
             say(f"the cluster runs on, with logs in {home}; press Ctrl-C to stop it")
-            await _Going(home, processes, say, page).on()
+            await _Going(home, processes, say, page, celery=celery).on()
     finally:
         await asyncio.to_thread(tasks.app.close)
 
@@ -56,10 +56,13 @@ async def _show(processes: Processes, say: Callable[[str], None]) -> str:
 
 
 class _Going:
-    def __init__(self, home: Path, processes: Processes, say: Callable[[str], None], page: str) -> None:
+    def __init__(
+        self, home: Path, processes: Processes, say: Callable[[str], None], page: str, *, celery: bool
+    ) -> None:
         self._processes = processes
         self._say = say
         self._page = page
+        self._celery = celery
         self._release = home / "released"
         self._away = ""  # the worker that was killed
 
@@ -74,7 +77,7 @@ class _Going:
         """Processes are started here and not in a thread: none may be started after the end."""
         if number % KILL_EVERY == BACK_AT:
             self._start_again()
-        await asyncio.to_thread(send_gently, number)
+        await asyncio.to_thread(send_gently, number, celery=self._celery)
         if number % ELECTION_EVERY == ELECTION_AT:
             await asyncio.to_thread(elect, 1 + number // ELECTION_EVERY, timeout_s=ELECTION_S)
         if number % KILL_EVERY == KILL_AT:
@@ -97,7 +100,7 @@ class _Going:
     async def _held(self) -> dict[str, str]:
         """By worker: a task that it runs until it is released."""
         for _ in range(LOOKS_MAX):
-            if found := await asyncio.to_thread(_held_now):
+            if found := await asyncio.to_thread(_held_now, len(self._processes.workers)):
                 return found
             await asyncio.sleep(LOOK_EVERY_S)
         return {}
@@ -112,8 +115,8 @@ class _Going:
             self._away = ""
 
 
-def _held_now() -> dict[str, str]:
-    answers = tasks.app.control.ask("active", timeout=ASK_S, limit=len(WORKERS))
+def _held_now(workers: int) -> dict[str, str]:
+    answers = tasks.app.control.ask("active", timeout=ASK_S, limit=workers)
     return {
         name: one["id"]
         for node, running in answers.replies.items()

@@ -1,9 +1,9 @@
 """Story: what happens in the demo, in its order.
 
-Three workers take mixed load. Meanwhile a task is revoked, an election decided, and the worker that
-sends the periodic tasks is killed: its tasks are recovered and its lease goes to another. What the
-workers told was recorded; when everything has ended, Spark makes history of it, and what the tasks
-did, what came back and what history says are compared.
+Three workers take mixed load; a fourth runs the tasks of a Celery app. Meanwhile a task is revoked, an
+election decided, and the worker that sends the periodic tasks is killed: its tasks are recovered and its
+lease goes to another. What the workers told was recorded; when everything has ended, Spark makes history of
+it, and what the tasks did, what came back and what history says are compared.
 """
 
 import asyncio
@@ -31,7 +31,9 @@ from umbel.urls import without_password
 from umbel.worker.steps.scheduler import SCHEDULER_LEASE
 
 WORKERS = ("demo1", "demo2", "demo3")
+CELERY_WORKER = "celery1"
 REVOKE_AT, ELECT_AT, KILL_AT = 0.15, 0.3, 0.45  # of the load's time
+DUE_AFTER, DUE_MIN_S = 0.3, 4.0  # the revoked task: time enough to revoke it on a busy machine
 READY_S = 60.0
 ELECTION_S = 30.0
 RESULTS_S = 90.0
@@ -65,15 +67,16 @@ class Outcome:
 
 
 class Demo:
-    def __init__(self, home: Path, seconds: float, *, history: bool, web: bool) -> None:
-        from umbel.demo.tasks import RUN, TICK, app  # which read the environment, and that is set by now
+    def __init__(self, home: Path, seconds: float, *, history: bool, web: bool, celery: bool) -> None:
+        from umbel.demo import tasks  # which read the environment, and that is set by now
 
-        self._run, self._tick = RUN, TICK
+        self._run, self._tick, self._celery_queue = tasks.RUN, tasks.TICK, tasks.CELERY_QUEUE
         self._home = home
         self._seconds = seconds
         self._lake = home / "lake" if history else None
         self._web = web
-        self._app = app
+        self._celery = celery
+        self._app = tasks.app
         self._sent = Sent()
         self._states: dict[str, str] = {}
         self._leaders: list[str] = []
@@ -117,7 +120,8 @@ class Demo:
         if not broker.url.startswith("sqlite"):
             where = without_password(broker.url)
             await asyncio.to_thread(self._must_be_alone, where)
-        view.note(f"starting {len(WORKERS)} workers with {CHILDREN} children each on {where}")
+        beside = ", and one for a Celery app," if self._celery else ""
+        view.note(f"starting {len(WORKERS)} workers with {CHILDREN} children each{beside} on {where}")
         if self._lake is not None:  # first, so that the workers' first events are logged
             processes.record(self._lake, self._run)
             await self._until(lambda: self._is_recorded(broker), READY_S, "the recorder")
@@ -126,8 +130,7 @@ class Demo:
             view.note(
                 f"dashboard: {await self._until(lambda: _address(processes), READY_S, 'the dashboard')}"
             )
-        for name in WORKERS:
-            processes.start(name)
+        start_workers(processes, self._celery_queue if self._celery else "")
         await self._until(lambda: self._are_up(feed, processes), READY_S, "the workers")
         began = time.monotonic()
         view.note(f"sending mixed load for {self._seconds:g} s")
@@ -158,7 +161,7 @@ class Demo:
         began = time.monotonic()
         for number in range(max(1, int(self._seconds * BATCHES_PER_S))):
             await asyncio.sleep(max(0.0, began + number / BATCHES_PER_S - time.monotonic()))
-            await asyncio.to_thread(send_batch, self._sent, number, self._home)
+            await asyncio.to_thread(send_batch, self._sent, number, self._home, celery=self._celery)
 
     async def _interfere(self, broker: ClusterRecord, processes: Processes, view: View) -> None:
         began = time.monotonic()
@@ -167,19 +170,19 @@ class Demo:
             await asyncio.sleep(max(0.0, began + share * self._seconds - time.monotonic()))
 
         await at(REVOKE_AT)
-        view.note(
-            f"revoking task {(await asyncio.to_thread(self._revoke))[:8]}…, which is due in two seconds"
-        )
+        due_s = max(DUE_MIN_S, DUE_AFTER * self._seconds)
+        revoked = await asyncio.to_thread(self._revoke, due_s)
+        view.note(f"revoked task {revoked[:8]}…, which was due in {due_s:g} s")
         await at(ELECT_AT)
         self._winner = await asyncio.to_thread(self._elect)
         view.note(f"election decided: {self._winner} was elected and sent the task")
         await at(KILL_AT)
         await self._kill_leader(broker, processes, view)
 
-    def _revoke(self) -> str:
+    def _revoke(self, due_s: float) -> str:
         from umbel.demo.tasks import never
 
-        result = never.apply_async(countdown=2.0)
+        result = never.apply_async(countdown=due_s)
         self._sent.add("never", result)
         result.revoke()
         return result.id
@@ -227,7 +230,7 @@ class Demo:
     async def _are_up(self, feed: Feed, processes: Processes) -> bool:
         processes.check()
         up = {one.node.partition("@")[0] for one in feed.model.members(time.time()) if one.state == "alive"}
-        return up >= set(WORKERS)
+        return up >= processes.workers.keys()
 
     async def _all_ended(self, processes: Processes) -> bool:
         processes.check()
@@ -308,6 +311,13 @@ class Demo:
         outcome.html = html
         outcome.figures = json.loads(reported.stdout)["figures"]
         return {row["task_id"]: row["state"] for row in json.loads(asked.stdout)}
+
+
+def start_workers(processes: Processes, celery_queue: str) -> None:
+    for name in WORKERS:
+        processes.start(name)
+    if celery_queue:
+        processes.start_celery(CELERY_WORKER, celery_queue)
 
 
 async def _address(processes: Processes) -> str:

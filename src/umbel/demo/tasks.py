@@ -1,8 +1,4 @@
-"""The demo's app: tasks of every kind, each of which writes down that it ran.
-
-The ledger is what the tasks themselves say, one line a run, in a separate file: neither
-results nor events nor workers have a hand in it, so all three can be checked against it.
-"""
+"""The demo's app: tasks of every kind, each of which writes down that it ran."""
 
 import asyncio
 import os
@@ -13,34 +9,25 @@ from typing import Any
 
 from umbel.app.app import App
 from umbel.app.task import Task
+from umbel.demo.writing import write_run
 
-LEDGER = "DEMO_LEDGER"  # the variable that names the file
 HELD_MAX_S = 30.0
 RUN = os.environ.get("DEMO_RUN", "demo")  # no run of the demo meets what another left at a server
 TICK = f"{RUN}_tick"
+CELERY_QUEUE = f"{RUN}_celery"  # what the worker of the Celery app consumes
 app = App("demo", task_send_sent_event=True)
 Bound = Task[..., Any]
 
 
-def _ran(task: Bound) -> None:
-    path = os.environ.get(LEDGER)
-    if path:
-        kind = (task.request.task or "").rpartition(".")[2]
-        delivered = "again" if task.request.delivery_info["redelivered"] else "first"
-        line = f"{task.request.id} {kind} {task.request.retries} {task.request.hostname} {delivered}\n"
-        with open(path, "ab", buffering=0) as ledger:  # one write at the end of the file is one line
-            ledger.write(line.encode())
-
-
 @app.task(bind=True)
 def quick(self: Bound, x: int, y: int) -> int:
-    _ran(self)
+    write_run(self)
     return x + y
 
 
 @app.task(bind=True)
 def slow(self: Bound, seconds: float) -> float:
-    _ran(self)
+    write_run(self)
     time.sleep(seconds)
     return seconds
 
@@ -48,7 +35,7 @@ def slow(self: Bound, seconds: float) -> float:
 @app.task(bind=True)
 def held(self: Bound, release: str) -> None:
     """Runs until the demo has killed the worker that was to be killed."""
-    _ran(self)
+    write_run(self)
     deadline = time.monotonic() + HELD_MAX_S
     while not Path(release).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -56,21 +43,21 @@ def held(self: Bound, release: str) -> None:
 
 @app.task(bind=True)
 async def awaited(self: Bound, seconds: float) -> float:
-    _ran(self)
+    write_run(self)
     await asyncio.sleep(seconds)
     return seconds
 
 
 @app.task(bind=True)
 def failing(self: Bound, order: int) -> None:
-    _ran(self)
+    write_run(self)
     raise ValueError(f"order {order} has no customer")
 
 
 @app.task(bind=True, max_retries=3)
 def retried(self: Bound, order: int) -> int:
     """Fails at the first attempt, as a service that was just being restarted does."""
-    _ran(self)
+    write_run(self)
     if self.request.retries == 0:
         error = ConnectionError(
             "the service is restarting (raised by the demo on purpose; the task is retried)"
@@ -81,14 +68,14 @@ def retried(self: Bound, order: int) -> int:
 
 @app.task(bind=True)
 def delayed(self: Bound, order: int) -> int:
-    _ran(self)
+    write_run(self)
     return order
 
 
 @app.task(bind=True)
 def crashing(self: Bound, marker: str) -> str:
     """Kills its own process the first time, as a bug in a C library would."""
-    _ran(self)
+    write_run(self)
     try:
         Path(marker).touch(exist_ok=False)
     except FileExistsError:
@@ -100,31 +87,31 @@ def crashing(self: Bound, marker: str) -> str:
 @app.task(bind=True)
 def step(self: Bound, number: int, more: int = 1) -> int:
     """A step of a chain, a member of a group, a part of a chord."""
-    _ran(self)
+    write_run(self)
     return number + more
 
 
 @app.task(bind=True)
 def total(self: Bound, numbers: list[int]) -> int:
     """The body of a chord."""
-    _ran(self)
+    write_run(self)
     return sum(numbers)
 
 
 @app.task(bind=True)
 def never(self: Bound) -> None:
     """It is revoked before it is due."""
-    _ran(self)
+    write_run(self)
 
 
 @app.task(bind=True)
 def elected(self: Bound) -> str:
     """One worker of all is elected to send it."""
-    _ran(self)
+    write_run(self)
     return str(self.request.hostname)
 
 
 @app.periodic(every=1, catch_up="all", name=TICK)
 @app.task(bind=True)
 def tick(self: Bound) -> None:
-    _ran(self)
+    write_run(self)

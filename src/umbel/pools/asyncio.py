@@ -19,10 +19,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never, cast
 
-from umbel.errors import PoolError, TaskCancelled, WorkerStopping
+from umbel.errors import TaskCancelled, WorkerStopping
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.guarded_listener import GuardedListener
 from umbel.pools.hosting import soft_limit_of
@@ -44,6 +45,7 @@ from umbel.pools.loop_thread import (
 from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, broken, cut_off, ended_by, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
+from umbel.pools.sizes import resized, until_idle
 from umbel.pools.thread_workers import Began, Broke, Ended, Left, ThreadWorkers
 from umbel.protocol.pool.slots import BRIEF_S
 
@@ -146,10 +148,7 @@ class AsyncioPool:
         return len(self._running)
 
     def resize(self, by: int) -> int:
-        size = self._size + by
-        if size < 1:
-            raise PoolError(f"a pool of {self._size} cannot shrink by {-by}: at least 1 must remain")
-        self._size = size
+        size = self._size = resized(self._size, by)
         self._start_next()
         return size
 
@@ -169,13 +168,9 @@ class AsyncioPool:
             return
         self._closing = True
         self._give_up()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self._running:
-                    self._ended.clear()
-                    await self._ended.wait()
-        except TimeoutError:
-            pass
+                await until_idle(lambda: self._running, self._ended)
         in_threads = self._in_threads
         self._lose([cut_off(number) for number in self._running])
         self._watch.cancel()
@@ -183,9 +178,7 @@ class AsyncioPool:
         self._workers.stop_threads(self._workers.size)
         try:
             async with asyncio.timeout(self._settings.stop_grace_s):
-                while self._loop_thread not in self._loops_ended:
-                    self._ended.clear()
-                    await self._ended.wait()
+                await until_idle(lambda: self._loop_thread not in self._loops_ended, self._ended)
                 if not in_threads:  # what cannot be ended still uses the app
                     await stop_host(self._host)
         except TimeoutError:

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -29,6 +30,7 @@ from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSetti
 from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, cut_off, ended_by, not_started
 from umbel.pools.prefork.child_link import batch_frames
 from umbel.pools.prefork.messages import EndJob
+from umbel.pools.sizes import resized, until_idle
 from umbel.protocol.pool.slots import BRIEF_S
 from umbel.wire.frames import Cancel, SoftLimit, encode_frame
 
@@ -116,10 +118,7 @@ class GeventPool:
         return sum(self._send(number, SoftLimit(number, stopping=True)) for number in self._running)
 
     def resize(self, by: int) -> int:
-        size = self._size + by
-        if size < 1:
-            raise PoolError(f"a pool of {self._size} cannot shrink by {-by}: at least 1 must remain")
-        self._size = size
+        size = self._size = resized(self._size, by)
         self._start_next()
         return size
 
@@ -141,13 +140,9 @@ class GeventPool:
             return
         self._closing = True
         self._give_up()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self._running:
-                    self._ended.clear()
-                    await self._ended.wait()
-        except TimeoutError:
-            pass
+                await until_idle(lambda: self._running, self._ended)
         too_long = [cut_off(number) for number in self._running]
         self._lose(too_long)
         await self._children.stop(grace_s=0.0 if too_long else self._settings.stop_grace_s)

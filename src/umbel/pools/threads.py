@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from umbel.errors import NotSupported, PoolError, TaskCancelled, WorkerStopping
+from umbel.errors import NotSupported, TaskCancelled, WorkerStopping
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.guarded_listener import GuardedListener
 from umbel.pools.hosting import soft_limit_of
@@ -21,6 +21,7 @@ from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, Poo
 from umbel.pools.losses import apart, broken, cut_off, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
+from umbel.pools.sizes import resized, until_idle
 from umbel.pools.thread_workers import Began, Broke, Ended, Left, Report, ThreadWorkers
 from umbel.protocol.pool.slots import BRIEF_S
 
@@ -100,9 +101,7 @@ class ThreadsPool:
     def resize(self, by: int) -> int:
         if self.abilities.resize:
             raise NotSupported(f"the {self.name} pool cannot be resized: {self.abilities.resize}")
-        size = self._size + by
-        if size < 1:
-            raise PoolError(f"a pool of {self._size} cannot shrink by {-by}: at least 1 must remain")
+        size = resized(self._size, by)
         assert self._workers is not None, "a pool is resized after start()"
         self._size = size
         if by > 0:
@@ -130,9 +129,7 @@ class ThreadsPool:
         self._workers.stop_threads(self._workers.size)
         try:
             async with asyncio.timeout(grace_s if self._outstanding else self._settings.stop_grace_s):
-                while self._threads:
-                    self._left.clear()
-                    await self._left.wait()
+                await until_idle(lambda: self._threads, self._left)
             async with asyncio.timeout(self._settings.stop_grace_s):
                 await stop_host(self._host)
         except TimeoutError:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -33,6 +34,7 @@ MARKER = ".umbel-demo"  # a folder without it is not ours to empty
     "--history/--no-history", default=True, help="Record events and build tables from them with Spark."
 )
 @click.option("--web/--no-web", default=True, help="Show it in the browser, too; the address is printed.")
+@click.option("--celery/--no-celery", default=True, help="Run a worker for a Celery app in the same cluster.")
 @click.option("--stay", is_flag=True, help="Afterwards leave a cluster running to click around in.")
 @click.option(
     "--directory",
@@ -43,9 +45,16 @@ MARKER = ".umbel-demo"  # a folder without it is not ours to empty
 )
 @json_option
 def command(
-    url: str | None, seconds: float, history: bool, web: bool, stay: bool, directory: Path, as_json: bool
+    url: str | None,
+    seconds: float,
+    history: bool,
+    web: bool,
+    celery: bool,
+    stay: bool,
+    directory: Path,
+    as_json: bool,
 ) -> int:
-    """Run a demo: three workers under load, one of them killed, an election, history.
+    """Run a demo: three workers under load, a Celery app beside them, a killed worker, an election, history.
 
     Ends with what was sent, what ran, what was repeated and why, and whether results, the tasks' own
     ledger and history agree; exit code 1 if they do not.
@@ -59,28 +68,31 @@ def command(
     from umbel.cli.run.demo_closing import show
     from umbel.demo.story import Demo
 
-    if history and not can_record():
-        click.echo("umbel: history is skipped; it needs `pip install 'umbel[history]'`", err=True)
-        history = False
-    if web and missing_for_web():
-        click.echo("umbel: the dashboard is skipped; it needs `pip install 'umbel[web]'`", err=True)
-        web = False
+    history = history and not skips("history", "history", missing=not can_record())
+    web = web and not skips("the dashboard", "web", missing=bool(missing_for_web()))
+    celery = celery and not skips("the Celery app", "celery", missing=find_spec("celery") is None)
     try:
-        outcome = asyncio.run(Demo(home, seconds, history=history, web=web).run())
+        outcome = asyncio.run(Demo(home, seconds, history=history, web=web, celery=celery).run())
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo("umbel: stopped; all processes have ended", err=True)
         return exits.FAILED
     show(outcome, as_json=as_json)
     if stay:
-        _stay(home, web=web)
+        _stay(home, web=web, celery=celery)
     return exits.OK if not outcome.verdict.problems else exits.FAILED
 
 
-def _stay(home: Path, *, web: bool) -> None:
+def skips(what: str, extra: str, *, missing: bool) -> bool:
+    if missing:
+        click.echo(f"umbel: {what} is skipped; it needs `pip install 'umbel[{extra}]'`", err=True)
+    return missing
+
+
+def _stay(home: Path, *, web: bool, celery: bool) -> None:
     from umbel.demo.staying import stay
 
     try:
-        asyncio.run(stay(home, lambda text: click.echo(f"\n{text}", err=True), web=web))
+        asyncio.run(stay(home, lambda text: click.echo(f"\n{text}", err=True), web=web, celery=celery))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo("umbel: stopped; all processes have ended", err=True)
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from umbel.cli.show.printing import print_json, print_table
-from umbel.demo.load import KINDS
+from umbel.demo.load import KINDS, OF_CELERY
 from umbel.demo.story import Outcome
 
 
@@ -19,7 +19,7 @@ def as_data(outcome: Outcome) -> dict[str, Any]:
         "problems": outcome.verdict.problems,
         "seconds": round(outcome.took_s, 1),
         "sent": len(outcome.sent),
-        "kinds": {kind: _of_kind(outcome, kind) for kind in KINDS},
+        "kinds": {kind: _of_kind(outcome, kind) for kind in _kinds(outcome)},
         "runs": outcome.ledger.total,
         "periodic": len(_ticks(outcome)),
         "repeated": {
@@ -62,7 +62,7 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     print_table(("what happened", ""), facts)
     if data["history"]:
         click.echo()
-        print_table(("what history says", ""), list(data["history"].items()))
+        print_table(("what history says", "", "", ""), _in_two_columns(list(data["history"].items())))
     click.echo()
     if outcome.no_history:
         click.echo(f"no history: {outcome.no_history}")
@@ -74,6 +74,12 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     ledger = "the tasks' own ledger"
     compared = f"results, {ledger} and history" if data["history"] else f"results and {ledger}"
     click.echo(f"{data['sent']:,} tasks in {data['seconds']} s\n{compared} compared: {verdict}")
+
+
+def _kinds(outcome: Outcome) -> list[str]:
+    """All, but for those of the Celery app where that was not run."""
+    sent = set(outcome.sent.kinds.values())
+    return [kind for kind in KINDS if kind not in OF_CELERY or kind in sent]
 
 
 def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
@@ -92,6 +98,13 @@ def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
 
 def _ticks(outcome: Outcome) -> set[int]:
     return {outcome.slots[one] for one in outcome.ledger.ids if one in outcome.slots}
+
+
+def _in_two_columns(figures: list[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """So that the whole report fits a screen."""
+    half = (len(figures) + 1) // 2
+    left, right = figures[:half], [*figures[half:], ("", "")]
+    return [(*one, *other) for one, other in zip(left, right, strict=False)]
 
 
 def _repeats(repeated: dict[str, int]) -> str:

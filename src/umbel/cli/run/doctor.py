@@ -5,7 +5,6 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from umbel.brokers.interface import Queues
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option, run_directory_option
+from umbel.cli.run.extras import EXTRAS
 from umbel.cli.show.printing import print_json, print_table
 from umbel.errors import NoApp, UmbelError
 from umbel.launch.loading import find_app
@@ -23,14 +23,6 @@ from umbel.urls import without_password
 from umbel.worker.process.run_directory import default_run_directory, read_states
 
 SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
-OPTIONAL = {  # package: (extra that brings it, what it is for)
-    "uvloop": ("uvloop", "a faster event loop for workers"),
-    "hiredis": ("redis", "Redis as broker and result store"),
-    "google-auth": ("gcpubsub", "Google Pub/Sub as broker"),
-    "pyarrow": ("history", "recording, `umbel record`"),
-    "duckdb": ("history", "reading history, `umbel history sql` and the like"),
-    "pyspark": ("history", "building its tables, `umbel history build`"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,7 @@ def command(app_name: str | None, run_directory: Path | None, as_json: bool) -> 
     findings = [
         _python(),
         _sqlite(),
-        *_packages(),
+        *_extras(),
         _java(),
         _run_directory(run_directory or default_run_directory()),
         *_variables(),
@@ -75,12 +67,17 @@ def _sqlite() -> Finding:
     return Finding("sqlite", "ok" if enough else "FAIL", sqlite3.sqlite_version + needed)
 
 
-def _packages() -> Iterator[Finding]:
-    for name, (extra, use) in OPTIONAL.items():
-        try:
-            yield Finding(name, "ok", version(name))
-        except PackageNotFoundError:
-            yield Finding(name, "note", f"not installed: {use}; pip install 'umbel[{extra}]'")
+def _extras() -> Iterator[Finding]:
+    """One that is not there is worth a note: who does not use it needs none."""
+    for name, extra in EXTRAS.items():
+        versions = extra.versions()
+        missing = [package for package, found in versions.items() if not found]
+        if missing:
+            what = "not installed" if len(missing) == len(versions) else f"without {', '.join(missing)}"
+            yield Finding(f"umbel[{name}]", "note", f"{extra.use}: {what}; pip install 'umbel[{name}]'")
+        else:
+            found = ", ".join(f"{package} {found}" for package, found in versions.items())
+            yield Finding(f"umbel[{name}]", "ok", f"{extra.use}: {found or 'needs nothing more'}")
 
 
 def _java() -> Finding:

@@ -6,7 +6,9 @@ import click
 
 
 def missing_for_web() -> list[str]:
-    return [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    return [
+        name for name in ("starlette", "uvicorn", "jinja2", "prometheus_client") if find_spec(name) is None
+    ]
 
 
 def require_web() -> None:

@@ -33,6 +33,7 @@ from umbel.pools.prefork.memory import resident_bytes
 from umbel.pools.prefork.messages import FromChild, NoOutcome, lost_outcome
 from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.prefork.settings import slot_settings
+from umbel.pools.sizes import resized
 from umbel.protocol.machine import Tick
 from umbel.protocol.pool.events import (
     Began,
@@ -169,10 +170,7 @@ class PreforkPool:
             self._step(Replace())
 
     def resize(self, by: int) -> int:
-        size = self._size + by
-        if size < 1:
-            raise PoolError(f"a pool of {self._size} cannot shrink by {-by}: at least 1 must remain")
-        self._size = size
+        size = self._size = resized(self._size, by)
         self._step(Resize(size))
         return size
 
