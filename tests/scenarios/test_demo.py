@@ -37,20 +37,21 @@ def test_it_ends_well_on_every_server_and_stays_with_a_page_until_it_is_interrup
         with httpx.Client(follow_redirects=True, timeout=60) as browser:
             _look_at_its_pages(process, browser)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == 0
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
         _check(json.loads(output), tmp_path / "umbel-demo")
         _nothing_left(tmp_path)
 
 
 def _look_at_its_pages(process: subprocess.Popen[str], browser: httpx.Client) -> None:
     assert process.stderr is not None
-    addresses: list[str] = []
+    addresses, told = list[str](), list[str]()
     for line in process.stderr:
+        told.append(line)
         addresses += [word for word in line.split() if word.startswith("http")]
         if "press Ctrl-C" in line:
             break
-    assert len(addresses) == 2  # while it goes on, and afterwards
+    assert len(addresses) == 2, told  # while it goes on, and afterwards
     assert "overview" in browser.get(addresses[-1]).text.lower()
     members = addresses[-1].partition("/session")[0] + "/api/v1/nodes"
     for name in ("demo1", "celery1"):
