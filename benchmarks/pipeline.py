@@ -124,9 +124,9 @@ def _measure_lake(home: Path, events: int, options: argparse.Namespace, source: 
 
     steps: dict[str, Callable[[], Measured]] = {
         "bucket": lambda: _bucket(home, lake, dealt),
-        "all": lambda: built("all", dealt),
-        "local": lambda: built("local", dealt, "--engine", "local"),
-        "tasks": lambda: built("tasks", dealt, "--tables", "tasks"),
+        "all": lambda: built("all", dealt, "--afresh"),
+        "local": lambda: built("local", dealt, "--engine", "local", "--afresh"),
+        "tasks": lambda: built("tasks", dealt, "--tables", "tasks", "--afresh"),
         "duckdb": lambda: measured("duckdb", home, "duckdb", lake),
         "stream": lambda: _stream(home, lake),
     }
@@ -160,7 +160,7 @@ def _lake(home: Path, events: int, options: argparse.Namespace) -> tuple[Path, i
 
 def _stream(home: Path, lake: Path) -> Measured:
     """Over all files, as if none had been taken before."""
-    shutil.rmtree(lake / "stream", ignore_errors=True)
+    shutil.rmtree(lake / "tables", ignore_errors=True)
     return measured("stream", home, "umbel", "build", "--lake", lake, "--follow", "--until-caught-up")
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import duckdb
 
+from benchmarks._pipeline.registers import ORDER, register_fields
 from umbel.events.merge import DIGESTS_MAX
 from umbel.events.precedence import ATTEMPT_STEP, ENDED, ENDINGS, STATES, STRENGTHS
 from umbel.events.tables import TABLES
 from umbel.events.types import SLOTS, TASK_PREFIX
 from umbel.events.view import TIMED
-from umbel.pipeline.schemas import ORDER, register_fields
 
 ENDINGS_MAX = DIGESTS_MAX * len(ENDINGS)
 ENDED_IN = ", ".join(f"'{slot}'" for slot in sorted(ENDINGS))

@@ -5,7 +5,6 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pytest
 
@@ -19,7 +18,7 @@ from umbel.fold.names import marks_file, place_of
 from umbel.history.arrow import parquet
 from umbel.history.dealing import read_marks
 from umbel.history.housekeeping import GRACE_S, Behind, behind, compact, expire
-from umbel.history.lake import Compacted, Lake, write_file
+from umbel.history.lake import Compacted, Lake
 from umbel.history.rows import Rows
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -152,15 +151,6 @@ def test_what_was_replaced_goes_later(lake: Lake) -> None:
     assert not any((lake.root / name).exists() for name in replaced)
 
 
-def test_what_the_stream_has_not_taken_stays(lake: Lake) -> None:
-    replaced = compact(lake, now=NOON).replaced
-    lake.stream.mkdir()
-    later = NOON + GRACE_S + 1
-    assert compact(lake, now=later).removed == []
-    write_file(lake.stream / "_passed.json", msgspec.json.encode({"files": replaced[:1]}))
-    assert compact(lake, now=later + 1).removed == replaced[:1]
-
-
 def test_a_crash_at_any_moment_of_it_shows_every_event_once(lake: Lake) -> None:
     before = contents(lake)
     report = compact(lake, now=NOON)
@@ -183,14 +173,6 @@ def test_old_days_are_dropped_whole(lake: Lake) -> None:
     assert {path.name for path in lake.events.iterdir()} == {"dt=2026-11-15"}
     assert len(contents(lake)) == 18
     assert expire(lake, 4, now=NOON).dropped_days == []
-
-
-def test_a_day_that_the_stream_has_not_taken_stays(lake: Lake) -> None:
-    old = add_file(lake, NOON - 9 * DAY_S, 9)
-    lake.stream.mkdir()
-    assert expire(lake, 4, now=NOON).kept_days == ["2026-11-06"]
-    write_file(lake.stream / "_passed.json", msgspec.json.encode({"files": [lake.name_of(old)]}))
-    assert expire(lake, 4, now=NOON).dropped_days == ["2026-11-06"]
 
 
 def test_a_file_that_cannot_be_read_is_set_aside_and_named(lake: Lake) -> None:

@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tests.events.histories import attempt
@@ -25,7 +23,6 @@ from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.history.query import read
 from umbel.pipeline import io
-from umbel.pipeline.failing import failing_as
 from umbel.pipeline.faults import UnreadFile
 from umbel.pipeline.files import Found, look_into
 from umbel.pipeline.jobs.build import sound
@@ -93,8 +90,8 @@ def test_a_stream_has_what_was_compacted_before_it_began_and_forgets_what_expire
     record(tmp_path, "new", attempt(0, "sent", uuid="new"))
     told, _ = followed(tmp_path)
     assert (told["events"], told["tasks"], told["files"]) == (5, 2, 2)
-    states = [path for path in kept.stream.rglob("states/*.parquet") if path.name[0] not in "._"]
-    assert sum(pq.read_metadata(path).num_rows for path in states) == 2
+    state = io.newest_state(tmp_path)
+    assert state is not None and sum(one.rows for one in state.every()) == 5
 
 
 def followed(lake: Path) -> tuple[dict[str, Any], Result]:
@@ -103,15 +100,7 @@ def followed(lake: Path) -> tuple[dict[str, Any], Result]:
     return json.loads(result.stdout), result
 
 
-def test_a_file_that_only_spark_cannot_read_is_named() -> None:
-    said = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file"
-    error = Py4JError(f"An error occurred\n: {said} file:///srv/a%20lake/x.parquet.  SQLSTATE: KD001\n\tat x")
-    named = r"not built: /srv/a lake/x\.parquet cannot be read"
-    with pytest.raises(UnreadFile, match=named), failing_as("not built"):
-        raise error
-
-
-def test_damage_that_only_spark_sees_ends_the_build() -> None:
+def test_damage_that_only_a_job_sees_ends_the_build() -> None:
     """Nothing is set aside that can be read."""
     tries = list[Found]()
 
@@ -129,7 +118,7 @@ def test_old_builds_go_when_new_ones_come(tmp_path: Path) -> None:
     record(tmp_path, "1", HISTORY)
     (tmp_path / "tables/left-by-one-that-died").mkdir(parents=True)
     for _ in range(3):
-        assert build(tmp_path, "--tables", "tasks").return_value == 0
+        assert build(tmp_path, "--tables", "tasks", "--afresh").return_value == 0
     assert len(list((tmp_path / "tables").glob("2*"))) == io.BUILDS_KEPT
     assert not (tmp_path / "tables/left-by-one-that-died").exists()
     assert io.newest_number(tmp_path) == 3
@@ -143,7 +132,7 @@ def test_a_build_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     told = json.loads(result.stdout)
     assert (result.return_value, told["tasks"], told["timeline"]) == (0, 1, 4)
     assert not (tmp_path / ".work").exists()
-    refused = build(tmp_path, "--engine", "local", "--follow")
+    refused = build(tmp_path, "--engine", "local", "--master", "local[2]")
     assert "--engine local has no Spark" in str(refused.exception)
 
 

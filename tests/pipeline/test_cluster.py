@@ -74,7 +74,7 @@ def test_a_cluster_makes_the_same_tables(spark: SparkSession, cluster: str, tmp_
     for number in range(4):
         record(lake, f"{number:03d}", [*events[number::4], *events[:number]])
     build(SparkEngine(spark), lake, look(lake), only=WANTED)
-    local = contents(spark, lake)
+    local = contents(lake)
 
     script = tmp_path / "umbel_submitted.py"
     script.write_text(SUBMITTED)
@@ -84,7 +84,6 @@ def test_a_cluster_makes_the_same_tables(spark: SparkSession, cluster: str, tmp_
         "spark.ui.enabled": "false",
     }
     settings |= {
-        "spark.sql.shuffle.partitions": "2",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": QUICK_START,
@@ -101,7 +100,7 @@ def test_a_cluster_makes_the_same_tables(spark: SparkSession, cluster: str, tmp_
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert contents(spark, lake) == local
+    assert contents(lake) == local
     assert list(local) == WANTED
     for name in ("one", "two"):
         assert list((tmp_path / name).glob("app-*/*")), f"the worker {name} had nothing to do"

@@ -94,24 +94,17 @@ def test_a_server_makes_the_same_tables(spark: SparkSession, server: str, tmp_pa
     for number in range(4):
         record(lake, f"{number:03d}", [*events[number::4], *events[:number]])
     build(SparkEngine(spark), lake, look(lake))
-    local, before = contents(spark, lake), io.newest_number(lake)
-    ran = umbel(lake, server, "--json")
+    local, before = contents(lake), io.newest_number(lake)
+    ran = umbel(lake, server, "--json", "--afresh")
     assert ran.returncode == 0, ran.stderr
     assert (ran.stderr, io.newest_number(lake)) == ("", before + 1)
-    assert contents(spark, lake) == local
+    assert contents(lake) == local
     assert list(local) == list(TABLES)
 
     refused = umbel(lake, server, "--conf", "spark.sql.warehouse.dir=/elsewhere")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1), refused.stderr
     assert "spark.sql.warehouse.dir" in refused.stderr and server in refused.stderr
     assert io.newest_number(lake) == before + 1
-
-
-def test_a_stream_by_connect_is_refused(tmp_path: Path) -> None:
-    record(tmp_path, "1", attempt(0, "sent", "received"))
-    asked = ["build", "--lake", str(tmp_path), "--master", "sc://h/;token=MARK", "--follow"]
-    result = CliRunner().invoke(command, asked, standalone_mode=False)
-    assert "--follow does not work with Spark Connect (sc://h/);" in str(result.exception)
 
 
 @pytest.mark.parametrize(

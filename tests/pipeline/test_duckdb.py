@@ -3,18 +3,20 @@
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from benchmarks._pipeline.duckdb_tasks import write_tasks
 from benchmarks._pipeline.synthetic import write_lake
+from tests.pipeline.transforms import schemas
+from tests.pipeline.transforms.states import states_of
+from tests.pipeline.transforms.tasks import tasks
 from umbel.history.query import read
-from umbel.pipeline import io
 from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.files import look_into
 from umbel.pipeline.jobs.build import build
-from umbel.pipeline.transforms.states import states_of
-from umbel.pipeline.transforms.tasks import tasks
+from umbel.pipeline.parts import write_part
 
 EVENTS = 4000
 
@@ -23,7 +25,8 @@ def test_tasks_are_the_same_by_spark_and_by_duckdb(spark: SparkSession, tmp_path
     write_lake(tmp_path, EVENTS)
     files = sorted((tmp_path / "events").rglob("*.parquet"))
     write_tasks(files, tmp_path / "duckdb.parquet")
-    io.write(tasks(states_of(io.read_events(spark, files))), tmp_path / "spark")
+    events = spark.read.schema(schemas.EVENTS).parquet(*map(str, files))
+    tasks(states_of(events)).write.parquet(str(tmp_path / "spark"))
     connection = duckdb.connect(":memory:")
     try:
         connection.execute("set TimeZone='UTC'")
@@ -47,10 +50,7 @@ def test_what_a_build_publishes_is_read_without_spark(spark: SparkSession, tmp_p
     assert answer.types == ("VARCHAR", "TIMESTAMP WITH TIME ZONE")
 
 
-def test_columns_that_differ_from_row_to_row_get_no_dictionary(spark: SparkSession, tmp_path: Path) -> None:
-    io.write(
-        spark.range(100).selectExpr("'a' as task_id", "'a' as state", "1.0D as run_s"), tmp_path / "some"
-    )
-    [first, *_] = io.files_in(tmp_path / "some")
-    group = pq.read_metadata(first).row_group(0)
-    assert [group.column(place).has_dictionary_page for place in range(3)] == [False, True, False]
+def test_columns_that_differ_from_row_to_row_get_no_dictionary(tmp_path: Path) -> None:
+    written = write_part(pa.table({"task_id": ["a"] * 100, "state": ["a"] * 100}), tmp_path)
+    group = pq.read_metadata(written.file).row_group(0)
+    assert [group.column(place).has_dictionary_page for place in range(2)] == [False, True]

@@ -20,16 +20,16 @@ from tests.events.oracle import view_of
 from tests.fold.reading import shaken, stories_of
 from tests.pipeline.lakes import Wire, read, table_of
 from tests.pipeline.oracle import attempts_of, task_times
+from tests.pipeline.transforms.attempts import attempts
+from tests.pipeline.transforms.schemas import EVENTS, SCHEMAS, STATES
+from tests.pipeline.transforms.states import merged, states_of
+from tests.pipeline.transforms.tasks import tasks
+from tests.pipeline.transforms.timeline import timeline as timeline_table
 from umbel.events.columns import to_json
 from umbel.events.tables import TABLES
 from umbel.events.timeline import registers_of, timeline
 from umbel.events.types import Event
 from umbel.events.view import TaskRecord, view
-from umbel.pipeline.schemas import EVENTS, SCHEMAS, STATES
-from umbel.pipeline.transforms.attempts import attempts
-from umbel.pipeline.transforms.states import merged, states_of
-from umbel.pipeline.transforms.tasks import tasks
-from umbel.pipeline.transforms.timeline import timeline as timeline_table
 
 HISTORIES = 5000 if os.environ.get("UMBEL_SOAK") else 120
 COLUMNS = [name for name in TABLES["tasks"].names if name not in {"wait_s", "run_s"}]

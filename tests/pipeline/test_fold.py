@@ -19,19 +19,19 @@ from tests.fold.running import tables_of
 from tests.pipeline.lakes import Wire, read, table_of
 from tests.pipeline.test_equality import random_histories
 from tests.pipeline.test_tables import BEATS, NUMBERED, STORY, T0, task, told
+from tests.pipeline.transforms.anomalies import anomalies
+from tests.pipeline.transforms.attempts import attempts
+from tests.pipeline.transforms.elections import elections
+from tests.pipeline.transforms.metrics import metrics
+from tests.pipeline.transforms.parts import parts_of
+from tests.pipeline.transforms.schemas import EVENTS
+from tests.pipeline.transforms.tasks import tasks
+from tests.pipeline.transforms.timeline import timeline
+from tests.pipeline.transforms.workers import workers
 from umbel.events.tables import TABLES
 from umbel.fold.buckets import bucket_of, hash_of
 from umbel.fold.moments import moments
 from umbel.fold.schemas import SCHEMAS
-from umbel.pipeline.jobs.joining import parts_of
-from umbel.pipeline.schemas import EVENTS
-from umbel.pipeline.transforms.anomalies import anomalies
-from umbel.pipeline.transforms.attempts import attempts
-from umbel.pipeline.transforms.elections import elections
-from umbel.pipeline.transforms.metrics import metrics
-from umbel.pipeline.transforms.tasks import tasks
-from umbel.pipeline.transforms.timeline import timeline
-from umbel.pipeline.transforms.workers import workers
 
 HISTORIES = 30
 BROKEN = 12

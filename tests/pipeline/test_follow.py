@@ -1,6 +1,6 @@
-"""D2: a stream over the lake publishes what a batch build over the same files does, also when killed."""
+"""D2: a stream over the lake publishes what a build from all events does, also when it is cut off."""
 
-import os
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.pipeline.lakes import Wire, record
+from tests.pipeline.test_build import HereEngine, published
 from tests.pipeline.test_equality import random_histories
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
-from umbel.pipeline.engines import SparkEngine
+from umbel.pipeline.engines import Engine, SparkEngine
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import Found, look_into
-from umbel.pipeline.jobs import partials as partials_module
 from umbel.pipeline.jobs.build import build
 from umbel.pipeline.jobs.follow import Following, follow
-from umbel.pipeline.jobs.partials import Partials
 
 NODE: Wire = {"hostname": "u1@a", "pid": 1, "inc": 7}
 
@@ -47,70 +46,62 @@ def look(lake: Path, *, thorough: bool = False) -> Found:
     return look_into(sorted(lake.glob("events/*/*/*.parquet")), thorough=thorough)
 
 
-def contents(spark: SparkSession, lake: Path) -> dict[str, list[str]]:
+def contents(lake: Path) -> dict[str, Counter[tuple[Any, ...]]]:
     """The published tables, row by row, without an order."""
-    manifest = io.newest_manifest(lake)
-    assert manifest is not None
-    return {
-        table: sorted(str(row) for row in io.read_table(spark, lake, manifest.build, table).collect())
-        for table in manifest.tables
-    }
+    return published(lake)
 
 
-def caught_up(spark: SparkSession, lake: Path, **how: Any) -> list[io.Manifest]:
-    published: list[io.Manifest] = []
-    looking = partial(look, lake)
-    following = Following(look=looking, published=published.append, until_caught_up=True, **how)
-    follow(spark, lake, following)
-    return published
+def caught_up(engine: Engine, lake: Path, **how: Any) -> list[io.Manifest]:
+    made: list[io.Manifest] = []
+    following = Following(look=partial(look, lake), published=made.append, until_caught_up=True, **how)
+    follow(engine, lake, following)
+    return made
 
 
-@pytest.mark.skipif(
-    not os.environ.get("UMBEL_SOAK"),
-    reason="so does one that is killed, which runs; UMBEL_SOAK=1 runs this",
-)
-@pytest.mark.timeout(400)
-def test_a_stream_equals_a_batch(spark: SparkSession, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D2: in several rounds, with batches put together in between, and with one cut off in the middle."""
-    monkeypatch.setattr(partials_module, "BATCHES_MAX", 0)
-    late = sorted(lake.glob("events/*/*/*.parquet"))[4:]
+def test_a_stream_equals_a_build_of_all(
+    spark: SparkSession, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D2: in several rounds on Spark, one of them cut off before its state was written, one before its
+    manifest."""
+    late = sorted(lake.glob("events/*/*/*.parquet"))[3:]
     for path in late:
         path.rename(lake / path.name)
-    unplanned = Partials(lake).checkpoint / "offsets/.0.8c5f.tmp"  # it died when it planned its first batch
-    unplanned.parent.mkdir(parents=True)
-    unplanned.touch()
-    caught_up(spark, lake, files_per_batch=4, only=["tasks"])
-    assert Partials(lake).taken().upto == 0
-    for path in late:
+    caught_up(SparkEngine(spark), lake)
+    before = contents(lake)
+    (lake / late[0].name).rename(late[0])
+    for name in (io.STATE, "000002.json"):
+        with monkeypatch.context() as cut:
+            cut.setattr(io, "write_file", _die_at(name, io.write_file))
+            with pytest.raises(BuildFailed, match=r"nothing was published|previous build stays in use"):
+                caught_up(HereEngine(), lake)
+        assert contents(lake) == before
+    for path in late[1:]:
         (lake / path.name).rename(path)
-        path.touch()
-    with monkeypatch.context() as cut:
-        cut.setattr(io, "write_file", _die_at("_done.json", io.write_file))
-        with pytest.raises(BuildFailed, match="resumes where it stopped"):
-            caught_up(spark, lake, files_per_batch=1)
-    (streamed,) = caught_up(spark, lake, files_per_batch=1)
-    told = contents(spark, lake)
-    batch = build(SparkEngine(spark), lake, look(lake))
-    assert contents(spark, lake) == told
+    engine = HereEngine()
+    (streamed,) = caught_up(engine, lake)
+    assert engine.steps == ["deal", "fold", "join"]
+    told = contents(lake)
+    batch = build(HereEngine(), lake, look(lake), afresh=True)
+    assert contents(lake) == told
     assert list(told) == list(TABLES)
     assert (streamed.origin, batch.origin) == ("stream", "batch")
     assert streamed.rows == batch.rows and streamed.rows["anomalies"] > 0
     assert streamed.events == batch.events
-    names = sorted(str(path.relative_to(lake)) for path in lake.glob("events/*/*/*.parquet"))
-    assert io.read_json(lake / "stream/_passed.json", dict[str, list[str]]) == {"files": names}
 
 
-def test_states_of_another_version_are_refused(lake: Path) -> None:
-    io.write_json(lake / "stream/_version.json", {"states": 99})
-    with pytest.raises(BuildFailed, match="version 99"):
-        Partials(lake).open()
+def test_a_round_without_news_publishes_nothing(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, made, looks = HereEngine(), list[io.Manifest](), list[int]()
 
+    class Stop:
+        def is_set(self) -> bool:
+            return len(looks) == 3
 
-def test_states_whose_checkpoint_is_gone_are_refused(lake: Path) -> None:
-    """D2: the stream would count its batches anew and take the first for those that the base has."""
-    io.write_json(lake / "stream/_base.json", {"files": ["events/one.parquet"], "events": 1, "upto": 3})
-    with pytest.raises(BuildFailed, match="is rebuilt from the events"):
-        Partials(lake).open()
+        def wait(self, _seconds: float) -> None:
+            looks.append(len(made))
+
+    stop: Any = Stop()
+    follow(engine, lake, Following(look=partial(look, lake), published=made.append), stop=stop)
+    assert looks == [1, 1, 1]
 
 
 def _die_at(name: str, write: Any) -> Any:

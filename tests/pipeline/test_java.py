@@ -77,8 +77,9 @@ def test_a_java_home_that_does_not_do_is_named(tmp_path: Path, version: str | No
 COUNT = """
 import sys
 from pathlib import Path
-from umbel.pipeline.session import TESTS, spark_session
-with spark_session(None, lake_bytes=0, work_folder=Path(sys.argv[1]), conf=TESTS) as spark:
+from umbel.pipeline.session import spark_session
+conf = {"spark.master": "local[2]", "spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+with spark_session(None, work_folder=Path(sys.argv[1]), conf=conf) as spark:
     print(spark.range(100).groupBy("id").count().count())
 """
 

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from tests.fold.running import tables_of
 from tests.pipeline.test_build import counted, looked, published, recorded
 from tests.pipeline.test_fold import tables_in
+from umbel.pipeline import io
 from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.jobs.build import build
 
@@ -83,9 +84,11 @@ def test_a_build_whose_processes_are_killed_has_every_row_once(
     recorded(tmp_path, parts)
     for _ in range(BUILDS):
         with killer(tmp_path / "tables") as killed:
-            manifest = build(SparkEngine(spark), tmp_path, looked(tmp_path))
+            manifest = build(SparkEngine(spark), tmp_path, looked(tmp_path), afresh=True)
         assert len(killed) == KILLS
         assert published(tmp_path) == counted(tables_of(parts, buckets=1))
         folder = tmp_path / "tables" / manifest.build
-        files = {str(path.relative_to(tmp_path / "tables")) for path in folder.rglob("*.parquet")}
-        assert files == {name for names in manifest.tables.values() for name in names}
+        files = {str(path.relative_to(tmp_path / "tables")) for path in folder.rglob("part-*")}
+        state = io.newest_state(tmp_path)
+        assert state is not None
+        assert files == {name for names in manifest.tables.values() for name in names} | state.names()

@@ -1,10 +1,25 @@
 """D2: what a build has to do, from names of files and counts alone."""
 
+import msgspec
+
 from umbel.fold.names import bucket_file, others_file
 from umbel.pipeline import plan as plans
-from umbel.pipeline.plan import Counted, Folded, Judge, Measure, Samples, joins_of, planned, shared
+from umbel.pipeline.plan import (
+    Chunk,
+    Counted,
+    Measure,
+    Plan,
+    Samples,
+    Segment,
+    chunked,
+    measures,
+    merges,
+    planned,
+    shared,
+)
 
 A, B = "/lake/co-1-000000", "/lake/co-2-000000"
+PLAN = Plan("/t", "/t/b", ["tasks"])
 ROWS = {
     bucket_file(A, 0, 2): 10,
     bucket_file(A, 1, 2): 20,
@@ -15,7 +30,7 @@ ROWS = {
 
 
 def test_groups_that_are_whole_are_read_by_bucket_and_the_rest_is_dealt_out() -> None:
-    found = planned("/t", ["tasks"], ROWS, {A: 35, B: 7})
+    found = planned(PLAN, ROWS, {A: 35, B: 7})
     assert (found.count, found.loose) == (4, [["/lake/ev-r-1-000001.parquet"]])
     assert found.sources(0) == [(bucket_file(A, 0, 2), 2)]
     assert found.sources(3) == [(bucket_file(A, 1, 2), 2), (bucket_file(B, 3, 4), 4)]
@@ -23,7 +38,7 @@ def test_groups_that_are_whole_are_read_by_bucket_and_the_rest_is_dealt_out() ->
 
 
 def test_a_group_that_lacks_rows_or_marks_is_dealt_out() -> None:
-    found = planned("/t", ["tasks"], ROWS, {A: 36})
+    found = planned(PLAN, ROWS, {A: 36})
     assert (found.count, found.groups, len(found.loose[0])) == (1, [], 5)
 
 
@@ -33,14 +48,30 @@ def test_files_are_shared_out_with_their_neighbours() -> None:
     assert shared({}, 10) == []
 
 
-def test_metrics_are_made_of_whole_minutes() -> None:
-    most = plans.MEASURE_SAMPLES
-    many = Samples("x", [60, 120, 300], [most - 1, 1, 1])
-    few = Samples("y", [120], [1])
-    folded = [Folded(samples=[many], suspects=[Counted("s", 4)]), Folded(samples=[few])]
-    assert joins_of(folded, ["metrics", "anomalies"]) == [
-        Measure(["x"], 60, 60),
-        Measure(["x", "y"], 120, 300),
-        Judge(["s"]),
-    ]
-    assert joins_of(folded, ["tasks"]) == []
+def test_metrics_are_made_of_whole_minutes_and_only_those_that_changed() -> None:
+    most = plans.CHUNK_SAMPLES
+    chunks = chunked([], {60: most - 1, 120: 1, 300: 1})
+    assert chunks == [Chunk(60, 120, most), Chunk(300, 300, 1)]
+    samples = [Samples("x", 60, 300), Samples("y", 120, 120)]
+    assert measures(chunks, samples) == [Measure(["x", "y"], 60, 120), Measure(["x"], 300, 300)]
+    there = Counted("m", 4)
+    kept = [msgspec.structs.replace(one, file=there) for one in chunks]
+    later = chunked(kept, {0: 2, 180: 0, 360: 5, 420: 1})
+    assert later == [Chunk(0, 180, most + 2), Chunk(300, 420, 7)]
+    assert chunked(kept, {360: 5}) == [kept[0], Chunk(300, 360, 6)]
+    assert measures(kept, samples) == []
+
+
+def segment(rows: int, last_us: int) -> Segment:
+    return Segment([Counted("e", rows)], f"{rows}-{last_us}", last_us)
+
+
+def test_small_old_segments_are_put_together_the_oldest_first() -> None:
+    (_, small, many), (_, middle, some) = plans.TIERS
+    old = [segment(small - 1, at) for at in range(many + 1)]
+    recent = [segment(small - 1, 1000 + at) for at in range(many)]
+    large = [segment(middle, at) for at in range(20)]
+    found = list(merges([*reversed(old), *recent, *large], horizon_us=1100, recent_us=200))
+    assert found == [old[:many]]
+    assert list(merges([segment(small, at) for at in range(some)], 1100, 200)) != []
+    assert list(merges(recent * 20, 1100, 200)) != [], "too many that are recent"

@@ -9,15 +9,15 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from tests.pipeline.lakes import Wire, read, table_of
-from umbel.pipeline.jobs.joining import parts_of
-from umbel.pipeline.schemas import EVENTS, SCHEMAS
-from umbel.pipeline.transforms.anomalies import anomalies
-from umbel.pipeline.transforms.attempts import attempts
-from umbel.pipeline.transforms.elections import elections
-from umbel.pipeline.transforms.marks import BITS, gaps
-from umbel.pipeline.transforms.metrics import metrics
-from umbel.pipeline.transforms.tasks import tasks
-from umbel.pipeline.transforms.workers import workers
+from tests.pipeline.transforms.anomalies import anomalies
+from tests.pipeline.transforms.attempts import attempts
+from tests.pipeline.transforms.elections import elections
+from tests.pipeline.transforms.marks import BITS, gaps
+from tests.pipeline.transforms.metrics import metrics
+from tests.pipeline.transforms.parts import parts_of
+from tests.pipeline.transforms.schemas import EVENTS, SCHEMAS
+from tests.pipeline.transforms.tasks import tasks
+from tests.pipeline.transforms.workers import workers
 
 T0 = 1_700_000_000.0
 

@@ -80,7 +80,7 @@ def judged(suspected: pa.Table, since: pa.Table, workers: pa.Table, horizon_us: 
     """`since`: what `first_told` made of all parts. `workers`: the table. `horizon_us`: the lake's end."""
     open_tasks = suspected.filter(suspected.column("is_open"))
     untold = suspected.filter(suspected.column("is_untold"))
-    return pa.concat_tables([_unfinished(open_tasks, workers, horizon_us), _never_sent(untold, since)])
+    return pa.concat_tables([unfinished(open_tasks, workers, horizon_us), never_sent(untold, since)])
 
 
 def rows(
@@ -125,8 +125,8 @@ def _deliveries(often: pa.Table) -> list[str]:
     ]
 
 
-def _unfinished(open_tasks: pa.Table, workers: pa.Table, horizon_us: int | None) -> pa.Table:
-    """Lost or stuck, not both."""
+def unfinished(open_tasks: pa.Table, workers: pa.Table, horizon_us: int | None) -> pa.Table:
+    """Of suspects that are open those that are lost or stuck, not both."""
     if horizon_us is None:
         return SCHEMAS["anomalies"].empty_table()
     state_at = open_tasks.column("state_at").combine_chunks()
@@ -157,8 +157,9 @@ def _is_gone(tasks: pa.Table, workers: pa.Table) -> Flags:
     return found
 
 
-def _never_sent(untold: pa.Table, since: pa.Table) -> pa.Table:
-    """Only for names whose sendings are reported, and after the first: many clients report none."""
+def never_sent(untold: pa.Table, since: pa.Table) -> pa.Table:
+    """Of suspects without a sending those of names whose sendings are reported, and after the first: many
+    clients report none."""
     place = pc.index_in(
         untold.column("name").combine_chunks(), value_set=since.column("name").combine_chunks()
     )

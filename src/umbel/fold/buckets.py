@@ -14,9 +14,11 @@ import pyarrow as pa
 from umbel.fold.columns import Ints
 
 SEED = 42
+_SECOND_SEED = 1_794_700_800
 BUCKET_EVENTS = 400_000
 """More in one bucket take more memory than a worker should need."""
 Words = npt.NDArray[np.uint32]
+Keys = npt.NDArray[np.uint64]
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 _MIX_1, _MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
@@ -50,7 +52,14 @@ def divided(events: pa.Table, count: int) -> Iterator[pa.Table]:
         yield dealt.slice(start, end - start)
 
 
-def hash_of(texts: pa.Array) -> npt.NDArray[np.int32]:
+def key_of(ids: pa.Array) -> Keys:
+    """A number for each id, from two hashes, so that two of millions are hardly ever equal."""
+    high, low = (hash_of(ids, seed).view(np.uint32).astype(np.uint64) for seed in (SEED, _SECOND_SEED))
+    found: Keys = high << np.uint64(32) | low
+    return found
+
+
+def hash_of(texts: pa.Array, seed: int = SEED) -> npt.NDArray[np.int32]:
     """Spark's `hash` of each text. Texts of one length are hashed together, four bytes of each at a time."""
     texts = texts.cast(pa.string())
     if not len(texts):
@@ -61,20 +70,20 @@ def hash_of(texts: pa.Array) -> npt.NDArray[np.int32]:
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     if (lengths == lengths[0]).all():
         block = data[offsets[0] : offsets[-1]].reshape(len(texts), int(lengths[0]))
-        return _hash_block(block)
+        return _hash_block(block, seed)
     found = np.empty(len(texts), dtype=np.int32)
     for length in np.unique(lengths):
         these = np.flatnonzero(lengths == length)
-        found[these] = _hash_block(data[starts[these][:, None] + np.arange(length)])
+        found[these] = _hash_block(data[starts[these][:, None] + np.arange(length)], seed)
     return found
 
 
-def _hash_block(block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+def _hash_block(block: npt.NDArray[np.uint8], seed: int) -> npt.NDArray[np.int32]:
     """One text a row, all of one length. The bytes behind the last whole word are mixed in one by one, as
     signed numbers, which is Spark's way and not the one of other murmur3."""
     count, length = block.shape
     whole = length // 4 * 4
-    state = np.full(count, SEED, dtype=np.uint32)
+    state = np.full(count, seed, dtype=np.uint32)
     words = np.ascontiguousarray(block[:, :whole]).view("<u4")
     for place in range(whole // 4):
         state = _mixed(state, words[:, place])

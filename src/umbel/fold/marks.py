@@ -41,6 +41,9 @@ RUNS = pa.schema([*_SENDER, ("first", pa.int64()), ("last", pa.int64())])
 EVENTS_KEY = b"umbel.events"
 """In a file of marks: how many events they are of."""
 
+SOURCES_KEY = b"umbel.sources"
+"""In a file of marks: what their group was made of, by names in the lake, and what that was made of."""
+
 MARKS = pa.schema([*SENDERS, *list(RUNS)[len(_SENDER) :]])
 """Both in one table, as a file holds them: rows of runs are those that have a first number."""
 

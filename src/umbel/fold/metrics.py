@@ -41,12 +41,16 @@ def samples(attempts: pa.Table) -> pa.Table:
     return pa.table([minute, *(attempts.column(name) for name in SAMPLES.names[1:])], schema=SAMPLES)
 
 
-def by_minute(sampled: pa.Table) -> tuple[pa.Table, list[int], list[int]]:
-    """Samples in the order of their minutes; the minutes in microseconds, and how many each has."""
+def by_minute(sampled: pa.Table) -> pa.Table:
+    """Samples in the order of their minutes."""
     minute = int_array(sampled.column("minute").combine_chunks())
-    minutes, counts = np.unique(minute, return_counts=True)
-    order = pa.array(np.argsort(minute, kind="stable"))
-    return sampled.combine_chunks().take(order), minutes.tolist(), counts.tolist()
+    return sampled.combine_chunks().take(pa.array(np.argsort(minute, kind="stable")))
+
+
+def counts_by_minute(sampled: pa.Table) -> dict[int, int]:
+    """The minutes in microseconds, in their order, and how many samples each has."""
+    minutes, counts = np.unique(int_array(sampled.column("minute").combine_chunks()), return_counts=True)
+    return dict(zip(minutes.tolist(), counts.tolist(), strict=True))
 
 
 def metrics(sampled: pa.Table) -> pa.Table:

@@ -6,19 +6,20 @@ synced, and given its names; it counts once the manifest of the lake names it. G
 bucket, and a bucket is divided where the lake has more buckets by now.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from umbel.events.columns import REQUIRED
 from umbel.fold.buckets import bucket_of, divided
-from umbel.fold.marks import EVENTS_KEY, Marks, marks_of, merged
+from umbel.fold.marks import EVENTS_KEY, SOURCES_KEY, Marks, marks_of, merged
 from umbel.fold.names import bucket_file, marks_file, others_file, place_of
 from umbel.fold.schemas import EVENTS
 from umbel.history.arrow import event_schema
@@ -121,8 +122,9 @@ class GroupWriter:
         self._writers[path].write_table(events, row_group_size=ROWS_AT_ONCE)
         self._rows[path] += events.num_rows
 
-    def finish(self) -> Written:
-        """Synced, under their names."""
+    def finish(self, sources: Sequence[str], trees: Mapping[str, Sequence[str]] | None = None) -> Written:
+        """Synced, under their names. `sources`: the files and groups that the events are from; `trees`: what
+        those groups were made of."""
         self._deal()
         for writer in self._writers.values():
             writer.close()
@@ -131,7 +133,9 @@ class GroupWriter:
             assert written == rows, "a file has every row that was written to it"
         marks = Path(marks_file(self._group))
         total = str(sum(self._rows.values())).encode()
-        told = merged(self._marks).as_table().replace_schema_metadata({EVENTS_KEY: total})
+        made_of = {**(trees or {}), self._lake.name_of(Path(self._group)): list(sources)}
+        metadata = {EVENTS_KEY: total, SOURCES_KEY: msgspec.json.encode(made_of)}
+        told = merged(self._marks).as_table().replace_schema_metadata(metadata)
         pq.write_table(told, str(create(hidden(marks))), compression="zstd")
         for path in (marks, *self._rows):
             sync_file(hidden(path))
@@ -153,6 +157,15 @@ def read_marks(group: str) -> tuple[Marks, int] | None:
         return Marks.of_table(table), int((table.schema.metadata or {})[EVENTS_KEY])
     except (pa.ArrowException, OSError, ValueError, KeyError):
         return None
+
+
+def read_sources(group: str) -> dict[str, list[str]]:
+    """What a group was made of, and what that was made of; nothing where it does not say so."""
+    try:
+        metadata = pq.read_schema(marks_file(group)).metadata or {}
+        return msgspec.json.decode(metadata.get(SOURCES_KEY, b"{}"), type=dict[str, list[str]])
+    except (pa.ArrowException, OSError, ValueError):
+        return {}
 
 
 def join_groups(writer: GroupWriter, paths: Sequence[Path], count: int, stopped: Callable[[], bool]) -> bool:

@@ -1,14 +1,14 @@
 """Housekeeping: writes past hours by bucket, joins hours to days, and drops days that are no longer needed.
 
 Files of an hour that has passed are dealt out into `compacted/` by the bucket of their tasks
-(`dealing.py`), beside the folder that the stream watches, which would read them all again. When a day has
-passed its hours are joined; files of an older day go into one group at once. How many buckets there are
-follows the events of the lake, by doubling; days that were written for far fewer are written again. A
-manifest says which files stand for which; from that moment readers take the new ones. What was replaced
-is deleted later, when no reader can still be at it and the stream has taken it. At every moment each
-event is in at least one file that readers see.
+(`dealing.py`). When a day has passed its hours are joined; files of an older day go into one group at once.
+How many buckets there are follows the events of the lake, by doubling; days that were written for far fewer
+are written again. A manifest says which files stand for which; from that moment readers take the new ones,
+and a group says what it was made of, so that a build knows what it has taken already. What was replaced is
+deleted later, when no reader can still be at it. At every moment each event is in at least one file that
+readers see.
 
-Days are dropped whole. A day with files that the stream has not taken stays.
+Days are dropped whole.
 """
 
 import time
@@ -44,7 +44,6 @@ class Report:
     replaced: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     dropped_days: list[str] = field(default_factory=list)
-    kept_days: list[str] = field(default_factory=list)  # due, but the stream has not taken them
     set_aside: list[str] = field(default_factory=list)  # could not be read
 
 
@@ -147,11 +146,11 @@ class _Compaction:
             writer.forget()
             raise
         if taken:
-            self._publish(writer.finish().rows, taken)
+            self._publish(writer.finish(taken).rows, taken)
 
     def _join(self, day: str, names: Sequence[str], buckets: int) -> None:
         """Groups of one day. A group whose marks or files are not whole is dealt out like loose files."""
-        from umbel.history.dealing import GroupWriter, join_groups, read_batches, read_marks
+        from umbel.history.dealing import GroupWriter, join_groups, read_batches, read_marks, read_sources
 
         writer = GroupWriter(self._lake, self._lake.compacted / f"dt={day}", self._name(), buckets)
         groups: dict[str, list[str]] = {}
@@ -161,13 +160,16 @@ class _Compaction:
                 groups.setdefault(place.group, []).append(name)
         try:
             sound: list[Path] = []
+            sources: list[str] = []
             for group, members in groups.items():
                 paths = [self._lake.root / name for name in members]
-                marks = read_marks(str(self._lake.root / group))
+                marks = read_marks(self._path(group))
                 if marks is not None and marks[1] == sum(self._now.rows.get(name, 0) for name in members):
                     writer.add_marks(marks[0])
                     sound += paths
+                    sources.append(group)
                 else:
+                    sources.append(f"{group}: a part")  # which is not what a build may have taken
                     for path in paths:
                         for table in read_batches(path):
                             writer.add(table)
@@ -180,7 +182,11 @@ class _Compaction:
         except BaseException:
             writer.forget()
             raise
-        self._publish(writer.finish().rows, names)
+        trees = {name: parts for group in groups for name, parts in read_sources(self._path(group)).items()}
+        self._publish(writer.finish(sources, trees).rows, names)
+
+    def _path(self, group: str) -> str:
+        return str(self._lake.root / group)
 
     def _name(self) -> str:
         return f"co-{time.time_ns() // 1000}-{len(self.report.written):06}"
@@ -199,13 +205,9 @@ class _Compaction:
         self._now = compacted
 
     def _remove_replaced(self) -> None:
-        """What was replaced long ago; of raw files, what the stream has taken as well."""
-        passed = self._lake.passed()
+        """What was replaced long ago."""
         removable = {
-            name
-            for name, since in self._now.replaced_at.items()
-            if since <= self._at - self._grace_s
-            and (passed is None or name in passed or not name.startswith("events/"))
+            name for name, since in self._now.replaced_at.items() if since <= self._at - self._grace_s
         }
         if removable:
             times = {name: at for name, at in self._now.replaced_at.items() if name not in removable}
@@ -227,18 +229,15 @@ def _whole(path: Path, read: Callable[[Path], Iterable[object]]) -> list[object]
 
 
 def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
-    """Drop the days that are older; those of which the stream lacks a file stay."""
+    """Drop the days that are older."""
     at = time.time() if now is None else now
     first_kept = (datetime.fromtimestamp(at, UTC) - timedelta(days=keep_days)).date().isoformat()
     report = Report()
     with lake.locked(LOCK, "housekeeping"):
-        before, passed = lake.read_compacted(), lake.passed()
+        before = lake.read_compacted()
         due = {day for top in (lake.events, lake.compacted) for day in _days(top) if day < first_kept}
         for day in sorted(due):
             raw = [lake.name_of(path) for path in lake.raw_files() if f"/dt={day}/" in path.as_posix()]
-            if passed is not None and not passed.issuperset(raw):
-                report.kept_days.append(day)
-                continue
             report.dropped_days.append(day)
             report.removed += raw
             report.removed += [name for name in before.files if f"/dt={day}/" in name]

@@ -4,7 +4,7 @@
     compacted/dt=…/hour=…/…parquet, compacted/dt=…/…parquet         hours and days of them, by bucket
     compacted/_manifest/000001.json                                 which of them replace which
     quarantine/                                                     what could not be read; never deleted
-    tables/, stream/                                                what is built from the events
+    tables/                                                         what is built from the events
     _recorder/<name>.json, <name>.lock                              how far each recorder is; that it lives
 
 A file appears whole or not at all: it is written under a name with a leading dot, which every
@@ -47,12 +47,6 @@ class Compacted(msgspec.Struct, frozen=True):
     rows: dict[str, int] = {}
 
 
-class Passed(msgspec.Struct, frozen=True):
-    """What the stream has taken of the raw files, as it leaves word in `stream/_passed.json`."""
-
-    files: list[str] = []
-
-
 @dataclass(frozen=True, slots=True)
 class LakeSize:
     files: int
@@ -68,7 +62,6 @@ class Lake:
         self.compacted = self.root / "compacted"
         self.manifests = self.compacted / "_manifest"
         self.quarantine = self.root / "quarantine"
-        self.stream = self.root / "stream"
         self.recorders = self.root / "_recorder"
 
     # -- what is there ---------------------------------------------------------------------------
@@ -92,13 +85,6 @@ class Lake:
             return Compacted()
         found: Compacted = self._read_json(manifest_path(self.manifests, numbers[-1]), Compacted)
         return found
-
-    def passed(self) -> frozenset[str] | None:
-        """The raw files that the stream has taken; None where no stream reads this lake."""
-        if not self.stream.is_dir():
-            return None
-        word = self.stream / "_passed.json"
-        return frozenset(self._read_json(word, Passed).files) if word.exists() else frozenset()
 
     def size(self) -> LakeSize:
         sizes = [_size_of(path) for path in self.event_files()]

@@ -44,7 +44,9 @@ def told(answers: Sequence[Answer]) -> Sequence[Answer]:
     """The same, or what went wrong in one of them."""
     for one in answers:
         if one.unread:
-            raise UnreadFile(f"{one.unread} cannot be read: {one.why}; move it away, and try again")
+            raise UnreadFile(
+                f"{one.unread} cannot be read: {one.why}; move it away, and try again", one.unread
+            )
         if one.failed:
             raise BuildFailed(f"{one.failed}: {one.why}")
     return answers

@@ -1,9 +1,7 @@
 """Failing: what Spark, Java, Arrow or the disk say, in one line behind what it means."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import unquote
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -19,9 +17,6 @@ def failing_as(what: str) -> Iterator[None]:
     except (UnreadFile, BuildFailed) as error:
         raise type(error)(f"{what}: {error}") from error
     except (PySparkException, Py4JError) as error:
-        if unread := _UNREAD.search(_trace_of(error)):
-            told = f"{unquote(unread[1])} cannot be read: {gist_of(error)}; move it away, and try again"
-            raise UnreadFile(f"{what}: {told}") from error
         raise BuildFailed(f"{what}: {gist_of(error)}") from error
     except ConnectionError as error:  # of Py4J: Java has ended
         raise BuildFailed(f"{what}: Java exited; see .work/spark.log in the lake") from error
@@ -41,7 +36,3 @@ def gist_of(error: Exception) -> str:
 
 def _trace_of(error: Exception) -> str:
     return f"{error}\n{getattr(error, '_stackTrace', '')}"
-
-
-_UNREAD = re.compile(r"\[FAILED_READ_FILE[^]]*\][^\n]* file (?:file:/*(?=/))?(.+?)\.  ?SQLSTATE")
-"""What Spark says of a file, with its address."""

@@ -30,4 +30,8 @@ class BuildFailed(PipelineFault):
 
 
 class UnreadFile(BuildFailed):
-    """Spark could not read a file whose description it could."""
+    """A job could not read a file whose description could be."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path

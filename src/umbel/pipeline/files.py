@@ -8,7 +8,7 @@ Umbel wrote may mean something else, and is refused as a whole rather than half 
 Damage in the data is found by reading all of it, which is done only when a build has met some.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,13 +44,23 @@ class Found:
     size_bytes: int = 0
 
 
-def look_into(paths: Sequence[Path], *, thorough: bool = False) -> Found:
+def look_into(
+    paths: Sequence[Path], *, thorough: bool = False, known: Mapping[Path, int] | None = None
+) -> Found:
     """Sort the files into those that can be read and those that cannot; raise if one is too new.
 
-    `thorough`: by reading all of them, not their descriptions alone.
+    `thorough`: by reading all of them, not their descriptions alone. `known`: files that were looked into
+    before, and how many events each has.
     """
+    counts = {} if thorough else known or {}
+
+    def look(path: Path) -> tuple[int, int] | Unreadable:
+        if path in counts:
+            return counts[path], path.stat().st_size
+        return _look_thoroughly(path) if thorough else _look(path)
+
     with ThreadPoolExecutor(THOROUGH_READERS if thorough else READERS) as readers:
-        looks = list(readers.map(_look_thoroughly if thorough else _look, paths))
+        looks = list(readers.map(look, paths))
     good = [(path, look) for path, look in zip(paths, looks, strict=True) if not isinstance(look, Unreadable)]
     return Found(
         files=[path for path, _ in good],
@@ -59,10 +69,6 @@ def look_into(paths: Sequence[Path], *, thorough: bool = False) -> Found:
         events=sum(rows for _, (rows, _) in good),
         size_bytes=sum(size for _, (_, size) in good),
     )
-
-
-def rows_in(paths: Iterable[Path]) -> int:
-    return sum(pq.read_metadata(path).num_rows for path in paths)
 
 
 def _look(path: Path) -> tuple[int, int] | Unreadable:

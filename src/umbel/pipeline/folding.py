@@ -7,34 +7,45 @@ read or write is told too, instead of raised: who runs it decides what that mean
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from umbel.events.tables import TABLES
+from umbel.fold import ages
 from umbel.fold import anomalies as odd
 from umbel.fold import metrics as measured
 from umbel.fold.buckets import divided
+from umbel.fold.claims import claimed
 from umbel.fold.columns import Events
 from umbel.fold.crowded import Keys, bin_sizes, large_tasks, reduced, shared_out, within
-from umbel.fold.kernel import Bucket, fold_bucket
+from umbel.fold.kernel import fold_bucket
 from umbel.fold.marks import marks_of, merged
 from umbel.fold.order import ordered
 from umbel.fold.schemas import EVENTS, INSTANT
 from umbel.fold.timeline import timeline
-from umbel.pipeline.parts import Source, UnreadPart, created, event_batches, fresh_path, write_part
-from umbel.pipeline.plan import Counted, Dealt, Folded, Judge, Measure, Plan, Samples
+from umbel.pipeline.parts import (
+    Source,
+    UnreadPart,
+    chosen,
+    created,
+    event_batches,
+    fresh_path,
+    read_index,
+    read_part,
+    write_part,
+)
+from umbel.pipeline.plan import Counted, Dealt, Fold, Folded, Judge, Measure, Plan
+from umbel.pipeline.writing import Written
 
 EVENTS_AT_ONCE = 800_000
 """A bucket with more is folded piece by piece."""
 
 LARGE_TASK = EVENTS_AT_ONCE // 4
-SAMPLES_A_GROUP = 65_536
 _KEYS = ("uuid", "retries", "clock", "timestamp")
 
 
@@ -43,6 +54,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     dealt: Dealt | None = None
     folded: Folded | None = None
+    joined: Counted | None = None
     unread: str = ""
     failed: str = ""
     why: str = ""
@@ -65,11 +77,11 @@ def work(step: str, plan_path: str, number: int) -> bytes:
 
 
 def deal(plan: Plan, number: int) -> Answer:
-    """Loose files: their events by bucket, and their marks."""
+    """Loose files: their events by target, and their marks."""
     folder = Path(plan.folder) / "scratch"
     path = fresh_path(folder, ".arrow")
     marks, others = [], [EVENTS.empty_table()]
-    buckets: list[int] = []
+    targets: list[int] = []
     sizes: list[int] = []
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with created(path) as file, pa.ipc.new_file(file, EVENTS, options=options) as writer:
@@ -78,29 +90,81 @@ def deal(plan: Plan, number: int) -> Answer:
                 marks.append(marks_of(table))
                 has_task = pc.is_valid(table.column("uuid"))
                 others.append(table.filter(pc.invert(has_task)))
-                for bucket, part in enumerate(divided(table.filter(has_task), plan.count)):
+                for target, part in _by_target(table.filter(has_task), plan):
                     for batch in part.combine_chunks().to_batches() if part.num_rows else ():
                         writer.write_batch(batch)
-                        buckets.append(bucket)
+                        targets.append(target)
                         sizes.append(batch.num_rows)
     kept = write_part(pa.concat_tables(others), folder)
     seen = write_part(merged(marks).as_table(), folder)
-    return Answer(dealt=Dealt(str(path), buckets, sizes, kept.file, seen.file))
+    return Answer(dealt=Dealt(str(path), targets, sizes, kept.file, seen.file))
 
 
-def fold(plan: Plan, bucket: int) -> Answer:
-    """One bucket: its part of the tables, and what is joined with that of others."""
-    source, done = Source(plan, bucket), _Written(plan)
+def _by_target(events: pa.Table, plan: Plan) -> Iterator[tuple[int, pa.Table]]:
+    """Events by bucket, or by the segment that has their task."""
+    if plan.claims is None:
+        yield from enumerate(divided(events, plan.count))
+        return
+    yield from claimed(events, [read_index(Path(plan.root) / name) for name in plan.claims])
+
+
+def fold(plan: Plan, number: int) -> Answer:
+    """Some tasks: their part of the tables, and what is joined with that of others."""
+    job = plan.folds[number]
+    source, done = Source(plan, job), Written(plan, counts=job.minutes == "all")
     if source.rows() <= EVENTS_AT_ONCE:
-        done.put(fold_bucket(source.all()))
-        return Answer(folded=done.folded())
+        _fold_whole(source.all(), plan, job, done)
+    else:
+        _fold_pieces(source, plan, done)
+    if job.minutes == "changed" and "metrics" in plan.wanted:
+        done.change(_changed_minutes(source))
+    return Answer(folded=done.folded())
+
+
+def _fold_whole(events: pa.Table, plan: Plan, job: Fold, done: "Written") -> None:
+    if job.seals == "no" or plan.horizon_us is None:
+        done.put(events)
+        return
+    hot_max = ages.HOT_EVENTS // plan.count
+    by_age = ages.aged(events, plan.horizon_us, hot_max=hot_max)
+    settled = [by_age.old, *by_age.recent]
+    if job.seals == "first":
+        for part in settled:
+            done.put(part)
+        done.put_aside(by_age.hot)
+    elif sum(part.num_rows for part in settled) < ages.SEGMENT_EVENTS:
+        done.put_hot(events)
+    else:
+        for part in settled:
+            done.put(part)
+        done.put_hot(by_age.hot)
+
+
+def _fold_pieces(source: Source, plan: Plan, done: "Written") -> None:
+    """More events than fit at once."""
     sizes = bin_sizes((table.column("uuid") for table in source.batches(["uuid"])), plan.count)
     for bins in shared_out(sizes, EVENTS_AT_ONCE):
         if sizes[bins.start : bins.stop].sum() <= EVENTS_AT_ONCE:
-            done.put(fold_bucket(_within(source, plan, bins)))
+            done.put(_within(source, plan, bins))
         else:
             _fold_crowded(source, plan, bins, done)
-    return Answer(folded=done.folded())
+
+
+def _changed_minutes(source: Source) -> dict[int, int]:
+    """Minutes that have other samples by what came, and how many more."""
+    came = pa.concat_tables([EVENTS.empty_table().select(["uuid"]), *source.fresh(["uuid"])])
+    ids = pc.unique(came.column("uuid")).to_pylist()
+    before, after = _minutes_of(chosen(source.kept(), ids)), _minutes_of(source.only(ids))
+    return {minute: after.get(minute, 0) - before.get(minute, 0) for minute in {*before, *after}}
+
+
+def _minutes_of(tables: Iterable[pa.Table]) -> dict[int, int]:
+    events = EVENTS.empty_table()
+    for table in tables:
+        events = pa.concat_tables([events, table])
+        if events.num_rows > EVENTS_AT_ONCE:
+            events = reduced(events)
+    return measured.counts_by_minute(fold_bucket(events).samples)
 
 
 def _within(source: Source, plan: Plan, bins: range, without: list[str] | None = None) -> pa.Table:
@@ -109,22 +173,21 @@ def _within(source: Source, plan: Plan, bins: range, without: list[str] | None =
     return pa.concat_tables([EVENTS.empty_table(), *inside])
 
 
-def _fold_crowded(source: Source, plan: Plan, bins: range, done: "_Written") -> None:
+def _fold_crowded(source: Source, plan: Plan, bins: range, done: "Written") -> None:
     """Bins that do not fit, because tasks in them have very many events: those are folded one by one."""
     ids = (table.column("uuid") for table in source.batches(["uuid"]))
     inside = [one.filter(within(one, bins, plan.count)) for one in ids]
     large = large_tasks(inside, LARGE_TASK)
-    done.put(fold_bucket(_within(source, plan, bins, large)))
+    done.put(_within(source, plan, bins, large))
     for task in large:
         kept = EVENTS.empty_table()
         for table in source.only([task]):
             kept = reduced(pa.concat_tables([kept, table])) if table.num_rows else kept
-        done.put(fold_bucket(kept), with_timeline=False)
-        if "timeline" in plan.wanted:
-            _put_timeline(source, task, done)
+        stretches = _timeline_of(source, task) if "timeline" in plan.wanted else iter(())
+        done.put_large(kept, source.only([task]), stretches)
 
 
-def _put_timeline(source: Source, task: str, done: "_Written") -> None:
+def _timeline_of(source: Source, task: str) -> Iterator[pa.Table]:
     """Of one task, a stretch of the order at a time."""
     keys = Keys.joined(
         [
@@ -140,78 +203,30 @@ def _put_timeline(source: Source, task: str, done: "_Written") -> None:
         rows = timeline(events, ordered(events, events.column("uuid")))
         place = rows.schema.get_field_index("rank")
         ranked = pc.add(rows.column("rank"), pa.scalar(rank, pa.int64()))
-        done.put_table("timeline", rows.set_column(place, rows.schema.field("rank"), ranked))
+        yield rows.set_column(place, rows.schema.field("rank"), ranked)
         rank += rows.num_rows
 
 
-class _Written:
-    """What a job has written so far."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._folder = Path(plan.folder)
-        self._scratch = self._folder / "scratch"
-        self._tables: dict[str, list[Counted]] = {}
-        self._samples: list[Samples] = []
-        self._suspects: list[Counted] = []
-        self._told: list[str] = []
-
-    def put(self, bucket: Bucket, *, with_timeline: bool = True) -> None:
-        self.put_table("tasks", bucket.tasks)
-        self.put_table("attempts", bucket.attempts)
-        self.put_table("anomalies", bucket.anomalies)
-        if with_timeline:
-            self.put_table("timeline", bucket.timeline)
-        if "metrics" in self._plan.wanted and bucket.samples.num_rows:
-            self._samples.append(self._sampled(bucket.samples))
-        if "anomalies" in self._plan.wanted:
-            if bucket.suspects.num_rows:
-                self._suspects.append(write_part(bucket.suspects, self._scratch))
-            self._told.append(write_part(bucket.told, self._scratch).file)
-
-    def put_table(self, name: str, table: pa.Table) -> None:
-        if name in self._plan.wanted and table.num_rows:
-            self._tables.setdefault(name, []).append(write_part(table, self._folder / name))
-
-    def _sampled(self, samples: pa.Table) -> Samples:
-        """Sorted, so that a range of minutes is read without the rest."""
-        table, minutes, counts = measured.by_minute(samples)
-        file = write_part(table, self._scratch, row_group_size=SAMPLES_A_GROUP).file
-        return Samples(file, minutes, counts)
-
-    def folded(self) -> Folded:
-        return Folded(self._tables, self._samples, self._suspects, self._told)
-
-
 def join(plan: Plan, number: int) -> Answer:
-    """What is made of all buckets together."""
-    chosen = plan.joins[number]
-    if isinstance(chosen, Measure):
-        name, table = "metrics", measured.metrics(_samples(chosen))
-    else:
-        name, table = "anomalies", _judged(plan, chosen)
-    written = [write_part(table, Path(plan.folder) / name)] if table.num_rows else []
-    return Answer(folded=Folded(tables={name: written}))
-
-
-def _judged(plan: Plan, chosen: Judge) -> pa.Table:
+    """What is made of all tasks together."""
     scratch = Path(plan.folder) / "scratch"
-    since, workers = (_read(str(scratch / f"{what}.parquet")) for what in ("since", "workers"))
-    suspects = pa.concat_tables([_read(file) for file in chosen.files])
-    return odd.judged(suspects, since, workers, plan.horizon_us)
+    join = plan.joins[number]
+    if isinstance(join, Measure):
+        return Answer(joined=Written(plan).write(measured.metrics(_samples(plan, join)), "metrics"))
+    if isinstance(join, Judge):
+        suspects = pa.concat_tables([read_part(Path(plan.root) / file) for file in join.files])
+        found = odd.unfinished(suspects, read_part(scratch / "workers.parquet"), plan.horizon_us)
+    else:
+        untold = read_part(Path(plan.root) / join.file)
+        found = odd.never_sent(untold, read_part(scratch / "since.parquet"))
+    return Answer(joined=Written(plan).write(found, "anomalies"))
 
 
-def _samples(chosen: Measure) -> pa.Table:
-    first, last = (pa.scalar(one, pa.int64()).cast(INSTANT) for one in (chosen.first, chosen.last))
+def _samples(plan: Plan, measure: Measure) -> pa.Table:
+    first, last = (pa.scalar(one, pa.int64()).cast(INSTANT) for one in (measure.first, measure.last))
     inside = (pc.field("minute") >= first) & (pc.field("minute") <= last)
-    parts = [
-        pq.read_table(file, filters=inside, partitioning=None, use_threads=False) for file in chosen.files
-    ]
+    parts = [read_part(Path(plan.root) / file, filters=inside) for file in measure.files]
     return pa.concat_tables([measured.SAMPLES.empty_table(), *parts])
-
-
-def _read(path: str) -> pa.Table:
-    return pq.read_table(path, partitioning=None, use_threads=False)
 
 
 def check(_plan: Plan, _number: int) -> Answer:

@@ -1,13 +1,15 @@
 """IO: the only place that reads and writes the lake.
 
     tables/<build>/<table>/part-*.parquet     what one build wrote
-    tables/_manifest/000042.json              which build readers are to read; the highest number counts
-    stream/                                   partial states and checkpoint of a stream (`jobs/follow.py`)
+    tables/<build>/kept/                      events, samples and keys of segments, for the next build
+    tables/<build>/state.json                 what the build has taken and kept (`state.py`)
+    tables/_manifest/000042.json              which files readers are to read; the highest number counts
     .build.lock                               locked by the process that builds
 
 A build writes where no reader looks and publishes by giving a manifest its name: readers see the tables
-of one build or of another, never half of either. The tables of the build before stay for readers that
-are at them; older ones, and what a build that died has left, are removed by the next.
+of one build or of another, never half of either. A manifest names files of earlier builds too, where they
+did not change. What the build before needs stays for readers that are at it; what no manifest needs, and
+what a build that died has left, is removed by the next.
 
 The lock is a file lock: it ends with its holder, however that ends. It holds on one machine and on
 network file systems that carry such locks.
@@ -16,25 +18,20 @@ network file systems that carry such locks.
 import contextlib
 import fcntl
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TypeVar
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from umbel.events.columns import LAKE_VERSION
 from umbel.events.tables import TABLES_VERSION
 from umbel.pipeline.faults import BuildFailed, BuildRuns
-from umbel.pipeline.schemas import EVENTS, SCHEMAS
+from umbel.pipeline.state import State
 
 BUILDS_KEPT = 2
-PARQUET = "*.parquet"
-DIFFERING = frozenset({"uuid", "task_id", "root_id", "args", "kwargs", "result", "clock", "digest", "seq"})
+STATE = "state.json"
 WrittenT = TypeVar("WrittenT")
 
 
@@ -53,95 +50,8 @@ class Manifest(msgspec.Struct, frozen=True):
     tables_version: int = TABLES_VERSION
     quarantined: list[str] = []
     origin: str = "batch"
-
-
-def read_events(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Files that `files.look_into` found readable."""
-    if not files:
-        return spark.createDataFrame([], EVENTS)
-    return spark.read.schema(EVENTS).option("pathGlobFilter", PARQUET).parquet(*map(_as_pattern, files))
-
-
-def follow_events(spark: SparkSession, folder: Path, *, files_per_batch: int) -> DataFrame:
-    """The raw files of the lake as a stream; names of folders are not columns of it. Files elsewhere
-    below `events` are not the lake's: nobody has looked into them."""
-    source = (
-        spark.readStream.schema(EVENTS)
-        .option("pathGlobFilter", PARQUET)
-        .option("recursiveFileLookup", "true")
-        .option("maxFilesPerTrigger", files_per_batch)
-        .option("maxFileAge", "3650d")  # a file that is copied in late is not to be passed over
-        .option("ignoreMissingFiles", "true")  # one that was set aside after it was planned for a batch
-    )
-    return source.parquet(f"{_as_pattern(folder)}/dt=*/hour=*")
-
-
-def files_of_batch(checkpoint: Path, batch_id: int) -> list[Path]:
-    """Which files a batch of the stream is made of, from what Spark wrote down before it ran it."""
-    last, before = _log_offset(checkpoint, batch_id), _log_offset(checkpoint, batch_id - 1)
-    logs = sorted((checkpoint / "sources" / "0").glob("[0-9]*"))
-    lines = {line for log in logs for line in log.read_bytes().splitlines()[1:]}  # the first is a version
-    entries = [msgspec.json.decode(line, type=_Planned) for line in lines]
-    return sorted(_local_path(one.path) for one in entries if before < one.batch_id <= last)
-
-
-class _Planned(msgspec.Struct, rename="camel"):
-    path: str
-    batch_id: int
-
-
-class _Offset(msgspec.Struct, rename="camel"):
-    log_offset: int
-
-
-def _log_offset(checkpoint: Path, batch_id: int) -> int:
-    told = checkpoint / "offsets" / str(batch_id)
-    return (
-        msgspec.json.decode(told.read_bytes().splitlines()[-1], type=_Offset).log_offset
-        if told.exists()
-        else -1
-    )
-
-
-def read_table(spark: SparkSession, lake: Path, build: str, table: str) -> DataFrame:
-    return spark.read.schema(SCHEMAS[table]).parquet(_as_pattern(table_folder(lake, build, table)))
-
-
-def read_parts(spark: SparkSession, schema: T.StructType, folders: Sequence[Path]) -> DataFrame:
-    """Partial states of a stream's batches."""
-    if not folders:
-        return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("pathGlobFilter", PARQUET).parquet(*map(_as_pattern, folders))
-
-
-def _as_pattern(path: Path) -> str:
-    """What Hadoop, which takes names of files for patterns, reads as this one."""
-    return "".join(f"\\{sign}" if sign in "\\{}[]*?" else sign for sign in str(path))
-
-
-def _local_path(name: str) -> Path:
-    """A file as the system names it, from how Spark does: as an address, with escapes."""
-    return Path(unquote(urlsplit(name).path))
-
-
-def write(frame: DataFrame, folder: Path) -> None:
-    """As Parquet. Columns whose values differ from row to row get no dictionary: in a profile of `tasks` a
-    sixth of the samples lay in dictionaries, those of such columns are given up, and the files stay the
-    size they were."""
-    plain = {
-        f"parquet.enable.dictionary#{field.name}": "false"
-        for field in frame.schema
-        if field.name in DIFFERING or isinstance(field.dataType, T.TimestampType | T.DoubleType)
-    }
-    frame.write.mode("overwrite").options(compression="zstd", **plain).parquet(str(folder))
-
-
-def table_folder(lake: Path, build: str, table: str) -> Path:
-    return lake / "tables" / build / table
-
-
-def files_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob(PARQUET) if not path.name.startswith((".", "_")))
+    state: str = ""
+    """What the next build can extend, if there is anything."""
 
 
 def new_build(lake: Path) -> str:
@@ -168,6 +78,19 @@ def newest_manifest(lake: Path) -> Manifest | None:
     return read_json(_manifests(lake) / f"{number:06d}.json", Manifest)
 
 
+def newest_state(lake: Path) -> State | None:
+    """What the build that is published has kept; None where that cannot be read."""
+    manifest = newest_manifest(lake)
+    return None if manifest is None else _state_of(lake, manifest)
+
+
+def _state_of(lake: Path, manifest: Manifest) -> State | None:
+    try:
+        return msgspec.json.decode((lake / "tables" / manifest.state).read_bytes(), type=State)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
 def newest_number(lake: Path) -> int:
     return max((int(path.stem) for path in _manifests(lake).glob("[0-9]*.json")), default=0)
 
@@ -175,12 +98,27 @@ def newest_number(lake: Path) -> int:
 def remove_old_builds(lake: Path) -> None:
     """All but the newest few, and what builds that died have left. Only for who holds the lock."""
     paths = sorted(_manifests(lake).glob("[0-9]*.json"), key=lambda path: int(path.stem))
-    kept = {read_json(path, Manifest).build for path in paths[-BUILDS_KEPT:]}
+    manifests = [read_json(path, Manifest) for path in paths[-BUILDS_KEPT:]]
     for path in paths[:-BUILDS_KEPT]:
         path.unlink()
+    needed = {name for one in manifests for names in one.tables.values() for name in names}
+    if manifests and (state := _state_of(lake, manifests[-1])) is not None:
+        needed |= {manifests[-1].state, *state.names()}
     for folder in (lake / "tables").iterdir():
-        if folder.is_dir() and folder.name != "_manifest" and folder.name not in kept:
-            shutil.rmtree(folder)
+        if folder.is_dir() and folder.name != "_manifest":
+            _remove_others(folder, lake / "tables", needed)
+
+
+def _remove_others(folder: Path, tables: Path, needed: Collection[str]) -> None:
+    """Files that nothing needs, and folders that are empty then."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.relative_to(tables).as_posix() not in needed:
+            path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -213,10 +151,6 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def write_json(path: Path, what: Mapping[str, Any]) -> None:
-    write_file(path, msgspec.json.encode(what))
 
 
 def read_json(path: Path, kind: type[WrittenT]) -> WrittenT:

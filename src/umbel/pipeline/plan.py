@@ -3,21 +3,34 @@
 A build knows its files by their names (`fold/names.py`): groups that are written by bucket, and loose
 files, which are dealt out first. Every step is a number of jobs that know nothing of one another. A job
 tells what it has written, and only what was told is published: a job that ran twice adds nothing.
+
+Tasks are kept in segments. A segment has all events of its tasks, and what was made of them; a build that
+extends another folds those segments again that got events, and the hot one. Files that last are named from
+the folder `tables`, so that a lake can be moved.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
-from umbel.fold.buckets import buckets_for
+from umbel.fold.buckets import BUCKET_EVENTS, buckets_for
 from umbel.fold.names import Place, bucket_file, others_file, place_of
 
 BUCKETS_MAX = 4096
 DEAL_EVENTS = 500_000
 """About as many events of loose files are dealt out by one job."""
 
-MEASURE_SAMPLES = 500_000
+CHUNK_SAMPLES = 100_000
+"""So many samples make a file of metrics."""
+
 JUDGE_SUSPECTS = 500_000
+TIERS = ((0, BUCKET_EVENTS // 4, 8), (BUCKET_EVENTS // 4, BUCKET_EVENTS * 5 // 8, 3))
+"""Segments with so many events, from and below, are put together when there are so many of them."""
+
+RECENT_MAX = 64
+"""More segments that may get late events are put together like older ones."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -30,22 +43,14 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Dealt(msgspec.Struct, frozen=True):
-    """What one job has made of loose files: one stretch of the file a bucket, in this order, and apart from
+    """What one job has made of loose files: one stretch of the file a target, in this order, and apart from
     them what has no task, and the marks."""
 
     file: str
-    buckets: list[int]
+    targets: list[int]
     sizes: list[int]
     others: str
     marks: str
-
-
-class Samples(msgspec.Struct, frozen=True):
-    """A file of samples for metrics, sorted by minute, and how many it has of each minute."""
-
-    file: str
-    minutes: list[int]
-    counts: list[int]
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -53,13 +58,54 @@ class Counted(msgspec.Struct, frozen=True):
     rows: int
 
 
-class Folded(msgspec.Struct, frozen=True):
-    """What a job has written: files of tables with their rows, and what is joined afterwards."""
+class Samples(msgspec.Struct, frozen=True):
+    """A file of samples for metrics, sorted by minute, and the minutes that it begins and ends with."""
 
+    file: str
+    first: int
+    last: int
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Tasks that are folded together. `index`: their keys, sorted. `judged`: what became of `untold`."""
+
+    events: list[Counted]
+    index: str
+    last_us: int
+    """When the last of its events was recorded."""
     tables: dict[str, list[Counted]] = {}
-    samples: list[Samples] = []
-    suspects: list[Counted] = []
-    told: list[str] = []
+    samples: Samples | None = None
+    open: Counted | None = None
+    untold: Counted | None = None
+    told: Counted | None = None
+    judged: Counted | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.events)
+
+
+class Folded(msgspec.Struct, frozen=True):
+    """What a job has made. `aside`: events of hot tasks, which are folded with those of other jobs.
+    `minutes`: how many samples more each minute has; minutes that changed otherwise have 0 more."""
+
+    segments: list[Segment] = []
+    hot: Segment | None = None
+    aside: list[Counted] = []
+    minutes: dict[int, int] = {}
+
+
+class Fold(msgspec.Struct, frozen=True):
+    """Fold what was dealt out to a target, with events that are kept, and with that bucket of the lake.
+
+    `seals`: tasks that have settled go into segments of their own; `first`: by age, and what is hot is put
+    aside, else when there are enough, and the rest is the hot segment. `minutes`: those to tell."""
+
+    target: int
+    kept: list[Counted] = []
+    of_lake: bool = False
+    seals: Literal["no", "first", "enough"] = "no"
+    minutes: Literal["none", "all", "changed"] = "none"
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
@@ -71,20 +117,44 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Judge(msgspec.Struct, frozen=True, tag=True):
-    """Anomalies among these suspects."""
+    """Anomalies among these tasks, which are open."""
 
     files: list[str]
 
 
+class Miss(msgspec.Struct, frozen=True, tag=True):
+    """Anomalies among these tasks, which have no sending."""
+
+    file: str
+
+
+Join = Measure | Judge | Miss
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A file of metrics: of these minutes, from so many samples."""
+
+    first: int
+    last: int
+    samples: int
+    file: Counted | None = None
+
+
 class Plan(msgspec.Struct, frozen=True):
+    root: str
+    """The folder `tables`."""
     folder: str
     """Where this build's tables are made; `scratch` in it is removed in the end."""
     wanted: list[str]
-    count: int
+    count: int = 1
     groups: list[Group] = []
     loose: list[list[str]] = []
+    claims: list[str] | None = None
+    """Indexes of segments: what is dealt out goes to those, else to the target behind the last. None: by
+    bucket."""
     dealt: list[Dealt] = []
-    joins: list[Measure | Judge] = []
+    folds: list[Fold] = []
+    joins: list[Join] = []
     horizon_us: int | None = None
 
     def sources(self, bucket: int) -> list[tuple[str, int]]:
@@ -99,14 +169,9 @@ class Plan(msgspec.Struct, frozen=True):
         return [others_file(group.name) for group in self.groups if group.has_others]
 
 
-def planned(
-    folder: str,
-    wanted: Sequence[str],
-    rows: Mapping[str, int],
-    whole: Mapping[str, int],
-) -> Plan:
-    """`rows`: the lake's files and how many events each has. `whole`: for groups whose marks are there, how
-    many events these are of; a group that lacks a file is dealt out like loose files."""
+def planned(plan: Plan, rows: Mapping[str, int], whole: Mapping[str, int]) -> Plan:
+    """A build of all. `rows`: the lake's files and how many events each has. `whole`: for groups whose marks
+    are there, how many events these are of; a group that lacks a file is dealt out like loose files."""
     places = {name: place_of(name) for name in rows}
     found: dict[str, int] = {}
     for name, place in places.items():
@@ -117,7 +182,10 @@ def planned(
     loose = {name: rows[name] for name, place in places.items() if place is None or place.group not in sound}
     least = max((group.count for group in groups), default=1)
     count = max(least, buckets_for(sum(rows.values()), BUCKETS_MAX))
-    return Plan(folder, list(wanted), count, groups, shared(loose, DEAL_EVENTS))
+    folds = [Fold(bucket, of_lake=True, seals="first", minutes="all") for bucket in range(count)]
+    return msgspec.structs.replace(
+        plan, count=count, groups=groups, loose=shared(loose, DEAL_EVENTS), folds=folds
+    )
 
 
 def _groups(places: Sequence[Place]) -> list[Group]:
@@ -148,31 +216,37 @@ def shared(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return found
 
 
-def joins_of(folded: Sequence[Folded], wanted: Sequence[str]) -> list[Measure | Judge]:
-    """What is to be made of all buckets together."""
-    joins: list[Measure | Judge] = []
-    if "metrics" in wanted:
-        joins += _measures([one for part in folded for one in part.samples])
-    if "anomalies" in wanted:
-        suspects = {one.file: one.rows for part in folded for one in part.suspects}
-        joins += [Judge(files) for files in shared(suspects, JUDGE_SUSPECTS)]
-    return joins
+def merges(segments: Sequence[Segment], horizon_us: int, recent_us: int) -> Iterator[list[Segment]]:
+    """Segments that are to be put together, the oldest first; those that may get late events only if there
+    are too many."""
+    by_age = sorted(segments, key=lambda one: one.last_us)
+    spared = [one for one in by_age if one.last_us > horizon_us - recent_us][-RECENT_MAX:]
+    kept = {id(one) for one in spared}
+    for low, high, count in TIERS:
+        own = [one for one in by_age if low <= one.rows < high and id(one) not in kept]
+        for start in range(0, len(own) - count + 1, count):
+            yield own[start : start + count]
 
 
-def _measures(samples: Sequence[Samples]) -> list[Measure]:
-    """Whole minutes, as many as make one job."""
-    sizes: dict[int, int] = {}
-    for one in samples:
-        for minute, count in zip(one.minutes, one.counts, strict=True):
-            sizes[minute] = sizes.get(minute, 0) + count
-    found: list[Measure] = []
-    first, total = None, 0
-    minutes = sorted(sizes)
-    for place, minute in enumerate(minutes):
-        first, total = minute if first is None else first, total + sizes[minute]
-        is_last = place + 1 == len(minutes)
-        if is_last or total + sizes[minutes[place + 1]] > MEASURE_SAMPLES:
-            files = [one.file for one in samples if one.minutes[0] <= minute and one.minutes[-1] >= first]
-            found.append(Measure(files, first, minute))
-            first, total = None, 0
+def chunked(chunks: Sequence[Chunk], more: Mapping[int, int]) -> list[Chunk]:
+    """The files of metrics after some minutes have changed. Those that are to be made again have no file."""
+    found = list(chunks)
+    for minute, samples in sorted(more.items()):
+        if not found or (minute > found[-1].last and found[-1].samples >= CHUNK_SAMPLES):
+            found.append(Chunk(minute, minute, samples))
+            continue
+        place = max(0, bisect_right(found, minute, key=lambda one: one.first) - 1)
+        one = found[place]
+        first, last = min(one.first, minute), max(one.last, minute)
+        found[place] = Chunk(first, last, one.samples + samples)
     return found
+
+
+def measures(chunks: Iterable[Chunk], samples: Sequence[Samples]) -> list[Measure]:
+    """How those that have no file are made, in turn."""
+    return [
+        Measure([one.file for one in samples if one.first <= chunk.last and one.last >= chunk.first], *span)
+        for chunk in chunks
+        if chunk.file is None
+        for span in [(chunk.first, chunk.last)]
+    ]

@@ -1,14 +1,9 @@
 """Session: where Spark runs, and the only place that configures it.
 
 On this machine Spark gets a share of its memory and all of its cores; anywhere else (`--master`) the
-cluster's own configuration holds, and only what the tables' meaning depends on is set: time in UTC,
-timestamps in microseconds. `sc://` is Spark Connect: the session lives in a server, so nothing about
-the JVM can be set.
-
-`spark.sql.execution.useObjectHashAggregateExec` is off: the registers are sorted by task anyway, and
-an aggregation that first tries to hash them sorts what it could not hold a second time. Adaptive
-planning is off: it would not know how what is kept on disk between two tables is dealt out, and exchange
-it again for each of them; how many partitions there are is said by the lake's size instead.
+cluster's own configuration holds. Spark gives out jobs and reads no tables, so nothing that they mean depends
+on how it is configured. `sc://` is Spark Connect: the session lives in a server, so nothing about the JVM can
+be set.
 """
 
 import contextlib
@@ -29,31 +24,13 @@ from umbel.pipeline.faults import NoSpark
 from umbel.pipeline.java import find_java_home
 
 MEBIBYTE = 1024**2
-HEAP_MAX_MIB = 4096
-"""Of the driver on this machine; with what Java needs besides it stays below 6 GiB."""
+HEAP_MAX_MIB = 1024
+"""Of the driver on this machine: Python's processes do the work, beside Java."""
 HEAP_MIN_MIB = 768
-FOLD_HEAP_MIB = 1024
-"""The same where Python's processes do the work, beside Java."""
-PARTITION_BYTES = 8 * MEBIBYTE
-"""Of Parquet in the lake, which are some 100 MB of rows in memory."""
-PARTITIONS_MAX = 4096
 CONNECT_PORT = 15002
 REACH_S = 10.0
 
-MEANING: Mapping[str, str] = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    "spark.sql.parquet.compression.codec": "zstd",
-    "spark.sql.parquet.mergeSchema": "false",
-    "spark.sql.execution.useObjectHashAggregateExec": "false",
-    "spark.sql.adaptive.enabled": "false",
-}
-"""What the tables depend on, wherever Spark runs. A session can be given it at any time."""
-
 LAPTOP: Mapping[str, str] = {
-    **MEANING,
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -62,27 +39,11 @@ LAPTOP: Mapping[str, str] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-TESTS: Mapping[str, str] = {
-    **LAPTOP,
-    "spark.master": "local[2]",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-}
 
-
-def laptop_conf(
-    *, cores: int, memory_bytes: int, lake_bytes: int, heap_max_mib: int = HEAP_MAX_MIB
-) -> dict[str, str]:
-    """For this machine: a third of its memory within limits, and partitions that fit into it."""
-    heap_mib = min(heap_max_mib, max(HEAP_MIN_MIB, memory_bytes // MEBIBYTE // 3))
-    return {**LAPTOP, "spark.driver.memory": f"{heap_mib}m"} | partitions_conf(cores, lake_bytes)
-
-
-def partitions_conf(cores: int, lake_bytes: int) -> dict[str, str]:
-    """As many as the lake's bytes ask for, at least two for each core."""
-    wanted = max(2 * cores, -(-lake_bytes // PARTITION_BYTES))
-    return {"spark.sql.shuffle.partitions": str(min(PARTITIONS_MAX, wanted))}
+def laptop_conf(*, memory_bytes: int) -> dict[str, str]:
+    """For this machine: a third of its memory within limits."""
+    heap_mib = min(HEAP_MAX_MIB, max(HEAP_MIN_MIB, memory_bytes // MEBIBYTE // 3))
+    return {**LAPTOP, "spark.driver.memory": f"{heap_mib}m"}
 
 
 def this_machine() -> tuple[int, int]:
@@ -95,22 +56,18 @@ def this_machine() -> tuple[int, int]:
 def spark_session(
     master: str | None,
     *,
-    lake_bytes: int,
     work_folder: Path,
     conf: Mapping[str, str] | None = None,
-    heap_max_mib: int = HEAP_MAX_MIB,
 ) -> Iterator[SparkSession]:
     """A session for one job, stopped with it. `work_folder`: on the lake's disk, for what does not
     fit into memory, and for what Java says."""
     work_folder.mkdir(parents=True, exist_ok=True)
     with _without_comma(work_folder) as work:
-        cores, memory_bytes = this_machine()
-        here = laptop_conf(
-            cores=cores, memory_bytes=memory_bytes, lake_bytes=lake_bytes, heap_max_mib=heap_max_mib
-        )
+        _, memory_bytes = this_machine()
         if is_connect(master):
-            spark = _connect(str(master), {**MEANING, **partitions_conf(cores, lake_bytes), **(conf or {})})
+            spark = _connect(str(master), conf or {})
         else:
+            here = laptop_conf(memory_bytes=memory_bytes)
             spark = _open(master, here=here, work_folder=work, conf=dict(conf or {}))
         try:
             yield spark
@@ -151,7 +108,7 @@ def _open(
         own = os.environ.get("PYSPARK_PYTHON", sys.executable)
         os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", own)
     is_local = not submitted and (master is None or master.startswith("local"))
-    chosen: dict[str, str] = dict(MEANING)
+    chosen: dict[str, str] = {}
     if is_local:
         chosen = dict(here)
         chosen |= {

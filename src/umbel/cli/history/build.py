@@ -58,11 +58,9 @@ if TYPE_CHECKING:
     help="With --follow: seconds between looks for new events.",
 )
 @click.option(
-    "--files-per-batch",
-    type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="With --follow: files per batch.",
+    "--afresh",
+    is_flag=True,
+    help="Build from all recorded events, not from what is new since the last build.",
 )
 @click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A Spark setting.")
 @json_option
@@ -74,27 +72,30 @@ def build(
     is_following: bool,
     until_caught_up: bool,
     every_s: float,
-    files_per_batch: int,
+    afresh: bool,
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Build the tables from all recorded events, and publish them together.
+    """Build the tables from the recorded events, and publish them together.
+
+    A build extends the last one by the events that are new; with --afresh, with other tables, or where
+    recorded events were removed since, all events are read.
 
     Files that cannot be read are moved to the lake's quarantine and named; the tables are made from
     the rest, and the exit code is 75.
     """
     wanted, conf, is_local = _wanted(tables), _conf(pairs), engine == "local"
-    if is_local and (is_following or master or pairs):
+    if is_local and (master or pairs):
         raise ConfigurationError(
-            "--engine local has no Spark: leave --follow, --master and --conf out, or leave it out"
+            "--engine local has no Spark: leave --master and --conf out, or leave it out"
         )
+    if afresh and is_following:
+        raise ConfigurationError("--follow extends the last build: build once with --afresh, then follow")
     with _faults_told():
         from umbel.pipeline import io
         from umbel.pipeline.jobs.build import build as make
         from umbel.pipeline.jobs.build import sound
 
-        if is_following:
-            _refuse_connect(master)
         lake = _existing(lake)
         umask = 0o777 & ~mode_of(lake)  # Spark writes as many as the lake says may read it
         conf = {"spark.hadoop.fs.permissions.umask-mode": f"{umask:03o}", **conf}
@@ -102,57 +103,41 @@ def build(
             look = _Look(lake, progress, may_be_empty=is_following and not until_caught_up)
             found = look()
             published = partial(_tell_published, progress, is_following=is_following, as_json=as_json)
-            spark = partial(_spark, master, progress, lake, found, conf, is_following=is_following)
-            if not is_following:
-                with _engine(spark, is_local=is_local) as chosen:
-                    how: Any = {"only": wanted, "tell": progress.tell}
+            spark = partial(_spark, master, progress, lake, conf)
+            with _engine(spark, is_local=is_local) as chosen:
+                if not is_following:
+                    how: Any = {"only": wanted, "tell": progress.tell, "afresh": afresh}
                     published(sound(found, look, lambda rest: make(chosen, lake, rest, **how)))
-                return look.exit_code()
-            from umbel.pipeline.jobs.follow import Following, follow
+                    return look.exit_code()
+                from umbel.pipeline.jobs.follow import Following, follow
 
-            look.may_be_empty = True
-            following = Following(
-                look=look,
-                published=published,
-                until_caught_up=until_caught_up,
-                every_s=every_s,
-                files_per_batch=files_per_batch,
-                only=wanted,
-                tell=progress.tell,
-            )
-            with spark() as session, _stopped_by_signals() as stop:
-                follow(session, lake, following, stop=stop)
+                look.may_be_empty = True
+                following = Following(
+                    look=look,
+                    published=published,
+                    until_caught_up=until_caught_up,
+                    every_s=every_s,
+                    only=wanted,
+                    tell=progress.tell,
+                )
+                with _stopped_by_signals() as stop:
+                    follow(chosen, lake, following, stop=stop)
     return look.exit_code()
-
-
-def _refuse_connect(master: str | None) -> None:
-    from umbel.pipeline.session import is_connect, shown
-
-    if is_connect(master):
-        raise ConfigurationError(
-            f"--follow does not work with Spark Connect ({shown(master)});"
-            " give another --master, or build without --follow"
-        )
 
 
 def _spark(
     master: str | None,
     progress: "Progress",
     lake: Path,
-    found: "Found",
     conf: dict[str, str],
-    *,
-    is_following: bool,
 ) -> AbstractContextManager[Any]:
     from umbel.pipeline import session
 
     progress.tell("starting Spark", 0, 1)
     return session.spark_session(
         master,
-        lake_bytes=found.size_bytes,
         work_folder=lake / ".work",
         conf=conf,
-        heap_max_mib=session.HEAP_MAX_MIB if is_following else session.FOLD_HEAP_MIB,
     )
 
 
@@ -210,18 +195,23 @@ class _Look:
         self._has_unreadable = False
         self._lake = lake
         self._progress = progress
+        self._known: dict[Path, int] = {}
 
     def exit_code(self) -> int:
         return exits.PARTIAL if self._has_unreadable else exits.OK
 
     def __call__(self, *, thorough: bool = False) -> "Found":
+        from umbel.pipeline import io
         from umbel.pipeline.faults import EmptyLake
         from umbel.pipeline.files import look_into
 
         kept = Lake(self._lake)
         if thorough:
             self._progress.tell("looking for damage", 0, 1)
-        found = look_into(kept.event_files(), thorough=thorough)
+        if not self._known and (state := io.newest_state(self._lake)) is not None:
+            self._known = {self._lake / name: rows for name, rows in state.files.items()}
+        found = look_into(kept.event_files(), thorough=thorough, known=self._known)
+        self._known = dict(zip(found.files, found.rows, strict=True))
         self._has_unreadable |= bool(found.unreadable)
         for one in found.unreadable:
             moved = kept.set_aside(one.path)

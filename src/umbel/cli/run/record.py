@@ -233,7 +233,7 @@ def _status_row(told: dict[str, Any]) -> list[object]:
 @click.option("--keep-days", type=click.FloatRange(min=1), help="Also drop older days.")
 @json_option
 def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
-    """Write past hours by bucket of their tasks, and join days; readers and streams are not disturbed.
+    """Write past hours by bucket of their tasks, and join days; readers are not disturbed.
 
     A recorder does that by itself every ten minutes.
     """
@@ -249,7 +249,6 @@ def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
         "removed": [*done.removed, *(dropped.removed if dropped else ())],
         "set_aside": done.set_aside,
         "dropped_days": dropped.dropped_days if dropped else [],
-        "kept_days": dropped.kept_days if dropped else [],
     }
     if as_json:
         print_json(told)
@@ -260,10 +259,6 @@ def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
         )
         for name in done.set_aside:
             click.echo(f"umbel: unreadable file moved to {name}", err=True)
-        for day in told["kept_days"]:
-            click.echo(
-                f"umbel: {day} is kept: `umbel history build --follow` has not processed it yet", err=True
-            )
     return exits.OK
 
 

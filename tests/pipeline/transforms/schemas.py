@@ -4,20 +4,18 @@ All are generated from `umbel.events`, so that there is one definition of each. 
 its whole schema, given explicitly: a column that an old file lacks is null, one that a newer file has
 besides is not read, and no file's own idea of a type counts.
 
-What is persisted between two runs is registers with their keys (`STATES`), never a row of a table: a
-row without the order of its events cannot be merged again.
+What is joined is registers with their keys (`STATES`), never rows of a table: a row without the order of its
+events cannot be merged again.
 """
 
 from collections.abc import Mapping
 
 from pyspark.sql import types as T
 
+from benchmarks._pipeline.registers import register_fields
 from umbel.events.columns import COLUMNS, Kind
 from umbel.events.tables import TABLES, Table
-from umbel.events.types import SLOTS, TASK_TYPES, TaskCustom, fields_of
-
-STATES_VERSION = 1
-"""Goes up when `STATES`, `MARKS` or the meaning of a field changes; older partial states are refused."""
+from umbel.events.types import SLOTS, TaskCustom
 
 SPARK_TYPES: Mapping[Kind, T.DataType] = {
     "text": T.StringType(),
@@ -38,20 +36,6 @@ def schema_of(table: Table) -> T.StructType:
 
 
 SCHEMAS: Mapping[str, T.StructType] = {name: schema_of(table) for name, table in TABLES.items()}
-
-ORDER = ("attempt", "clock", "timestamp", "hostname", "pid", "digest")
-"""The total order of a task's events: a register's fields begin with it, so its maximum is the merge's."""
-
-_ENVELOPE = frozenset(fields_of(TaskCustom))
-PAYLOADS: Mapping[str, tuple[str, ...]] = {
-    **{one.slot: tuple(name for name in fields_of(one) if name not in _ENVELOPE) for one in TASK_TYPES},
-    TaskCustom.slot: ("type",),
-}
-"""What each register keeps beside its key, its attempt as reported, and `extra`."""
-
-
-def register_fields(slot: str) -> tuple[str, ...]:
-    return (*ORDER, "retries", "extra", *PAYLOADS[slot])
 
 
 def _register(slot: str) -> T.StructType:

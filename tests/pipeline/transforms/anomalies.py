@@ -12,10 +12,10 @@ a clock leaps from a million on within one heartbeat.
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tests.pipeline.transforms import marks as marked
+from tests.pipeline.transforms.workers import beats_of
 from umbel.events.precedence import ENDINGS, REJECTED, STATES
 from umbel.events.tables import TABLES
-from umbel.pipeline.transforms import marks as marked
-from umbel.pipeline.transforms.workers import beats_of
 
 LOST_AFTER_S = 60
 STUCK_AFTER_S = 3600

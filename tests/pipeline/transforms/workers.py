@@ -11,10 +11,10 @@ it is put into the node's own time by how far that is ahead, so a wrong clock do
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tests.pipeline.transforms.marks import SENDER, horizon, senders
+from tests.pipeline.transforms.view import seconds_between
 from umbel.events.tables import TABLES
 from umbel.events.workers import BEAT_S, BEATS_MISSED
-from umbel.pipeline.transforms.marks import SENDER, horizon, senders
-from umbel.pipeline.transforms.view import seconds_between
 
 BEAT_MAX_S = 86_400.0
 OFFLINE = "worker-offline"

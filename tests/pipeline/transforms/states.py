@@ -16,11 +16,11 @@ a task with very many events costs time on one core, not memory; its digests are
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from benchmarks._pipeline.registers import PAYLOADS, register_fields
 from umbel.events.merge import DIGESTS_MAX
 from umbel.events.precedence import ENDINGS
 from umbel.events.types import RETRIES_MAX, SLOTS
 from umbel.events.view import TIMED
-from umbel.pipeline.schemas import PAYLOADS, register_fields
 
 ENDINGS_MAX = len(ENDINGS) * DIGESTS_MAX
 

@@ -8,8 +8,8 @@ of sets, so nothing depends on the order of telling.
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from tests.pipeline.transforms.view import seconds_between
 from umbel.events.tables import TABLES
-from umbel.pipeline.transforms.view import seconds_between
 
 _ELECT, _ACK, _ELECTED = "worker-elect", "worker-elect-ack", "worker-elected"
 _CLOSED = ("done", "failed", "expired")

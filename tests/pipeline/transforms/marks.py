@@ -11,7 +11,7 @@ shows: one takes time to arrive, so the least delayed says most. A maximum again
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from umbel.pipeline.schemas import MARKS
+from tests.pipeline.transforms.schemas import MARKS
 
 BITS = 32_768
 SEQ_MAX = 2**53

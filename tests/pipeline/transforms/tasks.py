@@ -3,12 +3,12 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from tests.pipeline.transforms import view
+from tests.pipeline.transforms.states import by_task
 from umbel.events.precedence import ENDINGS
 from umbel.events.tables import TABLES
 from umbel.events.types import SLOTS
 from umbel.events.view import TIMED
-from umbel.pipeline.transforms import view
-from umbel.pipeline.transforms.states import by_task
 
 DESCRIBED = ("name", "args", "kwargs", "root_id", "parent_id", "eta", "expires")
 

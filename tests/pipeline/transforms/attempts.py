@@ -11,11 +11,11 @@ All of it stays where the exchange by task has put it.
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tests.pipeline.transforms import view
+from tests.pipeline.transforms.states import ENDINGS_MAX
 from umbel.events.merge import DIGESTS_MAX
 from umbel.events.tables import TABLES
 from umbel.events.types import SLOTS
-from umbel.pipeline.transforms import view
-from umbel.pipeline.transforms.states import ENDINGS_MAX
 
 _ENDS = ("succeeded", "failed", "revoked", "retried", "rejected")
 """An attempt's outcome is the first of these that was reported."""

@@ -1,0 +1,96 @@
+"""Ages: which tasks are likely to get more events, told by what was recorded of them.
+
+Whatever is said here, tables are the same: it decides only which tasks are folded again together. A task
+is *hot* while it has not ended, and for some seconds after that; one that was silent for long is not. The
+others are settled. Late events and repetitions come soon if at all, so what settled a short time ago lies
+in small segments, which cost little to fold again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from umbel.events.precedence import ENDINGS
+from umbel.fold.columns import Flags, Ints, int_array
+
+SECOND_US = 1_000_000
+SETTLED_US = 5 * SECOND_US
+"""A task that ended and was silent for so long is settled."""
+
+SILENT_US = 600 * SECOND_US
+"""One that was silent for so long is not waited for, though it has not ended."""
+
+RECENT_US = 120 * SECOND_US
+"""Who settled within this time may well get a late event."""
+
+SEGMENT_EVENTS = 16_384
+"""Of what settled a short time ago, so many lie together."""
+
+HOT_EVENTS = 50_000
+"""More are not folded again with every increment: those that were silent longest are settled."""
+
+_ENDED = pa.array([*ENDINGS, "rejected"])
+
+
+@dataclass(frozen=True, slots=True)
+class Aged:
+    """Events by the age of their tasks; all events of a task are in one table."""
+
+    old: pa.Table
+    recent: list[pa.Table]
+    hot: pa.Table
+
+
+def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Aged:
+    """`events`: of tasks. `horizon_us`: when the last event of all was recorded."""
+    task = _numbered(events)
+    count = int(task.max()) + 1 if len(task) else 0
+    recorded = int_array(events.column("recorded_at").combine_chunks())
+    last = np.zeros(count, dtype=np.int64)
+    np.maximum.at(last, task, recorded)
+    is_ended = np.zeros(count, dtype=bool)
+    is_ended[task[_flags(pc.is_in(events.column("slot"), value_set=_ENDED))]] = True
+    silent_us = horizon_us - last
+    is_hot = (silent_us < np.where(is_ended, SETTLED_US, SILENT_US)) & _newest(task, last, hot_max)
+    is_old = ~is_hot & (silent_us >= RECENT_US)
+    recent = np.flatnonzero((~is_hot & ~is_old)[task])
+    recent = recent[np.argsort(last[task[recent]], kind="stable")]
+    return Aged(
+        old=events.filter(pa.array(is_old[task])),
+        recent=[events.take(pa.array(rows)) for rows in _cut(recent, task)],
+        hot=events.filter(pa.array(is_hot[task])),
+    )
+
+
+def _numbered(events: pa.Table) -> Ints:
+    ids = events.column("uuid").combine_chunks().dictionary_encode()
+    return np.asarray(ids.indices.to_numpy(), dtype=np.int64)
+
+
+def _flags(column: pa.ChunkedArray) -> Flags:
+    found: Flags = column.combine_chunks().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _newest(task: Ints, last: Ints, events_max: int) -> Flags:
+    """The tasks that had events most lately and together have at most so many."""
+    order = np.argsort(-last, kind="stable")
+    total = np.cumsum(np.bincount(task, minlength=len(last))[order])
+    found = np.zeros(len(last), dtype=bool)
+    found[order[total <= events_max]] = True
+    return found
+
+
+def _cut(rows: Ints, task: Ints) -> Iterator[Ints]:
+    """Rows, which lie by task's age, in parts of about SEGMENT_EVENTS; all of one task in one part."""
+    if not len(rows):
+        return
+    _, first = np.unique(task[rows], return_index=True)
+    begins = np.zeros(int(task.max()) + 1, dtype=np.int64)
+    begins[task[rows[first]]] = first
+    part = begins[task[rows]] // SEGMENT_EVENTS
+    for number in np.unique(part):
+        yield rows[part == number]

@@ -1,0 +1,56 @@
+"""Which segment has a task, and which tasks are likely to get more events."""
+
+from collections import Counter
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.fold import ages
+from umbel.fold.ages import RECENT_US, SECOND_US, aged
+from umbel.fold.claims import claimed, index_of
+from umbel.fold.schemas import INSTANT
+
+IDS = st.lists(st.text(max_size=9), max_size=30)
+
+
+@given(IDS, IDS, IDS)
+def test_events_go_to_the_segment_that_has_their_task(
+    first: list[str], second: list[str], new: list[str]
+) -> None:
+    indexes = [index_of([pa.chunked_array([pa.array(ids, pa.string())])]) for ids in (first, second)]
+    events = pa.table({"uuid": pa.array([*first, *second, *new], pa.string())})
+    found = {number: part.column("uuid").to_pylist() for number, part in claimed(events, indexes)}
+    assert Counter(one for ids in found.values() for one in ids) == Counter([*first, *second, *new])
+    for number, ids in found.items():
+        claims = {0: set(first) - set(second), 1: set(second), 2: set(new) - set(first) - set(second)}
+        assert set(ids) == claims[number] & {*first, *second, *new}
+
+
+def event(uuid: str, slot: str, silent_s: float) -> dict[str, object]:
+    return {"uuid": uuid, "slot": slot, "recorded_at": 10**15 - round(silent_s * SECOND_US)}
+
+
+def told(table: pa.Table) -> set[str]:
+    return set(table.column("uuid").to_pylist())
+
+
+def test_tasks_are_told_apart_by_their_end_and_their_silence() -> None:
+    silent_s, recent_s = ages.SILENT_US / SECOND_US, RECENT_US / SECOND_US
+    rows = [
+        event("just ended", "succeeded", 1),
+        event("just ended", "sent", 900),
+        event("runs", "started", recent_s + 1),
+        event("forgotten", "sent", silent_s + 1),
+        event("settled", "failed", recent_s - 1),
+        event("refused", "rejected", recent_s - 2),
+        event("old", "revoked", recent_s + 1),
+        event("old", "sent", recent_s + 2),
+    ]
+    schema = pa.schema([("uuid", pa.string()), ("slot", pa.string()), ("recorded_at", INSTANT)])
+    events = pa.Table.from_pylist(rows, schema=schema)
+    found = aged(events, 10**15)
+    assert (told(found.hot), told(found.old)) == ({"just ended", "runs"}, {"forgotten", "old"})
+    assert [told(part) for part in found.recent] == [{"settled", "refused"}]
+    few = aged(events, 10**15, hot_max=2)
+    assert (told(few.hot), few.old.num_rows) == ({"just ended"}, 4), "who was silent longest is settled"
