@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.servers.certificates import Certificates, make_certificates
+from tests.servers.certificates import Certificates, Signed, make_certificates
 from tests.waiting import wait_until
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # the wrappers in /usr/sbin change the user
@@ -67,6 +67,15 @@ class RabbitServer:
 
     def tls_url(self, vhost: str = "/", *, options: str = "", host: str = "127.0.0.1") -> str:
         return f"amqps://guest:guest@{host}:{self.ports[3]}/{vhost}{options and '?'}{options}"
+
+    def listen_with(self, shown: Signed) -> int:
+        """The number of another TLS port, on which the server shows this certificate."""
+        assert self.certificates is not None
+        (port,) = free_ports(1)
+        files = f'{{cacertfile,"{self.certificates.authority}"}},{{certfile,"{shown.certificate}"}}'
+        options = f'[{files},{{keyfile,"{shown.key}"}},{{verify,verify_peer}},{{fail_if_no_peer_cert,true}}]'
+        self.control("eval", f'rabbit_networking:start_ssl_listener({{"127.0.0.1",{port}}}, {options}, 2).')
+        return port
 
     def new_vhost(self) -> str:
         """A virtual host that nobody has used."""

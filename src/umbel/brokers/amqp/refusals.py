@@ -93,7 +93,7 @@ def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
         return BrokerSilent(
             f"{where}: no answer within the connect time-out; is it running, and are host and port right?"
         )
-    if location.tls and (refused := tls_refusal(where, error)) is not None:
+    if location.tls and (refused := tls_refusal(where, error, dict(location.tls_options))) is not None:
         return refused
     if isinstance(error, ConnectionRefusedError):
         why = "connection refused; is it running, and are host and port right?"
