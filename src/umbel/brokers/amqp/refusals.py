@@ -86,6 +86,15 @@ def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavai
     return refused(_remedy(location, code, text))
 
 
+def blocked_by(location: Location, why: str, *, is_written: bool = False) -> BrokerUnavailable:
+    """The server has a resource alarm, and reads nothing from who publishes until that is over."""
+    remedy = (
+        "let queues drain, free memory or disk there, or change vm_memory_high_watermark or disk_free_limit"
+    )
+    late = "; what was sent may still arrive then" if is_written else ""
+    return BrokerUnavailable(f"RabbitMQ at {location} does not accept messages now ({why}): {remedy}{late}")
+
+
 def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
     """A connection that could not be opened."""
     where = f"cannot reach RabbitMQ at {location}"
