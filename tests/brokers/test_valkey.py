@@ -1,4 +1,4 @@
-"""Valkey keeps the promises that Redis does. A soak runs the whole contract, everyday tests what is of messages.
+"""Valkey keeps the promises that Redis does. A soak runs the whole contract, other runs that of messages.
 
 Debian 12 has it in its backports (`apt-get install -t bookworm-backports valkey-server`); UMBEL_VALKEY names
 the program where it is elsewhere.

@@ -19,6 +19,7 @@ _FORCED, _RESOURCE_ERROR, _INTERNAL_ERROR = 320, 506, 541
 # 404, as one that does not exist; a late ack "timed out" too, with 406, and is a no.
 _NOT_YET = (
     "is down or inaccessible",
+    "does not have a replica on the local node",  # of a stream that somebody makes just now
     "due to timeout",
     "timeout occurred during consume operation",
     "process is stopped by supervisor",

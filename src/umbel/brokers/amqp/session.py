@@ -295,7 +295,7 @@ class Sessions:
         raise error
 
     async def _open_at(self, location: Location) -> Session:
-        # The claims are those of the one connection, so it shows the server that we live; the other holds nothing.
+        # The claims are of the one connection, so that one tells the server that we live.
         link = await self._open_link(location, self._name, max(1, round(self._settings.lease_s / 2)))
         try:
             outgoing = await self._open_link(location, f"{self._name} (sending)", HEARTBEAT_S)
