@@ -1,7 +1,6 @@
 """Valkey keeps the promises that Redis does. A soak runs the whole contract, other runs that of messages.
 
-Debian 12 has it in its backports (`apt-get install -t bookworm-backports valkey-server`); UMBEL_VALKEY names
-the program where it is elsewhere.
+Debian 12 has it in its backports (`apt-get install -t bookworm-backports valkey-server`).
 """
 
 import os
@@ -21,7 +20,7 @@ from umbel.brokers.registry import open_producer
 from umbel.errors import AccessRefused
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
-PROGRAM = os.environ.get("UMBEL_VALKEY", "valkey-server")
+PROGRAM = "valkey-server"
 pytestmark = pytest.mark.skipif(
     shutil.which(PROGRAM) is None, reason="valkey-server is not installed: Debian 12 has it in its backports"
 )
