@@ -2,6 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.registry import open_producer
 from umbel.errors import BadURL
 from umbel.urls import without_password
 from umbel.worker.remote.inspection import broker_map
@@ -50,3 +52,9 @@ def test_stats_show_the_first_address_and_the_others_without_passwords() -> None
     shown = broker_map("amqp://u:p1@h1:5673//;amqp://u:p2@h2//")
     assert (shown["hostname"], shown["port"], shown["virtual_host"]) == ("h1", 5673, "/")
     assert shown["alternates"] == ["amqp://u:***@h2//"]
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "redis"])
+def test_several_hosts_in_one_address_are_told_how_to_be_written(scheme: str) -> None:
+    with pytest.raises(BadURL, match="hosts joined by ','; write an address for each, joined by ';'"):
+        open_producer(BrokerSettings(f"{scheme}://user:a,b@one:1000,two:2000/"))

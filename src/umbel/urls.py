@@ -8,6 +8,7 @@ so does all from the value of the first parameter whose name says that it is sec
 import re
 from urllib.parse import unquote
 
+SEVERAL_HOSTS = "it has several hosts joined by ','; write an address for each, joined by ';'"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _NEXT = re.compile(r";(?=\s*[a-z]+://)")  # a `;` in a password is not followed by a scheme
 _PARAMETER = re.compile(r"(?:^|[?&\s])([^=?&\s]*)\s*=")
@@ -20,6 +21,12 @@ def each_url(urls: str) -> list[str]:
 
 def without_password(urls: str) -> str:
     return ";".join(map(_hidden, each_url(urls)))
+
+
+def several_hosts(url: str) -> bool:
+    """Whether one address names several hosts, as other programs have it."""
+    place = re.split("[/?]", url.partition("://")[2], maxsplit=1)[0]
+    return "," in place.rpartition("@")[2]
 
 
 def folder_path(named: str) -> str:

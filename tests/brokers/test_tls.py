@@ -3,23 +3,25 @@
 Both servers ask for a client's certificate, and both are good for 127.0.0.1 only.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from tests.brokers.under_test import LONG_S, BrokerUnderTest, outgoing, result, run, take, texts
-from tests.servers.certificates import Certificates, make_certificates
+from tests.servers.certificates import Certificates, Signed, make_certificates
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer, free_port
 from umbel.backends.registry import open_backend
 from umbel.backends.rpc import Post, RpcBackend
 from umbel.backends.rpc_amqp import AmqpPost
 from umbel.backends.rpc_redis import RedisPost
-from umbel.brokers.interface import Ack, BrokerSettings
-from umbel.brokers.registry import open_broker, open_producer
+from umbel.brokers.interface import Ack, Attempt, BrokerSettings
+from umbel.brokers.registry import open_async_producer, open_broker, open_producer
 from umbel.errors import BadURL, BrokerUnavailable
 
 
@@ -30,6 +32,7 @@ class Place:
     certificates: Certificates
     url: Callable[[str], str]
     elsewhere: Callable[[str], str]  # the same server under a name that its certificate does not have
+    expired: Callable[[str], str]  # a server whose certificate has expired
     tls_to_plain_port: str
     plain_to_tls_port: str
 
@@ -38,36 +41,37 @@ def _amqp() -> Iterator[Place]:
     server = shared_server()
     assert server.certificates is not None
     vhost, plain, tls = server.new_vhost(), str(server.port), str(server.ports[3])
+    expired = str(server.listen_with(server.certificates.expired_server))
     yield Place(
         server.certificates,
         lambda options: server.tls_url(vhost, options=options),
         lambda options: server.tls_url(vhost, options=options, host="localhost"),
+        lambda options: server.tls_url(vhost, options=options).replace(tls, expired),
         server.tls_url(vhost, options=server.certificates.options).replace(tls, plain),
         server.url(vhost).replace(plain, tls),
     )
 
 
 def _redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    directory, port = tmp_path_factory.mktemp("redis"), free_port()
+    directory, port, old_port = tmp_path_factory.mktemp("redis"), free_port(), free_port()
     made = make_certificates(directory)
-    files = {
-        "tls-ca-cert-file": made.authority,
-        "tls-cert-file": made.server.certificate,
-        "tls-key-file": made.server.key,
-    }
-    server = RedisServer(
-        directory, options={"tls-port": str(port), **{name: str(path) for name, path in files.items()}}
-    )
-    server.start()
-    plain = str(server.port)
+    servers = [
+        RedisServer(directory, options=made.of_redis(made.server, port)),
+        RedisServer(tmp_path_factory.mktemp("old"), options=made.of_redis(made.expired_server, old_port)),
+    ]
+    for server in servers:
+        server.start()
+    plain = str(servers[0].port)
     yield Place(
         made,
         lambda options: f"rediss://127.0.0.1:{port}/0?{options}",
         lambda options: f"rediss://localhost:{port}/0?{options}",
+        lambda options: f"rediss://127.0.0.1:{old_port}/0?{options}",
         f"rediss://127.0.0.1:{plain}/0?{made.options}",
         f"redis://127.0.0.1:{port}/0",
     )
-    server.stop()
+    for server in servers:
+        server.stop()
 
 
 @pytest.fixture(scope="module", params=["amqp", "redis"])
@@ -100,10 +104,21 @@ def open_post(settings: BrokerSettings) -> Post:
 
 
 def refusals(url: str) -> Iterator[str]:
-    """What both faces say to an address."""
-    settings = BrokerSettings(url, connect_timeout_s=1.0)
+    """What a client that blocks, one that awaits and a worker are told of an address."""
+    settings = BrokerSettings(url, connect_timeout_s=LONG_S)
     with pytest.raises(BrokerUnavailable) as caught:
-        open_producer(settings).publish(outgoing("a"))
+        open_producer(replace(settings, connect_timeout_s=1.0)).publish(outgoing("a"))
+    yield str(caught.value)
+
+    async def send() -> None:
+        producer = open_async_producer(settings)
+        try:
+            await producer.publish(outgoing("a"), Attempt())
+        finally:
+            await producer.close()
+
+    with pytest.raises(BrokerUnavailable) as caught:
+        run(send())
     yield str(caught.value)
     with pytest.raises(BrokerUnavailable) as caught:
         run(open_broker(settings).open())
@@ -144,9 +159,7 @@ def test_results_are_waited_for_over_tls(where: Place) -> None:
 
 
 def test_whoever_trusts_anybody_says_so(where: Place) -> None:
-    client = where.certificates.client
-    shown = f"ssl_certfile={client.certificate}&ssl_keyfile={client.key}"
-    works(where.elsewhere(f"{shown}&ssl_cert_reqs=none"))
+    works(where.elsewhere(f"{shown(where.certificates.client)}&ssl_cert_reqs=none"))
     works(where.elsewhere(f"{where.certificates.options}&ssl_check_hostname=false"))
 
 
@@ -167,27 +180,72 @@ def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced() -> N
         producer.close()
 
 
-def test_a_certificate_that_does_not_fit_is_one_clear_line(where: Place) -> None:
-    made = where.certificates
-    trusting, unknown = f"ssl_ca_certs={made.authority}", made.stranger
-    shown = f"ssl_certfile={made.client.certificate}&ssl_keyfile={made.client.key}"
-    for url, words in (
-        (where.url(shown), "its certificate is not trusted"),
-        (where.url(f"{shown}&ssl_ca_certs={unknown.certificate}"), "set ssl_ca_certs=FILE"),
-        (where.elsewhere(made.options), "ssl_check_hostname=false"),
-        (where.url(trusting), "ssl_certfile"),
+def shown(one: Signed) -> str:
+    return f"ssl_certfile={one.certificate}&ssl_keyfile={one.key}"
+
+
+def wrong_certificates(where: Place) -> Iterator[tuple[str, str]]:
+    """Addresses, and what is said of each: the problem, the option and its file, the remedy."""
+    made, trusting = where.certificates, f"ssl_ca_certs={where.certificates.authority}"
+    stranger = made.stranger
+    yield where.url(shown(made.client)), "its certificate is not trusted: .*; set ssl_ca_certs=FILE to its"
+    unknown = f"{shown(made.client)}&ssl_ca_certs={stranger.certificate}"
+    yield where.url(unknown), f"not trusted: .*ssl_ca_certs={stranger.certificate} does not know it; set"
+    yield (
+        where.elsewhere(made.options),
+        "mismatch.* 'localhost'; check the host, or set ssl_check_hostname=false",
+    )
+    yield where.expired(made.options), "the server's certificate .*has expired.*; renew it there"
+    # What a server dislikes about a client it says late: the connection may have ended by then.
+    yield where.url(trusting), "requires? a client certificate.* ssl_certfile=FILE"
+    refused = "(does|may) not accept the certificate in ssl_certfile={}"
+    yield where.url(f"{trusting}&{shown(stranger)}"), refused.format(stranger.certificate)
+    old = made.expired_client.certificate
+    words = (
+        f"in ssl_certfile={old} has expired; renew it|may not accept the certificate in ssl_certfile={old}"
+    )
+    yield where.url(f"{trusting}&{shown(made.expired_client)}"), words
+    yield where.tls_to_plain_port, "TLS"
+    yield where.plain_to_tls_port, "or a TLS port use"
+
+
+def wrong_files(where: Place, directory: Path) -> Iterator[tuple[str, str]]:
+    made, trusting = where.certificates, f"ssl_ca_certs={where.certificates.authority}"
+    (text := directory / "text.pem").write_text("nothing of the kind")
+    mine = made.client.certificate
+    for options, words in (
         (
-            where.url(f"{trusting}&ssl_certfile={unknown.certificate}&ssl_keyfile={unknown.key}"),
-            "ssl_certfile",
+            "ssl_ca_certs=/no/file",
+            "cannot use ssl_ca_certs=/no/file: No such file or directory; check the path",
         ),
-        (where.url("ssl_ca_certs=/no/such/file"), "ssl_ca_certs=/no/such/file): No such file"),
+        (f"ssl_ca_certs={text}", f"cannot use ssl_ca_certs={text}: it holds no certificate; name one in PEM"),
+        (f"ssl_certfile={mine}&ssl_keyfile=/no/key", "cannot use ssl_keyfile=/no/key: No such file"),
         (
-            where.url(f"{trusting}&ssl_certfile={made.client.certificate}&ssl_keyfile={unknown.key}"),
-            "MISMATCH",
+            f"ssl_certfile={mine}&ssl_keyfile={directory}",
+            f"cannot use ssl_keyfile={directory}: Is a directory",
         ),
-        (where.tls_to_plain_port, "TLS"),
-        (where.plain_to_tls_port, "or a TLS port use"),
+        (
+            f"ssl_certfile={mine}&ssl_keyfile={text}",
+            f"cannot use ssl_keyfile={text}: it holds no private key",
+        ),
+        (f"ssl_certfile={mine}", f"cannot use ssl_certfile={mine}: it holds no private key; set ssl_keyfile"),
+        (f"ssl_certfile={text}", f"cannot use ssl_certfile={text}: it holds no certificate"),
+        (
+            f"ssl_certfile={mine}&ssl_keyfile={made.stranger.key}",
+            f"ssl_keyfile={made.stranger.key}: the key is that of another certificate; check both",
+        ),
     ):
+        yield where.url(options if "ssl_ca_certs" in options else f"{trusting}&{options}"), words
+
+
+def test_a_wrong_certificate_is_one_line_that_names_the_option_and_the_remedy(where: Place) -> None:
+    for url, words in wrong_certificates(where):
+        for text in refusals(url):
+            assert re.search(words, text) and "\n" not in text and "guest:guest" not in text, (url, text)
+
+
+def test_a_file_that_cannot_be_used_is_named_with_its_option(where: Place, tmp_path: Path) -> None:
+    for url, words in wrong_files(where, tmp_path):
         for text in refusals(url):
             assert words in text and "\n" not in text and "guest:guest" not in text, (url, text)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.servers.certificates import Certificates, make_certificates
+from tests.servers.certificates import Certificates, Signed, make_certificates
 from tests.waiting import wait_until
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # the wrappers in /usr/sbin change the user
@@ -50,6 +50,7 @@ class RabbitServer:
     vhosts: int = VHOSTS
     certificates: Certificates | None = None  # with them, it speaks TLS on another port as well
     ports: list[int] = field(default_factory=lambda: free_ports(4))
+    beside: "RabbitServer | None" = None  # the node whose cluster this one joins, with `join()`
     _process: subprocess.Popen[bytes] | None = None
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -67,6 +68,15 @@ class RabbitServer:
 
     def tls_url(self, vhost: str = "/", *, options: str = "", host: str = "127.0.0.1") -> str:
         return f"amqps://guest:guest@{host}:{self.ports[3]}/{vhost}{options and '?'}{options}"
+
+    def listen_with(self, shown: Signed) -> int:
+        """The number of another TLS port, on which the server shows this certificate."""
+        assert self.certificates is not None
+        (port,) = free_ports(1)
+        files = f'{{cacertfile,"{self.certificates.authority}"}},{{certfile,"{shown.certificate}"}}'
+        options = f'[{files},{{keyfile,"{shown.key}"}},{{verify,verify_peer}},{{fail_if_no_peer_cert,true}}]'
+        self.control("eval", f'rabbit_networking:start_ssl_listener({{"127.0.0.1",{port}}}, {options}, 2).')
+        return port
 
     def new_vhost(self) -> str:
         """A virtual host that nobody has used."""
@@ -98,7 +108,7 @@ class RabbitServer:
         self._process.wait(START_S)
         self._process = None
         # The port mapper daemon that Erlang started outlives its node.
-        if (epmd := shutil.which("epmd")) is not None:
+        if self.beside is None and (epmd := shutil.which("epmd")) is not None:
             subprocess.run(
                 [epmd, "-port", str(self.ports[2]), "-kill"],
                 env=self._environment(),
@@ -106,6 +116,12 @@ class RabbitServer:
                 stderr=subprocess.DEVNULL,
                 check=False,
             )
+
+    def join(self) -> None:
+        """Become a node of the other's cluster, with nothing of one's own."""
+        assert self.beside is not None
+        for command in (["stop_app"], ["reset"], ["join_cluster", self.beside._node], ["start_app"]):
+            self.control(*command)
 
     def kill(self) -> None:
         """As a machine's loss of power: the node itself, not only the script that waits for it."""
@@ -132,12 +148,12 @@ class RabbitServer:
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {
-            "HOME": str(self.directory),
+            "HOME": str((self.beside or self).directory),  # where the secret is that nodes share
             "ERL_CRASH_DUMP": str(self.directory / "erl_crash.dump"),
             "RABBITMQ_NODENAME": self._node,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self.ports[1]),
-            "ERL_EPMD_PORT": str(self.ports[2]),
+            "ERL_EPMD_PORT": str((self.beside or self).ports[2]),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_MNESIA_BASE": str(self.directory / "mnesia"),
             "RABBITMQ_LOG_BASE": str(self.directory / "log"),

@@ -35,6 +35,7 @@ class RedisServer:
     directory: Path
     port: int = field(default_factory=free_port)
     options: dict[str, str] = field(default_factory=dict)
+    program: str = "redis-server"
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,8 +48,8 @@ class RedisServer:
         return self._process.pid
 
     def start(self) -> None:
-        program = shutil.which("redis-server")
-        assert program, "redis-server is missing: apt-get install redis-server"
+        program = shutil.which(self.program)
+        assert program, f"{self.program} is missing: apt-get install redis-server"
         given = {"save": "", "appendonly": "no", "dir": str(self.directory), **self.options}
         settings = [part for name, value in given.items() for part in (f"--{name}", value)]
         command = [program, "--port", str(self.port), "--bind", "127.0.0.1", *settings]

@@ -19,6 +19,7 @@ from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, portions, weight_of
+from umbel.brokers.redis.replies import checked
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.brokers.redis.verdicts import result_arguments, ttl_ms_of
@@ -173,7 +174,7 @@ class RedisBackend:
         names = {self._keys.result(task_id).encode(): task_id for task_id in task_ids}
         connection.send([("SUBSCRIBE", *names)])
         for _ in names:
-            while connection.read()[0] != b"subscribe":
+            while checked([connection.read()], connection.address)[0][0] != b"subscribe":
                 continue  # a result that came meanwhile is read below
         found = {
             task_id: result

@@ -17,6 +17,7 @@ from umbel.brokers.amqp.location import Location, locations_from_url
 from umbel.brokers.amqp.outbox import Post, entry, refusal
 from umbel.brokers.amqp.publisher import Publisher
 from umbel.brokers.amqp.records import QueueFact, encode_record
+from umbel.brokers.amqp.refusals import blocked_by
 from umbel.brokers.interface import Attempt, BrokerSettings, Capabilities
 from umbel.clock import cluster_now
 from umbel.errors import BrokerUnavailable, NotSupported
@@ -44,7 +45,7 @@ class AmqpAsyncProducer:
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
         publisher = await self._ready()
         if self._link is not None and self._link.blocked:  # it reads nothing: what is written stays in memory
-            raise BrokerUnavailable(f"RabbitMQ does not accept messages now: {self._link.blocked}")
+            raise blocked_by(self._link.location, self._link.blocked)
         posts = outbox.tasks(batch, self._queues, cluster_now())
         news = await _announcements(publisher, posts)
         attempt.is_out = True

@@ -27,7 +27,7 @@ from umbel.brokers.amqp.frames import (
 )
 from umbel.brokers.amqp.handshake import CONFIRMS_PER_S, REPLY_TIMEOUT_S, Handshake
 from umbel.brokers.amqp.location import Location
-from umbel.brokers.amqp.refusals import channel_refusal, connection_refusal, unreachable
+from umbel.brokers.amqp.refusals import blocked_by, channel_refusal, connection_refusal, unreachable
 from umbel.errors import BrokerError, BrokerUnavailable
 
 PIECE, PIECES_AHEAD = 1000, 5  # of a large batch, so that its confirmations are read while it is sent
@@ -85,6 +85,8 @@ class BlockingLink:
 
         `sent` are the same messages in parts, by which those are known that come back.
         """
+        if self.blocked:  # it reads nothing: what is written now would be there when nobody waits for it
+            raise blocked_by(self.location, self.blocked)
         sleeper = Sleeper(self._asleep)
         if len(frames) <= PIECE:
             batch = self._put(frames, sent, sleeper)
@@ -248,7 +250,10 @@ class BlockingLink:
 
     def _give_up(self) -> None:
         with self._lock:
-            self._fail(self._lost(self.blocked or "no answer in time"))
+            error = self._lost("no answer in time")
+            if self.blocked:
+                error = blocked_by(self.location, self.blocked, is_written=True)
+            self._fail(error)
 
     def _fail(self, error: BrokerError) -> None:
         if self.error is None:

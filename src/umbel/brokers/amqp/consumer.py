@@ -30,8 +30,8 @@ log = logging.getLogger("umbel.brokers.amqp")
 
 _LATE_ACK = (
     "RabbitMQ requeued messages that were unacknowledged for longer than its consumer_timeout (30 minutes "
-    "by default): they will run again; raise consumer_timeout in rabbitmq.conf, give such tasks "
-    "acks_late=False, or make them shorter"
+    "by default): they run again if another worker takes them; raise consumer_timeout in rabbitmq.conf, give "
+    "such tasks acks_late=False, or make them shorter"
 )
 HOLD_S = topology.DELAY_STEPS_MS[0] / 1000
 BARRIERS_MAX = 4

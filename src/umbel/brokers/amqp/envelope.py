@@ -44,6 +44,7 @@ _OTHERS = (*_TEXTS, "timestamp", "user_id")
 _OTHERS_FLAG = b"\x04"  # the lowest of theirs, in the second byte of the flags
 _decode: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 # What RabbitMQ adds to a message that it dead-letters, as a step of the delay ladder does.
+_DELIVERY_COUNT = "x-delivery-count"  # a quorum queue adds it to what comes again
 _OF_RABBITMQ = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
                 "x-last-death-exchange", "x-last-death-queue", "x-last-death-reason")  # fmt: skip
 
@@ -107,6 +108,7 @@ def decode(incoming: Incoming, exchange: str = "", key: str = "") -> tuple[Messa
         return unreadable(incoming.body), NO_MARK, {}
     table = properties.headers or {}
     ours: Table = {}
+    table.pop(_DELIVERY_COUNT, None)
     if "x-death" in table:
         for name in _OF_RABBITMQ:
             table.pop(name, None)

@@ -27,6 +27,7 @@ from umbel.brokers.amqp.handshake import CONFIRMS_PER_S, REPLY_TIMEOUT_S, Handsh
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import (
     ChannelClosed,
+    blocked_by,
     channel_refusal,
     connection_refusal,
     unreachable,
@@ -101,7 +102,10 @@ class Link(asyncio.BufferedProtocol):
         self.abort("this process closed it, at shutdown or by close()")
 
     def abort(self, why: str) -> None:
-        self._fail(BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was closed: {why}"))
+        self.end(BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was closed: {why}"))
+
+    def end(self, error: BrokerError) -> None:
+        self._fail(error)
         if self._transport is not None:
             self._transport.abort()
 
@@ -224,8 +228,7 @@ class Channel:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 return await future
         except TimeoutError:
-            self.link.abort("no answer in time")
-            raise BrokerUnavailable(f"RabbitMQ at {self.link.location} did not answer in time") from None
+            raise self._overdue("no answer in time") from None
 
     def send(self, data: bytes) -> None:
         if self.error is not None:
@@ -243,15 +246,17 @@ class Channel:
             async with asyncio.timeout(REPLY_TIMEOUT_S + len(parts) / CONFIRMS_PER_S):
                 await done.wait()
         except TimeoutError:
-            why = self.link.blocked or "the server did not confirm in time"
-            if not self.link.blocked:  # one that says it is blocked lives, and so do the claims on it
-                self.link.abort(why)
-            raise BrokerUnavailable(
-                f"RabbitMQ at {self.link.location} does not accept messages: {why}"
-            ) from None
+            raise self._overdue("the server did not confirm in time") from None
         if batch.error is not None:
             raise batch.error
         return batch
+
+    def _overdue(self, why: str) -> BrokerUnavailable:
+        """A server that says it is blocked lives, and so do the claims that end with this link."""
+        if self.link.blocked:
+            return blocked_by(self.link.location, self.link.blocked, is_written=True)
+        self.link.abort(why)
+        return BrokerUnavailable(f"RabbitMQ at {self.link.location} did not answer in time: {why}")
 
     async def close(self) -> None:
         if self.error is None:

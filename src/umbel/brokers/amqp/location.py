@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from umbel.brokers.tls import TLS_OPTIONS, option_problem, tls_context
 from umbel.errors import BadURL
+from umbel.urls import SEVERAL_HOSTS, several_hosts
 
 if TYPE_CHECKING:
     import ssl
@@ -41,6 +42,8 @@ def locations_from_url(url: str) -> list[Location]:
 
 
 def _location(url: str) -> Location:
+    if several_hosts(url):
+        raise BadURL(url, SEVERAL_HOSTS)
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -19,6 +19,7 @@ _FORCED, _RESOURCE_ERROR, _INTERNAL_ERROR = 320, 506, 541
 # 404, as one that does not exist; a late ack "timed out" too, with 406, and is a no.
 _NOT_YET = (
     "is down or inaccessible",
+    "does not have a replica on the local node",  # of a stream that somebody makes just now
     "due to timeout",
     "timeout occurred during consume operation",
     "process is stopped by supervisor",
@@ -86,6 +87,15 @@ def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavai
     return refused(_remedy(location, code, text))
 
 
+def blocked_by(location: Location, why: str, *, is_written: bool = False) -> BrokerUnavailable:
+    """The server has a resource alarm, and reads nothing from who publishes until that is over."""
+    remedy = (
+        "let queues drain, free memory or disk there, or change vm_memory_high_watermark or disk_free_limit"
+    )
+    late = "; what was sent may still arrive then" if is_written else ""
+    return BrokerUnavailable(f"RabbitMQ at {location} does not accept messages now ({why}): {remedy}{late}")
+
+
 def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
     """A connection that could not be opened."""
     where = f"cannot reach RabbitMQ at {location}"
@@ -93,7 +103,7 @@ def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
         return BrokerSilent(
             f"{where}: no answer within the connect time-out; is it running, and are host and port right?"
         )
-    if location.tls and (refused := tls_refusal(where, error)) is not None:
+    if location.tls and (refused := tls_refusal(where, error, dict(location.tls_options))) is not None:
         return refused
     if isinstance(error, ConnectionRefusedError):
         why = "connection refused; is it running, and are host and port right?"

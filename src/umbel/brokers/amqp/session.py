@@ -1,4 +1,7 @@
-"""Session: everything of a broker that lives and dies with one connection.
+"""Session: everything of a broker that lives and dies with its connection.
+
+That is two: one consumes and asks, the other publishes. A server that is short of memory or disk stops to
+read from those that publish; acknowledgements must not wait behind that. When one ends, so does the other.
 
 `Sessions` hands out the one that lives and opens the next when it has died: what was claimed on
 the old connection is then RabbitMQ's again, and the views go on reading where they stopped. Unless the
@@ -8,6 +11,7 @@ server lost what it had: then nobody else knows what was claimed, and `Sessions`
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 
 from umbel.brokers.amqp import topology
@@ -36,6 +40,7 @@ from umbel.protocol.outage import LinkChange
 
 log = logging.getLogger("umbel.brokers.amqp")
 PROBES_AT_ONCE = 8
+HEARTBEAT_S = 30
 RECOGNISE_S, LOOK_AGAIN_S = 1.0, 0.01
 # A quorum queue that looks like any other (the virtual host's default), or RabbitMQ after 4.
 _LIMIT_REFUSED = "global qos"
@@ -67,6 +72,7 @@ class Session:
     def __init__(
         self,
         link: Link,
+        outgoing: Link,
         views: Views,
         settings: BrokerSettings,
         queues: TaskQueues,
@@ -76,9 +82,11 @@ class Session:
         channel_limits: bool = True,
     ) -> None:
         self.link = link
+        self._outgoing = outgoing
+        outgoing.on_end = link.end
         self.queues = queues
         self._on_lost = on_lost
-        self.publisher = Publisher(link)
+        self.publisher = Publisher(outgoing)
         self.claims = Claims(
             link,
             settings.lease_s,
@@ -135,6 +143,9 @@ class Session:
                 raise QueueRefused(name, refused) from None
         if name not in self.views.facts.queues:
             await self.publisher.send([entry(topology.FACTS, encode_record(QueueFact(name)))])
+
+    async def close(self) -> None:
+        await asyncio.gather(self.link.close(), self._outgoing.close())
 
     async def _join_ladder(self, name: str) -> None:
         """Let messages come that Celery's clients send to the ladder of delays."""
@@ -250,12 +261,12 @@ class Sessions:
                 if session is not None and _LIMIT_REFUSED in str(session.link.error):
                     self._channel_limits = False
                 self._session = await self._open()
-                self._session.link.on_end = self._note_ended
                 self._watch.restored()
             assert self._session is not None
             return self._session
 
-    def _note_ended(self, error: BrokerError) -> None:
+    def _note_ended(self, outgoing: Link, error: BrokerError) -> None:
+        outgoing.end(error)
         if not self._closed:
             self._watch.lost(str(error))
 
@@ -272,7 +283,7 @@ class Sessions:
     async def close(self) -> None:
         self._closed = True
         if self._session is not None:
-            await self._session.link.close()
+            await self._session.close()
 
     async def _open(self) -> Session:
         error = BrokerUnavailable("no RabbitMQ address to connect to; set 'broker'")
@@ -284,14 +295,16 @@ class Sessions:
         raise error
 
     async def _open_at(self, location: Location) -> Session:
-        link = await open_link(
-            location,
-            timeout_s=self._settings.connect_timeout_s,
-            heartbeat_s=max(1, round(self._settings.lease_s / 2)),
-            name=self._name,
-        )
+        # The claims are of the one connection, so that one tells the server that we live.
+        link = await self._open_link(location, self._name, max(1, round(self._settings.lease_s / 2)))
+        try:
+            outgoing = await self._open_link(location, f"{self._name} (sending)", HEARTBEAT_S)
+        except BaseException:
+            link.abort("set-up failed")
+            raise
         session = Session(
             link,
+            outgoing,
             self.views,
             self._settings,
             self._queues,
@@ -303,5 +316,13 @@ class Sessions:
             await session.begin()
         except BaseException:
             link.abort("set-up failed")
+            outgoing.abort("set-up failed")
             raise
+        link.on_end = partial(self._note_ended, outgoing)
+        if link.error is not None:  # meanwhile
+            raise link.error
         return session
+
+    async def _open_link(self, location: Location, name: str, heartbeat_s: int) -> Link:
+        timeout_s = self._settings.connect_timeout_s
+        return await open_link(location, timeout_s=timeout_s, heartbeat_s=heartbeat_s, name=name)

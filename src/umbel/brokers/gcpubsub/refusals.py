@@ -82,7 +82,7 @@ def unreachable(address: Address, problem: BaseException, timeout_s: float) -> B
         return BrokerSilent(f"{where}: no answer within {timeout_s:g} s; {check}")
     if isinstance(problem, ConnectionRefusedError):
         return BrokerUnavailable(f"{where}: connection refused; {check}")
-    if address.tls and (refused := tls_refusal(where, problem)) is not None:
+    if address.tls and (refused := tls_refusal(where, problem, {})) is not None:
         return refused
     return BrokerUnavailable(f"{where}: {str(problem) or type(problem).__name__}; {check}")
 

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from umbel.brokers.tls import TLS_OPTIONS, option_problem, tls_context
 from umbel.errors import BadURL
+from umbel.urls import SEVERAL_HOSTS, several_hosts
 
 if TYPE_CHECKING:
     import ssl
@@ -89,6 +90,8 @@ def _with_masters(urls: str, found: tuple[Address, ...]) -> tuple[Address, ...]:
 def parse_address(url: str) -> Address:
     if "#" in url:
         raise BadURL(url, "it contains a '#'; in a password, write it as %23")
+    if several_hosts(url):
+        raise BadURL(url, SEVERAL_HOSTS)
     try:
         parts = urlsplit(url)
         port = parts.port

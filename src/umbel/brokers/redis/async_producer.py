@@ -24,6 +24,7 @@ from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.producer import DECLARE_AGAIN_S
 from umbel.brokers.redis.publishing import check_weight, delivery_tags, sealed
 from umbel.brokers.redis.scripts import script
+from umbel.errors import AccessRefused
 from umbel.wire.message import Outgoing
 
 _PUBLISH, _UNIQUE = script("publish_once"), script("unique")
@@ -58,8 +59,12 @@ class RedisAsyncProducer:
         await self._declare(link, {one.queue for one in batch})
         args = _arguments(self._keys, batch)
         await link.connect()
-        attempt.is_out = True
-        await link.run(_PUBLISH, self._keys.prefix, _REMEMBERED_MS, *args)
+        was_out, attempt.is_out = attempt.is_out, True
+        try:
+            await link.run(_PUBLISH, self._keys.prefix, _REMEMBERED_MS, *args)
+        except AccessRefused:  # the server's answer: it has done nothing of this
+            attempt.is_out = was_out
+            raise
 
     async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
         ttl_ms = max(1, round(ttl_s * 1000))

@@ -148,7 +148,7 @@ class Link:
             return await sent
         except TimeoutError:
             raise silent(self.address, self._reply_timeout_s) from None
-        except ConnectionError:
+        except OSError:
             raise lost(self.address) from None
 
     def checked(self, replies: list[Any]) -> list[Any]:
@@ -314,9 +314,9 @@ class _Wire(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self.close()
+        self.close(why=problem if isinstance(problem, OSError) else None)  # TLS says what it did not like
 
-    def close(self, *, is_late: bool = False) -> None:
+    def close(self, *, is_late: bool = False, why: OSError | None = None) -> None:
         if self.is_closed:
             return
         self.is_closed = True
@@ -324,9 +324,9 @@ class _Wire(asyncio.Protocol):
             self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
-        problem = TimeoutError if is_late else ConnectionResetError
+        kind = TimeoutError if is_late else ConnectionResetError
         for batch in self._batches:
-            self._answer(batch.replies, problem("the connection was closed"))
+            self._answer(batch.replies, why or kind("the connection was closed"))
         self._batches.clear()
         self._on_lost(is_late=is_late)
 

@@ -12,19 +12,19 @@ local function try(...)
 end
 
 -- A problem in words that say what to do.
-local function why(problem, key, wanted)
+local function why(problem, key, wanted, command)
   local shown = string.gsub(key, '%c', function(c) return string.format('\\x%02x', string.byte(c)) end)
   if string.sub(problem, 1, 9) == 'WRONGTYPE' then
     local found = redis.pcall('TYPE', key).ok or 'value'
     return "the key '" .. shown .. "' holds a " .. found .. ', not a ' .. wanted .. ': delete or rename it'
   end
-  return "the key '" .. shown .. "' cannot be used: " .. problem
+  return "the key '" .. shown .. "' cannot be used" .. (command and ' by ' .. command or '') .. ': ' .. problem
 end
 
 local function need(wanted, command, key, ...)
   local reply = redis.pcall(command, key, ...)
   if type(reply) == 'table' and reply.err then
-    error('REFUSED ' .. why(reply.err, key, wanted), 0)
+    error('REFUSED ' .. why(reply.err, key, wanted, command), 0)
   end
   return reply
 end

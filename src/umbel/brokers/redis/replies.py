@@ -5,6 +5,7 @@ from typing import Any
 import hiredis
 
 from umbel.brokers.redis.address import Address
+from umbel.brokers.redis.rights import missing_right
 from umbel.brokers.tls import tls_refusal
 from umbel.errors import (
     AccessRefused,
@@ -31,13 +32,15 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
     text = str(reply)
     code = text.partition(" ")[0]
     where = f"Redis at {address.shown}"
+    if (right := missing_right(text, address.username or "default")) is not None:
+        # A key concerns one queue or result, the others everything.
+        refused = ServerRefused if right.is_key else AccessRefused
+        return refused(f"{where} does not permit {right.words}")
     match code:
         case "NOAUTH":
             return AccessRefused(f"{where} requires a password; write redis://:password@host:port/database")
         case "WRONGPASS":
             return AccessRefused(f"{where} refuses the user name or password; check them in the address")
-        case "NOPERM" if " key" not in text:
-            return AccessRefused(f"{where} does not permit this command: {text.removeprefix('NOPERM ')}")
         case "OOM":
             return StorageFull(f"{where} is at its memory limit (maxmemory); free some memory or raise it")
         case "LOADING":
@@ -89,7 +92,7 @@ def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerU
         return BrokerUnavailable(f"{where}: there is no such socket; is Redis running, and the path right?")
     if isinstance(problem, ConnectionResetError) and not address.tls:
         return BrokerUnavailable(f"{where}: the server closed the connection; for a TLS port use rediss://")
-    if address.tls and (refused := tls_refusal(where, problem)) is not None:
+    if address.tls and (refused := tls_refusal(where, problem, dict(address.tls_options))) is not None:
         return refused
     if type(problem).__name__ == "gaierror":
         return BrokerUnavailable(f"{where}: the host name is unknown; check its spelling")

@@ -6,6 +6,7 @@ own (`refusals`, `marks`, `holding`, ...) and is put before their text: only wha
 the server goes through all of it at every call. The first line names the lists of a queue (`lists.py`).
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
@@ -40,6 +41,10 @@ _PARTS = {
 }
 
 
+_CALL = re.compile(rb"(?:call|need|try)\([^)]*?'([A-Z]{2,})'")
+_known: dict[str, "Script"] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     name: str
@@ -51,4 +56,14 @@ class Script:
 def script(name: str, lists: Lists = DEFAULT_LISTS) -> Script:
     parts = [(_FOLDER / f"{part}.lua").read_bytes() for part in ("refusals", *_PARTS[name])]
     text = b"".join((lists.lua(), *parts))
-    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
+    made = Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
+    _known[made.digest] = made
+    return made
+
+
+def command_at(digest: str, line: int) -> str:
+    """What a script of ours asks the server for in this line; "" if it is not there."""
+    found = _known.get(digest)
+    lines = found.text.split(b"\n") if found is not None else []
+    called = _CALL.search(lines[line - 1]) if 0 < line <= len(lines) else None
+    return called[1].decode().lower() if called else ""
