@@ -59,6 +59,7 @@ def make_schedule(
     rough: int,
     lasts_s: tuple[float, float] = (2.0, 60.0),
     at_once: int = 3,
+    apart_s: tuple[float, float] = APART_S,
 ) -> tuple[Disturbance, ...]:
     """So many partitions, and so many times of delay or loss among them."""
     chance = Random(f"partitions {seed}")
@@ -81,7 +82,7 @@ def make_schedule(
         made.append(one)
         under_way.append(one.ends_s)
         free_at[place] = one.ends_s + chance.uniform(*FAIR_S)
-        at_s += chance.uniform(*APART_S)
+        at_s += chance.uniform(*apart_s)
     return tuple(made)
 
 

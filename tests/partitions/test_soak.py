@@ -27,6 +27,7 @@ from umbel.sim.checkers import Violation
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 SEED = int(os.environ.get("UMBEL_SEED", random.randrange(2**32)))
+COUNT = int(os.environ.get("UMBEL_PARTITIONS", "100"))  # of a soak
 HEARTBEAT_S = 1.0 if SOAK else 0.5
 SETTLING_S = 300.0
 _WHY_NOT = missing()
@@ -68,9 +69,8 @@ def test_no_partition_loses_a_task_doubles_a_leader_or_goes_unseen(
 
 def _schedule() -> tuple[Disturbance, ...]:
     if SOAK:
-        count = int(os.environ.get("UMBEL_PARTITIONS", "100"))
-        return make_schedule(SEED, WORKERS, partitions=count, rough=count // 5)
-    return make_schedule(SEED, WORKERS, partitions=4, rough=2, lasts_s=(2.0, 4.0))
+        return make_schedule(SEED, WORKERS, partitions=COUNT, rough=COUNT // 5)
+    return make_schedule(SEED, WORKERS, partitions=4, rough=2, lasts_s=(2.0, 3.0), apart_s=(0.0, 1.0))
 
 
 def _settle(field: Field, say: Say) -> None:
