@@ -74,7 +74,7 @@ class Replay:
         self._is_well = is_well
         self._facts: list[tuple[float, int, Callable[[], None]]] = []
         self._leases: dict[str, LeaseRecord] = {}
-        self._leading: dict[tuple[str, str], tuple[int, float, float]] = {}  # term, since when, until when
+        self._leading: dict[tuple[str, str], tuple[int, float, float]] = {}  # term, since when it believes until when
         self._views: dict[str, frozenset[str]] = {}
         # What is known of calls, while records are read: their time to live, and since when was asked.
         self._ttl_s: dict[str, float] = {}
@@ -159,13 +159,13 @@ class Replay:
         if view is None:
             return
         term, until = view
-        same = before is not None and before[0] == term
-        self.counts.leaderships += not same
+        self.counts.leaderships += before is None or before[0] != term
+        same = before is not None and (before[0], before[2]) == view
         self._leading[name, holder] = (term, before[1] if before and same else self._world.now, until)
         self._checkers.led(holder, term, until, self._leases.get(name))
 
     def _check_leaders(self, name: str, kept: LeaseRecord, *, since_s: float = float("inf")) -> None:
-        """Of those who took themselves for the leader all the time since `since_s`."""
+        """Of those who believed the same at `since_s`: a renewal meanwhile may be older or newer than `kept`."""
         for (led, holder), (term, began, until) in self._leading.items():
             if led == name and self._world.now < until and began <= since_s:
                 self._checkers.led(holder, term, until, kept)
