@@ -1,8 +1,7 @@
-"""Field: five workers in namespaces, what is asked of them, and what is seen of them by who is never cut off."""
+"""Field: five workers in namespaces, what is asked of them, and and what an observer beside the broker sees."""
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import time
 
 from tests.cluster import Cluster
 from tests.partitions.replay import Sample
@@ -26,6 +24,7 @@ from umbel.app.results import AsyncResult
 from umbel.brokers.registry import open_broker
 from umbel.clock import boot_time_s
 from umbel.errors import BrokerError
+from umbel.protocol.delivery.states import READY_STATES
 from umbel.protocol.leadership.coordination import NAMESPACE, ElectionRecord, Policy, election_key
 from umbel.sim.plan import Ask
 
@@ -65,9 +64,7 @@ class Field:
     def records(self) -> Path:
         return self.cluster.home / "records"
 
-    def run(
-        self, schedule: Sequence[Disturbance], chance: random.Random, say: Callable[[str], None]
-    ) -> None:
+    def run(self, schedule: Sequence[Disturbance], chance: random.Random, say: Callable[[str], None]) -> None:
         """Have it all happen, while there is work."""
         self.began_s = boot_time_s()
         todo = changes(schedule)
@@ -84,7 +81,9 @@ class Field:
             if now_s >= said_s:
                 ended = sum(one.ends_s <= now_s for one in schedule)
                 states = " ".join(f"{name}:{self.watch.states.get(name, '?')}" for name in WORKERS)
-                say(f"{now_s:.0f} of {ends_s:.0f} s, {ended} of {len(schedule)} over, {sent} rounds; {states}")
+                say(
+                    f"{now_s:.0f} of {ends_s:.0f} s, {ended} of {len(schedule)} over, {sent} rounds; {states}"
+                )
                 said_s = now_s + 15
             due_s = min([send_s, *(one.at_s for one in todo[:1])])
             wait_until(
@@ -112,6 +111,12 @@ class Field:
         seconds = chance.uniform(0.0, 1.0) if topic == "once" else chance.uniform(0.0, 15.0)
         self.traffic.asks[election_id] = Ask(boot_time_s(), election_id, policy, topic, seconds)
         self.cluster.app.control.election(election_id, topic, {"seconds": seconds}, timeout=0)
+
+    def unfinished(self) -> int:
+        """Tasks and workflows without a result."""
+        kept = self.cluster.app.backend.read(self.traffic.work)
+        ended = sum(one.status in READY_STATES for one in kept.values())
+        return len(self.traffic.work) - ended + sum(not one.ready() for one, _ in self.traffic.flows)
 
     def elections(self) -> dict[str, ElectionRecord]:
         """What the store has of them."""

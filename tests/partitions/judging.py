@@ -8,8 +8,8 @@ from tests.partitions.schedule import Disturbance, Kind
 from umbel.app.cluster.periodic import slot_id
 
 ABSENT = {"lost", "left"}
-# From the last heartbeat to the loss, in heartbeats: twice eight of silence where this machine is slow, six of
-# suspicion, and six more where most seem silent.
+# From the last heartbeat to the loss, in heartbeats: twice eight of silence where this machine is slow,
+# six of suspicion, and six more where most seem silent.
 SEEN_BEATS = 28
 DEAF_S = 10.0  # until who hears nothing has noticed that, and says nothing any more
 
@@ -71,5 +71,6 @@ def is_disturbed(
 ) -> bool:
     """Whether anything was wrong with the place's network in the time before."""
     return any(
-        one.place == place and one.at_s <= at_s and at_s - within_s <= one.ends_s + after_s for one in schedule
+        one.place == place and one.at_s <= at_s and at_s - within_s <= one.ends_s + after_s
+        for one in schedule
     )

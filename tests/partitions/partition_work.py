@@ -1,7 +1,7 @@
 """The app of test_soak.py: periodic tasks, work, workflows and elections, each of which leaves a line.
 
-`PARTITION_RECORDS` is set for workers only: there their machines are recorded. `PARTITION_MUTANT` names the rule
-that is broken there (`mutants.py`).
+`PARTITION_RECORDS` is set for workers only: there their machines are recorded. `PARTITION_MUTANT` names
+the rule that is broken there (`mutants.py`).
 """
 
 import os

@@ -1,7 +1,7 @@
 """Recorder: writes down what the machines of a real worker were told and what they decided.
 
-It stands between a worker and its machines for leases, elections and membership. A record is made of the events
-and effects themselves, which is what the checkers of the simulator know; `replay.py` reads them.
+It stands between a worker and its machines for leases, elections and membership. A record is made of the
+events and effects themselves, which is what the checkers of the simulator know; `replay.py` reads them.
 """
 
 import os
@@ -43,9 +43,9 @@ def record_machines(directory: Path) -> None:
     def write(record: Record) -> None:
         os.write(file, pickle.dumps(record))
 
-    _watch(lease_keeper.Lease, _lease_record, write)
-    _watch(stored.Elections, _election_record, write)
-    _watch(gossip.Membership, _member_record, write)
+    _watch(vars(lease_keeper)["Lease"], _lease_record, write)
+    _watch(vars(stored)["Elections"], _election_record, write)
+    _watch(vars(gossip)["Membership"], _member_record, write)
 
 
 def read_records(directory: Path) -> Iterator[Record]:

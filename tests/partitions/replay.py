@@ -3,10 +3,10 @@
 Workers on one machine share its clocks, so that their records are one story; what the store decided is
 reconstructed from the answers it gave, and from what somebody who was never cut off read there meanwhile.
 
-When the store decided is known within a call's sending and its answer. A term is the store's time in microseconds,
-so that a grant is placed there, but never outside of its call. Of an expiry the earliest possible moment is
-taken, a ttl after the call was sent: the store may keep a promise longer, not shorter.
-Answers that were lost are unknown; they made nobody act.
+The store decided between the sending of a call and its answer. A term is the store's time in microseconds, so
+that a grant is placed there, but never outside of its call. Of an expiry the earliest possible moment is taken,
+a ttl after the call was sent: the store may keep a promise longer, not shorter. Answers that were lost are
+unknown; they made nobody act.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -60,7 +60,7 @@ class Counts:
 
 
 class Replay:
-    """`is_well(observer, by, subject, at_s)`: whether the loss of the subject has no reason in the network."""
+    """`is_well(observer, by, subject, at_s)`: whether nothing in the network explains the loss."""
 
     def __init__(
         self, asks: Mapping[str, Ask], *, nodes: int, is_well: Callable[[str, str, str, float], bool]
@@ -74,7 +74,9 @@ class Replay:
         self._is_well = is_well
         self._facts: list[tuple[float, int, Callable[[], None]]] = []
         self._leases: dict[str, LeaseRecord] = {}
-        self._leading: dict[tuple[str, str], tuple[int, float, float]] = {}  # term, since when it believes until when
+        self._leading: dict[
+            tuple[str, str], tuple[int, float, float]
+        ] = {}  # term, since when it believes until when
         self._views: dict[str, frozenset[str]] = {}
         # What is known of calls, while records are read: their time to live, and since when was asked.
         self._ttl_s: dict[str, float] = {}
@@ -83,7 +85,11 @@ class Replay:
         self._outcomes: dict[tuple[str, str], str] = {}
 
     def read(self, records: Iterable[Record]) -> None:
-        readers = {"lease": self._read_lease, "elections": self._read_election, "membership": self._read_member}
+        readers = {
+            "lease": self._read_lease,
+            "elections": self._read_election,
+            "membership": self._read_member,
+        }
         for record in records:
             readers[record.machine](record)
 
@@ -94,7 +100,9 @@ class Replay:
     def read_outcomes(self, at_s: float, kept: Mapping[str, ElectionRecord]) -> None:
         """What the store says of elections in the end."""
         for election_id, record in kept.items():
-            self._at(at_s, self._closed, election_id, record.state, record.holder, record.term, record.outcome)
+            self._at(
+                at_s, self._closed, election_id, record.state, record.holder, record.term, record.outcome
+            )
 
     def judge(self, *, there: frozenset[str]) -> list[Violation]:
         """Everything in its order; `there` are the runs of nodes that are up in the end."""
@@ -165,7 +173,7 @@ class Replay:
         self._checkers.led(holder, term, until, self._leases.get(name))
 
     def _check_leaders(self, name: str, kept: LeaseRecord, *, since_s: float = float("inf")) -> None:
-        """Of those who believed the same at `since_s`: a renewal meanwhile may be older or newer than `kept`."""
+        """Of those who believed the same at `since_s`: of a renewal meanwhile `kept` may not know."""
         for (led, holder), (term, began, until) in self._leading.items():
             if led == name and self._world.now < until and began <= since_s:
                 self._checkers.led(holder, term, until, kept)

@@ -1,7 +1,7 @@
 """Schedule: which place is cut off when, how and for how long; one seed decides all of it.
 
-Several places are disturbed at a time, each by one thing at a time, and each has a while of fair weather before
-the next. Most cuts are short and a few take a minute: lengths are spread evenly over their logarithm.
+Several places are disturbed at a time, each by one thing at a time, and each has a while of fair weather
+before the next. Most cuts are short and a few take a minute: lengths are spread evenly over their logarithm.
 """
 
 from collections.abc import Iterator, Sequence

@@ -34,7 +34,9 @@ def term(boot_s: float) -> int:
 
 
 def judged(*records: Record, samples: tuple[Sample, ...] = (), well: bool = False) -> list[str]:
-    named = {effect.election_id for one in records for effect in one.effects if hasattr(effect, "election_id")}
+    named = {
+        effect.election_id for one in records for effect in one.effects if hasattr(effect, "election_id")
+    }
     replay = Replay({name: ASKS[name] for name in named}, nodes=2, is_well=lambda *_: well)
     replay.read(records)
     replay.read_samples(samples)

@@ -1,8 +1,8 @@
 """A hundred partitions among five workers in network namespaces, judged by the checkers of the simulator.
 
-Workers have no connections to each other: all they say goes through the broker. So each partition is one between a
-worker and the broker, and two workers are parted from each other while either is. The link counts packets
-between workers, of which there must be none.
+Workers have no connections to each other: all they say goes through the broker. So each partition is one
+between a worker and the broker, and two workers are parted from each other while either is. The link counts
+packets between workers, of which there must be none.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.partitions import judging
 from tests.partitions.field import WORKERS, Field, open_field
 from tests.partitions.recorder import read_records
 from tests.partitions.replay import Replay
-from tests.partitions.schedule import PARTITIONS, Disturbance, make_schedule
+from tests.partitions.schedule import PARTITIONS, Disturbance, Kind, make_schedule
 from tests.servers.network import missing
 from tests.waiting import wait_until
 from umbel.clock import boot_time_s
@@ -37,6 +37,16 @@ pytestmark = [
     pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT),
 ]
 Say = Callable[[str], None]
+# Rules that are broken in real workers (`mutants.py`), and what must notice.
+MUTANTS = {
+    "leads-on": "L1",
+    "acts-before-start": "KS1",
+    "joins-twice": "M1",
+    "gives-up-the-living": "M2",
+    "never-takes-back": "M3",
+    "drops-the-redelivered": "lost",
+    "sends-twice": "sent twice",
+}
 
 
 @pytest.fixture
@@ -67,6 +77,22 @@ def test_no_partition_loses_a_task_doubles_a_leader_or_goes_unseen(
     assert figures["left out"] <= (figures["leaderships"] if broker == "amqp" else 0)
 
 
+@pytest.mark.skipif(not SOAK, reason="a soak: seven clusters, each with one rule broken")
+@pytest.mark.parametrize(("mutant", "promise"), MUTANTS.items())
+def test_each_checker_notices_real_workers_that_break_its_rule(
+    mutant: str, promise: str, tmp_path: Path, say: Say
+) -> None:
+    schedule = [Disturbance(4.0 * number, 12.0, name, Kind.BOTH) for number, name in enumerate(WORKERS)]
+    with open_field("redis", tmp_path, heartbeat_s=HEARTBEAT_S, mutant=mutant) as field:
+        field.run(schedule, random.Random(SEED), say)
+        _await_the_end(field)
+        found = [one.promise for one in judge(field, schedule, say)]
+        figures = delivery(field)
+    found += [name for name in ("lost", "sent twice") if figures[name]]
+    say(f"{mutant}: {Counter(found)}")
+    assert promise in found
+
+
 def _schedule() -> tuple[Disturbance, ...]:
     if SOAK:
         return make_schedule(SEED, WORKERS, partitions=COUNT, rough=COUNT // 5)
@@ -74,25 +100,19 @@ def _schedule() -> tuple[Disturbance, ...]:
 
 
 def _settle(field: Field, say: Say) -> None:
-    """Fair weather: until everything that was asked for is done and everybody sees everybody."""
+    """Fair weather: until everything that was asked for has ended and everybody sees everybody."""
     say("fair weather")
-    work, traffic = field.journal("work"), field.traffic
-    wait_until(
-        lambda: not judging.lost(traffic.work, judging.runs_of(work)),
-        deadline_s=SETTLING_S,
-        what="every task to run",
-    )
-    wait_until(
-        lambda: all(result.ready() for result, _ in traffic.flows),
-        deadline_s=SETTLING_S,
-        what="every workflow to end",
-    )
+    _await_the_end(field)
+    wait_until(lambda: _all_see_all(field), deadline_s=SETTLING_S, what="everybody to see everybody")
+
+
+def _await_the_end(field: Field) -> None:
+    wait_until(lambda: not field.unfinished(), deadline_s=SETTLING_S, what="every task to end")
     wait_until(
         lambda: all(one.state in CLOSED_STATES for one in field.elections().values()),
         deadline_s=SETTLING_S,
         what="every election to end",
     )
-    wait_until(lambda: _all_see_all(field), deadline_s=SETTLING_S, what="everybody to see everybody")
 
 
 def _all_see_all(field: Field) -> bool:
@@ -134,8 +154,8 @@ def _unseen(field: Field, schedule: Sequence[Disturbance], say: Say) -> list[Vio
     also = sum(judging.was_seen(one, seen) for one in partitions)
     words = Counter(what for _, _, what in seen)
     say(
-        f"{len(partitions)} partitions, {also} of them seen as lost; {len(long)} had to be, {len(unseen)} were "
-        f"not; {dict(words)}"
+        f"{len(partitions)} partitions, {also} of them seen as lost; {len(long)} had to be, "
+        f"{len(unseen)} were not; {dict(words)}"
     )
     away = judging.not_taken_back(WORKERS, seen)
     return [
@@ -150,7 +170,7 @@ def delivery(field: Field) -> dict[str, int]:
     slots = judging.runs_of(field.journal("slots"))
     wrong = [one.id for one, expected in field.traffic.flows if one.get(timeout=5) != expected]
     assert not wrong, f"workflows with a wrong result: {wrong}"
-    records = [one for one in read_records(field.records) if one.machine == "lease"]
+    led = [one for one in read_records(field.records) if one.name == "scheduler" and one.view]
     repeated = sum(len(flags) - 1 for runs in (work, flows, slots) for flags in runs.values())
     twice = [one for runs in (work, flows, slots) for one in judging.sent_twice(runs)]
     now_s = int(time())
@@ -163,5 +183,5 @@ def delivery(field: Field) -> dict[str, int]:
         "elections": len(field.traffic.asks),
         "slots": len(slots),
         "left out": len(judging.left_out(slots, now_s - 7200, now_s + 2)),
-        "leaderships": len({(one.who, one.view[0]) for one in records if one.view and one.name == "scheduler"}),
+        "leaderships": len({(one.who, one.view[0]) for one in led}),
     }

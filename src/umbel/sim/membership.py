@@ -197,7 +197,9 @@ class MemberCrowd(Crowd[MemberNode]):
         lost = member.state is said.MemberState.LOST
         alive = subject.up and subject.holder == member.holder
         well = lost and alive and self.plan.kinds <= AUDIBLE and not self._stood_still(subject, node)
-        self._checks.gone(node.holder, member.holder, unfounded=(member.reason or "no reason") if well else "")
+        self._checks.gone(
+            node.holder, member.holder, unfounded=(member.reason or "no reason") if well else ""
+        )
         self.count("lost" if lost else "left")
 
     def _stood_still(self, subject: MemberNode, observer: MemberNode) -> bool:
