@@ -1,4 +1,4 @@
-"""Field: five workers in namespaces, what is asked of them, and and what an observer beside the broker sees."""
+"""Field: five workers in namespaces, what is asked of them, and what an observer beside the broker sees."""
 
 import asyncio
 import json

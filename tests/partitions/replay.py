@@ -4,9 +4,9 @@ Workers on one machine share its clocks, so that their records are one story; wh
 reconstructed from the answers it gave, and from what somebody who was never cut off read there meanwhile.
 
 The store decided between the sending of a call and its answer. A term is the store's time in microseconds, so
-that a grant is placed there, but never outside of its call. Of an expiry the earliest possible moment is taken,
-a ttl after the call was sent: the store may keep a promise longer, not shorter. Answers that were lost are
-unknown; they made nobody act.
+that a grant is placed there, but never outside of its call. Of an expiry the earliest possible moment is
+taken, a ttl after the call was sent: the store may keep a promise longer, not shorter. Answers that were lost
+are unknown; they made nobody act.
 """
 
 from collections.abc import Callable, Iterable, Mapping
