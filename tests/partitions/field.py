@@ -49,11 +49,14 @@ class Traffic:
 
 
 class Field:
-    def __init__(self, cluster: Cluster, net: Network, watch: "Watch", sampler: "Sampler") -> None:
+    def __init__(
+        self, cluster: Cluster, net: Network, watch: "Watch", sampler: "Sampler", handlers_s: float
+    ) -> None:
         self.cluster = cluster
         self.net = net
         self.watch = watch
         self.sampler = sampler
+        self.handlers_s = handlers_s
         self.traffic = Traffic()
         self.began_s = 0.0  # on the boot clock
 
@@ -108,7 +111,7 @@ class Field:
     def _ask(self, election_id: str, chance: random.Random) -> None:
         topic = chance.choice(("once", "again"))
         policy = Policy.AT_MOST_ONCE if topic == "once" else Policy.AT_LEAST_ONCE
-        seconds = chance.uniform(0.0, 1.0) if topic == "once" else chance.uniform(0.0, 15.0)
+        seconds = chance.uniform(0.0, 1.0) if topic == "once" else chance.uniform(0.0, self.handlers_s)
         self.traffic.asks[election_id] = Ask(boot_time_s(), election_id, policy, topic, seconds)
         self.cluster.app.control.election(election_id, topic, {"seconds": seconds}, timeout=0)
 
@@ -200,9 +203,10 @@ class Sampler:
 
 @contextmanager
 def open_field(
-    broker: str, home: Path, *, heartbeat_s: float, workers: Sequence[str] = WORKERS, mutant: str = ""
+    broker: str, home: Path, *, heartbeat_s: float, handlers_s: float = 15.0, mutant: str = ""
 ) -> Iterator[Field]:
-    with network(*workers) as net, _server(broker, home) as (port, url):
+    """`handlers_s`: how long handlers of elections take at most."""
+    with network(*WORKERS) as net, _server(broker, home) as (port, url):
         way = Way(port, net.here)
         address = url(net.here, way.port)
         settings = {
@@ -214,13 +218,13 @@ def open_field(
         }
         try:
             with Cluster(home, TASKS_FILE, **settings) as cluster:
-                yield from _with_workers(cluster, net, workers, mutant)
+                yield from _with_workers(cluster, net, handlers_s, mutant)
         finally:
             way.close()
             way.end()
 
 
-def _with_workers(cluster: Cluster, net: Network, workers: Sequence[str], mutant: str) -> Iterator[Field]:
+def _with_workers(cluster: Cluster, net: Network, handlers_s: float, mutant: str) -> Iterator[Field]:
     (cluster.home / "records").mkdir()
     variables = {
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
@@ -231,12 +235,12 @@ def _with_workers(cluster: Cluster, net: Network, workers: Sequence[str], mutant
     given = [f"{name}={value}" for name, value in variables.items()]
     watch, sampler = Watch(cluster), Sampler(cluster)
     try:
-        for name in workers:
+        for name in WORKERS:
             cluster.start_worker(name, *FLAGS, prefix=[*net.inside(name), "env", *given], wait=False)
-        for name in workers:
+        for name in WORKERS:
             cluster.wait_for(name)
-        wait_until(lambda: len(watch.states) == len(workers), deadline_s=60, what="all to be members")
-        yield Field(cluster, net, watch, sampler)
+        wait_until(lambda: len(watch.states) == len(WORKERS), deadline_s=60, what="all to be members")
+        yield Field(cluster, net, watch, sampler, handlers_s)
     finally:
         watch.close()
         sampler.close()

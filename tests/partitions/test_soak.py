@@ -66,7 +66,7 @@ def test_no_partition_loses_a_task_doubles_a_leader_or_goes_unseen(
 ) -> None:
     say(f"\n{broker}: seed {SEED} (UMBEL_SEED={SEED} brings it back)")
     schedule = _schedule()
-    with open_field(broker, tmp_path, heartbeat_s=HEARTBEAT_S) as field:
+    with open_field(broker, tmp_path, heartbeat_s=HEARTBEAT_S, handlers_s=15.0 if SOAK else 2.0) as field:
         field.run(schedule, random.Random(SEED), say)
         _settle(field, say)
         found = judge(field, schedule, say)
@@ -96,7 +96,9 @@ def test_each_checker_notices_real_workers_that_break_its_rule(
 def _schedule() -> tuple[Disturbance, ...]:
     if SOAK:
         return make_schedule(SEED, WORKERS, partitions=COUNT, rough=COUNT // 5)
-    return make_schedule(SEED, WORKERS, partitions=4, rough=2, lasts_s=(2.0, 3.0), apart_s=(0.0, 1.0))
+    return make_schedule(
+        SEED, WORKERS, partitions=4, rough=1, lasts_s=(2.0, 5.0), at_once=4, apart_s=(0.0, 0.5)
+    )
 
 
 def _settle(field: Field, say: Say) -> None:

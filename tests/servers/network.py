@@ -21,7 +21,7 @@ from random import Random
 from time import monotonic
 
 PREFIX = f"ut{os.getpid() % 100_000}"
-SUBNET = f"10.{200 + os.getpid() % 50}.0"
+SUBNET = f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"  # not that of another run
 TUN = "/dev/net/tun"
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 PACKET_MAX = 65_536
