@@ -66,11 +66,6 @@ def not_taken_back(places: Collection[str], seen: Sequence[tuple[float, str, str
     return sorted(place for place in places if last.get(place, "lost") in ABSENT)
 
 
-def is_disturbed(
-    schedule: Sequence[Disturbance], place: str, at_s: float, *, within_s: float, after_s: float = 0.0
-) -> bool:
+def is_disturbed(schedule: Sequence[Disturbance], place: str, at_s: float, *, within_s: float) -> bool:
     """Whether anything was wrong with the place's network in the time before."""
-    return any(
-        one.place == place and one.at_s <= at_s and at_s - within_s <= one.ends_s + after_s
-        for one in schedule
-    )
+    return any(one.place == place and one.at_s <= at_s <= one.ends_s + within_s for one in schedule)

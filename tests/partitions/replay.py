@@ -31,8 +31,6 @@ from umbel.sim.member_checks import MemberChecks
 from umbel.sim.plan import Ask
 from umbel.sim.world import World
 
-STATES = {state.value: state for state in ElectionState}
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
