@@ -21,6 +21,7 @@ from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel import chain, chord
 from umbel.app.results import AsyncResult
+from umbel.brokers.interface import Broker
 from umbel.brokers.registry import open_broker
 from umbel.clock import boot_time_s
 from umbel.errors import BrokerError
@@ -185,8 +186,7 @@ class Sampler:
         self._thread.join()
 
     async def _read(self) -> None:
-        broker = open_broker(self._settings)
-        await broker.open()
+        broker = await self._open()
         try:
             while not self._ends.is_set() and len(self.samples) < SAMPLES_MAX:
                 for name in LEASES:
@@ -199,6 +199,18 @@ class Sampler:
                 await asyncio.to_thread(self._ends.wait, SAMPLE_S)
         finally:
             await broker.close()
+
+    async def _open(self) -> Broker:
+        """RabbitMQ refuses who comes while another declares its streams."""
+        while True:
+            broker = open_broker(self._settings)
+            try:
+                await broker.open()
+            except BrokerError:
+                await broker.close()
+                await asyncio.to_thread(self._ends.wait, SAMPLE_S)
+            else:
+                return broker
 
 
 @contextmanager
