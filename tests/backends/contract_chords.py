@@ -48,6 +48,16 @@ class ChordContract:
         assert again.add_chord_part(part(0)) is not None
         assert again.claim_chord("g", "task-0")
 
+    def test_of_parts_that_are_repeated_together_one_may_send_the_body(self, stores: Stores) -> None:
+        backend, other = stores(), stores()
+        backend.start_chord("g", 2)
+        backend.add_chord_part(part(0))
+        assert backend.add_chord_part(part(1)) is not None
+        assert other.add_chord_part(part(0)) is not None  # delivered again before the body was sent
+        assert backend.claim_chord("g", "task-1")
+        assert not other.claim_chord("g", "task-0")
+        assert backend.claim_chord("g", "task-1")
+
     def test_an_ended_chord_stays_ended(self, stores: Stores) -> None:
         backend = stores()
         backend.start_chord("g", 1)

@@ -1,6 +1,7 @@
 """Leases and elections on RabbitMQ: one holder, whatever happens to connections, channels and callers."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator
 from random import Random
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from tests.brokers.under_test import LONG_S, OWNER, PEER, BrokerUnderTest, eventually, run
 from tests.servers.rabbitmq import amqp_url, shared_server
 from tests.servers.way import Way
+from tests.waiting import until
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.locks import HEARTBEATS_S, Locks, heartbeat_for
 from umbel.brokers.amqp.records import ElectionFact, FactsView, LeaseFact, encode_record
 from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.errors import BrokerUnavailable
 from umbel.protocol.leadership.coordination import (
     RETENTION_S,
     ElectionRecord,
@@ -207,6 +210,34 @@ def test_what_had_ended_and_is_anothers_is_given_up_without_an_error(amqp_url: s
             await other.close()
 
     run(scenario())
+
+
+def test_a_lock_that_cannot_be_taken_any_more_is_not_reported_when_its_taker_was_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that is cut off gives up asking first; that its connection ends is known already."""
+    (location,) = locations_from_url("amqp://guest:guest@localhost/")
+    reported: list[object] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        locks, ends = Locks(4.0, 1, "one"), asyncio.Event()
+
+        async def open_late(*_: object) -> None:
+            await ends.wait()
+            raise BrokerUnavailable("the connection ended")
+
+        monkeypatch.setattr(locks, "_open", open_late)
+        taking = asyncio.ensure_future(locks.take("x", LONG_S, location))
+        await until(lambda: locks._taking, "it to be asked for")
+        taking.cancel()
+        await asyncio.wait([taking])
+        ends.set()
+        await until(lambda: not locks._taking, "it to fail")
+        gc.collect()
+
+    run(scenario())
+    assert not reported
 
 
 # -- the log that all read in one order ----------------------------------------------------------------

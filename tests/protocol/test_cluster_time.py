@@ -42,12 +42,31 @@ def test_while_fewer_than_half_are_wrong_the_time_is_right(
 @given(errors, st.lists(errors, max_size=5))
 def test_a_store_with_a_clock_decides_whatever_others_say(own_wrong_s: float, peers: list[float]) -> None:
     machine, now = ClusterTime(), at(50.0, own_wrong_s)
-    machine.hear_store(TRUE_S + 50.0, now)
+    machine.hear_store(TRUE_S + 50.0, 0.0, now)
     for number, wrong_s in enumerate(peers):
         machine.hear_peer(f"n{number}", TRUE_S + 50.0 + wrong_s, now)
     judged = machine.judge(now)
     assert judged.source == STORE
     assert abs(now.wall_s + judged.offset_s - (TRUE_S + 50.0)) <= TOLERANCE_S
+
+
+@given(st.floats(0.0, 60.0), st.floats(0.0, 1.0), st.booleans())
+def test_a_right_clock_is_not_taken_for_wrong_because_the_store_was_hard_to_reach(
+    way_s: float, share: float, known_before: bool
+) -> None:
+    machine, now = ClusterTime(), at(100.0)
+    if known_before:
+        machine.hear_store(TRUE_S + 70.0, 0.0, at(70.0))
+    machine.hear_store(TRUE_S + 100.0 - way_s * share, way_s, now)  # it answered somewhere on the way
+    assert machine.judge(now).offset_s == 0.0
+
+
+def test_a_slow_answer_of_the_store_does_not_prolong_what_is_known_of_its_clock() -> None:
+    machine = ClusterTime()
+    machine.hear_store(TRUE_S + HOUR_S, 0.0, at(0.0))
+    machine.hear_store(TRUE_S + SILENT_S, 30.0, at(SILENT_S))
+    assert machine.judge(at(SILENT_S - 1.0)).source == STORE
+    assert machine.judge(at(SILENT_S)).source == OWN
 
 
 def test_alone_or_with_one_other_the_own_clock_is_trusted_and_that_they_differ_is_said() -> None:
@@ -82,7 +101,7 @@ def test_clocks_that_agree_are_left_alone_and_the_silent_are_forgotten() -> None
 
 def test_the_store_s_clock_counts_no_more_when_it_was_not_read_for_long() -> None:
     machine = ClusterTime()
-    machine.hear_store(TRUE_S, at(0.0))
+    machine.hear_store(TRUE_S, 0.0, at(0.0))
     assert machine.judge(at(SILENT_S)).source == OWN
 
 

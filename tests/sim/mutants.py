@@ -31,6 +31,8 @@ from umbel.protocol.leadership.coordination import (
     ElectionState,
     Granted,
     Instant,
+    LeaseRecord,
+    LeaseReply,
     Policy,
     StoreFacts,
 )
@@ -317,6 +319,20 @@ class RenewsTheExpired(Store):
         return coordination.start_election(record, holder, term, now.replaced(boot_s=0.0))
 
 
+class KeepsItsTerm(Store):
+    """A lease that changes hands keeps its term, so that nothing tells its holders' effects apart."""
+
+    def acquire_lease(self, name: str, holder: str, ttl_s: float) -> LeaseReply:
+        before = self.leases.get(name)
+        reply = super().acquire_lease(name, holder, ttl_s)
+        return reply if before is None or not reply.granted else reply.replaced(term=before.term)
+
+    def _keep_lease(self, name: str, before: LeaseRecord | None, after: LeaseRecord | None) -> bool:
+        if before is not None and after is not None:
+            after = after.replaced(term=before.term)
+        return super()._keep_lease(name, before, after)
+
+
 # ---- all of them -----------------------------------------------------------------------------------
 
 CRASHES = "crash,crash-after-grant,crash-after-start,crash-in-handler"
@@ -367,4 +383,5 @@ MUTANTS = (
     _store("starts anyone", "KS1 KS2", f"{SLOW},{CRASHES}", StartsAnyone),
     _store("finishes for anyone", "KS2 KS3", f"{SLOW},partition", FinishesForAnyone),
     _store("starts what is over", "KS2", SLOW, RenewsTheExpired),
+    _store("keeps the term of a lease", "L1", "crash,pause,stop", KeepsItsTerm),
 )

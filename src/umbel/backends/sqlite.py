@@ -134,8 +134,7 @@ class SqliteBackend:
         return [ChordPart(part.group_id, one.place, one.task_id, one.status, one.payload) for one in parts]
 
     def claim_chord(self, group_id: str, by: str) -> bool:
-        """Ending it is what decides, in one transaction: until then anybody may try."""
-        return self._chords.is_open(group_id)
+        return self._chords.claim(group_id, by)
 
     def grow_chord(self, group_id: str, task_id: str) -> None:
         self._chords.grow(group_id, task_id)

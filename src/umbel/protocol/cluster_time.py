@@ -10,7 +10,9 @@ Every voice is kept as its distance from this node's boot clock, which never jum
 set, here, changes one vote and nothing else; that it was set is reported.
 
 Where it stops being right: a heartbeat shows the time at which it was sent, so voices are late by its way
-here. Clocks that agree within TOLERANCE_S are left alone; what is due is right to that, not better. Voices
+here. Clocks that agree within TOLERANCE_S are left alone; what is due is right to that, not better. The store
+answered at any time of the question's way, so an answer that took longer than WAY_MAX_S counts for nothing: a
+node that was cut off while it asked would take its own clock for wrong by half of the partition. Voices
 of nodes that are not heard for SILENT_S are dropped: clocks drift, and nodes leave.
 """
 
@@ -22,6 +24,7 @@ from umbel.protocol.value import Value
 
 TOLERANCE_S = 2.0
 AGREEING_S = 10.0  # from the median; heartbeats may be late
+WAY_MAX_S = TOLERANCE_S  # of a question to the store, there and back
 SILENT_S = 120.0
 VOICES_MIN = 3
 VOICES_MAX = 1000  # further ones are not heard: so many are enough
@@ -45,8 +48,10 @@ class ClusterTime:
         self._peers: dict[str, tuple[float, float]] = {}
         self._own: float | None = None
 
-    def hear_store(self, at_s: float, now: Instant) -> None:
-        self._store = (at_s - now.boot_s, now.boot_s)
+    def hear_store(self, at_s: float, way_s: float, now: Instant) -> None:
+        """The store's answer has arrived, `way_s` after it was asked for."""
+        if way_s <= WAY_MAX_S:
+            self._store = (at_s + way_s / 2 - now.boot_s, now.boot_s)
 
     def hear_peer(self, node: str, at_s: float, now: Instant) -> None:
         if node in self._peers or len(self._peers) < VOICES_MAX:

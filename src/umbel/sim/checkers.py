@@ -176,7 +176,7 @@ class Checkers:
         self.open.discard(case.ask.election_id)
 
     def lease_changed(self, name: str, before: LeaseRecord | None, after: LeaseRecord) -> None:
-        if after.holder and (before is None or before.term != after.term):
+        if after.holder and (before is None or (before.holder, before.term) != (after.holder, after.term)):
             if after.term <= self._last_term:
                 self._fail("L1", name, f"term {after.term} is not above {self._last_term}")
             if before is not None and before.holder and self._world.now < before.expires_at:

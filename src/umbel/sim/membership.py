@@ -2,13 +2,7 @@
 
 The same crowd, faults and weather as for elections, with `protocol/membership/gossip.py` and
 `protocol/membership/heartbeat.py` in each node. In *observed* mode only three nodes hear heartbeats; who they
-are is settled by the crowd here, by leases in the worker.
-
-| promise | what is judged |
-|---|---|
-| M1 | a run of a node joins once; it leaves or is lost once, and again only after it returned |
-| M2 | no node is lost without silence: not while it beats, nor because its observer stood still |
-| M3 | when the weather is fair again, every node sees exactly those that are up |
+are is settled by the crowd here, by leases in the worker. `member_checks.py` judges.
 """
 
 from dataclasses import dataclass
@@ -24,6 +18,7 @@ from umbel.sim.alarm import NEVER, Alarm
 from umbel.sim.checkers import Violation
 from umbel.sim.crowd import Crowd, Process
 from umbel.sim.faults import schedule_faults
+from umbel.sim.member_checks import MemberChecks
 from umbel.sim.network import NEAR_S
 from umbel.sim.plan import STORM_S, Plan
 from umbel.sim.world import NodeClock
@@ -139,7 +134,7 @@ class MemberCrowd(Crowd[MemberNode]):
         self.violation: Violation | None = None
         self._observed = observed
         self._observers = set(range(min(OBSERVERS, plan.nodes)))
-        self._seen: dict[tuple[str, str], bool] = {}  # by observer and subject: whether it is present
+        self._checks = MemberChecks(self._fail)
         self._paused: dict[int, tuple[float, float]] = {}
         self.populate()
         self.world.at(CHOOSE_S, self._choose_observers)
@@ -195,22 +190,16 @@ class MemberCrowd(Crowd[MemberNode]):
     # ---- what is judged ----------------------------------------------------------------------------
 
     def joined(self, node: MemberNode, member: said.Member, *, returned: bool) -> None:
-        before = self._seen.get((node.holder, member.holder))
-        if before if returned else before is not None:
-            self._fail("M1", f"{node.holder} sees {member.holder} join again")
-        if returned and before is None:
-            self._fail("M1", f"{node.holder} sees {member.holder} return, which never came")
-        self._seen[node.holder, member.holder] = True
+        self._checks.joined(node.holder, member.holder, returned=returned)
 
     def gone(self, node: MemberNode, member: said.Member) -> None:
-        if not self._seen.get((node.holder, member.holder)):
-            self._fail("M1", f"{node.holder} sees {member.holder} go, which was not there")
-        self._seen[node.holder, member.holder] = False
         subject = self.nodes[_index(member.node)]
         lost = member.state is said.MemberState.LOST
         alive = subject.up and subject.holder == member.holder
-        if lost and alive and self.plan.kinds <= AUDIBLE and not self._stood_still(subject, node):
-            self._fail("M2", f"{node.holder} gives up {member.holder}, which is well: {member.reason}")
+        well = lost and alive and self.plan.kinds <= AUDIBLE and not self._stood_still(subject, node)
+        self._checks.gone(
+            node.holder, member.holder, unfounded=(member.reason or "no reason") if well else ""
+        )
         self.count("lost" if lost else "left")
 
     def _stood_still(self, subject: MemberNode, observer: MemberNode) -> bool:
@@ -226,9 +215,7 @@ class MemberCrowd(Crowd[MemberNode]):
         there = {node.holder for node in self.nodes}
         for node in self.nodes:
             seen = {one.holder for one in node.view.members() if one.state in PRESENT}
-            if seen != there - {node.holder}:
-                wrong = sorted(seen ^ (there - {node.holder}))
-                self._fail("M3", f"{node.holder} is wrong about {', '.join(wrong)}")
+            self._checks.check_view(node.holder, seen, there)
 
     def _fail(self, promise: str, detail: str) -> None:
         if self.violation is None:

@@ -116,7 +116,7 @@ class Locks:
         wanted.set()
         taking = asyncio.ensure_future(self._take(topology.hold_queue(what, ttl_s), what, location, wanted))
         self._taking.add(taking)
-        taking.add_done_callback(self._taking.discard)
+        taking.add_done_callback(self._taken)
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -124,6 +124,11 @@ class Locks:
             if taking.done():
                 self.drop(what)
             raise
+
+    def _taken(self, taking: asyncio.Future[float | None]) -> None:
+        self._taking.discard(taking)
+        if not taking.cancelled():
+            taking.exception()  # nobody asks for it if the caller was cancelled, and asyncio would log it
 
     async def _take(
         self, queue: topology.Queue, what: str, location: Location, wanted: asyncio.Event

@@ -1,7 +1,9 @@
 """Chords: which parts have ended, and whether the body was sent. Kept as long as results.
 
 Counting a part and finding that it was the last is one transaction, and so is sending the body and
-remembering it: however often parts are delivered, the body is sent once.
+remembering it: however often parts are delivered, the body is sent once. Where another broker sends the body,
+those are two steps; so who sends it claims the chord first, or two parts that are repeated at the same time
+would each send one. A claim can be taken again by the same task, and by others when its time is over.
 """
 
 import sqlite3
@@ -9,9 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from umbel.brokers.interface import Refused
-from umbel.brokers.sqlite import dead_letters, wakeup
+from umbel.brokers.sqlite import dead_letters, uniques, wakeup
 from umbel.brokers.sqlite.store import Store
 from umbel.wire.message import Outgoing
+
+CLAIM_S = 30.0
 
 
 class Part(NamedTuple):
@@ -51,10 +55,13 @@ class ChordStore:
             if added.rowcount:
                 db.execute("UPDATE chords SET size = size + 1 WHERE group_id = ?", (group_id,))
 
-    def is_open(self, group_id: str) -> bool:
-        with self._store.database.read() as db:
+    def claim(self, group_id: str, by: str) -> bool:
+        """Whether `by` may send the body: nobody else does, unless it takes longer than CLAIM_S."""
+        with self._store.database.write() as db:
             row = db.execute("SELECT done FROM chords WHERE group_id = ?", (group_id,)).fetchone()
-            return row is not None and not row[0]
+            now_s = self._store.clock.wall_s()
+            key = _claim_key(group_id)
+            return row is not None and not row[0] and uniques.hold(db, key, by, now_s, now_s + CLAIM_S) == by
 
     def end(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         with self._store.database.write(durable=True) as db:
@@ -63,12 +70,17 @@ class ChordStore:
                 return ()
             queues, refused = dead_letters.insert_or_bury(db, batch, self._store.clock.wall_s())
             db.execute("DELETE FROM chord_parts WHERE group_id = ?", (group_id,))
+            db.execute("DELETE FROM uniques WHERE key = ?", (_claim_key(group_id),))
             awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self._store.poke(awake)
         return refused
 
     def _expires_at(self) -> float:
         return self._store.clock.wall_s() + self._store.settings.result_expires_s
+
+
+def _claim_key(group_id: str) -> str:
+    return f"umbel.chord\n{group_id}"
 
 
 def sweep(db: sqlite3.Connection, now_s: float, limit: int) -> int:

@@ -18,13 +18,14 @@ from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table, say
 from umbel.control.client import Asker
 from umbel.coordination.driver import fairly
-from umbel.errors import WireError
+from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.monitor.membership import ClusterBroker, MembershipWatch, known_members
 from umbel.protocol.membership.events import Member
 from umbel.wire.event import decode_events
 from umbel.wire.gossip import describe
 
+ASK_AGAIN_S = 1.0
 COLUMNS = ("node", "state", "software", "pid", "clock", "silent_s", "reason")
 
 
@@ -77,7 +78,12 @@ class Watch:
 
     async def _begin(self, timeout_s: float) -> None:
         """The nodes that are there already; nodes that join later are heard."""
-        await self._members.introduce(await known_members(self._asker, timeout_s))
+        while True:
+            try:
+                return await self._members.introduce(await known_members(self._asker, timeout_s))
+            except BrokerError as error:
+                say(f"umbel: cannot ask which nodes are there; retrying: {error}", err=True)
+                await asyncio.sleep(ASK_AGAIN_S)
 
     async def _take(self, broadcast: Broadcast) -> None:
         try:

@@ -101,8 +101,8 @@ class ClusterClock(Step):
             before = instant()
             at_s = await self._cluster.store_time()
             if at_s is not None:
-                way_s = instant().boot_s - before.boot_s
-                self._machine.hear_store(at_s + way_s / 2, instant())
+                answered = instant()
+                self._machine.hear_store(at_s, answered.boot_s - before.boot_s, answered)
         except BrokerError as error:
             log.debug("cannot read the broker's clock; retrying", extra={"why": str(error)})
 

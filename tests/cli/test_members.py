@@ -1,0 +1,37 @@
+"""`umbel members --watch` beside a broker that is slow to answer."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from umbel.cli.cluster import members
+from umbel.errors import BrokerUnavailable
+from umbel.monitor.membership import ClusterBroker
+
+
+def test_a_watch_goes_on_where_its_first_question_could_not_be_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[Any] = [BrokerUnavailable("could not be sent within 1 s"), [{"node": "w1@h"}]]
+    introduced: list[Any] = []
+
+    async def known(*_: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def introduce(rows: Any) -> None:
+        introduced.append(rows)
+
+    async def watch() -> None:
+        watched = members.Watch(cast(ClusterBroker, None), as_json=True)
+        monkeypatch.setattr(watched._members, "introduce", introduce)
+        await watched._begin(1.0)
+
+    monkeypatch.setattr(members, "known_members", known)
+    monkeypatch.setattr(members, "ASK_AGAIN_S", 0.0)
+    asyncio.run(watch())
+    assert introduced == [[{"node": "w1@h"}]]
+    assert "cannot ask which nodes are there; retrying: could not be sent" in capsys.readouterr().err
