@@ -28,11 +28,11 @@ static:
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m scripts.links
 
-# Tests wait more than they work, so two processes share their files; each has servers of its own.
+# Tests wait more than they work, so three processes share their files; each has servers of its own.
 # What else they need is installed while the checks run.
 test: setup ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup tests & trap wait EXIT; $(MAKE) --no-print-directory static; wait $$!
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile --durations 10 $(ARGS)
+	@$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 10 $(ARGS)
 
 versions: setup ## the tests on every Python that is found, 3.11 to 3.14 (ARGS=tests/brokers for some)
 	@scripts/setup tests
