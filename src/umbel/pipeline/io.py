@@ -80,7 +80,10 @@ def newest_manifest(lake: Path) -> Manifest | None:
 
 def newest_state(lake: Path) -> State | None:
     """What the build that is published has kept; None where that cannot be read."""
-    manifest = newest_manifest(lake)
+    try:
+        manifest = newest_manifest(lake)
+    except BuildFailed:
+        return None
     return None if manifest is None else _state_of(lake, manifest)
 
 
