@@ -22,6 +22,7 @@ from umbel.protocol.leadership.schedule import (
     PausesRead,
     ReadMarks,
     ReadPauses,
+    Refused,
     Schedule,
     Send,
     Sent,
@@ -109,6 +110,43 @@ def test_a_leader_that_is_unsure_goes_by_what_was_kept() -> None:
     assert schedule.step(Unsure(), at(1014.0)) == [ReadMarks()]
     done = schedule.step(MarksRead({"beat": 1010 * S}), at(1015.0))
     assert done == [Unproven((Slot("beat", 1010 * S),))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "unproven"),
+    [
+        ([Sent()], []),
+        ([Refused()], []),
+        ([Unsure()], [Unproven((Slot("beat", 1010 * S),))]),
+        ([MarksRead({"beat": 1000 * S})], []),
+        ([MarksRead({"beat": 1010 * S})], [Unproven((Slot("beat", 1010 * S),))]),
+        ([Unsure(), Unsure()], [Unproven((Slot("beat", 1010 * S),))]),
+    ],
+)
+def test_a_leader_that_lost_its_lease_while_it_sent_says_what_may_not_be_sent(
+    answers: list[Event], unproven: list[Effect]
+) -> None:
+    schedule = leading()
+    assert schedule.step(Tick(), at(1010.0)) == [sent(1010)]
+    assert schedule.step(Follow(), at(1011.0)) == []
+    assert [one for answer in answers for one in schedule.step(answer, at(1012.0))] == unproven
+    assert not schedule.leads and schedule.step(Tick(), at(1020.0)) == []
+
+
+@pytest.mark.parametrize(("kept_s", "unproven"), [(1000, []), (1010, [Unproven((Slot("beat", 1010 * S),))])])
+def test_one_that_leads_again_goes_by_the_marks_it_was_left(kept_s: int, unproven: list[Effect]) -> None:
+    schedule = leading()
+    schedule.step(Tick(), at(1010.0))
+    schedule.step(Follow(), at(1011.0))
+    assert schedule.step(Lead({"beat": kept_s * S}), at(1012.0)) == [*unproven, ReadPauses()]
+    assert schedule.step(Unsure(), at(1013.0)) == []  # the answer to what was given up
+
+
+def test_a_send_that_was_refused_is_left_to_the_next_leader() -> None:
+    schedule = leading()
+    schedule.step(Tick(), at(1010.0))
+    assert schedule.step(Refused(), at(1011.0)) == []
+    assert not schedule.leads
 
 
 def test_a_new_leader_sends_nothing_before_it_knows_what_is_paused() -> None:

@@ -97,6 +97,10 @@ class Unsure(Value):
     """Nobody knows whether what was asked for is done."""
 
 
+class Refused(Value):
+    """What was asked for is not done: another node leads."""
+
+
 class MarksRead(Value):
     marks: Mapping[str, int]
 
@@ -111,14 +115,14 @@ class PausesRead(Value):
 
 
 class Send(Value):
-    """Publish these and keep the marks, in one step; answer with Sent, Unsure or Follow."""
+    """Publish these and keep the marks, in one step; answer with Sent, Unsure or Refused."""
 
     slots: tuple[Slot, ...]
     marks: Mapping[str, int]
 
 
 class ReadMarks(Value):
-    """Answer with MarksRead, Unsure or Follow."""
+    """Answer with MarksRead or Unsure."""
 
 
 class ReadPauses(Value):
@@ -134,12 +138,12 @@ class Missed(Value):
 
 
 class Unproven(Value):
-    """Marked, but the answer was lost: where marking and sending are two steps, maybe not sent."""
+    """Marked, maybe, but the answer was lost: where marking and sending are two steps, maybe not sent."""
 
     slots: tuple[Slot, ...]
 
 
-Event = Lead | Follow | Sent | Unsure | MarksRead | PausesRead
+Event = Lead | Follow | Sent | Unsure | Refused | MarksRead | PausesRead
 Effect = Send | ReadMarks | ReadPauses | Missed | Unproven
 
 
@@ -166,9 +170,12 @@ class Schedule:
     def _decide(self, event: Event | Tick, now: Instant) -> list[Effect]:
         match event:
             case Lead(marks):
-                self.leads, self._left, self._asked = True, marks, None
-                return [ReadPauses()]
-            case Follow():
+                unproven = self._unproven(marks)
+                self.leads, self._left = True, marks
+                return [*unproven, ReadPauses()]
+            case Follow():  # the answer to what was asked for is still to come
+                self.leads, self._left = False, None
+            case Refused():
                 self.leads, self._left, self._asked = False, None, None
             case PausesRead(names):
                 self._paused = names
@@ -177,17 +184,23 @@ class Schedule:
                     return self._take_up(left, now)
             case Sent() if self._asked is not None:
                 self._marks, self._asked = dict(self._asked.marks), None
-                return self._look(now)
+                return self._look(now) if self.leads else []
             case Unsure() if self._asked is not None:
-                return [ReadMarks()]
+                return [ReadMarks()] if self.leads else self._unproven(None)
             case MarksRead(marks) if self._asked is not None:
-                asked, self._asked = self._asked, None
-                marked = tuple(slot for slot in asked.slots if marks.get(slot.name, 0) >= slot.at_us)
-                unproven: list[Effect] = [Unproven(marked)] if marked else []
-                return [*unproven, *self._take_up(marks, now)]
+                unproven = self._unproven(marks)
+                return [*unproven, *self._take_up(marks, now)] if self.leads else unproven
             case Tick() if self._is_free:
                 return self._look(now)
         return []
+
+    def _unproven(self, marks: Mapping[str, int] | None) -> list[Effect]:
+        """Give up what was asked for: those of its slots that are marked, or all if that is not known."""
+        asked, self._asked = self._asked, None
+        slots = () if asked is None else asked.slots
+        if marks is not None:
+            slots = tuple(slot for slot in slots if marks.get(slot.name, 0) >= slot.at_us)
+        return [Unproven(slots)] if slots else []
 
     def _take_up(self, marks: Mapping[str, int], now: Instant) -> list[Effect]:
         """Go by the marks that were kept; an entry that has none begins now."""

@@ -26,6 +26,7 @@ from umbel.protocol.leadership.schedule import (
     PausesRead,
     ReadMarks,
     ReadPauses,
+    Refused,
     Schedule,
     Send,
     Sent,
@@ -146,7 +147,7 @@ class Scheduler(Step):
             )
             return Unsure()
         if not done:
-            return Follow()
+            return Refused()
         self._context.counters.periodic_sent += len(send.slots)
         return Sent()
 
@@ -154,14 +155,14 @@ class Scheduler(Step):
         assert self._keeper is not None
         await asyncio.sleep(ASK_AGAIN_S)
         if not self._keeper.still_mine():
-            return Follow()
+            return Unsure()
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 found = await self._cluster.coordination.read_lease(SCHEDULER_LEASE)
         except (BrokerError, TimeoutError):
             return Unsure()
         mine = (found.holder, found.term) == (self._keeper.holder, self._keeper.term)
-        return MarksRead(decode_marks(found.data)) if mine else Follow()
+        return MarksRead(decode_marks(found.data)) if mine else Unsure()
 
     async def _read_pauses(self) -> Event:
         assert self._keeper is not None
