@@ -1,7 +1,7 @@
 """The tasks of both sides: one module, an app of whichever library is installed where it is imported.
 
-Our environment has no Celery and Celery's has no Umbel, so a process is of one kind for sure, and
-`LIBRARY` says of which. Where brokers and results are is said by the variables of each library.
+Celery's environment has no Umbel, so a process is of one kind for sure, and `LIBRARY` says of which.
+Where brokers and results are is said by the variables of each library.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -13,14 +13,14 @@ from time import monotonic, time
 from typing import Any
 
 try:
-    from celery import Celery as App
-    from celery import chain, chord, group
-
-    LIBRARY = "celery"
-except ImportError:
     from umbel import App, chain, chord, group
 
     LIBRARY = "umbel"
+except ImportError:
+    from celery import Celery as App  # type: ignore[no-redef]
+    from celery import chain, chord, group  # type: ignore[no-redef]
+
+    LIBRARY = "celery"
 
 # These have one name on both sides.
 from span_files import instrument_workers  # type: ignore[import-not-found]
