@@ -108,4 +108,4 @@ def test_a_node_is_stopped_and_leaves(looker: Looker) -> None:
     assert looker.confirm(page.get_by_role("button", name="Stop node")) == f"Stop {name}?"
     page = looker.open("/cluster")
     looker.until(page.locator(f"tr[data-node='{name}']:has-text('left')"), "the node that left")
-    assert page.locator("#sentence").inner_text() == "The only worker answers."
+    looker.until(page.locator("#sentence:has-text('The only worker answers.')"), "one worker to be left")
