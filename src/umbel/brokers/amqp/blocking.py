@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from umbel.brokers.amqp.confirms import Batch, Sent, Unconfirmed
 from umbel.brokers.amqp.connection import Connection
@@ -25,14 +25,14 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import CONFIRMS_PER_S, REPLY_TIMEOUT_S, Handshake
+from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake, confirm_timeout_s
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import blocked_by, channel_refusal, connection_refusal, unreachable
 from umbel.errors import BrokerError, BrokerUnavailable
 
 PIECE, PIECES_AHEAD = 1000, 5  # of a large batch, so that its confirmations are read while it is sent
-P = ParamSpec("P")
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 _ACK = int(Method.BASIC_ACK)
 
 
@@ -153,7 +153,7 @@ class BlockingLink:
     def _put(self, frames: Sequence[bytes], sent: Sequence[Sent], sleeper: "Sleeper") -> Batch:
         batch = self._guarded(self._write, frames, sent, sleeper)
         if batch is None or not self._connection.is_written:
-            self._flush(monotonic() + REPLY_TIMEOUT_S + len(frames) / CONFIRMS_PER_S)
+            self._flush(monotonic() + confirm_timeout_s(len(frames)))
         assert batch is not None, "a failure was raised"
         return batch
 
@@ -163,7 +163,7 @@ class BlockingLink:
         return batch
 
     def _wait_for(self, batch: Batch, sleeper: "Sleeper") -> None:
-        ends, reads = monotonic() + REPLY_TIMEOUT_S + batch.missing / CONFIRMS_PER_S, False
+        ends, reads = monotonic() + confirm_timeout_s(batch.missing), False
         try:
             while batch.missing:
                 if (error := batch.error or self.error) is not None:
@@ -209,13 +209,13 @@ class BlockingLink:
         for incoming in self._reader.feed(self._connection.read()):
             self._deal_with(incoming)
 
-    def _guarded(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | None:
+    def _guarded(self, work: Callable[[*Given], T], *given: *Given) -> T | None:
         """Use the connection alone; whatever goes wrong there, nothing can be read after it."""
         with self._lock:
             if self.error is not None:
                 raise self.error
             try:
-                return work(*given, **named)
+                return work(*given)
             except (OSError, BadFrames) as error:
                 self._fail(self._lost(error))
                 return None

@@ -57,7 +57,7 @@ def _form(names: tuple[str, ...], values: tuple[Any, ...], before: Form | None) 
     if before is not None:
         known = iter(zip(before.values, before.kinds, strict=True))
         is_same = tuple(
-            was_same and (type(value), value) == next(known)[::-1]
+            was_same and (value, type(value)) == next(known)
             for was_same, value in zip(before.is_same, values, strict=True)
         )
     runs = [b""]

@@ -13,6 +13,11 @@ CHANNELS_MAX = 2047
 REPLY_TIMEOUT_S = 10.0  # for every answer after the handshake
 CONFIRMS_PER_S = 1000  # a slow server; a large batch may take it that much longer
 
+
+def confirm_timeout_s(messages: int) -> float:
+    return REPLY_TIMEOUT_S + messages / CONFIRMS_PER_S
+
+
 # What the server may do with us: say why a login failed, name the queue whose consumer it ended.
 _CAPABILITIES = {
     "publisher_confirms": True,

@@ -23,7 +23,7 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import CONFIRMS_PER_S, REPLY_TIMEOUT_S, Handshake
+from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake, confirm_timeout_s
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import (
     ChannelClosed,
@@ -243,7 +243,7 @@ class Channel:
         self.send(b"".join(parts))
         batch = self._unconfirmed.add(len(parts), sent, done.set)
         try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S + len(parts) / CONFIRMS_PER_S):
+            async with asyncio.timeout(confirm_timeout_s(len(parts))):
                 await done.wait()
         except TimeoutError:
             raise self._overdue("the server did not confirm in time") from None

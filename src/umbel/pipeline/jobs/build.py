@@ -69,10 +69,7 @@ def build(
     Hold the lock."""
     started = time.monotonic()
     name = io.new_build(lake)
-    wanted = [table for table in TABLES if table in only or not only]
-    rows = {
-        path.relative_to(lake).as_posix(): count for path, count in zip(found.files, found.rows, strict=True)
-    }
+    wanted, rows = _wanted(only), _rows(lake, found)
     with failing_as("cannot build the tables; nothing was published"):
         site = Site(engine, lake, name, wanted, tell or say_nothing)
         made = _made(site, rows, None if afresh else io.newest_state(lake))
@@ -83,19 +80,30 @@ def build(
 def anything_new(lake: Path, found: Found, only: Sequence[str] = ()) -> bool:
     """Whether a build would have other tables than the one that is published."""
     state = io.newest_state(lake)
-    rows = {
+    if state is None or not state.fits(_wanted(only)):
+        return True
+    return _new(lake, state, _rows(lake, found)) != []
+
+
+def _wanted(only: Sequence[str]) -> list[str]:
+    return [table for table in TABLES if table in only or not only]
+
+
+def _rows(lake: Path, found: Found) -> dict[str, int]:
+    """How many events each file has, by its name from the lake's root."""
+    return {
         path.relative_to(lake).as_posix(): count for path, count in zip(found.files, found.rows, strict=True)
     }
-    wanted = [table for table in TABLES if table in only or not only]
-    if state is None or not state.fits(wanted):
-        return True
-    return new_files(state.files, rows, lambda group: _made_of(lake, group)) != []
+
+
+def _new(lake: Path, state: State, rows: dict[str, int]) -> list[str] | None:
+    return new_files(state.files, rows, lambda group: _made_of(lake, group))
 
 
 def _made(site: Site, rows: dict[str, int], state: State | None) -> Made:
     """An increment, if there is something to extend."""
     if state is not None and state.fits(site.wanted):
-        new = new_files(state.files, rows, lambda group: _made_of(site.lake, group))
+        new = _new(site.lake, state, rows)
         most = max(FEW_EVENTS, sum(state.files.values()))
         if new is not None and sum(rows[name] for name in new) <= most:
             try:
