@@ -100,7 +100,7 @@ def test_a_missing_right_is_named_with_how_it_is_granted(
     text = str(caught.value)
     assert f"ACL SETUSER {user} {granted}, or all that docs/brokers.md lists" in text
     assert f"to the user {user!r}" in text and "\n" not in text and "word" not in text
-    # A key may be one of many queues; whoever lacks a command or a channel is refused as a whole.
+    # A key may be one of many queues; a user without a command or a channel is refused as a whole.
     assert isinstance(caught.value, BrokerRefused if "~" in granted else AccessRefused)
 
 

@@ -22,14 +22,19 @@ def documented_rights() -> list[str]:
     return line.replace("PASSWORD", "word").split()
 
 
-@pytest.fixture
-def under_test(redis_server: RedisServer) -> Iterator[BrokerUnderTest]:
-    redis_server.ask("FLUSHALL")
-    redis_server.ask(*documented_rights())
-    url = redis_server.url.replace("redis://", "redis://umbel:word@")
+def with_few_rights(server: RedisServer) -> Iterator[BrokerUnderTest]:
+    """With the rights of docs/brokers.md and no others."""
+    server.ask("FLUSHALL")
+    server.ask(*documented_rights())
+    url = server.url.replace("redis://", "redis://umbel:word@")
     made = BrokerUnderTest(BrokerSettings(url), CAPABILITIES)
     yield made
     made.close()
+
+
+@pytest.fixture
+def under_test(redis_server: RedisServer) -> Iterator[BrokerUnderTest]:
+    yield from with_few_rights(redis_server)
 
 
 class TestRedisWithFewRights(BrokerContract if SOAK else MessagesContract):  # type: ignore[misc]

@@ -11,11 +11,10 @@ import pytest
 
 from tests.brokers.contract import BrokerContract
 from tests.brokers.contract_messages import MessagesContract
-from tests.brokers.test_redis_rights import documented_rights
+from tests.brokers.test_redis_rights import documented_rights, with_few_rights
 from tests.brokers.under_test import BrokerUnderTest, outgoing
 from tests.servers.redis import RedisServer
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.brokers.registry import open_producer
 from umbel.errors import AccessRefused
 
@@ -38,13 +37,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def under_test(valkey: RedisServer) -> Iterator[BrokerUnderTest]:
-    """With the rights of docs/brokers.md and no others."""
-    valkey.ask("FLUSHALL")
-    valkey.ask(*documented_rights())
-    url = valkey.url.replace("redis://", "redis://umbel:word@")
-    made = BrokerUnderTest(BrokerSettings(url), CAPABILITIES)
-    yield made
-    made.close()
+    yield from with_few_rights(valkey)
 
 
 class TestValkey(BrokerContract if SOAK else MessagesContract):  # type: ignore[misc]

@@ -24,7 +24,7 @@ if os.environ.get("PARTITION_RECORDS"):
 
 
 def note(journal: str, line: str) -> None:
-    """One line, whole, whoever else writes."""
+    """One whole line, also while other processes write."""
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, f"{line}\n".encode())

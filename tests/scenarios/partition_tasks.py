@@ -10,7 +10,7 @@ app = App("partition_tasks")
 
 
 def note(journal: str, line: str) -> None:
-    """One line, whole, whoever else writes."""
+    """One whole line, also while other processes write."""
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, f"{line}\n".encode())
