@@ -130,6 +130,23 @@ def test_what_is_handed_to_a_wait_that_was_given_up_goes_back_with_the_next_rene
     run(scenario())
 
 
+def test_what_is_handed_over_after_the_server_was_emptied_goes_back_to_its_queue(
+    on_redis: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """N2: the note of whose it is was lost with everything else."""
+    emptied = "redis.call('FLUSHALL') return redis.call('LPUSH', KEYS[1], ARGV[1])"
+
+    async def scenario() -> None:
+        async with on_redis.open() as broker:
+            on_redis.producer().publish(outgoing("a"))
+            envelope = cast("bytes", redis_server.ask("RPOP", QUEUE))
+            idle = await waiting(broker, redis_server)
+            redis_server.ask("EVAL", emptied, "1", QUEUE, envelope)
+            assert texts((await idle).deliveries) == ["a"]
+
+    run(scenario())
+
+
 def test_what_is_handed_over_is_adopted_although_nobody_asks(
     on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:

@@ -161,6 +161,8 @@ class Watch:
         envelope = replies[-1]
         if envelope is None:
             return False
+        if self._noted is None:  # else nobody could say to which list it goes back
+            await link.reply_to(link.send(self._note(owner, list_key, asked_at)))
         undisturbed = self._rings == seen
         self.handed = Handed(owner, queue, list_key, envelope, self._revoked_cursor, asked_at, undisturbed)
         return True
@@ -234,6 +236,8 @@ class Watch:
         self.client_id = number if is_tracked and isinstance(number, int) and unblocked == 0 else 0
 
     def _changed(self, pushed: list[Any]) -> None:
+        if pushed[1:] == [None]:  # not some keys, but all of them: the server was emptied
+            self._noted = None
         self._ring()
 
     def _lost(self) -> None:
