@@ -346,14 +346,30 @@ def test_a_lake_that_its_owner_cannot_use_is_refused(mode: str) -> None:
         App("shop", lake_mode=mode)
 
 
-@pytest.mark.parametrize("lake", ["s3://key:hunter2@bucket/x", "hdfs://n/x", "file://other/x", "file://"])
-def test_a_lake_that_is_no_folder_is_refused(lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "lake",
+    [
+        *("gs://key:hunter2@bucket/x", "abfss://c@account/x", "hdfs://n/x", "file://other/x", "file://"),
+        *("s3://", "s3:///x", "s3://bucket", "s3://bucket/", "s3://Bucket/x", "s3://bucket/a//b", "s3://b/x"),
+        *("s3://bucket/../x", "s3://bucket/x?region=eu", "s3a://bucket/x"),
+    ],
+)
+def test_a_lake_that_is_neither_a_folder_nor_in_s3_is_refused(
+    lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadSetting, match="give the path of a folder") as raised:
         App("shop", history_lake=lake)
     assert "hunter2" not in str(raised.value)
     monkeypatch.setenv("UMBEL_HISTORY_LAKE", lake)
     with pytest.raises(BadSetting, match=r"UMBEL_HISTORY_LAKE.*give the path of a folder"):
         App("shop")
+
+
+def test_a_lake_in_s3_is_named_without_credentials() -> None:
+    with pytest.raises(BadSetting, match="takes no credentials; set AWS_ACCESS_KEY_ID") as raised:
+        App("shop", history_lake="s3://key:hunter2@bucket/x")
+    assert "hunter2" not in str(raised.value)
+    assert App("shop", history_lake="S3://bucket/a/b/").settings.history_lake == "s3://bucket/a/b"
 
 
 def test_a_lake_may_be_a_file_address() -> None:

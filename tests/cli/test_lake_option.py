@@ -76,12 +76,13 @@ def test_a_file_that_is_no_app_is_passed_over(umbel: Umbel, tmp_path: Path) -> N
 def test_a_lake_that_is_an_address_is_refused_with_the_remedy(
     umbel: Umbel, tmp_path: Path, command: str
 ) -> None:
-    """A bucket was recorded into a local folder `s3:`."""
-    code, _, err = umbel(*command.split(), "--lake", "s3://key:hunter2@bucket/x")
+    """A bucket was recorded into a local folder `gs:`."""
+    code, _, err = umbel(*command.split(), "--lake", "gs://key:hunter2@bucket/x")
     assert code == exits.USAGE, err
-    assert "s3:// is not supported" in err and "give the path of a folder" in err
+    assert "gs:// is not supported" in err
+    assert "give the path of a folder, such as /srv/umbel-lake, or s3://bucket/prefix" in err
     assert "hunter2" not in err
-    assert not list(tmp_path.glob("s3*"))
+    assert not list(tmp_path.glob("gs*"))
 
 
 def test_a_lake_may_be_named_as_a_file_address(umbel: Umbel, tmp_path: Path) -> None:

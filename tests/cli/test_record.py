@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.history.recording import LogWriter, Teller, modes_below, recording
+from tests.history.recording import LogWriter, Teller, modes_below, paths_of, recording
 from umbel.cli import exits
 from umbel.cli.main import cli
 from umbel.history.lake import Lake
@@ -39,7 +39,7 @@ def test_status_says_how_far_it_is_and_forget_ends_it(tmp_path: Path) -> None:
     assert (one["recorder"], one["registered"], one["lag"], one["events"]) == ("recorder", True, 7, 32)
     assert (one["gaps"], one["lost"], one["unreadable"], told["quarantined"]) == (0, 0, 0, 0)
     assert told["files"] == len(Lake(lake).event_files()) == one["files"]
-    assert told["bytes"] == sum(path.stat().st_size for path in Lake(lake).event_files())
+    assert told["bytes"] == sum(path.stat().st_size for path in paths_of(Lake(lake)))
     shown = umbel("record", "status", "--broker", url, "--lake", lake).stdout
     assert str(lake) in shown
     heading, row = shown.splitlines()[1:]

@@ -63,10 +63,15 @@ def digests_of(told: Sequence[Logged]) -> set[int]:
     return {eid(event) for event in found if event is not None}
 
 
+def paths_of(lake: Lake) -> list[Path]:
+    """Its current files, where it is a folder."""
+    return [Path(lake.store.where) / name for name in lake.event_files()]
+
+
 def rows_of(lake: Path, *columns: str) -> list[dict[str, Any]]:
     """Every row of every current file, as often as it is there."""
     wanted = [*columns] or None
-    tables = [parquet().ParquetFile(path).read(columns=wanted) for path in Lake(lake).event_files()]
+    tables = [parquet().ParquetFile(path).read(columns=wanted) for path in paths_of(Lake(lake))]
     return [row for table in tables for row in table.to_pylist()]
 
 

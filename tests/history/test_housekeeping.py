@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.history.recording import Teller, rows_of
+from tests.history.recording import Teller, paths_of, rows_of
 from umbel.brokers.interface import LoggedEvent
 from umbel.errors import LakeError
 from umbel.fold import buckets
@@ -18,17 +18,22 @@ from umbel.fold.names import marks_file, place_of
 from umbel.history.arrow import parquet
 from umbel.history.dealing import read_marks
 from umbel.history.housekeeping import GRACE_S, Behind, behind, compact, expire
-from umbel.history.lake import Compacted, Lake
+from umbel.history.lake import EVENTS, MANIFESTS, Compacted, Lake, hour_folder
 from umbel.history.rows import Rows
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()
 
 
+def root_of(lake: Lake) -> Path:
+    return Path(lake.store.where)
+
+
 def add_file(lake: Lake, at: float, number: int, *, count: int = 3) -> Path:
     rows = Rows("sqlite")
     rows.add(LoggedEvent(place, at, key, body) for place, (key, body) in enumerate(Teller().tell(count)))
-    path = lake.hour_folder(at) / f"ev-r-1-{number:06}.parquet"
+    path = root_of(lake) / EVENTS / hour_folder(at) / f"ev-r-1-{number:06}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
     parquet().write_table(rows.table(), path)
     return path
 
@@ -46,7 +51,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def contents(lake: Lake) -> Counter[int]:
-    return Counter(row["digest"] for row in rows_of(lake.root, "digest"))
+    return Counter(row["digest"] for row in rows_of(root_of(lake), "digest"))
 
 
 def test_the_files_of_a_past_hour_become_one_and_every_row_is_there(lake: Lake) -> None:
@@ -72,17 +77,17 @@ def test_the_hours_of_a_past_day_become_one(lake: Lake) -> None:
     assert (contents(lake), len(lake.event_files())) == (before, 1)
     assert set(compact(lake, now=tomorrow + GRACE_S + 1).removed) >= set(hours)
     assert contents(lake) == before
-    [group] = {place.group for path in lake.event_files() if (place := place_of(lake.name_of(path)))}
-    marks = list(lake.compacted.rglob("*-marks.parquet"))
-    assert [lake.name_of(path) for path in marks] == [marks_file(group)]
-    found = read_marks(str(lake.root / group))
+    [group] = {place.group for name in lake.event_files() if (place := place_of(name))}
+    marks = [name for name in lake.store.names("compacted") if name.endswith("-marks.parquet")]
+    assert marks == [marks_file(group)]
+    found = read_marks(lake.store, group)
     whole = marks_of(lake_table(lake))
     assert found is not None
     assert (found[0].runs.to_pylist(), found[1]) == (whole.runs.to_pylist(), 18)
 
 
 def lake_table(lake: Lake) -> pa.Table:
-    return pa.concat_tables([parquet().ParquetFile(path).read() for path in lake.event_files()])
+    return pa.concat_tables([parquet().ParquetFile(path).read() for path in paths_of(lake)])
 
 
 def test_more_events_get_more_buckets_and_older_days_follow(
@@ -100,7 +105,7 @@ def test_more_events_get_more_buckets_and_older_days_follow(
     compact(lake, now=tomorrow)
     assert counts(lake) == {32}
     assert contents(lake) == before
-    for path in lake.event_files():
+    for path in paths_of(lake):
         place = place_of(path.name)
         assert place is not None
         ids = parquet().read_table(path, columns=["uuid"], partitioning=None)["uuid"].combine_chunks()
@@ -108,29 +113,29 @@ def test_more_events_get_more_buckets_and_older_days_follow(
 
 
 def counts(lake: Lake) -> set[int]:
-    places = [place_of(path.name) for path in lake.event_files()]
+    places = [place_of(name) for name in lake.event_files()]
     return {place.count for place in places if place is not None and place.count}
 
 
 def test_a_lake_of_an_earlier_version_is_moved_over(lake: Lake) -> None:
     """What was put together without buckets is dealt out, and then goes."""
     before = contents(lake)
-    raw = [lake.name_of(path) for path in lake.raw_files()[:3]]
-    together = (
-        lake.hour_folder(NOON - 3 * HOUR_S, under=lake.compacted) / "co-1794700800000000-000000.parquet"
-    )
+    raw = lake.raw_files()[:3]
+    together = f"compacted/{hour_folder(NOON - 3 * HOUR_S)}/co-1794700800000000-000000.parquet"
+    path = root_of(lake) / together
+    path.parent.mkdir(parents=True)
     parquet().write_table(
-        pa.concat_tables([parquet().ParquetFile(lake.root / name).read() for name in raw]), together
+        pa.concat_tables([parquet().ParquetFile(root_of(lake) / name).read() for name in raw]), path
     )
-    lake.publish_compacted(Compacted([lake.name_of(together)], raw, dict.fromkeys(raw, NOON - DAY_S)))
+    lake.publish_compacted(Compacted([together], raw, dict.fromkeys(raw, NOON - DAY_S)))
     assert contents(lake) == before
     assert behind(lake, now=NOON).files == 2
     report = compact(lake, now=NOON)
-    assert lake.name_of(together) in report.replaced
+    assert together in report.replaced
     assert contents(lake) == before
-    assert lake.name_of(together) in compact(lake, now=NOON + GRACE_S + 1).removed
+    assert together in compact(lake, now=NOON + GRACE_S + 1).removed
     assert contents(lake) == before
-    assert not together.exists()
+    assert not path.exists()
 
 
 def test_it_stops_when_it_is_told_to_and_what_is_done_counts(lake: Lake) -> None:
@@ -138,7 +143,7 @@ def test_it_stops_when_it_is_told_to_and_what_is_done_counts(lake: Lake) -> None
     asked = iter([False, False, True])
     report = compact(lake, now=NOON, stopped=lambda: next(asked, True))
     assert (len(report.written), contents(lake)) == (1, before)
-    assert not list(lake.compacted.rglob(".co-*"))
+    assert not list(root_of(lake).rglob(".co-*"))
     assert len(compact(lake, now=NOON).written) == 1
     assert contents(lake) == before
 
@@ -148,18 +153,18 @@ def test_what_was_replaced_goes_later(lake: Lake) -> None:
     replaced = compact(lake, now=NOON).replaced
     assert compact(lake, now=NOON + GRACE_S + 1).removed == replaced
     assert contents(lake) == before
-    assert not any((lake.root / name).exists() for name in replaced)
+    assert not any((root_of(lake) / name).exists() for name in replaced)
 
 
 def test_a_crash_at_any_moment_of_it_shows_every_event_once(lake: Lake) -> None:
     before = contents(lake)
     report = compact(lake, now=NOON)
-    for path in lake.manifests.iterdir():  # it died before it published
+    for path in (root_of(lake) / MANIFESTS).iterdir():  # it died before it published
         path.unlink()
     assert contents(lake) == before
     assert compact(lake, now=NOON).written != report.written
     for name in report.replaced[:1]:  # it died while it deleted
-        (lake.root / name).unlink()
+        (root_of(lake) / name).unlink()
     assert contents(lake) == before
 
 
@@ -170,17 +175,18 @@ def test_old_days_are_dropped_whole(lake: Lake) -> None:
     compact(lake, now=NOON)
     report = expire(lake, 4, now=NOON)
     assert report.dropped_days == ["2026-11-06", "2026-11-10"]
-    assert {path.name for path in lake.events.iterdir()} == {"dt=2026-11-15"}
+    assert {path.name for path in (root_of(lake) / EVENTS).iterdir()} == {"dt=2026-11-15"}
     assert len(contents(lake)) == 18
     assert expire(lake, 4, now=NOON).dropped_days == []
 
 
 def test_a_file_that_cannot_be_read_is_set_aside_and_named(lake: Lake) -> None:
     broken = lake.raw_files()[1]
-    os.truncate(broken, broken.stat().st_size // 2)
+    path = root_of(lake) / broken
+    os.truncate(path, path.stat().st_size // 2)
     report = compact(lake, now=NOON)
-    assert report.set_aside == [f"quarantine/{lake.name_of(broken).replace('/', '__')}"]
-    assert (lake.root / report.set_aside[0]).exists()
+    assert report.set_aside == [f"quarantine/{broken.replace('/', '__')}"]
+    assert (root_of(lake) / report.set_aside[0]).exists()
     assert len(report.replaced) == 3
     assert len(contents(lake)) == 15
 
@@ -188,18 +194,20 @@ def test_a_file_that_cannot_be_read_is_set_aside_and_named(lake: Lake) -> None:
 def test_a_file_of_something_else_is_set_aside_and_named(lake: Lake) -> None:
     """Its rows would be events of no type in the file that replaces it."""
     foreign = lake.raw_files()[1]
-    parquet().write_table(parquet().read_table(foreign).select(["name", "pid"]), foreign)
+    path = root_of(lake) / foreign
+    parquet().write_table(parquet().read_table(path).select(["name", "pid"]), path)
     report = compact(lake, now=NOON)
-    assert report.set_aside == [f"quarantine/{lake.name_of(foreign).replace('/', '__')}"]
+    assert report.set_aside == [f"quarantine/{foreign.replace('/', '__')}"]
     assert len(report.replaced) == 3
 
 
 def test_a_file_of_a_newer_version_is_left_as_it_is(lake: Lake) -> None:
     newer = lake.raw_files()[1]
-    table = parquet().read_table(newer)
-    parquet().write_table(table.append_column("since_later", table["digest"]), newer)
+    path = root_of(lake) / newer
+    table = parquet().read_table(path)
+    parquet().write_table(table.append_column("since_later", table["digest"]), path)
     report = compact(lake, now=NOON)
-    assert lake.name_of(newer) not in report.replaced
+    assert newer not in report.replaced
     assert newer in lake.event_files()
 
 
@@ -212,7 +220,7 @@ def test_an_empty_lake_is_no_trouble(tmp_path: Path) -> None:
 
 def test_a_manifest_that_cannot_be_read_is_named(lake: Lake) -> None:
     compact(lake, now=NOON)
-    (lake.manifests / "000002.json").write_text("{")
+    (root_of(lake) / MANIFESTS / "000002.json").write_text("{")
     with pytest.raises(LakeError, match=r"000002\.json"):
         lake.event_files()
 

@@ -115,7 +115,7 @@ def test_a_wrong_query_is_refused_with_the_place(lake: Path, sql: str, problem: 
 )
 def test_nothing_but_the_tables_can_be_reached_or_changed(lake: Path, tmp_path: Path, sql: str) -> None:
     (tmp_path / "secret.txt").write_text("secret")
-    file = newest_build(lake).files["tasks"][0]
+    file = lake / newest_build(lake).files["tasks"][0]
     shutil.copy(file, tmp_path / "other.parquet")
     before = (sorted(tmp_path.iterdir()), file.read_bytes())
     with pytest.raises(BadQuery):

@@ -32,6 +32,7 @@ from umbel.history.lake import Lake
 from umbel.history.memory import read_memory
 from umbel.history.recorder import Recorder, RecorderSettings
 from umbel.protocol.leadership.recording import RotationSettings
+from umbel.stores.interface import Where
 
 QUICK = RecorderSettings(rotation=RotationSettings(file_max_age_s=0.05, idle_poll_s=0.01))
 
@@ -55,7 +56,7 @@ async def opened(url: str, **settings: Any) -> Broker:
     return broker
 
 
-async def recorded(broker: Broker, lake: Path) -> None:
+async def recorded(broker: Broker, lake: Where) -> None:
     """Run a recorder until everything that is logged is acknowledged."""
     stop = asyncio.Event()
     recorder = Recorder(broker, Lake(lake), QUICK)

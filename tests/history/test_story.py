@@ -29,6 +29,7 @@ from umbel.events.view import view
 from umbel.history.arrow import arrow, event_schema
 from umbel.history.retries import links_in_tables
 from umbel.history.story import events_in_files, rows_in_tables, story_of
+from umbel.stores.opening import store_at
 from umbel.wire.event import encode_events
 from umbel.wire.result import encode_success
 
@@ -63,9 +64,10 @@ def test_a_story_from_files_is_that_of_the_events(
         write_file(folder / "dt=2026-11-15/hour=10/a.parquet", wire[: half + 1]),
         write_file(folder / "dt=2026-11-15/hour=11/b.parquet", wire[half:]),  # one event is in both
     ]
+    names = [path.relative_to(folder).as_posix() for path in files]
     for uuid in TASKS:
         events = [one for one in settled(wire) if one.uuid == uuid]
-        story = story_of(uuid, events_in_files(files, uuid))
+        story = story_of(uuid, events_in_files(store_at(folder), names, uuid))
         if not events:
             assert story is None
             continue
@@ -103,7 +105,7 @@ def test_a_file_is_read_by_its_name_and_not_as_a_pattern(tmp_path: Path) -> None
         (tmp_path / folder).mkdir()
     written = write_file(tmp_path / "lake[1]*/one.parquet", RETRIED)
     write_file(tmp_path / "lake1x/one.parquet", RETRIED[:1])
-    assert len(events_in_files([written], "t1")) == len(RETRIED)
+    assert len(events_in_files(store_at(written.parent), [written.name], "t1")) == len(RETRIED)
 
 
 def test_a_torn_file_hides_nothing_else_and_is_named(
@@ -112,7 +114,8 @@ def test_a_torn_file_hides_nothing_else_and_is_named(
     good = write_file(tmp_path / "good.parquet", RETRIED)
     torn = tmp_path / "torn.parquet"
     torn.write_bytes(good.read_bytes()[:100])
-    assert len(events_in_files([torn, good, tmp_path / "gone.parquet"], "t1")) == len(RETRIED)
+    names = [torn.name, good.name, "gone.parquet"]
+    assert len(events_in_files(store_at(tmp_path), names, "t1")) == len(RETRIED)
     assert [name in caplog.text for name in ("torn.parquet", "gone.parquet", str(good))] == [
         True,
         True,

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 
 from tests.fold.reading import rows_of
 from tests.fold.running import tables_of
+from tests.history.recording import paths_of
 from tests.pipeline.lakes import HOUR, read, table_of
 from tests.pipeline.test_fold import tables_in
 from tests.pipeline.test_tables import task
@@ -28,6 +29,8 @@ from umbel.pipeline.faults import BuildFailed, NoSpark, UnreadFile
 from umbel.pipeline.files import look_into
 from umbel.pipeline.folding import Answer, work
 from umbel.pipeline.jobs.build import build
+from umbel.stores.interface import Where
+from umbel.stores.opening import store_at
 
 Rows = dict[str, Counter[tuple[Any, ...]]]
 
@@ -39,9 +42,9 @@ class HereEngine:
         self.steps: list[str] = []
         self._tries = tries
 
-    def run(self, step: str, plan: Path, count: int) -> Sequence[Answer]:
+    def run(self, step: str, plan: str, count: int) -> Sequence[Answer]:
         self.steps.append(step)
-        answers = [[work(step, str(plan), number) for number in range(count)] for _ in range(self._tries)]
+        answers = [[work(step, plan, number) for number in range(count)] for _ in range(self._tries)]
         chance = random.Random(count)
         chosen = [chance.choice(answers)[number] for number in range(count)]
         return told([msgspec.json.decode(one, type=Answer) for one in chosen])
@@ -53,11 +56,13 @@ def recorded(lake: Path, parts: Sequence[pa.Table]) -> None:
         pq.write_table(part, lake / HOUR / f"ev-test-1-{number:03}.parquet")
 
 
-def published(lake: Path) -> Rows:
-    manifest = io.newest_manifest(lake)
+def published(lake: Where) -> Rows:
+    store, manifest = store_at(lake), io.newest_manifest(lake)
     assert manifest is not None
     found = {
-        name: pa.concat_tables([pq.read_table(lake / "tables" / one, partitioning=None) for one in files])
+        name: pa.concat_tables(
+            [pq.read_table(store.open(f"tables/{one}"), partitioning=None) for one in files]
+        )
         for name, files in manifest.tables.items()
     }
     assert {name: table.num_rows for name, table in found.items()} == manifest.rows
@@ -70,7 +75,7 @@ def counted(tables: Any) -> Rows:
 
 
 def looked(lake: Path) -> Any:
-    return look_into(sorted(lake.glob("events/*/*/*.parquet")))
+    return look_into(lake, Lake(lake).raw_files())
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +128,13 @@ def test_a_lake_that_is_written_by_bucket_is_not_dealt_out_again(
     lake = Lake(tmp_path)
     compact(lake)
     engine = HereEngine()
-    build(engine, tmp_path, look_into(lake.event_files()))
+    build(engine, tmp_path, look_into(lake.store, lake.event_files()))
     assert "deal" not in engine.steps
     assert published(tmp_path) == counted(tables_of(parts[:2], buckets=1))
     pq.write_table(parts[2], tmp_path / HOUR / "ev-test-2-000.parquet")
     monkeypatch.setattr("umbel.fold.buckets.BUCKET_EVENTS", 70)
     engine = HereEngine()
-    build(engine, tmp_path, look_into(lake.event_files()), afresh=True)
+    build(engine, tmp_path, look_into(lake.store, lake.event_files()), afresh=True)
     assert engine.steps[0] == "deal"
     assert published(tmp_path) == expected
 
@@ -142,9 +147,9 @@ def test_a_group_that_lacks_a_file_is_dealt_out_with_marks_of_what_is_there(
     monkeypatch.setattr("umbel.fold.buckets.BUCKET_EVENTS", 300)
     lake = Lake(tmp_path)
     compact(lake)
-    lake.set_aside(next(path for path in lake.event_files() if "-b" in path.name))
-    rest = [pq.read_table(path, partitioning=None) for path in lake.event_files()]
-    build(HereEngine(), tmp_path, look_into(lake.event_files()))
+    lake.set_aside(next(name for name in lake.event_files() if "-b" in name.rpartition("/")[2]))
+    rest = [pq.read_table(path, partitioning=None) for path in paths_of(lake)]
+    build(HereEngine(), tmp_path, look_into(lake.store, lake.event_files()))
     assert published(tmp_path) == counted(tables_of(rest, buckets=1))
 
 
@@ -230,6 +235,6 @@ def test_executors_that_cannot_do_jobs_are_said_to_in_one_line(
     monkeypatch.setattr(engines, "answers", answers)
     nothing: Any = None
     with pytest.raises(NoSpark, match=said) as raised:
-        engines.SparkEngine(nothing).run("fold", Path("plan.json"), 4)
+        engines.SparkEngine(nothing).run("fold", "plan.json", 4)
     assert (steps, len(str(raised.value).splitlines())) == (["check"], 1)
     assert isinstance(told, Answer) or "pip install 'umbel[history]'" in str(raised.value)

@@ -109,7 +109,7 @@ def test_damage_that_only_a_job_sees_ends_the_build() -> None:
         raise UnreadFile("x cannot be read")
 
     with pytest.raises(UnreadFile):
-        sound(Found(), partial(look_into, []), work)
+        sound(Found(), partial(look_into, "nowhere", []), work)
     assert len(tries) == 1
 
 

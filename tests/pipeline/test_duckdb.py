@@ -12,11 +12,13 @@ from benchmarks._pipeline.synthetic import write_lake
 from tests.pipeline.transforms import schemas
 from tests.pipeline.transforms.states import states_of
 from tests.pipeline.transforms.tasks import tasks
+from umbel.history.lake import Lake
 from umbel.history.query import read
 from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.files import look_into
 from umbel.pipeline.jobs.build import build
 from umbel.pipeline.parts import write_part
+from umbel.stores.opening import store_at
 
 EVENTS = 4000
 
@@ -43,7 +45,7 @@ def test_tasks_are_the_same_by_spark_and_by_duckdb(spark: SparkSession, tmp_path
 
 def test_what_a_build_publishes_is_read_without_spark(spark: SparkSession, tmp_path: Path) -> None:
     write_lake(tmp_path, EVENTS)
-    found = look_into(sorted((tmp_path / "events").rglob("*.parquet")))
+    found = look_into(tmp_path, Lake(tmp_path).raw_files())
     manifest = build(SparkEngine(spark), tmp_path, found, only=["tasks"])
     answer = read(tmp_path, lambda tables: tables.ask("select state, state_at from tasks"))
     assert len(answer.rows) == manifest.tasks > 0
@@ -51,6 +53,7 @@ def test_what_a_build_publishes_is_read_without_spark(spark: SparkSession, tmp_p
 
 
 def test_columns_that_differ_from_row_to_row_get_no_dictionary(tmp_path: Path) -> None:
-    written = write_part(pa.table({"task_id": ["a"] * 100, "state": ["a"] * 100}), tmp_path)
-    group = pq.read_metadata(written.file).row_group(0)
+    table = pa.table({"task_id": ["a"] * 100, "state": ["a"] * 100})
+    written = write_part(store_at(tmp_path), table, "x")
+    group = pq.read_metadata(tmp_path / written.file).row_group(0)
     assert [group.column(place).has_dictionary_page for place in range(2)] == [False, True]

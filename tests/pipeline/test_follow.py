@@ -12,12 +12,14 @@ from tests.pipeline.lakes import Wire, record
 from tests.pipeline.test_build import HereEngine, published
 from tests.pipeline.test_equality import random_histories
 from umbel.events.tables import TABLES
+from umbel.history.lake import Lake
 from umbel.pipeline import io
 from umbel.pipeline.engines import Engine, SparkEngine
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import Found, look_into
 from umbel.pipeline.jobs.build import build
 from umbel.pipeline.jobs.follow import Following, follow
+from umbel.stores.local import LocalStore
 
 NODE: Wire = {"hostname": "u1@a", "pid": 1, "inc": 7}
 
@@ -43,7 +45,7 @@ def lake(tmp_path: Path) -> Path:
 
 
 def look(lake: Path, *, thorough: bool = False) -> Found:
-    return look_into(sorted(lake.glob("events/*/*/*.parquet")), thorough=thorough)
+    return look_into(lake, Lake(lake).raw_files(), thorough=thorough)
 
 
 def contents(lake: Path) -> dict[str, Counter[tuple[Any, ...]]]:
@@ -71,7 +73,7 @@ def test_a_stream_equals_a_build_of_all(
     (lake / late[0].name).rename(late[0])
     for name in (io.STATE, "000002.json"):
         with monkeypatch.context() as cut:
-            cut.setattr(io, "write_file", _die_at(name, io.write_file))
+            cut.setattr(LocalStore, "put", _die_at(name, LocalStore.put))
             with pytest.raises(BuildFailed, match=r"nothing was published|previous build stays in use"):
                 caught_up(HereEngine(), lake)
         assert contents(lake) == before
@@ -105,9 +107,9 @@ def test_a_round_without_news_publishes_nothing(lake: Path, monkeypatch: pytest.
 
 
 def _die_at(name: str, write: Any) -> Any:
-    def dying(path: Path, data: bytes) -> None:
-        if path.name == name:
+    def dying(store: LocalStore, at: str, data: bytes) -> None:
+        if at.endswith(f"/{name}"):
             raise OSError("cut off")
-        write(path, data)
+        write(store, at, data)
 
     return dying

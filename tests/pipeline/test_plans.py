@@ -1,7 +1,6 @@
 """D2: how Spark does it, read from its plans, and that schemas are the ones promised."""
 
 import re
-from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +46,7 @@ def nodes_of(frame: DataFrame) -> list[str]:
 @pytest.mark.parametrize("step", ["deal", "fold", "join"])
 def test_a_build_has_no_exchange_and_python_gets_no_rows(spark: SparkSession, step: str) -> None:
     """D2: what goes to Python and comes back is a row for each job, whatever is in the lake."""
-    nodes = nodes_of(answers(spark, step, Path("plan.json"), 64))
+    nodes = nodes_of(answers(spark, step, "plan.json", 64))
     assert [node for node in nodes if node not in {"Project", "WholeStageCodegen"}] == ["MapInArrow", "Range"]
 
 

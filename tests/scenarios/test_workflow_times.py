@@ -17,7 +17,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.fold.running import tables_of
 from tests.history.published import publish
-from tests.history.recording import recording, rows_of
+from tests.history.recording import paths_of, recording, rows_of
 from tests.waiting import wait_until
 from umbel import chain, chord
 from umbel.history.arrow import parquet
@@ -90,7 +90,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger, str]:
         done = time()
         assert cluster.stop_worker("w1") == 0
         assert recorder.stop() == 0
-    files = [parquet().ParquetFile(path).read() for path in Lake(lake).event_files()]
+    files = [parquet().ParquetFile(path).read() for path in paths_of(Lake(lake))]
     publish(lake, {name: table.to_pylist() for name, table in tables_of(files).items()})
     return lake, Ledger(sent, sorted(read_runs(home), key=lambda run: run.began), done), first
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.history.recording import paths_of
 from tests.history.test_housekeeping import add_file
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
@@ -26,20 +27,20 @@ def test_past_hours_are_written_by_bucket_and_old_days_dropped(
     recent = datetime.now(UTC).timestamp() - DAY_S
     add_file(lake, recent, 2)
     broker = open_broker(BrokerSettings(url=f"sqlite:///{tmp_path / 'queue.db'}"))
-    settings = RecordingSettings(lake.root, keep_days=3)
+    settings = RecordingSettings(lake.store.where, keep_days=3)
     candidate = RecorderCandidate(broker, settings, "me")
 
     async def keep_house() -> None:
         keeping = asyncio.create_task(candidate._keep_house(lake))
         async with asyncio.timeout(60):
-            while list(lake.events.glob("dt=2026-01-02")):
+            while "dt=2026-01-02" in lake.store.folders("events"):
                 await asyncio.wait({keeping}, timeout=0.02)
         keeping.cancel()
         await asyncio.wait({keeping})
 
     asyncio.run(keep_house())
-    assert {path.parents[0].name for path in lake.event_files()} == {f"dt={day_of(recent)}"}
-    assert all("-b000of001" in path.name or "-others" in path.name for path in lake.event_files())
+    assert {path.parents[0].name for path in paths_of(lake)} == {f"dt={day_of(recent)}"}
+    assert all("-b000of001" in path.name or "-others" in path.name for path in paths_of(lake))
 
 
 def day_of(at: float) -> str:

@@ -10,6 +10,7 @@ import click
 from umbel.cli import exits
 from umbel.cli.lazy import Lazy, LazyGroup
 from umbel.errors import BrokerUnavailable, ConfigurationError, NothingBuilt, UmbelError
+from umbel.stores.interface import Unavailable
 from umbel.text import one_line
 from umbel.version import VERSION
 
@@ -83,6 +84,9 @@ def main() -> None:
         code = exits.NOT_FOUND
     except UmbelError as error:
         _say(str(error))
+        code = exits.FAILED
+    except Unavailable as error:
+        _say(f"the lake cannot be used: {error.filename}: {error}")
         code = exits.FAILED
     except SystemExit:  # click's answer when the reader went away: `umbel queues peek | head`
         code = exits.OK

@@ -11,14 +11,22 @@ from umbel.errors import HistoryError
 from umbel.history.query import make_views, require_duckdb
 from umbel.history.tables import Build, newest_build
 from umbel.history.wanted import Wanted
+from umbel.stores.interface import Where
+from umbel.stores.opening import store_at
 
 
-def write_database(lake: Path, path: Path) -> Build:
+def write_database(lake: Where, path: Path) -> Build:
     """All or nothing: who has the old one open keeps it."""
     require_duckdb()
     import duckdb
 
-    build = newest_build(lake)
+    store = store_at(lake)
+    if store.path("") is None:
+        raise HistoryError(
+            f"a database names the files of a folder, which {store.where} is not; use `umbel history sql`, or"
+            " build in a folder"
+        )
+    build = newest_build(store)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with duckdb.connect(beside) as connection:

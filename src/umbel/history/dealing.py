@@ -2,14 +2,13 @@
 
 A group of files (`fold/names.py`) has the events of an hour or of a day: a file for each bucket, one for
 events without a task, one for the marks of all. It is written from a bounded number of events at a time,
-synced, and given its names; it counts once the manifest of the lake names it. Groups are joined bucket by
+and given its names; it counts once the manifest of the lake names it. Groups are joined bucket by
 bucket, and a bucket is divided where the lake has more buckets by now.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from umbel.fold.marks import EVENTS_KEY, SOURCES_KEY, Marks, marks_of, merged
 from umbel.fold.names import bucket_file, marks_file, others_file, place_of
 from umbel.fold.schemas import EVENTS
 from umbel.history.arrow import event_schema
-from umbel.history.lake import Lake, create, hidden, publish, sync_file
+from umbel.stores.interface import Draft, Store, raise_unavailable
 
 ROWS_AT_ONCE = 250_000
 DEALT_AT_ONCE = 250_000
@@ -40,15 +39,15 @@ class NewerFile(Exception):
     """It has columns that this version does not know, so it is left as it is."""
 
 
-def read_batches(path: Path, *, rows: int = ROWS_AT_ONCE) -> Iterator[pa.Table]:
+def read_batches(store: Store, name: str, *, rows: int = ROWS_AT_ONCE) -> Iterator[pa.Table]:
     """The events of a file in today's columns."""
     schema = event_schema()
-    with pq.ParquetFile(path) as file:
+    with store.open(name) as opened, pq.ParquetFile(opened) as file:
         names = set(file.schema_arrow.names)
         if not names <= set(schema.names):
             raise NewerFile
         if not set(REQUIRED) <= names:
-            raise pa.ArrowInvalid(f"{path} is not a file of events")
+            raise pa.ArrowInvalid(f"{name} is not a file of events")
         for batch in file.iter_batches(rows, use_threads=False):
             table = pa.Table.from_batches([batch])
             columns = [
@@ -68,13 +67,13 @@ class Written:
 class GroupWriter:
     """Writes one group. Nothing has its name before `finish`; `forget` removes what was begun."""
 
-    def __init__(self, lake: Lake, folder: Path, name: str, count: int) -> None:
-        lake.make_folder(folder)
-        self._lake = lake
-        self._group = str(folder / name)
+    def __init__(self, store: Store, group: str, count: int) -> None:
+        self._store = store
+        self._group = group
         self._count = count
-        self._writers: dict[Path, Any] = {}
-        self._rows: dict[Path, int] = {}
+        self._drafts: dict[str, Draft] = {}
+        self._writers: dict[str, Any] = {}
+        self._rows: dict[str, int] = {}
         self._marks: list[Marks] = []
         self._waiting: list[pa.Table] = []
 
@@ -89,10 +88,10 @@ class GroupWriter:
 
     def add_bucket(self, bucket: int, events: pa.Table) -> None:
         """Events of one bucket, whose marks are added apart."""
-        self._write(Path(bucket_file(self._group, bucket, self._count)), events)
+        self._write(bucket_file(self._group, bucket, self._count), events)
 
     def add_others(self, events: pa.Table) -> None:
-        self._write(Path(others_file(self._group)), events)
+        self._write(others_file(self._group), events)
 
     def _deal(self) -> None:
         if not self._waiting:
@@ -107,91 +106,101 @@ class GroupWriter:
             self.add_bucket(bucket, part)
         pa.default_memory_pool().release_unused()
 
-    def _write(self, path: Path, events: pa.Table) -> None:
+    def _write(self, name: str, events: pa.Table) -> None:
         if not events.num_rows:
             return
-        if path not in self._writers:
-            self._writers[path] = pq.ParquetWriter(
-                str(create(hidden(path))),
+        if name not in self._writers:
+            self._drafts[name] = self._store.draft(name)
+            self._writers[name] = pq.ParquetWriter(
+                self._drafts[name].sink,
                 event_schema(),
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=[name for name in REPEATED if name in EVENTS.names],
             )
-            self._rows[path] = 0
-        self._writers[path].write_table(events, row_group_size=ROWS_AT_ONCE)
-        self._rows[path] += events.num_rows
+            self._rows[name] = 0
+        self._writers[name].write_table(events, row_group_size=ROWS_AT_ONCE)
+        self._rows[name] += events.num_rows
 
     def finish(self, sources: Sequence[str], trees: Mapping[str, Sequence[str]] | None = None) -> Written:
-        """Synced, under their names. `sources`: the files and groups that the events are from; `trees`: what
-        those groups were made of."""
+        """Published. `sources`: the files and groups that the events are from; `trees`: what those groups
+        were made of."""
         self._deal()
         for writer in self._writers.values():
             writer.close()
-        for path, rows in self._rows.items():
-            written = pq.read_metadata(hidden(path)).num_rows
+        for name, rows in self._rows.items():
+            written = pq.read_metadata(self._drafts[name].written()).num_rows
             assert written == rows, "a file has every row that was written to it"
-        marks = Path(marks_file(self._group))
         total = str(sum(self._rows.values())).encode()
-        made_of = {**(trees or {}), self._lake.name_of(Path(self._group)): list(sources)}
+        made_of = {**(trees or {}), self._group: list(sources)}
         metadata = {EVENTS_KEY: total, SOURCES_KEY: msgspec.json.encode(made_of)}
+        marks = marks_file(self._group)
         told = merged(self._marks).as_table().replace_schema_metadata(metadata)
-        pq.write_table(told, str(create(hidden(marks))), compression="zstd")
-        for path in (marks, *self._rows):
-            sync_file(hidden(path))
-            publish(hidden(path), path)
-        return Written({self._lake.name_of(path): rows for path, rows in self._rows.items()})
+        self._drafts[marks] = self._store.draft(marks)
+        pq.write_table(told, self._drafts[marks].sink, compression="zstd")
+        for name in (marks, *self._rows):
+            self._drafts[name].publish(name)
+        return Written(dict(self._rows))
 
     def forget(self) -> None:
-        for path, writer in self._writers.items():
+        for writer in self._writers.values():
             with suppress(OSError, ValueError):  # on a full disk even this fails
                 writer.close()
             writer.is_open = False
-            hidden(path).unlink(missing_ok=True)
+        for draft in self._drafts.values():
+            draft.forget()
 
 
-def read_marks(group: str) -> tuple[Marks, int] | None:
+def read_marks(store: Store, group: str) -> tuple[Marks, int] | None:
     """The marks of a group and of how many events they are; None where they cannot be read."""
     try:
-        table = pq.read_table(marks_file(group), partitioning=None)
+        with store.open(marks_file(group)) as file:
+            table = pq.read_table(file, partitioning=None)
         return Marks.of_table(table), int((table.schema.metadata or {})[EVENTS_KEY])
-    except (pa.ArrowException, OSError, ValueError, KeyError):
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise_unavailable(error)
         return None
 
 
-def read_sources(group: str) -> dict[str, list[str]]:
+def read_sources(store: Store, group: str) -> dict[str, list[str]]:
     """What a group was made of, and what that was made of; nothing where it does not say so."""
     try:
-        metadata = pq.read_schema(marks_file(group)).metadata or {}
+        with store.open(marks_file(group)) as file:
+            metadata = pq.read_schema(file).metadata or {}
         return msgspec.json.decode(metadata.get(SOURCES_KEY, b"{}"), type=dict[str, list[str]])
-    except (pa.ArrowException, OSError, ValueError):
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise_unavailable(error)
         return {}
 
 
-def join_groups(writer: GroupWriter, paths: Sequence[Path], count: int, stopped: Callable[[], bool]) -> bool:
+def join_groups(
+    writer: GroupWriter, store: Store, names: Sequence[str], count: int, stopped: Callable[[], bool]
+) -> bool:
     """All events of these files, which are written by bucket, by as many or fewer buckets than `count`; False
     if it was stopped before the end."""
-    places = {path: place_of(str(path)) for path in paths}
-    for path, place in places.items():
+    places = {name: place_of(name) for name in names}
+    for name, place in places.items():
         if place is not None and place.bucket is None:
-            for table in read_batches(path):
+            for table in read_batches(store, name):
                 writer.add_others(table)
     for bucket in range(count):
         if stopped():
             return False
         own = [
-            (path, place.count)
-            for path, place in places.items()
+            (name, place.count)
+            for name, place in places.items()
             if place is not None and place.count and place.bucket == bucket % place.count
         ]
-        for table in _filled(_bucket_of_files(own, bucket, count)):
+        for table in _filled(_bucket_of_files(store, own, bucket, count)):
             writer.add_bucket(bucket, table)
     return True
 
 
-def _bucket_of_files(files: Iterable[tuple[Path, int]], bucket: int, count: int) -> Iterator[pa.Table]:
-    for path, made_for in files:
-        for table in read_batches(path):
+def _bucket_of_files(
+    store: Store, files: Iterable[tuple[str, int]], bucket: int, count: int
+) -> Iterator[pa.Table]:
+    for name, made_for in files:
+        for table in read_batches(store, name):
             if made_for == count:
                 yield table
             else:

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from umbel.fold.names import marks_file, place_of
 from umbel.history.arrow import arrow, parquet
-from umbel.history.lake import SUFFIX, Compacted, Lake
+from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, lock_of
+from umbel.stores.interface import Store, raise_unavailable
 
 SETTLES_S = 300.0
-"""An hour is closed so long after its end: files are renamed into it a little late."""
+"""An hour is closed so long after its end: files get their names in it a little late."""
 
 GRACE_S = 3600.0
 """A reader may use a replaced file for so long."""
@@ -88,13 +88,14 @@ class _Compaction:
     def __init__(self, lake: Lake, at: float, grace_s: float, stopped: Callable[[], bool]) -> None:
         self.report = Report()
         self._lake = lake
+        self._store = lake.store
         self._at = at
         self._grace_s = grace_s
         self._stopped = stopped
         self._now = lake.read_compacted()
 
     def run(self) -> None:
-        self._remove_unfinished()
+        self._store.clear_drafts(COMPACTED, "co-")  # what a run that died had begun to write
         loose = _loose(self._lake, self._now, self._at)
         if loose:
             buckets = self._buckets(name for names in loose.values() for name in names)
@@ -114,8 +115,10 @@ class _Compaction:
         events = sum(self._now.rows.values())
         for name in waiting:
             try:
-                events += parquet().read_metadata(self._lake.root / name).num_rows
-            except (OSError, arrow().ArrowException):
+                with self._store.open(name) as file:
+                    events += parquet().read_metadata(file).num_rows
+            except (OSError, arrow().ArrowException) as error:
+                raise_unavailable(error)
                 continue  # it is set aside when it is read
         return buckets_for(events, BUCKETS_MAX)
 
@@ -123,23 +126,23 @@ class _Compaction:
         """Files of one hour or one day that are not written by bucket."""
         from umbel.history.dealing import GroupWriter, NewerFile, read_batches
 
-        writer = GroupWriter(self._lake, self._lake.compacted / folder, self._name(), buckets)
+        writer = GroupWriter(self._store, f"{COMPACTED}/{folder}/{self._name()}", buckets)
         taken: list[str] = []
         try:
             for name in names:
                 if self._stopped():
                     writer.forget()
                     return
-                path = self._lake.root / name
                 try:
-                    for table in _whole(path, read_batches):
+                    for table in _whole(self._store, name, read_batches):
                         writer.add(table)
                 except NewerFile:
                     continue
                 except FileNotFoundError:
                     raise
-                except (OSError, arrow().ArrowException):
-                    self.report.set_aside.append(self._lake.name_of(self._lake.set_aside(path)))
+                except (OSError, arrow().ArrowException) as error:
+                    raise_unavailable(error)
+                    self.report.set_aside.append(self._lake.set_aside(name))
                     continue
                 taken.append(name)
         except BaseException:
@@ -152,41 +155,39 @@ class _Compaction:
         """Groups of one day. A group whose marks or files are not whole is dealt out like loose files."""
         from umbel.history.dealing import GroupWriter, join_groups, read_batches, read_marks, read_sources
 
-        writer = GroupWriter(self._lake, self._lake.compacted / f"dt={day}", self._name(), buckets)
+        writer = GroupWriter(self._store, f"{COMPACTED}/dt={day}/{self._name()}", buckets)
         groups: dict[str, list[str]] = {}
-        for name in names:
+        for name in self._lake.existing(list(names)):
             place = place_of(name)
-            if place is not None and (self._lake.root / name).exists():
+            if place is not None:
                 groups.setdefault(place.group, []).append(name)
         try:
-            sound: list[Path] = []
+            sound: list[str] = []
             sources: list[str] = []
             for group, members in groups.items():
-                paths = [self._lake.root / name for name in members]
-                marks = read_marks(self._path(group))
+                marks = read_marks(self._store, group)
                 if marks is not None and marks[1] == sum(self._now.rows.get(name, 0) for name in members):
                     writer.add_marks(marks[0])
-                    sound += paths
+                    sound += members
                     sources.append(group)
                 else:
                     sources.append(f"{group}: a part")  # which is not what a build may have taken
-                    for path in paths:
-                        for table in read_batches(path):
+                    for name in members:
+                        for table in read_batches(self._store, name):
                             writer.add(table)
-            if not join_groups(writer, sound, buckets, self._stopped):
+            if not join_groups(writer, self._store, sound, buckets, self._stopped):
                 writer.forget()
                 return
-        except (OSError, arrow().ArrowException):
-            writer.forget()  # a build looks into its files, and sets aside the one that cannot be read
-            return
+        except (OSError, arrow().ArrowException) as error:
+            writer.forget()
+            raise_unavailable(error)
+            return  # a build looks into its files, and sets aside the one that cannot be read
         except BaseException:
             writer.forget()
             raise
-        trees = {name: parts for group in groups for name, parts in read_sources(self._path(group)).items()}
+        told = [read_sources(self._store, group) for group in groups]
+        trees = {name: parts for one in told for name, parts in one.items()}
         self._publish(writer.finish(sources, trees).rows, names)
-
-    def _path(self, group: str) -> str:
-        return str(self._lake.root / group)
 
     def _name(self) -> str:
         return f"co-{time.time_ns() // 1000}-{len(self.report.written):06}"
@@ -201,6 +202,7 @@ class _Compaction:
         self.report.replaced += replaced
 
     def _set(self, compacted: Compacted) -> None:
+        self._store.confirm(lock_of(LOCK))
         self._lake.publish_compacted(compacted)
         self._now = compacted
 
@@ -215,17 +217,12 @@ class _Compaction:
         self.report.removed = sorted(removable)
         named = {_marks_of(name) for name in (*self._now.files, *self._now.replaces)}
         marks = {_marks_of(name) for name in removable} - removable - named
-        self._lake.remove(self._lake.root / name for name in (*self.report.removed, *marks))
-
-    def _remove_unfinished(self) -> None:
-        """What a run that died had begun to write."""
-        found = [*self._lake.compacted.glob("dt=*/.co-*"), *self._lake.compacted.glob("dt=*/hour=*/.co-*")]
-        self._lake.remove(found)
+        self._store.delete((*self.report.removed, *marks))
 
 
-def _whole(path: Path, read: Callable[[Path], Iterable[object]]) -> list[object]:
+def _whole(store: Store, name: str, read: Callable[[Store, str], Iterable[object]]) -> list[object]:
     """All of a file, or nothing: one that is damaged in the middle is set aside, and its events with it."""
-    return list(read(path))
+    return list(read(store, name))
 
 
 def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
@@ -234,24 +231,22 @@ def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
     first_kept = (datetime.fromtimestamp(at, UTC) - timedelta(days=keep_days)).date().isoformat()
     report = Report()
     with lake.locked(LOCK, "housekeeping"):
-        before = lake.read_compacted()
-        due = {day for top in (lake.events, lake.compacted) for day in _days(top) if day < first_kept}
+        before, store = lake.read_compacted(), lake.store
+        due = {day for top in (EVENTS, COMPACTED) for day in _days(store, top) if day < first_kept}
+        raw = lake.raw_files() if due else []
         for day in sorted(due):
-            raw = [lake.name_of(path) for path in lake.raw_files() if f"/dt={day}/" in path.as_posix()]
             report.dropped_days.append(day)
-            report.removed += raw
-            report.removed += [name for name in before.files if f"/dt={day}/" in name]
+            report.removed += [name for name in (*raw, *before.files) if f"/dt={day}/" in name]
         gone = set(report.removed)
         if gone.intersection(before.files):
             # Replaced files stay named until they are gone, or they would come back.
             files = [name for name in before.files if name not in gone]
             rows = {name: count for name, count in before.rows.items() if name not in gone}
+            store.confirm(lock_of(LOCK))
             lake.publish_compacted(Compacted(files, before.replaces, before.replaced_at, rows))
-        lake.remove(lake.root / name for name in report.removed)
         for day in report.dropped_days:
-            lake.remove((lake.compacted / f"dt={day}").rglob("co-*"))  # marks, and what nothing names
-            _remove_empty(lake.events / f"dt={day}")
-            _remove_empty(lake.compacted / f"dt={day}")
+            for top in (EVENTS, COMPACTED):
+                store.delete_folder(f"{top}/dt={day}")  # marks, and what nothing names
     return report
 
 
@@ -259,9 +254,8 @@ def _loose(lake: Lake, compacted: Compacted, now: float) -> dict[str, list[str]]
     """Raw files of hours that are closed, and files that an earlier version put together without buckets; by
     the folder that their events go to: that of their hour, or of their day once that is closed."""
     replaced, found = set(compacted.replaces), dict[str, list[str]]()
-    raw = [path for folder in _closed_hours(lake, now) for path in sorted(folder.glob(f"ev-*{SUFFIX}"))]
-    names = [name for name in map(lake.name_of, raw) if name not in replaced]
-    names += [name for name in compacted.files if place_of(name) is None and (lake.root / name).exists()]
+    names = [name for name in _of_closed_hours(lake, now) if name not in replaced]
+    names += lake.existing([name for name in compacted.files if place_of(name) is None])
     closed = _closed_day(now)
     for name in names:
         folders = name.split("/")[1:-1]
@@ -305,20 +299,12 @@ def _day_of(name: str) -> str:
     return name.split("/")[1].removeprefix("dt=")
 
 
-def _closed_hours(lake: Lake, now: float) -> list[Path]:
+def _of_closed_hours(lake: Lake, now: float) -> list[str]:
     closed = datetime.fromtimestamp(now - SETTLES_S, UTC)
-    last = f"dt={closed:%Y-%m-%d}/hour={closed:%H}"
-    return [
-        folder for folder in sorted(lake.events.glob("dt=*/hour=*")) if "/".join(folder.parts[-2:]) < last
-    ]
+    last = f"{EVENTS}/dt={closed:%Y-%m-%d}/hour={closed:%H}"
+    names = [name for name in lake.raw_files() if name.rpartition("/")[0] < last]
+    return [name for name in names if name.rpartition("/")[2].startswith("ev-")]
 
 
-def _days(top: Path) -> list[str]:
-    return [folder.name.removeprefix("dt=") for folder in top.glob("dt=*")]
-
-
-def _remove_empty(folder: Path) -> None:
-    if folder.is_dir():
-        for below in [*folder.iterdir(), folder]:
-            if below.is_dir() and not any(below.iterdir()):
-                below.rmdir()
+def _days(store: Store, top: str) -> list[str]:
+    return [name.removeprefix("dt=") for name in store.folders(top) if name.startswith("dt=")]

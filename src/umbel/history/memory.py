@@ -5,13 +5,11 @@ between reads those events again and comes to the same conclusions, so it need n
 it nothing is lost but the sight of gaps that span the restart.
 """
 
-from pathlib import Path
-
 import msgspec
 
 from umbel.errors import LakeError
 from umbel.events.sequences import Known
-from umbel.history.lake import Lake, write_file
+from umbel.history.lake import RECORDERS, Lake
 
 
 class Memory(msgspec.Struct):
@@ -34,27 +32,27 @@ class Memory(msgspec.Struct):
     senders: list[Known] = []
 
 
-def memory_path(lake: Lake, name: str) -> Path:
-    return lake.recorders / f"{name}.json"
-
-
 def read_memory(lake: Lake, name: str) -> Memory | None:
-    path = memory_path(lake, name)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Memory)
+        return msgspec.json.decode(lake.store.read(_file_of(name)), type=Memory)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise LakeError(
-            f"cannot read {path}: {error}; move the file away, and the recorder starts a new one"
+            f"cannot read {lake.store.where}/{_file_of(name)}: {error}; move the file away, and the recorder"
+            " starts a new one"
         ) from None
 
 
 def write_memory(lake: Lake, memory: Memory) -> None:
-    lake.make_folder(lake.recorders)
-    write_file(memory_path(lake, memory.name), msgspec.json.encode(memory))
+    lake.store.put(_file_of(memory.name), msgspec.json.encode(memory))
 
 
 def all_memories(lake: Lake) -> list[Memory]:
-    found = [read_memory(lake, path.stem) for path in sorted(lake.recorders.glob("[!.]*.json"))]
-    return [memory for memory in found if memory is not None]
+    names = [name.removeprefix(f"{RECORDERS}/") for name in lake.store.names(RECORDERS)]
+    stems = [name.removesuffix(".json") for name in names if name.endswith(".json") and "/" not in name]
+    return [memory for stem in stems if (memory := read_memory(lake, stem)) is not None]
+
+
+def _file_of(name: str) -> str:
+    return f"{RECORDERS}/{name}.json"

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,11 +20,14 @@ import msgspec
 
 from umbel.errors import BadQuery, ConfigurationError, HistoryError, SlowQuery
 from umbel.events.tables import TABLES, Table, TableColumn
+from umbel.history.scanning import as_pattern, paths_of, scanned
 from umbel.history.spelling import quoted_name, text_literal
 from umbel.history.tables import Build, newest_build, newest_number
 from umbel.history.views import VIEWS
 from umbel.history.views.view import ANY_TASKS, ANY_TIME
 from umbel.history.wanted import Wanted
+from umbel.stores.interface import Store, Where, unavailable
+from umbel.stores.opening import store_at
 
 if TYPE_CHECKING:
     import duckdb
@@ -60,7 +62,7 @@ class Unreadable(HistoryError):
 
     def __init__(self, build: Build, error: Exception) -> None:
         super().__init__(
-            f"build {build.number} of the lake {str(build.lake)!r} cannot be read: {error};"
+            f"build {build.number} of the lake {build.store.where!r} cannot be read: {error};"
             " rebuild it with `umbel history build`"
         )
 
@@ -121,6 +123,8 @@ class Tables:
         except duckdb.InterruptException:
             raise SlowQuery(f"the query took longer than {limit_s:g} s; narrow it") from None
         except duckdb.Error as error:
+            if (down := unavailable(error)) is not None:
+                raise HistoryError(f"the lake {self.build.store.where} cannot be read: {down}") from None
             if isinstance(error, duckdb.IOException) or not self.build.is_there():
                 raise Unreadable(self.build, error) from None
             raise BadQuery(_problem(sql, error)) from None
@@ -146,21 +150,22 @@ class Tables:
 
 
 def read(
-    lake: Path, work: Callable[[Tables], WorkT], *, timeout_s: float = inf, wanted: Wanted | None = None
+    lake: Where, work: Callable[[Tables], WorkT], *, timeout_s: float = inf, wanted: Wanted | None = None
 ) -> WorkT:
     """Do all of the work on the newest build, within `timeout_s`; on a part of it, where that is `wanted`.
 
     During a read, new builds may remove the files that are read. Then the work is
     done again, once, on what is the newest by now.
     """
-    build, within = newest_build(lake), _Limit(timeout_s, monotonic())
+    store = store_at(lake)
+    build, within = newest_build(store), _Limit(timeout_s, monotonic())
     try:
         with _opened(build, within, wanted or Wanted()) as tables:
             return work(tables)
     except Unreadable:
-        if newest_number(lake) == build.number:
+        if newest_number(store) == build.number:
             raise
-    with _opened(newest_build(lake), within, wanted or Wanted()) as tables:
+    with _opened(newest_build(store), within, wanted or Wanted()) as tables:
         return work(tables)
 
 
@@ -171,11 +176,6 @@ def require_duckdb() -> None:
         raise ConfigurationError(
             "reading history needs DuckDB, which is not installed; run: pip install 'umbel[history]'"
         ) from None
-
-
-def as_pattern(path: Path) -> str:
-    """What DuckDB, which takes names of files for patterns, reads as this one file."""
-    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
 
 
 def _fetched(result: "duckdb.DuckDBPyConnection", limit: int) -> list[tuple[Any, ...]]:
@@ -245,7 +245,9 @@ def _opened(build: Build, within: _Limit, wanted: Wanted) -> Iterator[Tables]:
         try:
             try:
                 make_views(connection, build, wanted)
-            except duckdb.Error as error:
+            except (duckdb.Error, OSError) as error:
+                if (down := unavailable(error)) is not None:
+                    raise HistoryError(f"the lake {build.store.where} cannot be read: {down}") from None
                 raise Unreadable(build, error) from None
             _confine(connection, build)
             yield Tables(build, connection, within, wanted)
@@ -256,7 +258,7 @@ def _opened(build: Build, within: _Limit, wanted: Wanted) -> Iterator[Tables]:
 def make_views(connection: "duckdb.DuckDBPyConnection", build: Build, wanted: Wanted) -> None:
     """The tables, as far as they are wanted, and the views of them."""
     for table in TABLES.values():
-        select = _select(connection, table, build.files.get(table.name, ()))
+        select = _select(connection, table, build.store, build.files.get(table.name, ()))
         connection.execute(_view(table.name, select, wanted.of(table.name)))
         if table.name == "tasks":
             connection.execute(_view(ANY_TASKS, select, ""))
@@ -270,13 +272,12 @@ def _view(name: str, select: str, condition: str) -> str:
     return f"create view {quoted_name(name)} as {select}" + (f" where {condition}" if condition else "")
 
 
-def _select(connection: "duckdb.DuckDBPyConnection", table: Table, files: Sequence[Path]) -> str:
+def _select(connection: "duckdb.DuckDBPyConnection", table: Table, store: Store, files: Sequence[str]) -> str:
     """All columns of the table in their order; null where the build that wrote it did not have one.
 
     One that has another name by now is found under the one that it had.
     """
-    names = ", ".join(text_literal(as_pattern(path)) for path in files)
-    source = f"read_parquet([{names}], union_by_name=true, hive_partitioning=false)"
+    source = scanned(connection, f"files of {table.name}", store, files) if files else ""
     described = connection.execute(f"describe select * from {source}").fetchall() if files else []
     found = {row[0] for row in described}
     chosen = [_column(column, found) for column in table.columns]
@@ -292,7 +293,7 @@ def _column(column: TableColumn, found: Collection[str]) -> str:
 
 
 def _confine(connection: "duckdb.DuckDBPyConnection", build: Build) -> None:
-    paths = [path for files in build.files.values() for path in files]
+    paths = [path for files in build.files.values() for path in paths_of(build.store, files)]
     allowed = ", ".join(map(text_literal, sorted({*map(str, paths), *map(as_pattern, paths)})))
     connection.execute("set TimeZone='UTC'")
     connection.execute(f"set allowed_paths=[{allowed}]")

@@ -23,7 +23,7 @@ from umbel.errors import BrokerError, LakeError, NotSupported
 from umbel.events.sequences import Sequences
 from umbel.history.arrow import arrow, compute, event_schema, parquet
 from umbel.history.facts import DEAF, LOST, OFFLINE, ONLINE, UNREADABLE, Fact, FactMaker
-from umbel.history.lake import Lake
+from umbel.history.lake import EVENTS, Lake
 from umbel.history.listening import Listening, RecordedBroker
 from umbel.history.memory import Memory, read_memory, write_memory
 from umbel.history.numbering import account
@@ -131,7 +131,7 @@ class Recorder:
                     await self._record(stop)
                     listening.cancel()
         except OSError as error:
-            raise LakeError(f"cannot use the lake {self._lake.root}: {error}") from None
+            raise LakeError(f"cannot use the lake {self._lake.store.where}: {error}") from None
         except BaseExceptionGroup as several:
             raise _first_cause(several) from several
         finally:
@@ -211,7 +211,7 @@ class Recorder:
                     return []
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
-            self._complain(f"cannot write to {self._lake.root}: {why}")
+            self._complain(f"cannot write to {self._lake.store.where}: {why}")
             return self._step(WritingFailed())
 
     async def _read(self, place: int, stop: asyncio.Event) -> list[Effect]:
@@ -230,7 +230,8 @@ class Recorder:
 
     def _open_lake(self) -> None:
         arrow(), parquet(), compute(), event_schema()  # the slow first import, or a clear message
-        self._lake.clear_unfinished(self._settings.name)
+        # Only who holds the lock may do that.
+        self._lake.store.clear_drafts(EVENTS, f"ev-{self._settings.name}-")
         found = read_memory(self._lake, self._settings.name)
         if found is not None:
             self._memory = found
@@ -264,13 +265,13 @@ class Recorder:
         self._facts += [self._maker.gap(gap) for gap in gaps]
         facts = list(self._facts)
         if self._unreadable:
-            aside = self._lake.name_of(self._segment.set_aside(self._unreadable))
+            aside = self._segment.set_aside(self._unreadable)
             facts.append(self._maker.make(UNREADABLE, count=self._unreadable_count, file=aside))
         recorded_us = time_ns() // 1000
         for fact in facts:
             self._rows.add_fact(fact, recorded_us=recorded_us)
         self._write_group()
-        path, size = self._segment.finish()
+        name, size = self._segment.finish()
         memory = self._memory
         memory.unreadable += self._unreadable_count
         self._facts, self._unreadable, self._unreadable_count = [], [], 0
@@ -285,7 +286,7 @@ class Recorder:
         self.progress.files += 1
         self.progress.size_bytes += size
         self.progress.problem = ""
-        return self._lake.name_of(path)
+        return name
 
     def _abandon(self) -> None:
         """Keep what was read, without acknowledging it: it may come twice, which is better than never."""

@@ -1,14 +1,16 @@
 """Retries: which tasks retry which, from the receipts of retries: each names the task that it retries."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from umbel.errors import NothingBuilt
 from umbel.events.types import TaskEvent, TaskReceived
-from umbel.history.query import as_pattern, read
+from umbel.history.arrow import event_schema
+from umbel.history.query import read
+from umbel.history.scanning import scanned
+from umbel.stores.interface import Store, Where, raise_unavailable
 
 FIELD = "retry_of"
 LINKS_MAX = 1000
@@ -29,35 +31,38 @@ def links_in_events(events: Iterable[TaskEvent]) -> set[Link]:
     }
 
 
-def links_in_files(files: Sequence[Path], uuid: str) -> set[Link]:
+def links_in_files(store: Store, files: Sequence[str], uuid: str) -> set[Link]:
     """Of a task, both ways, from the lake's files."""
     import duckdb
 
     connection = duckdb.connect(":memory:")
     try:
-        return set(_links(connection, files, uuid))
+        return set(_links(connection, store, files, uuid))
     finally:
         connection.close()
 
 
-def _links(connection: Any, files: Sequence[Path], uuid: str) -> list[Link]:
+def _links(connection: Any, store: Store, files: Sequence[str], uuid: str) -> list[Link]:
     import duckdb
 
     if not files:
         return []
-    query = """select uuid, extra from read_parquet($files, union_by_name=true, hive_partitioning=false)
+    source = scanned(connection, "files", store, files, event_schema)
+    query = f"""select uuid, extra from {source}
                where type = 'task-received' and contains(extra, $field)
                  and (uuid = $uuid or contains(extra, $uuid)) limit $most"""
-    patterns = [as_pattern(path) for path in files]
-    wanted = {"files": patterns, "field": f'"{FIELD}"', "uuid": uuid, "most": LINKS_MAX}
+    wanted = {"field": f'"{FIELD}"', "uuid": uuid, "most": LINKS_MAX}
     try:
         rows: list[tuple[str, str]] = connection.execute(query, wanted).fetchall()
-    except duckdb.Error:  # one of them is torn or gone: take each by itself
-        return [] if len(files) == 1 else [link for one in files for link in _links(connection, [one], uuid)]
+    except duckdb.Error as error:  # one of them is torn or gone: take each by itself
+        raise_unavailable(error)
+        if len(files) == 1:
+            return []
+        return [link for one in files for link in _links(connection, store, [one], uuid)]
     return _about(uuid, rows)
 
 
-def links_in_tables(lake: Path, uuid: str) -> set[Link]:
+def links_in_tables(lake: Where, uuid: str) -> set[Link]:
     """From the table `timeline`, which may know what the files do not any more."""
     query = """select task_id, extra from timeline where type = 'task-received' and contains(extra, $field)
                and (task_id = $uuid or contains(extra, $uuid)) order by task_id"""

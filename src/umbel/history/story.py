@@ -9,7 +9,6 @@ the merge: by attempt, then by Lamport time; what no two senders can order is or
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +21,10 @@ from umbel.events.reading import EventReader
 from umbel.events.timeline import registers_of
 from umbel.events.types import TaskEvent
 from umbel.events.view import TaskRecord, view
-from umbel.history.query import as_pattern, read
+from umbel.history.arrow import event_schema
+from umbel.history.query import read
+from umbel.history.scanning import scanned
+from umbel.stores.interface import Store, Where, raise_unavailable
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ def story_of(uuid: str, events: Iterable[TaskEvent], rows: Iterable[Mapping[str,
     return Story(uuid, record.state if record else "", record, ordered)
 
 
-def events_in_files(files: Sequence[Path], uuid: str) -> list[TaskEvent]:
+def events_in_files(store: Store, files: Sequence[str], uuid: str) -> list[TaskEvent]:
     """What the lake's files say of a task. One that cannot be read is no reason to show nothing."""
     import duckdb
 
@@ -75,7 +77,7 @@ def events_in_files(files: Sequence[Path], uuid: str) -> list[TaskEvent]:
     connection = duckdb.connect(":memory:")
     try:
         connection.execute("set TimeZone='UTC'")
-        for row in _matching(connection, files, uuid):
+        for row in _matching(connection, store, files, uuid):
             event = reader.read(as_wire(row))
             if isinstance(event, TaskEvent):
                 found.append(event)
@@ -84,7 +86,7 @@ def events_in_files(files: Sequence[Path], uuid: str) -> list[TaskEvent]:
     return found
 
 
-def rows_in_tables(lake: Path, uuid: str) -> list[dict[str, Any]]:
+def rows_in_tables(lake: Where, uuid: str) -> list[dict[str, Any]]:
     """Rows of `timeline`; none where nothing is built."""
     try:
         return read(
@@ -114,25 +116,25 @@ _NOT_ON_THE_WIRE = frozenset({"digest", "slot", "extra", "recorded_at", "source"
 _AS_JSON = frozenset(column.name for column in COLUMNS if column.kind == "json")
 
 
-def _matching(connection: Any, files: Sequence[Path], uuid: str) -> list[dict[str, Any]]:
+def _matching(connection: Any, store: Store, files: Sequence[str], uuid: str) -> list[dict[str, Any]]:
     import duckdb
 
     if not files:
         return []
-    source = "read_parquet($files, union_by_name=true, hive_partitioning=false)"
+    source = scanned(connection, "files", store, files, event_schema)
     query = f"select * from {source} where uuid = $uuid limit $limit"
     try:
-        patterns = [as_pattern(path) for path in files]
-        result = connection.execute(query, {"files": patterns, "uuid": uuid, "limit": EVENTS_MAX})
+        result = connection.execute(query, {"uuid": uuid, "limit": EVENTS_MAX})
         names = [one[0] for one in result.description]
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     except duckdb.Error as error:
+        raise_unavailable(error)
         if len(files) == 1:
-            raise HistoryError(f"{files[0]} cannot be read: {error}") from None
+            raise HistoryError(f"{store.where}/{files[0]} cannot be read: {error}") from None
     found: list[dict[str, Any]] = []
     for file in files:  # one of them is torn or gone: take each by itself
         try:
-            found += _matching(connection, [file], uuid)
+            found += _matching(connection, store, [file], uuid)
         except HistoryError as error:
             log.warning("skipping the events of a history file: %s", str(error))
     return found

@@ -1,6 +1,6 @@
 """Tables: which build of the history is the current one, and which files it is made of.
 
-A build writes its files first and its manifest last, by a rename: the manifest is the publication.
+A build writes its files first and its manifest last: the manifest is the publication.
 Readers look at the newest manifest and read only the files it names, so they never see half a
 build. The files of a build never change. They go away some builds later; a reader that slow
 looks again (`query.read`).
@@ -8,17 +8,18 @@ looks again (`query.read`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
 
 from umbel.errors import HistoryError, NothingBuilt
 from umbel.events.columns import LAKE_VERSION
+from umbel.stores.interface import Store, Where
+from umbel.stores.opening import store_at
 
 TABLES = "tables"
 MANIFESTS = "_manifest"
-MANIFEST_BYTES_MAX = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class Build:
     """What one build published. `facts` is the rest of its manifest: counts and when it was built."""
 
     number: int
-    lake: Path
-    files: Mapping[str, tuple[Path, ...]]
+    store: Store
+    files: Mapping[str, tuple[str, ...]]
     facts: Mapping[str, Any]
 
     def is_there(self) -> bool:
-        return all(path.is_file() for files in self.files.values() for path in files)
+        return {name for files in self.files.values() for name in files} <= {*self.store.names(TABLES)}
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -42,47 +43,51 @@ class Manifest(msgspec.Struct, frozen=True):
     lake_version: int = 1
 
 
-def newest_build(lake: Path) -> Build:
+def newest_build(lake: Where | Store) -> Build:
     """The build that was published last; NothingBuilt where there is none."""
-    number = newest_number(lake)
+    store = store_at(lake)
+    number = newest_number(store)
     if number is None:
-        raise NothingBuilt(lake)
-    path = lake / TABLES / MANIFESTS / f"{number:06d}.json"
+        raise NothingBuilt(store.where)
+    name = f"{TABLES}/{MANIFESTS}/{number:06d}.json"
+    path = f"{store.where}/{name}"
     try:
-        with path.open("rb") as file:
-            text = file.read(MANIFEST_BYTES_MAX)
+        text = store.read(name)
         manifest = msgspec.json.decode(text, type=Manifest)
         facts = msgspec.json.decode(text)
     except (OSError, msgspec.MsgspecError) as error:
         raise HistoryError(
-            f"the manifest {str(path)!r} cannot be read ({error}); rebuild with `umbel history build`"
+            f"the manifest {path!r} cannot be read ({error}); rebuild with `umbel history build`"
         ) from None
     if manifest.lake_version > LAKE_VERSION:
         raise HistoryError(
-            f"{str(path)!r} has version {manifest.lake_version}, but this Umbel reads up to"
+            f"{path!r} has version {manifest.lake_version}, but this Umbel reads up to"
             f" {LAKE_VERSION}; upgrade Umbel"
         )
-    folder = lake / TABLES
-    files = {name: tuple(_inside(folder, one) for one in named) for name, named in manifest.tables.items()}
-    return Build(number, lake, files, {name: value for name, value in facts.items() if name != "tables"})
+    files = {name: tuple(_inside(store, one) for one in named) for name, named in manifest.tables.items()}
+    return Build(number, store, files, {name: value for name, value in facts.items() if name != "tables"})
 
 
-def newest_number(lake: Path) -> int | None:
-    """The number of the newest manifest. A name with a leading dot is one that is being written."""
+def newest_number(lake: Where | Store) -> int | None:
+    """The number of the newest manifest."""
+    folder = f"{TABLES}/{MANIFESTS}/"
     try:
-        names = [path.name for path in (lake / TABLES / MANIFESTS).iterdir()]
-    except OSError:
-        return None
+        names = [name.removeprefix(folder) for name in store_at(lake).names(f"{TABLES}/{MANIFESTS}")]
+    except OSError as error:
+        raise HistoryError(f"the lake {store_at(lake).where} cannot be read: {error}") from None
     return max(
         (int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()), default=None
     )
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _inside(store: Store, name: str) -> str:
     """A manifest names files beside it and nowhere else: it may come from another machine."""
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
+    folder, path = store.path(TABLES), store.path(f"{TABLES}/{name}")
+    is_inside = ".." not in PurePosixPath(name).parts and not name.startswith("/")
+    if folder is not None and path is not None:  # a link may lead elsewhere
+        is_inside &= path.resolve().is_relative_to(folder.resolve())
+    if not is_inside:
         raise HistoryError(
-            f"a manifest in {str(folder)!r} names {name!r} outside it; rebuild with `umbel history build`"
+            f"a manifest in {store.where!r} names {name!r} outside it; rebuild with `umbel history build`"
         )
-    return path
+    return f"{TABLES}/{name}"

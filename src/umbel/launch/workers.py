@@ -140,7 +140,7 @@ def _told_by(settings: Settings) -> dict[str, Any]:
     return {
         "send_task_events": settings.task_send_events,
         "metrics_address": metrics_address(settings.worker_metrics),
-        "history_lake": Path(settings.history_lake) if settings.worker_record else None,
+        "history_lake": settings.history_lake if settings.worker_record else None,
         "history_lake_mode": settings.lake_mode_bits(),
     }
 

@@ -35,8 +35,8 @@ SHIP = (
 
 
 class Engine(Protocol):
-    def run(self, step: str, plan: Path, count: int) -> Sequence[Answer]:
-        """Do the jobs from 0 to `count` - 1 of a step, and hand over what they told."""
+    def run(self, step: str, plan: str, count: int) -> Sequence[Answer]:
+        """Do the jobs from 0 to `count` - 1 of a step, and hand over what they told. `plan`: where it is."""
         ...
 
 
@@ -67,9 +67,9 @@ class LocalEngine:
     def __exit__(self, *_: object) -> None:
         self._started.close()
 
-    def run(self, step: str, plan: Path, count: int) -> Sequence[Answer]:
+    def run(self, step: str, plan: str, count: int) -> Sequence[Answer]:
         if self._processes == 1 or count == 1:
-            return told([_answer(work(step, str(plan), number)) for number in range(count)])
+            return told([_answer(work(step, plan, number)) for number in range(count)])
         if self._idle.empty():
             for _ in range(self._processes):
                 self._idle.put(self._started.enter_context(_Worker()))
@@ -106,11 +106,11 @@ class _Worker:
         self._process.terminate()
         self._process.wait()
 
-    def do(self, step: str, plan: Path, number: int) -> Answer:
+    def do(self, step: str, plan: str, number: int) -> Answer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(msgspec.json.encode((step, str(plan), number)) + b"\n")
+            self._process.stdin.write(msgspec.json.encode((step, plan, number)) + b"\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
@@ -128,7 +128,7 @@ class SparkEngine:
         self._spark = spark
         self._is_checked = False
 
-    def _check(self, plan: Path) -> None:
+    def _check(self, plan: str) -> None:
         """They need Python, Arrow, numpy, Umbel and the lake."""
         try:
             [answer] = self._collected("check", plan, 1)
@@ -137,28 +137,27 @@ class SparkEngine:
         if answer.failed:
             raise NoSpark(
                 f"Spark's executors do not see the lake ({answer.failed}: {answer.why});"
-                " give it the same path on every machine"
+                " give it the same path on every machine, and for S3 the same AWS_* variables"
             )
 
-    def run(self, step: str, plan: Path, count: int) -> Sequence[Answer]:
+    def run(self, step: str, plan: str, count: int) -> Sequence[Answer]:
         if not self._is_checked:
             self._check(plan)
             self._is_checked = True
         return told(self._collected(step, plan, count))
 
-    def _collected(self, step: str, plan: Path, count: int) -> list[Answer]:
+    def _collected(self, step: str, plan: str, count: int) -> list[Answer]:
         return [_answer(row["told"].encode()) for row in answers(self._spark, step, plan, count).collect()]
 
 
-def answers(spark: SparkSession, step: str, plan: Path, count: int) -> DataFrame:
+def answers(spark: SparkSession, step: str, plan: str, count: int) -> DataFrame:
     """One row for each job, with what it told."""
-    path = str(plan)
 
     def do(batches: Iterator[Any]) -> Iterator[Any]:
         from umbel.pipeline.folding import work  # where it runs
 
         for batch in batches:
-            lines = [work(step, path, number).decode() for number in batch.column(0).to_pylist()]
+            lines = [work(step, plan, number).decode() for number in batch.column(0).to_pylist()]
             yield pa.RecordBatch.from_pydict({"told": pa.array(lines, pa.string())})
 
     return spark.range(0, count, 1, count).mapInArrow(do, "told string")

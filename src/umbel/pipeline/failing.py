@@ -7,6 +7,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from umbel.pipeline.faults import BuildFailed, UnreadFile
+from umbel.stores.interface import unavailable
 
 
 @contextmanager
@@ -21,7 +22,8 @@ def failing_as(what: str) -> Iterator[None]:
     except ConnectionError as error:  # of Py4J: Java has ended
         raise BuildFailed(f"{what}: Java exited; see .work/spark.log in the lake") from error
     except OSError as error:
-        raise BuildFailed(f"{what}: {error.filename or 'the disk'}: {error.strerror or error}") from error
+        told = unavailable(error) or error
+        raise BuildFailed(f"{what}: {told.filename or 'the disk'}: {told.strerror or told}") from error
 
 
 def gist_of(error: Exception) -> str:

@@ -11,13 +11,14 @@ Damage in the data is found by reading all of it, which is done only when a buil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from umbel.events.columns import COLUMNS, LAKE_VERSION, REQUIRED, Kind
 from umbel.pipeline.faults import NewerLake
+from umbel.stores.interface import Store, Where, raise_unavailable
+from umbel.stores.opening import store_at
 
 VERSION_KEY = b"umbel.lake_version"
 READERS = 8
@@ -27,87 +28,96 @@ ROWS_AT_ONCE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    path: Path
+    name: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is to build from."""
+    """What there is to build from. Files are named from the lake's root."""
 
-    files: list[Path] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     """Of each file."""
     events: int = 0
     """Rows; an event that was recorded twice is two."""
-    size_bytes: int = 0
+
+    def rows_of(self) -> dict[str, int]:
+        return dict(zip(self.files, self.rows, strict=True))
 
 
 def look_into(
-    paths: Sequence[Path], *, thorough: bool = False, known: Mapping[Path, int] | None = None
+    lake: Where | Store,
+    names: Sequence[str],
+    *,
+    thorough: bool = False,
+    known: Mapping[str, int] | None = None,
 ) -> Found:
     """Sort the files into those that can be read and those that cannot; raise if one is too new.
 
     `thorough`: by reading all of them, not their descriptions alone. `known`: files that were looked into
     before, and how many events each has.
     """
+    store = store_at(lake)
     counts = {} if thorough else known or {}
 
-    def look(path: Path) -> tuple[int, int] | Unreadable:
-        if path in counts:
-            return counts[path], path.stat().st_size
-        return _look_thoroughly(path) if thorough else _look(path)
+    def look(name: str) -> int | Unreadable:
+        if name in counts:
+            return counts[name]
+        return _look_thoroughly(store, name) if thorough else _look(store, name)
 
     with ThreadPoolExecutor(THOROUGH_READERS if thorough else READERS) as readers:
-        looks = list(readers.map(look, paths))
-    good = [(path, look) for path, look in zip(paths, looks, strict=True) if not isinstance(look, Unreadable)]
+        looks = list(readers.map(look, names))
+    good = [(name, look) for name, look in zip(names, looks, strict=True) if not isinstance(look, Unreadable)]
     return Found(
-        files=[path for path, _ in good],
+        files=[name for name, _ in good],
         unreadable=[look for look in looks if isinstance(look, Unreadable)],
-        rows=[rows for _, (rows, _) in good],
-        events=sum(rows for _, (rows, _) in good),
-        size_bytes=sum(size for _, (_, size) in good),
+        rows=[rows for _, rows in good],
+        events=sum(rows for _, rows in good),
     )
 
 
-def _look(path: Path) -> tuple[int, int] | Unreadable:
-    """How many rows and bytes a file has, or why it cannot be read."""
+def _look(store: Store, name: str) -> int | Unreadable:
+    """How many rows a file has, or why it cannot be read."""
     try:
-        metadata = pq.read_metadata(path)
+        with store.open(name) as file:
+            metadata = pq.read_metadata(file)
         schema = metadata.schema.to_arrow_schema()
-        size = path.stat().st_size
     except (pa.ArrowException, OSError, ValueError) as error:
-        return Unreadable(path, f"not a complete Parquet file: {_gist(error)}")
+        raise_unavailable(error)
+        return Unreadable(name, f"not a complete Parquet file: {_gist(error)}")
     version = _version(schema)
     if version is None:
-        return Unreadable(path, f"its version of the lake is {(schema.metadata or {}).get(VERSION_KEY)!r}")
+        return Unreadable(name, f"its version of the lake is {(schema.metadata or {}).get(VERSION_KEY)!r}")
     if version > LAKE_VERSION:
         raise NewerLake(
-            f"{path} was written for version {version} of the lake, but this Umbel knows {LAKE_VERSION};"
-            " upgrade Umbel here, or build with the version that recorded it"
+            f"{store.where}/{name} was written for version {version} of the lake, but this Umbel knows"
+            f" {LAKE_VERSION}; upgrade Umbel here, or build with the version that recorded it"
         )
     missing = [name for name in REQUIRED if name not in schema.names]
     if missing:
-        return Unreadable(path, f"it has no column {missing[0]}, so it is not a file of events")
-    for name, expected in _EXPECTED.items():
-        place = schema.get_field_index(name)
+        return Unreadable(name, f"it has no column {missing[0]}, so it is not a file of events")
+    for column, expected in _EXPECTED.items():
+        place = schema.get_field_index(column)
         if place >= 0 and not _fits(schema.field(place).type, expected):
             return Unreadable(
-                path, f"column {name} is {schema.field(place).type}, and {expected} in the lake"
+                name, f"column {column} is {schema.field(place).type}, and {expected} in the lake"
             )
-    return metadata.num_rows, size
+    rows: int = metadata.num_rows
+    return rows
 
 
-def _look_thoroughly(path: Path) -> tuple[int, int] | Unreadable:
-    look = _look(path)
+def _look_thoroughly(store: Store, name: str) -> int | Unreadable:
+    look = _look(store, name)
     try:
-        with pq.ParquetFile(path) as file:
+        with store.open(name) as opened, pq.ParquetFile(opened) as file:
             columns = [name for name in file.schema_arrow.names if name in _EXPECTED]
             for _ in file.iter_batches(ROWS_AT_ONCE, columns=columns):
                 pass
     except (pa.ArrowException, OSError, ValueError) as error:
-        return look if isinstance(look, Unreadable) else Unreadable(path, f"damaged: {_gist(error)}")
+        raise_unavailable(error)
+        return look if isinstance(look, Unreadable) else Unreadable(name, f"damaged: {_gist(error)}")
     return look
 
 

@@ -9,7 +9,6 @@ read or write is told too, instead of raised: who runs it decides what that mean
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -32,15 +31,17 @@ from umbel.pipeline.parts import (
     Source,
     UnreadPart,
     chosen,
-    created,
     event_batches,
-    fresh_path,
+    fresh_name,
     read_index,
     read_part,
     write_part,
 )
+from umbel.pipeline.plan import TABLES as KEPT_IN
 from umbel.pipeline.plan import Counted, Dealt, Fold, Folded, Judge, Measure, Plan
 from umbel.pipeline.writing import Written
+from umbel.stores.interface import Store, unavailable
+from umbel.stores.opening import store_at
 
 EVENTS_AT_ONCE = 800_000
 """A bucket with more is folded piece by piece."""
@@ -60,58 +61,60 @@ class Answer(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def work(step: str, plan_path: str, number: int) -> bytes:
-    """Do one job of a step."""
+def work(step: str, plan_at: str, number: int) -> bytes:
+    """Do one job of a step. `plan_at`: where the plan lies, the lake's place before it."""
     pa.set_cpu_count(1)  # one job a core
     pa.set_io_thread_count(1)
     try:
-        plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=Plan)
-        answer = _STEPS[step](plan, number)
+        folder, _, name = plan_at.rpartition("/")
+        plan = msgspec.json.decode(store_at(folder).read(name), type=Plan)
+        answer = _STEPS[step](store_at(plan.lake), plan, number)
     except UnreadPart as error:
-        answer = Answer(unread=error.path, why=error.why)
+        answer = Answer(unread=error.name, why=error.why)
     except OSError as error:
-        answer = Answer(failed=str(error.filename or "the disk"), why=str(error.strerror or error))
+        told = unavailable(error) or error
+        answer = Answer(failed=str(told.filename or "the disk"), why=str(told.strerror or told))
     finally:
         pa.default_memory_pool().release_unused()
     return msgspec.json.encode(answer)
 
 
-def deal(plan: Plan, number: int) -> Answer:
+def deal(store: Store, plan: Plan, number: int) -> Answer:
     """Loose files: their events by target, and their marks."""
-    folder = Path(plan.folder) / "scratch"
-    path = fresh_path(folder, ".arrow")
+    folder = f"{plan.folder}/scratch"
+    dealt = fresh_name(folder, ".arrow")
     marks, others = [], [EVENTS.empty_table()]
     targets: list[int] = []
     sizes: list[int] = []
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with created(path) as file, pa.ipc.new_file(file, EVENTS, options=options) as writer:
+    with store.writer(dealt) as file, pa.ipc.new_file(file, EVENTS, options=options) as writer:
         for name in plan.loose[number]:
-            for table in event_batches(name):
+            for table in event_batches(store, name):
                 marks.append(marks_of(table))
                 has_task = pc.is_valid(table.column("uuid"))
                 others.append(table.filter(pc.invert(has_task)))
-                for target, part in _by_target(table.filter(has_task), plan):
+                for target, part in _by_target(store, table.filter(has_task), plan):
                     for batch in part.combine_chunks().to_batches() if part.num_rows else ():
                         writer.write_batch(batch)
                         targets.append(target)
                         sizes.append(batch.num_rows)
-    kept = write_part(pa.concat_tables(others), folder)
-    seen = write_part(merged(marks).as_table(), folder)
-    return Answer(dealt=Dealt(str(path), targets, sizes, kept.file, seen.file))
+    kept = write_part(store, pa.concat_tables(others), folder)
+    seen = write_part(store, merged(marks).as_table(), folder)
+    return Answer(dealt=Dealt(dealt, targets, sizes, kept.file, seen.file))
 
 
-def _by_target(events: pa.Table, plan: Plan) -> Iterator[tuple[int, pa.Table]]:
+def _by_target(store: Store, events: pa.Table, plan: Plan) -> Iterator[tuple[int, pa.Table]]:
     """Events by bucket, or by the segment that has their task."""
     if plan.claims is None:
         yield from enumerate(divided(events, plan.count))
         return
-    yield from claimed(events, [read_index(Path(plan.root) / name) for name in plan.claims])
+    yield from claimed(events, [read_index(store, f"{KEPT_IN}/{name}") for name in plan.claims])
 
 
-def fold(plan: Plan, number: int) -> Answer:
+def fold(store: Store, plan: Plan, number: int) -> Answer:
     """Some tasks: their part of the tables, and what is joined with that of others."""
     job = plan.folds[number]
-    source, done = Source(plan, job), Written(plan, counts=job.minutes == "all")
+    source, done = Source(store, plan, job), Written(store, plan, counts=job.minutes == "all")
     if source.rows() <= EVENTS_AT_ONCE:
         _fold_whole(source.all(), plan, job, done)
     else:
@@ -207,41 +210,46 @@ def _timeline_of(source: Source, task: str) -> Iterator[pa.Table]:
         rank += rows.num_rows
 
 
-def join(plan: Plan, number: int) -> Answer:
+def join(store: Store, plan: Plan, number: int) -> Answer:
     """What is made of all tasks together."""
-    scratch = Path(plan.folder) / "scratch"
-    join = plan.joins[number]
+    join, done = plan.joins[number], Written(store, plan)
     if isinstance(join, Measure):
-        return Answer(joined=Written(plan).write(measured.metrics(_samples(plan, join)), "metrics"))
+        return Answer(joined=done.write(measured.metrics(_samples(store, join)), "metrics"))
     if isinstance(join, Judge):
-        suspects = pa.concat_tables([read_part(Path(plan.root) / file) for file in join.files])
-        found = odd.unfinished(suspects, read_part(scratch / "workers.parquet"), plan.horizon_us)
+        suspects = pa.concat_tables([read_part(store, f"{KEPT_IN}/{file}") for file in join.files])
+        workers = read_part(store, f"{plan.folder}/scratch/workers.parquet")
+        found = odd.unfinished(suspects, workers, plan.horizon_us)
     else:
-        untold = read_part(Path(plan.root) / join.file)
-        found = odd.never_sent(untold, read_part(scratch / "since.parquet"))
-    return Answer(joined=Written(plan).write(found, "anomalies"))
+        untold = read_part(store, f"{KEPT_IN}/{join.file}")
+        found = odd.never_sent(untold, read_part(store, f"{plan.folder}/scratch/since.parquet"))
+    return Answer(joined=done.write(found, "anomalies"))
 
 
-def _samples(plan: Plan, measure: Measure) -> pa.Table:
+def _samples(store: Store, measure: Measure) -> pa.Table:
     first, last = (pa.scalar(one, pa.int64()).cast(INSTANT) for one in (measure.first, measure.last))
     inside = (pc.field("minute") >= first) & (pc.field("minute") <= last)
-    parts = [read_part(Path(plan.root) / file, filters=inside) for file in measure.files]
+    parts = [read_part(store, f"{KEPT_IN}/{file}", filters=inside) for file in measure.files]
     return pa.concat_tables([measured.SAMPLES.empty_table(), *parts])
 
 
-def check(_plan: Plan, _number: int) -> Answer:
+def check(_store: Store, _plan: Plan, _number: int) -> Answer:
     """That a process can do jobs: a process that gets here has imported all that they need."""
     return Answer(folded=Folded())
 
 
-_STEPS: dict[str, Callable[[Plan, int], Answer]] = {"check": check, "deal": deal, "fold": fold, "join": join}
+_STEPS: dict[str, Callable[[Store, Plan, int], Answer]] = {
+    "check": check,
+    "deal": deal,
+    "fold": fold,
+    "join": join,
+}
 assert set(TABLES) >= {"tasks", "attempts", "timeline", "metrics", "anomalies"}
 
 
 def main() -> None:
     for line in _lines():
-        step, plan_path, number = msgspec.json.decode(line, type=tuple[str, str, int])
-        sys.stdout.buffer.write(work(step, plan_path, number) + b"\n")
+        step, plan_at, number = msgspec.json.decode(line, type=tuple[str, str, int])
+        sys.stdout.buffer.write(work(step, plan_at, number) + b"\n")
         sys.stdout.buffer.flush()
 
 

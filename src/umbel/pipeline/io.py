@@ -6,21 +6,19 @@
     tables/_manifest/000042.json              which files readers are to read; the highest number counts
     .build.lock                               locked by the process that builds
 
-A build writes where no reader looks and publishes by giving a manifest its name: readers see the tables
+A build writes where no reader looks and publishes by putting a manifest: readers see the tables
 of one build or of another, never half of either. A manifest names files of earlier builds too, where they
 did not change. What the build before needs stays for readers that are at it; what no manifest needs, and
 what a build that died has left, is removed by the next.
 
-The lock is a file lock: it ends with its holder, however that ends. It holds on one machine and on
-network file systems that carry such locks.
+Who builds is the only one: it holds a name in the lake's store (`umbel.stores`), and shows that it still does
+before it publishes.
 """
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -28,8 +26,13 @@ import msgspec
 from umbel.events.columns import LAKE_VERSION
 from umbel.events.tables import TABLES_VERSION
 from umbel.pipeline.faults import BuildFailed, BuildRuns
+from umbel.pipeline.plan import TABLES
 from umbel.pipeline.state import State
+from umbel.stores.interface import Held, Store, Where, raise_unavailable
+from umbel.stores.opening import store_at
 
+LOCK = ".build.lock"
+MANIFESTS = f"{TABLES}/_manifest"
 BUILDS_KEPT = 2
 STATE = "state.json"
 WrittenT = TypeVar("WrittenT")
@@ -54,114 +57,94 @@ class Manifest(msgspec.Struct, frozen=True):
     """What the next build can extend, if there is anything."""
 
 
-def new_build(lake: Path) -> str:
+def new_build(store: Store) -> str:
     """A name that no build had, in the order of building."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}-{newest_number(lake) + 1:06d}"
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}-{newest_number(store) + 1:06d}"
 
 
-def publish(lake: Path, manifest: Manifest) -> Path:
+def publish(lake: Where | Store, manifest: Manifest) -> None:
     """Make a build the one that is read. Its files must be there, or readers would miss them."""
-    missing = [
-        name for names in manifest.tables.values() for name in names if not (lake / "tables" / name).exists()
-    ]
+    store = store_at(lake)
+    there = set(store.names(TABLES))
+    named = [name for names in manifest.tables.values() for name in names]
+    missing = [name for name in named if f"{TABLES}/{name}" not in there]
     if missing:
         raise BuildFailed(f"{missing[0]} was written but is missing now; nothing was published. Build again")
-    path = _manifests(lake) / f"{newest_number(lake) + 1:06d}.json"
-    write_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-    return path
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    name = _manifest(newest_number(store) + 1)
+    store.confirm(LOCK)
+    store.put(name, data)
 
 
-def newest_manifest(lake: Path) -> Manifest | None:
-    number = newest_number(lake)
-    if number == 0:
-        return None
-    return read_json(_manifests(lake) / f"{number:06d}.json", Manifest)
+def newest_manifest(lake: Where | Store) -> Manifest | None:
+    store = store_at(lake)
+    number = newest_number(store)
+    return read_json(store, _manifest(number), Manifest) if number else None
 
 
-def newest_state(lake: Path) -> State | None:
+def newest_state(lake: Where | Store) -> State | None:
     """What the build that is published has kept; None where that cannot be read."""
+    store = store_at(lake)
     try:
-        manifest = newest_manifest(lake)
+        manifest = newest_manifest(store)
     except BuildFailed:
         return None
-    return None if manifest is None else _state_of(lake, manifest)
+    return None if manifest is None else _state_of(store, manifest)
 
 
-def _state_of(lake: Path, manifest: Manifest) -> State | None:
+def _state_of(store: Store, manifest: Manifest) -> State | None:
     try:
-        return msgspec.json.decode((lake / "tables" / manifest.state).read_bytes(), type=State)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(store.read(f"{TABLES}/{manifest.state}"), type=State)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise_unavailable(error)
         return None
 
 
-def newest_number(lake: Path) -> int:
-    return max((int(path.stem) for path in _manifests(lake).glob("[0-9]*.json")), default=0)
+def newest_number(lake: Where | Store) -> int:
+    return max(_numbers(store_at(lake)), default=0)
 
 
-def remove_old_builds(lake: Path) -> None:
+def remove_old_builds(store: Store) -> None:
     """All but the newest few, and what builds that died have left. Only for who holds the lock."""
-    paths = sorted(_manifests(lake).glob("[0-9]*.json"), key=lambda path: int(path.stem))
-    manifests = [read_json(path, Manifest) for path in paths[-BUILDS_KEPT:]]
-    for path in paths[:-BUILDS_KEPT]:
-        path.unlink()
+    numbers = _numbers(store)
+    manifests = [read_json(store, _manifest(number), Manifest) for number in numbers[-BUILDS_KEPT:]]
+    store.delete(map(_manifest, numbers[:-BUILDS_KEPT]))
     needed = {name for one in manifests for names in one.tables.values() for name in names}
-    if manifests and (state := _state_of(lake, manifests[-1])) is not None:
+    if manifests and (state := _state_of(store, manifests[-1])) is not None:
         needed |= {manifests[-1].state, *state.names()}
-    for folder in (lake / "tables").iterdir():
-        if folder.is_dir() and folder.name != "_manifest":
-            _remove_others(folder, lake / "tables", needed)
-
-
-def _remove_others(folder: Path, tables: Path, needed: Collection[str]) -> None:
-    """Files that nothing needs, and folders that are empty then."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir():
-            if not any(path.iterdir()):
-                path.rmdir()
-        elif path.relative_to(tables).as_posix() not in needed:
-            path.unlink()
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    builds = {name.partition("/")[0] for name in needed}
+    for build in store.folders(TABLES):
+        if build != "_manifest" and build not in builds:
+            store.delete_folder(f"{TABLES}/{build}")
+    written = [name.removeprefix(f"{TABLES}/") for name in store.names(TABLES, hidden=True)]
+    old = [name for name in written if name not in needed and not name.startswith("_manifest/")]
+    store.delete(f"{TABLES}/{name}" for name in old if "/" in name)
 
 
 @contextlib.contextmanager
-def locked(lake: Path) -> Iterator[None]:
+def locked(store: Store) -> Iterator[None]:
     """Be the only one that builds in this lake, or say who is."""
-    with (lake / ".build.lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.read(200).strip() or "another process"
-            raise BuildRuns(f"{holder} is already building in {lake}; wait for it, or stop it") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
-        file.flush()
-        yield
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """There whole, or as it was before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}")
-    with fresh.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        with store.held(LOCK, f"process {os.getpid()} on {os.uname().nodename}"):
+            yield
+    except Held as held:
+        raise BuildRuns(f"{held} is already building in {store.where}; wait for it, or stop it") from None
 
 
-def read_json(path: Path, kind: type[WrittenT]) -> WrittenT:
+def read_json(store: Store, name: str, kind: type[WrittenT]) -> WrittenT:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(store.read(name), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        raise BuildFailed(f"cannot read {path}: {error}; restore the file, or move it away") from None
+        raise_unavailable(error)
+        raise BuildFailed(
+            f"cannot read {store.where}/{name}: {error}; restore the file, or move it away"
+        ) from None
 
 
-def _manifests(lake: Path) -> Path:
-    return lake / "tables" / "_manifest"
+def _numbers(store: Store) -> list[int]:
+    stems = [name.removeprefix(f"{MANIFESTS}/").removesuffix(".json") for name in store.names(MANIFESTS)]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def _manifest(number: int) -> str:
+    return f"{MANIFESTS}/{number:06d}.json"

@@ -1,13 +1,12 @@
 """Parts: files that the jobs of a build read and write, by Arrow alone.
 
-A job's file has a name that no other has, and the mode of its folder. Events that are dealt out lie in
-Arrow's own format, which is written and read for less than Parquet and is gone when the build is done.
+A job's file has a name that no other has. Files are named from the lake's root. Events that are dealt out
+lie in Arrow's own format, which is written and read for less than Parquet and is gone when the build is
+done.
 """
 
-import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +14,8 @@ import pyarrow.parquet as pq
 
 from umbel.fold.buckets import bucket_of
 from umbel.fold.schemas import EVENTS, settled
-from umbel.pipeline.plan import Counted, Dealt, Fold, Plan
+from umbel.pipeline.plan import TABLES, Counted, Dealt, Fold, Plan
+from umbel.stores.interface import Store, raise_unavailable
 
 DIFFERING = frozenset(
     {"subject", "task_id", "uuid", "root_id", "args", "kwargs", "result", "detail", "eta", "expires"}
@@ -26,26 +26,28 @@ ROWS_AT_ONCE = 250_000
 
 
 class UnreadPart(Exception):
-    """A file that cannot be read; says which, and why."""
+    """A file that cannot be read; says which, and why. If it is the store that does not answer, that is
+    raised instead."""
 
-    def __init__(self, path: str, error: Exception) -> None:
-        self.path = path
+    def __init__(self, name: str, error: Exception) -> None:
+        raise_unavailable(error)
+        self.name = name
         self.why = str(error).partition("\n")[0][:200]
-        super().__init__(f"{path}: {self.why}")
+        super().__init__(f"{name}: {self.why}")
 
 
-def fresh_path(folder: Path, suffix: str) -> Path:
-    return folder / f"part-{secrets.token_hex(8)}{suffix}"
+def fresh_name(folder: str, suffix: str) -> str:
+    return f"{folder}/part-{secrets.token_hex(8)}{suffix}"
 
 
-def write_part(table: pa.Table, folder: Path, *, row_group_size: int = 2**20) -> Counted:
-    path = fresh_path(folder, ".parquet")
+def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: int = 2**20) -> Counted:
+    name = fresh_name(folder, ".parquet")
     repeated = [
         field.name
         for field in table.schema
         if field.type in (pa.string(), pa.bool_()) and field.name not in DIFFERING
     ]
-    with created(path) as file:
+    with store.writer(name) as file:
         pq.write_table(
             table,
             file,
@@ -54,34 +56,26 @@ def write_part(table: pa.Table, folder: Path, *, row_group_size: int = 2**20) ->
             use_dictionary=repeated,
             row_group_size=row_group_size,
         )
-    return Counted(str(path), table.num_rows)
+    return Counted(name, table.num_rows)
 
 
-def created(path: Path) -> pa.PythonFile:
-    """A file that those may read who may read its folder."""
-    mode = path.parent.stat().st_mode & 0o666
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.fchmod(descriptor, mode)
-    os.close(descriptor)
-    return pa.OSFile(str(path), "wb")
-
-
-def event_batches(path: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def event_batches(store: Store, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The events of a file of the lake, a bounded number at a time, in the lake's columns and types."""
     try:
-        with pq.ParquetFile(path) as file:
+        with store.open(name) as opened, pq.ParquetFile(opened) as file:
             wanted = [name for name in file.schema_arrow.names if name in (columns or EVENTS.names)]
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted, use_threads=False):
                 table = pa.Table.from_batches([batch])
                 yield settled(table) if columns is None else table
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UnreadPart(path, error) from None
+        raise UnreadPart(name, error) from None
 
 
 class Source:
     """All events that a job folds, wherever they lie."""
 
-    def __init__(self, plan: Plan, job: Fold) -> None:
+    def __init__(self, store: Store, plan: Plan, job: Fold) -> None:
+        self._store = store
         self._plan = plan
         self._job = job
         self._of_lake = plan.sources(job.target) if job.of_lake else []
@@ -89,29 +83,29 @@ class Source:
     def rows(self) -> int:
         """At most; files of fewer buckets have events of others too."""
         kept = sum(one.rows for one in self._job.kept)
-        return kept + self.fresh_rows() + sum(_rows_in(path) for path, _ in self._of_lake)
+        return kept + self.fresh_rows() + sum(_rows_in(self._store, name) for name, _ in self._of_lake)
 
     def fresh_rows(self) -> int:
         """Of what was dealt out."""
         return sum(size for one in self._plan.dealt for _, size in self._stretches(one))
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        for path, count in self._of_lake:
-            for table in event_batches(path, columns):
+        for name, count in self._of_lake:
+            for table in event_batches(self._store, name, columns):
                 yield table if count == self._plan.count else self._own(table)
         yield from self.kept(columns)
         yield from self.fresh(columns)
 
     def kept(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         for one in self._job.kept:
-            yield from event_batches(str(Path(self._plan.root) / one.file), columns)
+            yield from event_batches(self._store, f"{TABLES}/{one.file}", columns)
 
     def fresh(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         for one in self._plan.dealt:
             places = [place for place, _ in self._stretches(one)]
             if not places:
                 continue
-            with pa.OSFile(one.file) as file, pa.ipc.open_file(file) as reader:
+            with self._store.open(one.file) as file, pa.ipc.open_file(file) as reader:
                 for place in places:
                     table = pa.Table.from_batches([reader.get_batch(place)])
                     yield table if columns is None else table.select(columns)
@@ -142,33 +136,33 @@ def chosen(tables: Iterable[pa.Table], ids: Sequence[str], *, others: bool = Fal
         yield table.filter(pc.invert(is_one) if others else is_one)
 
 
-def read_part(path: Path | str, filters: pc.Expression | None = None) -> pa.Table:
+def read_part(store: Store, name: str, filters: pc.Expression | None = None) -> pa.Table:
     """A file that a job has written."""
     try:
-        return pq.read_table(path, filters=filters, partitioning=None, use_threads=False)
+        with store.open(name) as file:
+            return pq.read_table(file, filters=filters, partitioning=None, use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UnreadPart(str(path), error) from None
+        raise UnreadPart(name, error) from None
 
 
-def write_index(index: pa.Buffer, folder: Path) -> Path:
-    path = fresh_path(folder, ".keys")
-    with created(path) as file:
+def write_index(store: Store, index: pa.Buffer, folder: str) -> str:
+    name = fresh_name(folder, ".keys")
+    with store.writer(name) as file:
         file.write(index)
-    return path
+    return name
 
 
-def read_index(path: Path) -> pa.Buffer:
-    """Only what is looked at is read."""
+def read_index(store: Store, name: str) -> pa.Buffer:
     try:
-        with pa.memory_map(str(path)) as file:
-            return file.read_buffer()
+        return store.buffer(name)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UnreadPart(str(path), error) from None
+        raise UnreadPart(name, error) from None
 
 
-def _rows_in(path: str) -> int:
+def _rows_in(store: Store, name: str) -> int:
     try:
-        count: int = pq.read_metadata(path).num_rows
+        with store.open(name) as file:
+            count: int = pq.read_metadata(file).num_rows
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UnreadPart(path, error) from None
+        raise UnreadPart(name, error) from None
     return count

@@ -22,6 +22,9 @@ BUCKETS_MAX = 4096
 DEAL_EVENTS = 500_000
 """About as many events of loose files are dealt out by one job."""
 
+TABLES = "tables"
+"""The folder of what is built from the events."""
+
 CHUNK_SAMPLES = 100_000
 """So many samples make a file of metrics."""
 
@@ -141,10 +144,10 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    root: str
-    """The folder `tables`."""
+    lake: str
+    """Where it is. Files of the lake are named from there; those that are kept, from its folder `tables`."""
     folder: str
-    """Where this build's tables are made; `scratch` in it is removed in the end."""
+    """Where in the lake this build's tables are made; `scratch` in it is removed in the end."""
     wanted: list[str]
     count: int = 1
     groups: list[Group] = []

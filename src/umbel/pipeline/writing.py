@@ -1,7 +1,6 @@
 """Writing: what a job has folded, as files of a segment."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,7 +9,8 @@ from umbel.fold import metrics as measured
 from umbel.fold.claims import index_of
 from umbel.fold.kernel import Bucket, fold_bucket
 from umbel.pipeline.parts import write_index, write_part
-from umbel.pipeline.plan import Counted, Folded, Plan, Samples, Segment
+from umbel.pipeline.plan import TABLES, Counted, Folded, Plan, Samples, Segment
+from umbel.stores.interface import Store
 
 SAMPLES_A_GROUP = 65_536
 KEPT = "kept"
@@ -20,10 +20,9 @@ KEPT = "kept"
 class Written:
     """What a job has written so far. `counts`: say how many samples each minute has."""
 
-    def __init__(self, plan: Plan, *, counts: bool = False) -> None:
+    def __init__(self, store: Store, plan: Plan, *, counts: bool = False) -> None:
+        self._store = store
         self._plan = plan
-        self._root = Path(plan.root)
-        self._folder = Path(plan.folder)
         self._counts = counts
         self._segments: list[Segment] = []
         self._hot: Segment | None = None
@@ -57,7 +56,7 @@ class Written:
 
     def write(self, table: pa.Table, name: str) -> Counted | None:
         """A part of a table, if there is anything to write."""
-        return self._named(write_part(table, self._folder / name)) if table.num_rows else None
+        return self._part(table, name) if table.num_rows else None
 
     def _segment(self, bucket: Bucket, events: Iterable[pa.Table], timeline: Iterable[pa.Table]) -> Segment:
         tables = {"tasks": [bucket.tasks], "attempts": [bucket.attempts], "timeline": timeline}
@@ -73,8 +72,8 @@ class Written:
                 every.append(self._kept(part))
                 last_us = max(last_us, pc.max(part.column("recorded_at").cast(pa.int64())).as_py() or 0)
                 ids.append(part.column("uuid"))
-        index = write_index(index_of(ids), self._folder / KEPT)
-        name = index.relative_to(self._root).as_posix()
+        index = write_index(self._store, index_of(ids), f"{self._plan.folder}/{KEPT}")
+        name = index.removeprefix(f"{TABLES}/")
         samples = self._sampled(bucket.samples)
         return Segment(every, name, last_us, written, samples, *self._suspects(bucket))
 
@@ -87,7 +86,7 @@ class Written:
             for minute, count in counts.items():
                 self._minutes[minute] = self._minutes.get(minute, 0) + count
         table = measured.by_minute(samples)
-        file = self._named(write_part(table, self._folder / KEPT, row_group_size=SAMPLES_A_GROUP)).file
+        file = self._part(table, KEPT, row_group_size=SAMPLES_A_GROUP).file
         return Samples(file, min(counts), max(counts))
 
     def _suspects(self, bucket: Bucket) -> list[Counted | None]:
@@ -99,8 +98,13 @@ class Written:
         return [self._kept(part) if part.num_rows else None for part in (*parts, bucket.told)]
 
     def _kept(self, table: pa.Table) -> Counted:
-        return self._named(write_part(table, self._folder / KEPT))
+        return self._part(table, KEPT)
 
-    def _named(self, written: Counted) -> Counted:
-        """From the folder of tables."""
-        return Counted(Path(written.file).relative_to(self._root).as_posix(), written.rows)
+    def _part(self, table: pa.Table, name: str, *, row_group_size: int = 2**20) -> Counted:
+        folder = f"{self._plan.folder}/{name}"
+        return kept_name(write_part(self._store, table, folder, row_group_size=row_group_size))
+
+
+def kept_name(written: Counted) -> Counted:
+    """Named from the folder of tables."""
+    return Counted(written.file.removeprefix(f"{TABLES}/"), written.rows)

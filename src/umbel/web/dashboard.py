@@ -7,7 +7,6 @@ application may not tell it of its start. Everything it hands out is redacted.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from sqlite3 import Error as FileError
 from time import time
 from typing import Any
@@ -45,6 +44,7 @@ from umbel.monitor.shapes import (
 )
 from umbel.monitor.story import story_of
 from umbel.protocol.delivery.states import FAILURE
+from umbel.stores.interface import Where
 from umbel.urls import without_password
 from umbel.web.actions import ROLES, ActionResult, AnyAction, AuditEntry
 from umbel.web.auditing import ended, entry_of, name_of, result_of
@@ -214,8 +214,8 @@ class Dashboard:
         return self.feed.problem
 
     @property
-    def lake(self) -> Path:
-        return Path(self.app.settings.history_lake)
+    def lake(self) -> Where:
+        return self.app.settings.history_lake
 
     @property
     def looking_back(self) -> asyncio.Semaphore:

@@ -27,7 +27,6 @@ What is promised to pages:
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -51,6 +50,7 @@ from umbel.monitor.shapes import (
     Worker,
     Workflow,
 )
+from umbel.stores.interface import Where
 from umbel.web.actions import ActionResult, AnyAction, AuditEntry
 from umbel.web.recorded import Recollection
 from umbel.web.roles import Role
@@ -83,7 +83,7 @@ class Site(Protocol):
     @property
     def problem(self) -> str: ...  # what keeps it from hearing the cluster; ""
     @property
-    def lake(self) -> Path: ...  # where the history is recorded, if it is
+    def lake(self) -> Where: ...  # where the history is recorded, if it is
     @property
     def looking_back(self) -> asyncio.Semaphore: ...  # how many may ask the history at once
     @property

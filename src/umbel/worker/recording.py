@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from umbel.brokers.interface import ClusterRecord
@@ -23,6 +22,7 @@ from umbel.history.lake import Lake
 from umbel.history.listening import RecordedBroker
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
 from umbel.protocol.leadership.lease import Acquired, LeaseSettings
+from umbel.stores.interface import Where
 from umbel.urls import without_password
 from umbel.worker.process.outages import Outages
 
@@ -41,7 +41,7 @@ HOUSEKEEPING_AFTER_S, HOUSEKEEPING_EVERY_S = 60.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class RecordingSettings:
-    lake: Path
+    lake: Where
     recorder: RecorderSettings = field(default_factory=RecorderSettings)
     lease_s: float = LEASE_S
     keep_days: float | None = None

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -149,7 +150,7 @@ def test_history_is_what_the_lake_has(shop: Shop) -> None:
     for path in ("/history", "/cluster?period=day"):
         assert "no tables in the lake" in shop.open(path).locator("main").inner_text()
     story = published.Story()
-    published.publish(shop.served.dashboard.lake, story.rows)
+    published.publish(Path(shop.served.dashboard.lake), story.rows)
     ended = [row for row in story.rows["attempts"] if row["ended_at"] is not None]
     failed = [row for row in ended if row["outcome"] == "FAILURE"]
     page = shop.open("/history?by=worker&mark=2026-11-15T09:30")
@@ -163,7 +164,7 @@ def test_history_is_what_the_lake_has(shop: Shop) -> None:
 
 def test_the_slider_goes_back_through_what_the_lake_has(shop: Shop) -> None:
     """w2 was lost at 09:25 and came back at 09:26; at 09:55 w3 left."""
-    published.publish(shop.served.dashboard.lake, published.Story(tasks=5).rows, number=2)
+    published.publish(Path(shop.served.dashboard.lake), published.Story(tasks=5).rows, number=2)
     page = shop.open(LAKE_HOUR)
     rows = page.locator("#happened tbody tr")
     assert [one.get_attribute("data-happened") for one in rows.all()] == [

@@ -19,7 +19,7 @@ from umbel.app.configuration.sizes import size_bytes
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
 from umbel.protocol.delivery.trust import SIGNING_WINDOW_MAX_S
-from umbel.urls import folder_path, without_password
+from umbel.urls import lake_place, without_password
 from umbel.wire.limits import TIME_LIMIT_MAX_S
 from umbel.wire.signing import Keyring, key_problem, keyring_of, shown_keys
 
@@ -107,7 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     broker_connection_wait_s: float = 60.0  # a starting worker waits so long for an unavailable broker
     lease_s: float = 10.0  # after so much silence a worker's messages are redelivered
     storage_max_bytes: int | None = None  # of the embedded broker's file
-    history_lake: str = "umbel-lake"  # a folder; relative to where the command runs
+    history_lake: str = "umbel-lake"  # a folder, relative to where the command runs, or s3://
     lake_mode: str = "0700"  # octal: who else may read the lake
     worker_record: bool = False  # workers write the history, one at a time
     worker_metrics: str = ""  # PORT or HOST:PORT, where Prometheus finds what a worker counts
@@ -279,7 +279,7 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
         raise BadSetting(name, value, "must be MAX,MIN with MAX >= MIN >= 1", source=source)
     if name == "history_lake":
-        return _folder(name, converted, source=source)
+        return _lake(name, converted, source=source)
     if name == "lake_mode" and not re.fullmatch("0?7[0-7]{2}", converted):
         raise BadSetting(
             name, value, "must be an octal mode that begins with 07, such as 0750", source=source
@@ -293,9 +293,9 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     return converted
 
 
-def _folder(name: str, value: str, *, source: str) -> str:
+def _lake(name: str, value: str, *, source: str) -> str:
     try:
-        return folder_path(value)
+        return lake_place(value)
     except ValueError as error:
         raise BadSetting(name, without_password(value), str(error), source=source) from None
 

@@ -22,7 +22,7 @@ HELP: Mapping[str, str] = {
     "accept_unsigned": "queues whose messages need no signature, for Celery clients; `*`: all queues",
     "lease_s": "seconds of silence after which a worker's messages are redelivered to other workers",
     "storage_max_bytes": "size limit of the embedded broker's file",
-    "history_lake": "folder of the [history](history.md), relative to the working directory",
+    "history_lake": "folder of the [history](history.md), relative to the working directory, or `s3://bucket/prefix`",
     "lake_mode": (
         "mode of the lake's folders; files get the same mode without execute permission; `0750` lets the "
         "group read"

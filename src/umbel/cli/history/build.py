@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,10 @@ from umbel.cli.options import json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.errors import ConfigurationError, UmbelError
 from umbel.events.tables import TABLES
-from umbel.history.lake import Lake, mode_of
+from umbel.history.lake import Lake
+from umbel.stores.interface import Store, Where
+from umbel.stores.local import mode_of
+from umbel.stores.opening import store_at
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -65,7 +69,7 @@ if TYPE_CHECKING:
 @click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A Spark setting.")
 @json_option
 def build(
-    lake: Path,
+    lake: Where,
     master: str | None,
     engine: str,
     tables: str | None,
@@ -96,18 +100,16 @@ def build(
         from umbel.pipeline.jobs.build import build as make
         from umbel.pipeline.jobs.build import sound
 
-        lake = _existing(lake)
-        umask = 0o777 & ~mode_of(lake)  # Spark writes as many as the lake says may read it
-        conf = {"spark.hadoop.fs.permissions.umask-mode": f"{umask:03o}", **conf}
-        with _umask(umask), io.locked(lake), _progress() as progress:
-            look = _Look(lake, progress, may_be_empty=is_following and not until_caught_up)
+        store = _existing(store_at(lake))
+        with _as_open_as(store), io.locked(store), _progress() as progress:
+            look = _Look(store, progress, may_be_empty=is_following and not until_caught_up)
             found = look()
             published = partial(_tell_published, progress, is_following=is_following, as_json=as_json)
-            spark = partial(_spark, master, progress, lake, conf)
+            spark = partial(_spark, master, progress, store, conf)
             with _engine(spark, is_local=is_local) as chosen:
                 if not is_following:
                     how: Any = {"only": wanted, "tell": progress.tell, "afresh": afresh}
-                    published(sound(found, look, lambda rest: make(chosen, lake, rest, **how)))
+                    published(sound(found, look, lambda rest: make(chosen, store, rest, **how)))
                     return look.exit_code()
                 from umbel.pipeline.jobs.follow import Following, follow
 
@@ -121,24 +123,28 @@ def build(
                     tell=progress.tell,
                 )
                 with _stopped_by_signals() as stop:
-                    follow(chosen, lake, following, stop=stop)
+                    follow(chosen, store, following, stop=stop)
     return look.exit_code()
 
 
+@contextmanager
 def _spark(
     master: str | None,
     progress: "Progress",
-    lake: Path,
+    store: Store,
     conf: dict[str, str],
-) -> AbstractContextManager[Any]:
+) -> Iterator[Any]:
+    """Its own files lie in the lake, where that is a folder."""
     from umbel.pipeline import session
 
     progress.tell("starting Spark", 0, 1)
-    return session.spark_session(
-        master,
-        work_folder=lake / ".work",
-        conf=conf,
-    )
+    root = store.path("")
+    if root is not None:  # Spark writes for those whom the lake is for
+        conf = {"spark.hadoop.fs.permissions.umask-mode": f"{0o777 & ~mode_of(root):03o}", **conf}
+    with TemporaryDirectory(prefix="umbel-spark-") as elsewhere:
+        folder = store.path(".work") or Path(elsewhere)
+        with session.spark_session(master, work_folder=folder, conf=conf) as spark:
+            yield spark
 
 
 @contextmanager
@@ -154,8 +160,13 @@ def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool)
 
 
 @contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    former = os.umask(mask)
+def _as_open_as(store: Store) -> Iterator[None]:
+    """What others write for us (Java) is for those whom the lake is for."""
+    root = store.path("")
+    if root is None:
+        yield
+        return
+    former = os.umask(0o777 & ~mode_of(root))
     try:
         yield
     finally:
@@ -177,25 +188,25 @@ def _conf(pairs: tuple[str, ...]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _existing(lake: Path) -> Path:
+def _existing(store: Store) -> Store:
     from umbel.pipeline.faults import EmptyLake
 
-    if not lake.is_dir():
+    if not store.is_there():
         raise EmptyLake(
-            f"there is no lake at {lake}; name another with --lake, or record one with `umbel record`"
+            f"there is no lake at {store.where}; name another with --lake, or record one with `umbel record`"
         )
-    return lake.resolve()
+    return store
 
 
 class _Look:
     """The lake's files that can be read; those that cannot go to the quarantine and are named."""
 
-    def __init__(self, lake: Path, progress: "Progress", *, may_be_empty: bool) -> None:
+    def __init__(self, store: Store, progress: "Progress", *, may_be_empty: bool) -> None:
         self.may_be_empty = may_be_empty
         self._has_unreadable = False
-        self._lake = lake
+        self._store = store
         self._progress = progress
-        self._known: dict[Path, int] = {}
+        self._known: dict[str, int] = {}
 
     def exit_code(self) -> int:
         return exits.PARTIAL if self._has_unreadable else exits.OK
@@ -205,21 +216,23 @@ class _Look:
         from umbel.pipeline.faults import EmptyLake
         from umbel.pipeline.files import look_into
 
-        kept = Lake(self._lake)
+        kept = Lake(self._store)
         if thorough:
             self._progress.tell("looking for damage", 0, 1)
-        if not self._known and (state := io.newest_state(self._lake)) is not None:
-            self._known = {self._lake / name: rows for name, rows in state.files.items()}
-        found = look_into(kept.event_files(), thorough=thorough, known=self._known)
-        self._known = dict(zip(found.files, found.rows, strict=True))
+        if not self._known and (state := io.newest_state(self._store)) is not None:
+            self._known = state.files
+        found = look_into(self._store, kept.event_files(), thorough=thorough, known=self._known)
+        self._known = found.rows_of()
         self._has_unreadable |= bool(found.unreadable)
         for one in found.unreadable:
-            moved = kept.set_aside(one.path)
+            moved = kept.set_aside(one.name)
             with self._progress.aside():
-                click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
+                where = self._store.where
+                told = f"{where}/{one.name} cannot be read ({one.why}); moved to {where}/{moved}"
+                click.echo(f"umbel: {told}", err=True)
         if not found.files and not self.may_be_empty:
-            hint = f"record some with `umbel record --lake {self._lake}`"
-            raise EmptyLake(f"there are no events in {self._lake} yet; {hint}")
+            hint = f"record some with `umbel record --lake {self._store.where}`"
+            raise EmptyLake(f"there are no events in {self._store.where} yet; {hint}")
         return found
 
 

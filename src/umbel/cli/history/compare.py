@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +17,7 @@ from umbel.history.export import plain
 from umbel.history.query import read, require_duckdb
 from umbel.history.scales import count, duration, percent
 from umbel.history.wanted import Wanted
+from umbel.stores.interface import Where
 
 SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("attempts", "n", count),
@@ -38,7 +38,7 @@ SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 @json_option
 def compared(
     periods: tuple[Span, ...],
-    lake: Path,
+    lake: Where,
     mark: datetime | None,
     task: str,
     queue: str,

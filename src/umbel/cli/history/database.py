@@ -7,12 +7,13 @@ import click
 from umbel.cli import exits
 from umbel.cli.history.lake import history_options
 from umbel.history.database import write_database
+from umbel.stores.interface import Where
 
 
 @click.command("duckdb")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @history_options
-def database(file: Path, lake: Path) -> int:
+def database(file: Path, lake: Where) -> int:
     """Write FILE, a DuckDB database in which other tools find the tables and views: dbt, notebooks, BI.
 
     It holds no rows: it reads the newest build's Parquet files where they are. Those go away some builds

@@ -16,6 +16,7 @@ from umbel.history.figures import figures
 from umbel.history.query import read, require_duckdb
 from umbel.history.report import main_figures, page
 from umbel.history.wanted import Wanted
+from umbel.stores.interface import Where
 
 
 @click.command("report")
@@ -31,7 +32,7 @@ from umbel.history.wanted import Wanted
 @time_options
 @json_option
 def report(
-    lake: Path,
+    lake: Where,
     html: Path | None,
     title: str,
     task: str,

@@ -6,7 +6,6 @@ looks at, and by which time rows are chosen and ordered (newest first). `--json`
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +21,7 @@ from umbel.events.tables import TABLES
 from umbel.history.export import plain
 from umbel.history.query import read, require_duckdb
 from umbel.history.views import VIEWS
+from umbel.stores.interface import Where
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ _FILTER_OPTIONS = {
 
 
 def _command(listing: Listing) -> click.Command:
-    def run(lake: Path, limit: int, as_json: bool, **filters: Any) -> int:
+    def run(lake: Where, limit: int, as_json: bool, **filters: Any) -> int:
         return _list(listing, lake, filters, limit, as_json=as_json)
 
     options: list[Callable[[Any], Any]] = [
@@ -156,7 +156,7 @@ def _command(listing: Listing) -> click.Command:
     return click.command(listing.table.replace("_", "-"))(run)
 
 
-def _list(listing: Listing, lake: Path, filters: dict[str, Any], limit: int, *, as_json: bool) -> int:
+def _list(listing: Listing, lake: Where, filters: dict[str, Any], limit: int, *, as_json: bool) -> int:
 
     require_duckdb()
     wheres, parameters = _conditions(listing, filters)

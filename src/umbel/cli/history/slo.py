@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 
 import click
 
@@ -16,6 +15,7 @@ from umbel.history.query import read, require_duckdb
 from umbel.history.scales import count, duration, percent
 from umbel.history.slo import RATES, judge, parse_objective
 from umbel.history.wanted import Wanted
+from umbel.stores.interface import Where
 
 
 @click.command("slo")
@@ -26,7 +26,7 @@ from umbel.history.wanted import Wanted
 @json_option
 def slo(
     objective: str,
-    lake: Path,
+    lake: Where,
     task: str,
     queue: str,
     since: datetime | None,

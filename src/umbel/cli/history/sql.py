@@ -1,7 +1,6 @@
 """`umbel history sql` and `umbel history tables`: ask anything of the history, and what there is."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +15,7 @@ from umbel.history.export import as_csv as csv_of
 from umbel.history.export import plain
 from umbel.history.query import Answer, Tables, read, require_duckdb
 from umbel.history.views import VIEWS
+from umbel.stores.interface import Where
 
 CELL_MAX = 120
 
@@ -40,7 +40,7 @@ CELL_MAX = 120
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
-def sql(query: str, lake: Path, limit: int, timeout_s: float, as_csv: bool, as_json: bool) -> int:
+def sql(query: str, lake: Where, limit: int, timeout_s: float, as_csv: bool, as_json: bool) -> int:
     """Ask the tables with SQL, in DuckDB's dialect; QUERY may be - to read it from stdin.
 
     It can only read: no other files, no network, no settings. Times are UTC.
@@ -73,7 +73,7 @@ def sql(query: str, lake: Path, limit: int, timeout_s: float, as_csv: bool, as_j
 @history_options
 @click.argument("name", required=False)
 @json_option
-def tables(lake: Path, name: str | None, as_json: bool) -> int:
+def tables(lake: Where, name: str | None, as_json: bool) -> int:
     """List the tables and how many rows they have; with NAME, the columns of one and what they hold.
 
     A view is computed from the tables when it is asked for, so its rows are not counted.

@@ -17,9 +17,10 @@ from pathlib import Path
 import click
 
 from umbel.cli import exits
-from umbel.cli.history.lake import LakeFolder, can_record
+from umbel.cli.history.lake import LakePlace, can_record
 from umbel.cli.options import app_option
 from umbel.cli.run.web_process import web_command
+from umbel.stores.interface import Where
 
 LOOK_EVERY_S = 0.3
 FILES_MAX = 20_000
@@ -42,10 +43,10 @@ Files = Mapping[Path, int]
 @click.option("--web-port", type=click.IntRange(0, 65_535), default=5555, show_default=True)
 @click.option(
     "--lake",
-    metavar="DIR",
+    metavar="PLACE",
     envvar="UMBEL_HISTORY_LAKE",
-    type=LakeFolder(),
-    help="Folder of the history; default: the app's history_lake, else umbel-lake.",
+    type=LakePlace(),
+    help="Where the history is, a folder or s3://bucket/prefix; default: history_lake, else umbel-lake.",
 )
 def command(
     app_name: str | None,
@@ -53,7 +54,7 @@ def command(
     record: bool | None,
     web: bool | None,
     web_port: int,
-    lake: Path | None,
+    lake: Where | None,
 ) -> int:
     """Develop tasks: the embedded broker, periodic tasks and a worker that restarts on change.
 

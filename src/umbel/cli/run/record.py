@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -23,11 +22,12 @@ from umbel.cli.show.printing import duration, print_json, print_table
 from umbel.errors import LakeError
 from umbel.history.housekeeping import behind, expire
 from umbel.history.housekeeping import compact as put_together
-from umbel.history.lake import Lake
+from umbel.history.lake import QUARANTINE, Lake
 from umbel.history.memory import all_memories
 from umbel.history.recorder import RecorderSettings
 from umbel.logs import set_up_logging
 from umbel.protocol.leadership.recording import RotationSettings
+from umbel.stores.interface import Where
 from umbel.worker.recording import RecorderCandidate, RecordingSettings, lease_of
 
 NAME = "recorder"
@@ -84,7 +84,7 @@ def command(
     ctx: click.Context,
     app_name: str | None,
     url: str | None,
-    lake: Path | None,
+    lake: Where | None,
     name: str,
     rotate_s: float,
     rotate_bytes: int,
@@ -165,7 +165,7 @@ async def _show(candidate: "RecorderCandidate") -> None:
 @broker_option
 @lake_option
 @json_option
-def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> int:
+def status(app_name: str | None, url: str | None, lake: Where, as_json: bool) -> int:
     """Show the progress of each recorder, and the contents of the lake.
 
     Without --broker or an app only the lake is looked at. Exit code: 0, or 3 when nothing was
@@ -179,10 +179,10 @@ def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> 
     size = found.size()
     due = behind(found)
     told = {
-        "lake": str(found.root),
+        "lake": found.store.where,
         "files": size.files,
         "bytes": size.size_bytes,
-        "quarantined": len(list(found.quarantine.glob("[!.]*"))) if found.quarantine.is_dir() else 0,
+        "quarantined": len(found.store.names(QUARANTINE)),
         "lost_by_log": log.lost if log else None,
         "behind": {"files": due.files, "days": due.days, "replaced": due.replaced},
         "recorders": [_status_of(name, memories.get(name), log) for name in names],
@@ -191,7 +191,7 @@ def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> 
         print_json(told)
     else:
         click.echo(
-            f"{found.root}: {size.files:,} files, {_bytes(size.size_bytes)}, "
+            f"{found.store.where}: {size.files:,} files, {_bytes(size.size_bytes)}, "
             f"quarantined: {told['quarantined']}"
         )
         rows: Any = told["recorders"]
@@ -232,7 +232,7 @@ def _status_row(told: dict[str, Any]) -> list[object]:
 @lake_option
 @click.option("--keep-days", type=click.FloatRange(min=1), help="Also drop older days.")
 @json_option
-def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
+def compact(lake: Where, keep_days: float | None, as_json: bool) -> int:
     """Write past hours by bucket of their tasks, and join days; readers are not disturbed.
 
     A recorder does that by itself every ten minutes.
@@ -288,10 +288,11 @@ def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> i
     return exits.OK if known else exits.NOT_FOUND
 
 
-def _existing(lake: Any) -> Any:
-    if not lake.root.is_dir():
+def _existing(lake: Lake) -> Lake:
+    if not lake.store.is_there():
         raise LakeError(
-            f"there is no lake at {lake.root}; record one with `umbel record`, or name another with --lake"
+            f"there is no lake at {lake.store.where}; record one with `umbel record`, or name another with"
+            " --lake"
         )
     return lake
 

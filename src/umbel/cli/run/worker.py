@@ -141,7 +141,9 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
     metavar="[HOST:]PORT",
     help="Serve what this worker counts for Prometheus; on this machine unless a host is named.",
 )
-@click.option("--record", metavar="DIR", help="Record the cluster's history there if no other recorder runs.")
+@click.option(
+    "--record", metavar="PLACE", help="Record the cluster's history there if no other recorder does."
+)
 @click.option(
     "--autoscale",
     "worker_autoscale",

@@ -7,7 +7,6 @@ result backend how it ended. Whatever of these is there is asked; none of them i
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -29,6 +28,7 @@ from umbel.history.retries import Link, links_in_events, links_in_files, links_i
 from umbel.history.story import Story, events_in_files, rows_in_tables, story_of
 from umbel.launch.loading import find_app
 from umbel.protocol.delivery.states import READY_STATES
+from umbel.stores.interface import Where
 from umbel.text import one_line
 from umbel.wire.event import decode_events
 from umbel.wire.result import ResultMap, decode_result
@@ -65,7 +65,7 @@ command.add_command(retry)
 @broker_option
 @lake_option
 @json_option
-def show(task_id: str, app_name: str | None, url: str | None, lake: Path, as_json: bool) -> int:
+def show(task_id: str, app_name: str | None, url: str | None, lake: Where, as_json: bool) -> int:
     """Show all events of TASK_ID in causal order, and how it ended.
 
     Asked are the lake (--lake), the event log of the broker (of the app, or -b URL; not RabbitMQ's,
@@ -135,17 +135,21 @@ def _line(first: _Known, ask: Callable[[str], _Known]) -> _Line:
     return _Line(found, len(seen) - 1 - len(found))
 
 
-def _ask(task_id: str, app_name: str | None, url: str | None, lake: Path) -> _Known:
+def _ask(task_id: str, app_name: str | None, url: str | None, lake: Where) -> _Known:
     logged, result = _ask_cluster(app_name, url, task_id)
     links = {link for link in links_in_events(logged) if task_id in link}
-    if not lake.is_dir():
+    found = Lake(lake)
+    if not found.store.is_there():
         return _Known(task_id, story_of(task_id, logged), result, links)
     require_duckdb()
-    files = Lake(lake).event_files()
-    events = [*events_in_files(files, task_id), *logged]
+    files = found.event_files()
+    events = [*events_in_files(found.store, files, task_id), *logged]
     story = story_of(task_id, events, rows_in_tables(lake, task_id))
     return _Known(
-        task_id, story, result, links | links_in_files(files, task_id) | links_in_tables(lake, task_id)
+        task_id,
+        story,
+        result,
+        links | links_in_files(found.store, files, task_id) | links_in_tables(lake, task_id),
     )
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -27,7 +26,10 @@ from umbel.pipeline.faults import UnreadFile
 from umbel.pipeline.files import Found
 from umbel.pipeline.jobs.making import Made, Site, Tell, extended, made_whole, say_nothing
 from umbel.pipeline.parts import UnreadPart
+from umbel.pipeline.plan import TABLES as BUILT
 from umbel.pipeline.state import State, Tree, new_files
+from umbel.stores.interface import Store, Where, raise_unavailable
+from umbel.stores.opening import store_at
 
 DoneT = TypeVar("DoneT")
 FEW_EVENTS = 100_000
@@ -57,7 +59,7 @@ def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
 
 def build(
     engine: Engine,
-    lake: Path,
+    lake: Where | Store,
     found: Found,
     *,
     only: Sequence[str] = (),
@@ -67,43 +69,36 @@ def build(
 ) -> io.Manifest:
     """Make the tables and publish them. `only`: these. `afresh`: from all events, whatever was built before.
     Hold the lock."""
-    started = time.monotonic()
-    name = io.new_build(lake)
-    wanted, rows = _wanted(only), _rows(lake, found)
+    started, store = time.monotonic(), store_at(lake)
     with failing_as("cannot build the tables; nothing was published"):
-        site = Site(engine, lake, name, wanted, tell or say_nothing)
-        made = _made(site, rows, None if afresh else io.newest_state(lake))
-        io.write_file(lake / "tables" / name / io.STATE, msgspec.json.encode(made.state))
-    return published(lake, name, found, made, started=started, origin=origin)
+        name = io.new_build(store)
+        site = Site(engine, store, name, _wanted(only), tell or say_nothing)
+        made = _made(site, found.rows_of(), None if afresh else io.newest_state(store))
+        store.put(f"{BUILT}/{name}/{io.STATE}", msgspec.json.encode(made.state))
+    return published(store, name, found, made, started=started, origin=origin)
 
 
-def anything_new(lake: Path, found: Found, only: Sequence[str] = ()) -> bool:
+def anything_new(lake: Where | Store, found: Found, only: Sequence[str] = ()) -> bool:
     """Whether a build would have other tables than the one that is published."""
-    state = io.newest_state(lake)
+    store = store_at(lake)
+    state = io.newest_state(store)
     if state is None or not state.fits(_wanted(only)):
         return True
-    return _new(lake, state, _rows(lake, found)) != []
+    return _new(store, state, found.rows_of()) != []
 
 
 def _wanted(only: Sequence[str]) -> list[str]:
     return [table for table in TABLES if table in only or not only]
 
 
-def _rows(lake: Path, found: Found) -> dict[str, int]:
-    """How many events each file has, by its name from the lake's root."""
-    return {
-        path.relative_to(lake).as_posix(): count for path, count in zip(found.files, found.rows, strict=True)
-    }
-
-
-def _new(lake: Path, state: State, rows: dict[str, int]) -> list[str] | None:
-    return new_files(state.files, rows, lambda group: _made_of(lake, group))
+def _new(store: Store, state: State, rows: dict[str, int]) -> list[str] | None:
+    return new_files(state.files, rows, lambda group: _made_of(store, group))
 
 
 def _made(site: Site, rows: dict[str, int], state: State | None) -> Made:
     """An increment, if there is something to extend."""
     if state is not None and state.fits(site.wanted):
-        new = _new(site.lake, state, rows)
+        new = _new(site.store, state, rows)
         most = max(FEW_EVENTS, sum(state.files.values()))
         if new is not None and sum(rows[name] for name in new) <= most:
             try:
@@ -111,22 +106,26 @@ def _made(site: Site, rows: dict[str, int], state: State | None) -> Made:
             except UnreadPart:  # what was kept is damaged or gone
                 site.clear()
             except UnreadFile as error:
-                if not Path(error.path).is_relative_to(site.tables):
+                if not error.path.startswith(f"{BUILT}/"):
                     raise
                 site.clear()
     return made_whole(site, rows)
 
 
-def _made_of(lake: Path, group: str) -> Tree:
+def _made_of(store: Store, group: str) -> Tree:
     """What a group of files was made of; nothing where it does not say so."""
     try:
-        told = pq.read_schema(marks_file(str(lake / group))).metadata or {}
+        with store.open(marks_file(group)) as file:
+            told = pq.read_schema(file).metadata or {}
         return msgspec.json.decode(told.get(SOURCES_KEY, b"{}"), type=dict[str, list[str]])
-    except (pa.ArrowException, OSError, ValueError):
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise_unavailable(error)
         return {}
 
 
-def published(lake: Path, name: str, found: Found, made: Made, *, started: float, origin: str) -> io.Manifest:
+def published(
+    store: Store, name: str, found: Found, made: Made, *, started: float, origin: str
+) -> io.Manifest:
     """Make the build of this name the one that is read; what only those before it need may go."""
     manifest = io.Manifest(
         build=name,
@@ -137,11 +136,11 @@ def published(lake: Path, name: str, found: Found, made: Made, *, started: float
         built_at=datetime.now(UTC).isoformat(),
         source_files=len(found.files),
         seconds=round(time.monotonic() - started, 3),
-        quarantined=[one.path.name for one in found.unreadable],
+        quarantined=[one.name.rpartition("/")[2] for one in found.unreadable],
         origin=origin,
         state=f"{name}/{io.STATE}",
     )
     with failing_as("cannot publish the tables; the previous build stays in use"):
-        io.publish(lake, manifest)
-    io.remove_old_builds(lake)
+        io.publish(store, manifest)
+    io.remove_old_builds(store)
     return manifest

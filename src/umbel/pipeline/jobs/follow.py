@@ -14,13 +14,14 @@ goes on without it.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from umbel.pipeline import io
 from umbel.pipeline.engines import Engine
 from umbel.pipeline.files import Found, Unreadable
 from umbel.pipeline.jobs.build import Look, anything_new, build, sound
 from umbel.pipeline.jobs.making import Tell
+from umbel.stores.interface import Store, Where
+from umbel.stores.opening import store_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,11 @@ class Following:
     tell: Tell | None = None
 
 
-def follow(engine: Engine, lake: Path, following: Following, *, stop: threading.Event | None = None) -> None:
+def follow(
+    engine: Engine, lake: Where | Store, following: Following, *, stop: threading.Event | None = None
+) -> None:
     """Until stopped, or until all files that are there are in published tables. Hold the lock."""
-    stream = _Stream(engine, lake, following)
+    stream = _Stream(engine, store_at(lake), following)
     stopping = stop or threading.Event()
     while not stopping.is_set():
         stream.run_round()
@@ -48,9 +51,9 @@ def follow(engine: Engine, lake: Path, following: Following, *, stop: threading.
 
 
 class _Stream:
-    def __init__(self, engine: Engine, lake: Path, following: Following) -> None:
+    def __init__(self, engine: Engine, store: Store, following: Following) -> None:
         self._engine = engine
-        self._lake = lake
+        self._store = store
         self._following = following
         self._has_published = False
         self._unreadable: list[Unreadable] = []  # since it began
@@ -64,7 +67,7 @@ class _Stream:
     def _publish(self, found: Found) -> None:
         self._unreadable = found.unreadable
         how = self._following
-        if self._has_published and not anything_new(self._lake, found, how.only):
+        if self._has_published and not anything_new(self._store, found, how.only):
             return
-        how.published(build(self._engine, self._lake, found, only=how.only, tell=how.tell, origin="stream"))
+        how.published(build(self._engine, self._store, found, only=how.only, tell=how.tell, origin="stream"))
         self._has_published = True

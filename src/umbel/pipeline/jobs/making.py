@@ -7,10 +7,8 @@ nodes    events without a task, in this process
 join     metrics of minutes that changed, and what is judged beside other facts
 """
 
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -29,6 +27,7 @@ from umbel.pipeline.parts import event_batches, read_part, write_part
 from umbel.pipeline.plan import (
     DEAL_EVENTS,
     JUDGE_SUSPECTS,
+    TABLES,
     Chunk,
     Counted,
     Dealt,
@@ -46,7 +45,8 @@ from umbel.pipeline.plan import (
     shared,
 )
 from umbel.pipeline.state import State
-from umbel.pipeline.writing import KEPT
+from umbel.pipeline.writing import KEPT, kept_name
+from umbel.stores.interface import Store, raise_unavailable
 
 Tell = Callable[[str, int, int], None]
 """Called with progress: the current step, steps done, steps in total."""
@@ -74,31 +74,31 @@ class Made:
 class Site:
     """Where a build is made, and by whom."""
 
-    def __init__(self, engine: Engine, lake: Path, name: str, wanted: Sequence[str], tell: Tell) -> None:
-        self.lake = lake
+    def __init__(self, engine: Engine, store: Store, name: str, wanted: Sequence[str], tell: Tell) -> None:
+        self.store = store
         self.wanted = list(wanted)
-        self.tables = lake / "tables"
         self.tell = tell
-        self.folder = self.tables / name
-        self.scratch = self.folder / "scratch"
+        self.folder = f"{TABLES}/{name}"
+        self.scratch = f"{self.folder}/scratch"
         self._engine = engine
 
     def open(self) -> Plan:
-        """Make the folders; a plan without anything to do."""
-        for folder in (self.scratch, self.folder / KEPT, *(self.folder / table for table in self.wanted)):
-            folder.mkdir(parents=True, exist_ok=True)
-        return Plan(str(self.tables), str(self.folder), self.wanted)
+        """A plan without anything to do."""
+        return Plan(self.store.where, self.folder, self.wanted)
 
     def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.store.delete_folder(self.folder)
 
     def close(self) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.store.delete_folder(self.scratch)
 
     def run(self, step: str, plan: Plan, count: int) -> Sequence[Answer]:
-        path = self.scratch / f"{step}.json"
-        path.write_bytes(msgspec.json.encode(plan))
-        return self._engine.run(step, path, count) if count else []
+        if not count:
+            return []
+        name = f"{self.scratch}/{step}.json"
+        with self.store.writer(name) as file:
+            file.write(msgspec.json.encode(plan))
+        return self._engine.run(step, f"{self.store.where}/{name}", count)
 
     def deal(self, plan: Plan) -> list[Dealt]:
         if plan.loose:
@@ -111,11 +111,15 @@ class Site:
         return [one.folded or Folded() for one in self.run("fold", plan, len(plan.folds))]
 
     def write(self, table: pa.Table, name: str) -> Counted:
-        written = write_part(table, self.folder / name)
-        return Counted(Path(written.file).relative_to(self.tables).as_posix(), written.rows)
+        return kept_name(write_part(self.store, table, f"{self.folder}/{name}"))
+
+    def write_scratch(self, table: pa.Table, name: str) -> None:
+        """For jobs of this build, which find it by this name."""
+        with self.store.writer(f"{self.scratch}/{name}") as file:
+            pq.write_table(table, file)
 
     def read(self, part: Counted) -> pa.Table:
-        return read_part(self.tables / part.file)
+        return read_part(self.store, f"{TABLES}/{part.file}")
 
     def read_all(self, schema: pa.Schema, parts: Iterable[Counted | None]) -> pa.Table:
         return pa.concat_tables([schema.empty_table(), *(self.read(one) for one in parts if one is not None)])
@@ -146,16 +150,15 @@ class Ground:
 
 def made_whole(site: Site, rows: Mapping[str, int]) -> Made:
     """From all events. `rows`: the lake's files and how many events each has."""
-    named = {str(site.lake / name): count for name, count in rows.items()}
-    known, whole = _marks_in(named)
-    plan = planned(site.open(), named, whole)
+    known, whole = _marks_in(site.store, rows)
+    plan = planned(site.open(), rows, whole)
     dealt = site.deal(plan)
     groups = {group.name for group in plan.groups}
-    marks = merged([*(one for group, one in known.items() if group in groups), *_marks_of(dealt)])
+    marks = merged([*(one for group, one in known.items() if group in groups), *_marks_of(site.store, dealt)])
     plan = msgspec.structs.replace(plan, dealt=dealt, horizon_us=marks.horizon_us())
     folded = site.fold(plan)
-    of_lake = [table for name in plan.others() for table in event_batches(name)]
-    others = pa.concat_tables([EVENTS.empty_table(), *of_lake, _others_in(dealt)])
+    of_lake = [table for name in plan.others() for table in event_batches(site.store, name)]
+    others = pa.concat_tables([EVENTS.empty_table(), *of_lake, _others_in(site.store, dealt)])
     ground = Ground(marks, [site.write(others, KEPT)], [], None)
     for one in folded:
         ground.take(one)
@@ -173,11 +176,11 @@ def extended(site: Site, state: State, rows: Mapping[str, int], new: Sequence[st
     segments = state.segments
     plan = msgspec.structs.replace(
         site.open(),
-        loose=shared({str(site.lake / name): rows[name] for name in new}, DEAL_EVENTS),
+        loose=shared({name: rows[name] for name in new}, DEAL_EVENTS),
         claims=[one.index for one in segments],
     )
     dealt = site.deal(plan)
-    marks = merged([Marks.of_table(site.read(state.marks)), *_marks_of(dealt)])
+    marks = merged([Marks.of_table(site.read(state.marks)), *_marks_of(site.store, dealt)])
     horizon_us = marks.horizon_us()
     touched = {target for one in dealt for target in one.targets}
     folds = [
@@ -192,7 +195,7 @@ def extended(site: Site, state: State, rows: Mapping[str, int], new: Sequence[st
     replaced = {id(one) for those in together for one in those}
     ground = Ground(
         marks,
-        _with_others(site, state.others, _others_in(dealt)),
+        _with_others(site, state.others, _others_in(site.store, dealt)),
         [one for one in spared if id(one) not in replaced],
         state.hot if len(segments) not in touched else None,
         chunks=list(state.chunks),
@@ -272,7 +275,7 @@ def _put_nodes(site: Site, ground: Ground, tables: Parts) -> None:
         part: pa.Table = getattr(nodes, name)
         if part.num_rows:
             tables[name].append(site.write(part, name))
-    pq.write_table(nodes.workers, site.scratch / "workers.parquet")
+    site.write_scratch(nodes.workers, "workers.parquet")
 
 
 def _since(site: Site, ground: Ground) -> tuple[Counted | None, set[str]]:
@@ -280,7 +283,7 @@ def _since(site: Site, ground: Ground) -> tuple[Counted | None, set[str]]:
     if "anomalies" not in site.wanted:
         return None, set()
     since = first_told(site.read_all(TOLD, [one.told for one in ground.every()]))
-    pq.write_table(since, site.scratch / "since.parquet")
+    site.write_scratch(since, "since.parquet")
     before = _by_name(site.read_all(TOLD, [ground.since]))
     after = _by_name(since)
     names = pa.array([name for name in {*before, *after} if before.get(name) != after.get(name)], pa.string())
@@ -300,23 +303,25 @@ def _by_name(since: pa.Table) -> dict[str, object]:
     return dict(zip(since.column("name").to_pylist(), told.to_pylist(), strict=True))
 
 
-def _marks_in(names: Iterable[str]) -> tuple[dict[str, Marks], dict[str, int]]:
+def _marks_in(store: Store, names: Iterable[str]) -> tuple[dict[str, Marks], dict[str, int]]:
     """The marks of the groups that have some, and how many events they are of."""
     found: dict[str, Marks] = {}
     whole: dict[str, int] = {}
     for group in sorted({place.group for place in map(place_of, names) if place is not None}):
         try:
-            table = pq.read_table(marks_file(group), partitioning=None)
+            with store.open(marks_file(group)) as file:
+                table = pq.read_table(file, partitioning=None)
             whole[group] = int((table.schema.metadata or {})[EVENTS_KEY])
             found[group] = Marks.of_table(table)
-        except (pa.ArrowException, OSError, ValueError, KeyError):
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise_unavailable(error)
             continue  # they are made again from its events
     return found, whole
 
 
-def _marks_of(dealt: Sequence[Dealt]) -> list[Marks]:
-    return [Marks.of_table(read_part(one.marks)) for one in dealt]
+def _marks_of(store: Store, dealt: Sequence[Dealt]) -> list[Marks]:
+    return [Marks.of_table(read_part(store, one.marks)) for one in dealt]
 
 
-def _others_in(dealt: Sequence[Dealt]) -> pa.Table:
-    return pa.concat_tables([EVENTS.empty_table(), *(read_part(one.others) for one in dealt)])
+def _others_in(store: Store, dealt: Sequence[Dealt]) -> pa.Table:
+    return pa.concat_tables([EVENTS.empty_table(), *(read_part(store, one.others) for one in dealt)])

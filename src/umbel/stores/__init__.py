@@ -1,0 +1,1 @@
+"""Stores: where the files of a lake lie, a folder or S3, behind one interface (`interface.py`)."""
