@@ -10,9 +10,9 @@ import pytest
 
 from tests.servers.s3 import S3Server
 from tests.waiting import wait_until
-from umbel.stores import claims
-from umbel.stores.claims import rivals
+from umbel.stores import leases
 from umbel.stores.interface import Held, Store, Unavailable, raise_unavailable
+from umbel.stores.leases import rivals
 from umbel.stores.opening import store_at
 
 LARGE = 12 * 1024 * 1024
@@ -121,21 +121,25 @@ def test_of_many_that_want_a_name_at_once_one_has_it(s3_lake: str) -> None:
     assert (most <= 1, len(done)) == (True, 4)
 
 
-def test_a_claim_that_is_not_renewed_is_over_by_the_clock_of_the_store() -> None:
+def test_a_lease_that_is_not_renewed_is_over_by_the_clock_of_the_store() -> None:
     assert rivals("own", {"own": 100.0}, 60) == ([], [])
     assert rivals("own", {"own": 100.0, "fresh": 41.0, "old": 40.0}, 60) == (["fresh"], ["old"])
     assert rivals("own", {"own": 100.0, "later": 200.0}, 60) == (["later"], [])
 
 
-def test_who_lost_a_claim_publishes_nothing(s3_lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_lost_a_lease_publishes_nothing(s3_lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = store_at(s3_lake), store_at(s3_lake)
     with store.held("lock", "one that stood still"):
-        monkeypatch.setattr(claims, "LEASE_S", -1.0)
-        with other.held("lock", "the next"):
-            monkeypatch.undo()
+        with monkeypatch.context() as later:
+            later.setattr(leases, "LEASE_S", -1.0)
+            taken = other.held("lock", "the next")
+            taken.__enter__()
+        try:
             with pytest.raises(Unavailable, match="is lost"):
                 store.confirm("lock")
             other.confirm("lock")
+        finally:
+            taken.__exit__(None, None, None)
 
 
 def test_requests_that_fail_now_and_then_are_made_again(s3: S3Server, s3_lake: str) -> None:

@@ -14,8 +14,8 @@ in several files; its `digest` shows that.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -117,6 +117,18 @@ class Lake:
             raise LakeError(
                 f"cannot read {self.store.where}/{name}: {error}; restore the file, or move it away"
             ) from None
+
+
+@asynccontextmanager
+async def entered(
+    lock: AbstractContextManager[None], in_thread: Callable[..., Awaitable[object]]
+) -> AsyncIterator[None]:
+    """A lock taken and given back in a thread: that may take as long as the store takes to answer."""
+    await in_thread(lock.__enter__)
+    try:
+        yield
+    finally:
+        await in_thread(lock.__exit__, None, None, None)
 
 
 def hour_folder(at: float) -> str:

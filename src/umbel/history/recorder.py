@@ -23,7 +23,7 @@ from umbel.errors import BrokerError, LakeError, NotSupported
 from umbel.events.sequences import Sequences
 from umbel.history.arrow import arrow, compute, event_schema, parquet
 from umbel.history.facts import DEAF, LOST, OFFLINE, ONLINE, UNREADABLE, Fact, FactMaker
-from umbel.history.lake import EVENTS, Lake
+from umbel.history.lake import EVENTS, Lake, entered
 from umbel.history.listening import Listening, RecordedBroker
 from umbel.history.memory import Memory, read_memory, write_memory
 from umbel.history.numbering import account
@@ -124,7 +124,7 @@ class Recorder:
         """Record until asked to stop, or until the lease is lost; what was read is safe on disk then."""
         name = self._settings.name
         try:
-            with self._lake.locked(name, f"a recorder named {name!r}"):
+            async with entered(self._lake.locked(name, f"a recorder named {name!r}"), self._in_thread):
                 await self._in_thread(self._open_lake)
                 async with asyncio.TaskGroup() as group:
                     listening = group.create_task(self._listening.run(), name="umbel-listening")
@@ -230,7 +230,6 @@ class Recorder:
 
     def _open_lake(self) -> None:
         arrow(), parquet(), compute(), event_schema()  # the slow first import, or a clear message
-        # Only who holds the lock may do that.
         self._lake.store.clear_drafts(EVENTS, f"ev-{self._settings.name}-")
         found = read_memory(self._lake, self._settings.name)
         if found is not None:

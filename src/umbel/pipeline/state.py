@@ -51,7 +51,7 @@ class State(msgspec.Struct, frozen=True):
             for segment in self.every()
             for text in (segment.index, segment.samples.file if segment.samples else "")
             if text
-        } | {one.file for one in _counted(msgspec.structs.asdict(self))}
+        } | {one.file for one in _counted(msgspec.structs.asdict(self)) if one.file}
 
 
 def _counted(value: Any) -> Iterator[Counted]:

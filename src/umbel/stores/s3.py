@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from umbel.stores.claims import Claim
 from umbel.stores.interface import Unavailable
+from umbel.stores.leases import Lease
 
 ATTEMPTS = 5
 """Of each request, by the client, with growing waits of up to some seconds in all."""
@@ -46,7 +46,7 @@ class S3Store:
         """`s3://bucket/prefix`, without credentials."""
         self.where = where.rstrip("/")
         self._base = self.where.removeprefix("s3://")
-        self._claims: dict[str, Claim] = {}
+        self._leases: dict[str, Lease] = {}
 
     # -- what is there ---------------------------------------------------------------------------
 
@@ -132,16 +132,16 @@ class S3Store:
 
     @contextmanager
     def held(self, name: str, owner: str) -> Iterator[None]:
-        with Claim(self, name, owner) as claim:
-            self._claims[name] = claim
+        with Lease(self, name, owner) as lease:
+            self._leases[name] = lease
             try:
                 yield
             finally:
-                del self._claims[name]
+                del self._leases[name]
 
     def confirm(self, name: str) -> None:
-        if name in self._claims:
-            self._claims[name].confirm()
+        if name in self._leases:
+            self._leases[name].confirm()
 
     def changed_at(self, folder: str) -> dict[str, float]:
         """When each file was put, by the clock of S3."""

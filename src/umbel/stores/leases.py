@@ -1,14 +1,14 @@
-"""Claims: one holder at a time in a store that has neither locks nor conditional writes.
+"""Leases: one holder at a time in a store that has neither locks nor conditional writes.
 
-Who wants to hold a name puts a claim beside those of others, under a name of its own, and lists them.
-Alone, it holds. Otherwise it takes its claim back and tries again a little later, a few times. Two cannot
+Who wants to hold a name puts a lease beside those of others, under a name of its own, and lists them.
+Alone, it holds. Otherwise it takes its lease back and tries again a little later, a few times. Two cannot
 both find themselves alone: both have put before they list, so that the one who lists later sees the
 other. This rests on lists that show every put that was answered before, which S3 promises.
 
-A claim is renewed while its holder lives. One that was not renewed for LEASE_S is over, and is removed by
+A lease is renewed while its holder lives. One that was not renewed for LEASE_S is over, and is removed by
 the next who comes. All times are the store's, as it shows them in a list, so that clocks need not agree.
-A holder that was stopped for longer finds its claim gone when it confirms it, which it does before it
-publishes. Between that look and the publication nothing guards it: there the lease, and not the store,
+A holder that was stopped for longer finds its lease gone when it confirms it, which it does before it
+publishes. Between that look and the publication nothing guards it: there time, and not the store,
 keeps two apart.
 """
 
@@ -27,7 +27,7 @@ TRIES = 3
 WAIT_S = 0.5
 
 
-class ClaimedStore(Protocol):
+class LeasedStore(Protocol):
     where: str
 
     def read(self, name: str) -> bytes: ...
@@ -37,26 +37,26 @@ class ClaimedStore(Protocol):
 
 
 def rivals(own: str, changed_at: Mapping[str, float], lease_s: float) -> tuple[list[str], list[str]]:
-    """Of the claims that a list shows with their times, those of others that live, and that are over."""
+    """Of the leases that a list shows with their times, those of others that live, and that are over."""
     now = changed_at[own]
     others = sorted(name for name in changed_at if name != own)
     living = [name for name in others if changed_at[name] > now - lease_s]
     return living, [name for name in others if name not in living]
 
 
-class Claim:
-    """Take it as a context; the claim is given back at the end."""
+class Lease:
+    """Take it as a context; the lease is given back at the end."""
 
-    def __init__(self, store: ClaimedStore, folder: str, owner: str) -> None:
+    def __init__(self, store: LeasedStore, folder: str, owner: str) -> None:
         self._store = store
         self._folder = folder
         self._owner = owner.encode()
         self._name = f"{folder}/{os.getpid()}-{secrets.token_hex(8)}"
         self._renewed_at = 0.0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="umbel-claim", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="umbel-lease", daemon=True)
 
-    def __enter__(self) -> "Claim":
+    def __enter__(self) -> "Lease":
         tries = 1
         while (holder := self._tried()) is not None and tries < TRIES:
             time.sleep(WAIT_S * (0.5 + secrets.randbelow(1000) / 1000))
@@ -64,7 +64,7 @@ class Claim:
         if holder is None:
             self._thread.start()
             return self
-        raise Held(f"{holder}; if it died, wait {LEASE_S:g} s")
+        raise Held(f"{holder} (if it died, its lease ends within {LEASE_S:g} s)")
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -77,7 +77,7 @@ class Claim:
         if is_late or self._name not in self._store.changed_at(self._folder):
             raise Unavailable(
                 self._store.where,
-                f"the claim on {self._folder} was not renewed for {LEASE_S:g} s and is lost; try again",
+                f"the lease on {self._folder} was not renewed for {LEASE_S:g} s and is lost; try again",
             )
 
     def _tried(self) -> str | None:
