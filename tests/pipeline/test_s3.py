@@ -39,6 +39,7 @@ from umbel.stores.interface import Where
 from umbel.stores.opening import store_at
 
 __all__ = ["umbel"]  # a fixture
+ROOT = Path(__file__).parents[2]
 HISTORY = attempt(0, "sent", "received", "started", "succeeded")
 
 
@@ -104,36 +105,49 @@ def test_spark_builds_from_s3(
     assert published(s3_lake) == counted(tables_of(parts, buckets=1))
 
 
+def guided(lake: str, url: str) -> list[list[str]]:
+    """What the guide tells to type, for this lake and this broker."""
+    guide = (ROOT / "docs/history.md").read_text().split("### A lake in S3")[1]
+    lines = [line for line in guide.split("```")[1].splitlines() if line.startswith("$ umbel ")]
+    typed = [line.removeprefix("$ umbel ").replace("s3://my-bucket/umbel", lake) for line in lines]
+    return [line.replace("redis://localhost/0", url).split() for line in typed]
+
+
 def test_what_is_recorded_into_s3_is_read_by_every_command(
     umbel: Umbel, s3_lake: str, tmp_path: Path
 ) -> None:
-    """A recorder in this process, and commands: what they say is what they say of a copy in a folder."""
-    told = Teller().tell(40)
-
-    async def scenario() -> None:
-        broker = await opened(f"sqlite:///{tmp_path / 'queue.db'}")
-        await broker.register_recorder("recorder")
-        await broker.log_events(told)
-        await recorded(broker, s3_lake)
-        await broker.close()
-
-    run(scenario())
+    """By the commands of the guide. What they say is what they say of a copy in a folder."""
+    told, url = Teller().tell(40), f"sqlite:///{tmp_path / 'queue.db'}"
+    record, build, tasks = guided(s3_lake, url)
+    with LogWriter(url) as log:
+        log.register()
+        log.log(told)
+        command = [sys.executable, "-m", "umbel.cli.main", *record, "--rotate", "0.2"]
+        recorder = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            log.wait_until_recorded()
+            recorder.terminate()
+            assert recorder.wait(30) == 0
+        finally:
+            recorder.kill()
+    assert [umbel(*command).code for command in (build, tasks)] == [0, 0]
     store, copy = store_at(s3_lake), tmp_path / "copy"
     raw = [pq.read_table(store.open(name)) for name in Lake(s3_lake).event_files()]
     assert digests_of(told) <= set(pa.concat_tables(raw).column("digest").to_pylist())
     for name in store.names(""):
         store_at(copy).put(name, store.read(name))
     said: dict[Where, list[Any]] = {s3_lake: [], copy: []}
+    store_at(copy).delete_folder("tables")
     for lake, answers in said.items():
         at = ("--lake", str(lake))
         ran = umbel("history", "build", *at, "--engine", "local", "--follow", "--until-caught-up", "--json")
         assert ran.code == 0, ran
-        tasks = umbel("history", "tasks", *at, "--json")
-        task_id = json.loads(tasks.out)[0]["task_id"]
+        listed = umbel("history", "tasks", *at, "--json")
+        task_id = json.loads(listed.out)[0]["task_id"]
         report = umbel("history", "report", *at, "--html", str(tmp_path / "report.html"), "--json")
         shown = umbel("task", "show", task_id, *at, "--json")
         status = umbel("record", "status", *at, "--json")
-        answers += [json.loads(one.out) for one in (tasks, report, shown)]
+        answers += [json.loads(one.out) for one in (listed, report, shown)]
         answers += [json.loads(status.out) | {"lake": ""}, ask(lake, everything)]
     assert said[s3_lake] == said[copy]
     refused = umbel("history", "duckdb", str(tmp_path / "x.duckdb"), "--lake", s3_lake)
@@ -145,14 +159,14 @@ def test_a_recorder_goes_on_when_s3_answers_again(
 ) -> None:
     """D1: what could not be written is read again; nothing is acknowledged before it is in S3."""
     monkeypatch.setattr("umbel.stores.s3.ATTEMPTS", 1)
-    writer = LogWriter(f"sqlite:///{tmp_path / 'queue.db'}")
-    told = Teller().tell(20)
-    writer.register()
-    writer.log(told)
+    told, url = Teller().tell(20), f"sqlite:///{tmp_path / 'queue.db'}"
+    with LogWriter(url) as log:
+        log.register()
+        log.log(told)
     s3.order({"method": "PUT", "with": "/events/", "status": 503, "times": 1})
 
     async def scenario() -> None:
-        broker = await opened(f"sqlite:///{tmp_path / 'queue.db'}")
+        broker = await opened(url)
         await recorded(broker, s3_lake)
         await broker.close()
 

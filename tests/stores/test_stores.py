@@ -162,7 +162,10 @@ def test_a_slow_answer_is_waited_for(s3: S3Server, s3_lake: str) -> None:
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [(503, "S3 did not answer .*SLOW_DOWN.*try again"), (403, "S3 refused access .*AWS_ACCESS_KEY_ID")],
+    [
+        (503, "S3 did not answer .*(SLOW_DOWN|SERVICE_UNAVAILABLE).*try again"),
+        (403, "S3 refused access .*AWS_ACCESS_KEY_ID"),
+    ],
 )
 def test_a_store_that_fails_is_said_in_one_line(
     s3: S3Server, s3_lake: str, monkeypatch: pytest.MonkeyPatch, status: int, said: str

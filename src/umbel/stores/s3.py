@@ -244,7 +244,8 @@ def refusal(where: str, error: Exception) -> Unavailable:
             f"S3 refused access ({what}: {code}); check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or"
             " AWS_PROFILE, and what they may do with this bucket",
         )
-    return Unavailable(where, f"S3 did not answer ({what}: {code}: {message}); try again")
+    told_so = ": ".join(filter(None, (what, code, message)))
+    return Unavailable(where, f"S3 did not answer ({told_so}); try again")
 
 
 def _is_hidden(name: str) -> bool:
