@@ -18,7 +18,7 @@ from umbel.brokers.links import EVENTS, MAIN
 from umbel.chance import random, uniform
 from umbel.control.client import Asker
 from umbel.coordination.driver import drive, fairly
-from umbel.errors import BrokerError, WireError
+from umbel.errors import AccessRefused, BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
 from umbel.protocol.membership.events import (
     Accuse,
@@ -89,9 +89,7 @@ class Gossip(Step):
         self._context = context
         self._fan_out: FanOut = context.broker
         self._cluster: ClusterRecord = context.broker
-        self._events = events
-        self._heart = heart
-        self._asker = asker
+        self._events, self._heart, self._asker = events, heart, asker
         identity = context.identity
         run = (identity.node, identity.incarnation, identity.pid)
         self._machine = Membership(
@@ -231,7 +229,7 @@ class Gossip(Step):
     async def _listen(
         self, patterns: Sequence[str], before: Sequence[asyncio.Task[None]], observing: Observe
     ) -> None:
-        failures = 0
+        failures, has_heard = 0, bool(before)
         while True:
             try:
                 ttl_s = self._context.settings.heartbeat_interval_s  # older news are no news (S6)
@@ -241,11 +239,13 @@ class Gossip(Step):
                     self._context.outages.worked(self.name)
                     for ear in before:
                         ear.cancel()
-                    failures, before = 0, ()
+                    failures, before, has_heard = 0, (), True
                     self._tell(observing)
                     async for broadcast in fairly(subscription):
                         await self._take(broadcast)
             except BrokerError as error:
+                if isinstance(error, AccessRefused) and not has_heard:
+                    raise
                 self._context.outages.failed(self.name, error)
                 failures += 1
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
