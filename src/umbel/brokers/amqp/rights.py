@@ -38,7 +38,8 @@ _OF_EXCHANGES: Mapping[int, str] = {
     Method.BASIC_PUBLISH: _WRITE,
 }
 _SHARED = re.compile(
-    rf"amq\.default|umbel\.(?!delay\.).*|{re.escape(EVENT_EXCHANGE)}(\..*)?|(.*\.)?{re.escape(CONTROL_EXCHANGE)}"
+    r"amq\.default|umbel\.(?!delay\.).*"
+    rf"|{re.escape(EVENT_EXCHANGE)}(\..*)?|(.*\.)?{re.escape(CONTROL_EXCHANGE)}"
 )
 _ALL = "'.*' '.*' '.*'"
 
