@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.text import leaving, lines, one_line
+from umbel.text import leaving, lines, numbered, one_line
 
 any_text = st.text(st.characters(exclude_categories=[]), max_size=40)
 
@@ -55,3 +55,8 @@ def test_the_lines_of_a_traceback_stay() -> None:
 
 def test_text_of_another_class_leaves_as_plain_text() -> None:
     assert type(leaving(Named("abc"))) is str
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 tasks"), (1, "1 task"), (2000, "2,000 tasks")])
+def test_one_is_no_plural(count: int, shown: str) -> None:
+    assert numbered(count, "task") == shown

@@ -16,6 +16,7 @@ from tests.servers.redis import RedisServer
 from umbel import App
 
 START_S = 120.0
+PING_S = 10.0
 PAUSE_S = 1.0  # after an election: it is over before the next
 
 
@@ -155,7 +156,8 @@ class Cluster:
 
     def _wait_until_acquainted(self) -> None:
         ends = time.monotonic() + START_S
-        while len(self._monitor.control.ping(timeout=1.0) or ()) < self._nodes:  # both kinds answer alike
+        ping = self._monitor.control.ping  # both kinds answer alike
+        while len(ping(timeout=PING_S, limit=self._nodes) or ()) < self._nodes:
             self._replace_dead()
             if time.monotonic() > ends:
                 raise BenchmarkFailed(f"{self._contender.name}: no {self._nodes} nodes in {START_S:g} s")

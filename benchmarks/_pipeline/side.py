@@ -1,6 +1,6 @@
 """What runs in a process of its own, so that its memory and its time are its own.
 
-    python -m benchmarks._pipeline.side generate LAKE EVENTS
+    python -m benchmarks._pipeline.side generate LAKE EVENTS LATER
     python -m benchmarks._pipeline.side duckdb LAKE
     python -m benchmarks._pipeline.side bucket LAKE LOOSE
     python -m benchmarks._pipeline.side recorder HOME EVENTS
@@ -43,11 +43,11 @@ def noop():
 """
 
 
-def generate(lake: str, events: str) -> dict[str, Any]:
+def generate(lake: str, events: str, later: str) -> dict[str, Any]:
     from benchmarks._pipeline.synthetic import write_lake
 
     began = time.perf_counter()
-    written = write_lake(Path(lake), int(events))
+    written = write_lake(Path(lake), int(events), later=int(later))
     return {"events": written, "seconds": time.perf_counter() - began}
 
 

@@ -21,6 +21,7 @@ from umbel.events.columns import COLUMNS, Kind
 
 Numbers = np.ndarray[Any, Any]
 
+LATER = "later.parquet"
 SLICE_EVENTS = 1_000_000
 FILE_EVENTS = 250_000
 EVENTS_PER_TASK = 4.35
@@ -48,18 +49,38 @@ SENT, RECEIVED, STARTED, SUCCEEDED, FAILED_, RETRIED_, REVOKED_, BEAT = range(8)
 BEAT_US = 2_000_000
 
 
-def write_lake(lake: Path, events: int, *, seed: int = 7) -> int:
-    """Write at least so many events as the recorder would; how many there are."""
-    written = 0
-    for number, table in enumerate(slices(events, seed=seed)):
-        for place in range(0, table.num_rows, FILE_EVENTS):
-            folder = lake / "events" / "dt=2026-11-15" / f"hour={number % 24:02d}"
-            folder.mkdir(parents=True, exist_ok=True)
-            part = table.slice(place, FILE_EVENTS)
-            path = folder / f"ev-synthetic-0-{written:012d}.parquet"
-            pq.write_table(part, path, compression="zstd", compression_level=1)
-            written += part.num_rows
+def write_lake(lake: Path, events: int, *, later: int = 0, seed: int = 7) -> int:
+    """Write about so many events as the recorder would; how many there are.
+
+    The `later` ones that come after these, some of them of the same tasks, are in a file beside (LATER)."""
+    written, held = 0, SCHEMA.empty_table()
+    for number, table in enumerate(slices(events + later, seed=seed)):
+        if number and table.num_rows >= 2 * later:
+            written = _write_files(lake, held, number - 1, written)
+            held = table
+        else:
+            held = pa.concat_tables([held, table])
+    written = _write_files(lake, held.slice(0, held.num_rows - later), number, written)
+    if later:
+        _write(held.slice(held.num_rows - later), lake / LATER)
     return written
+
+
+def _write_files(lake: Path, table: pa.Table, number: int, written: int) -> int:
+    for place in range(0, table.num_rows, FILE_EVENTS):
+        part = table.slice(place, FILE_EVENTS)
+        _write(part, hour_of(lake, number) / f"ev-synthetic-0-{written:012d}.parquet")
+        written += part.num_rows
+    return written
+
+
+def hour_of(lake: Path, number: int) -> Path:
+    return lake / "events" / "dt=2026-11-15" / f"hour={number % 24:02d}"
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, compression="zstd", compression_level=1)
 
 
 def slices(events: int, *, seed: int = 7) -> Iterator[pa.Table]:

@@ -17,7 +17,7 @@ UmbelError
 ├── BrokerError                the broker did not do what was requested
 │   ├── BrokerUnavailable      cannot be reached or opened: wait, then retry
 │   │   ├── BrokerSilent       gives no answer at all: check the network
-│   │   ├── AccessRefused      wrong user, password, database or file: a retry does not help
+│   │   ├── AccessRefused      wrong user, password, right, database or file: a retry does not help
 │   │   ├── BufferFull         too many messages are buffered for an unavailable broker
 │   │   └── SendUnknown        the broker was cut off while a task was sent: it may run, or not
 │   ├── StorageFull            no room left; nothing was changed

@@ -21,6 +21,11 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
+def numbered(count: int, noun: str) -> str:
+    """`1 task`, `2,000 tasks`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def lines(text: str) -> str:
     """The same for a text whose own newlines are meant: a traceback."""
     return "\n".join(one_line(line.rstrip("\r")) for line in text.split("\n"))

@@ -322,7 +322,7 @@ def test_a_wrong_address_is_one_clear_line_without_the_password(amqp_url: str) -
     right = amqp_url.rpartition("/")[0]
     for url, words in (
         (right.replace("guest:guest", "guest:secret") + "/t0", "user and password"),
-        (f"{right}/nowhere", "no such virtual host"),
+        (f"{right}/nowhere", "no virtual host 'nowhere'"),
         (f"amqp://guest:secret@127.0.0.1:{refused}//", "cannot reach RabbitMQ"),
         ("amqp://guest:secret@no-such-host.invalid//", "cannot reach RabbitMQ"),
     ):

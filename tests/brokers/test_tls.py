@@ -1,6 +1,6 @@
-"""TLS to both servers: with good certificates all works, with bad ones a line says what to do.
+"""TLS to every server: with good certificates all works, with bad ones a line says what to do.
 
-Both servers ask for a client's certificate, and both are good for 127.0.0.1 only.
+The servers and the sentinels ask for a client's certificate, and theirs are good for 127.0.0.1 only.
 """
 
 import re
@@ -16,6 +16,7 @@ from tests.brokers.under_test import LONG_S, BrokerUnderTest, outgoing, result, 
 from tests.servers.certificates import Certificates, Signed, make_certificates
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer, free_port
+from tests.servers.sentinel import MASTER, WatchedOverTls
 from umbel.backends.registry import open_backend
 from umbel.backends.rpc import Post, RpcBackend
 from umbel.backends.rpc_amqp import AmqpPost
@@ -35,6 +36,11 @@ class Place:
     expired: Callable[[str], str]  # a server whose certificate has expired
     tls_to_plain_port: str
     plain_to_tls_port: str
+    others: tuple[tuple[str, str], ...] = ()  # more addresses, and what is said of each
+
+    @property
+    def scheme(self) -> str:
+        return self.url("").partition(":")[0]
 
 
 def _amqp() -> Iterator[Place]:
@@ -74,9 +80,49 @@ def _redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         server.stop()
 
 
-@pytest.fixture(scope="module", params=["amqp", "redis"])
+def _sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("sentinels")
+    made = make_certificates(directory)
+    with WatchedOverTls(directory, made) as watched:
+        plain, port = watched.sentinel(made.server)
+        _, other = watched.sentinel(made.server)
+        _, old = watched.sentinel(made.expired_server)
+        _, astray = watched.sentinel(made.server, primary=watched.server.port)
+
+        def url(options: str, *ports: int, host: str = "127.0.0.1") -> str:
+            each = [f"sentinels://{host}:{one}/0?master_name={MASTER}&{options}" for one in ports]
+            return ";".join(each)
+
+        yield Place(
+            made,
+            lambda options: url(options, port, other),
+            lambda options: url(options, port, host="localhost"),
+            lambda options: url(options, old),
+            url(made.options, plain),
+            f"sentinel://127.0.0.1:{port}/0?master_name={MASTER}",
+            (
+                (
+                    f"sentinel://127.0.0.1:{plain}/0?master_name={MASTER}",
+                    f"127.0.0.1:{watched.tls_port} .named by a sentinel.: .* for a TLS port use sentinels://",
+                ),
+                (
+                    url(made.options, astray),
+                    f"127.0.0.1:{watched.server.port} .named by a sentinel.: .*if not, use sentinel://",
+                ),
+                (
+                    url(f"{made.options}&sentinel_password=guest:guest", port),
+                    f"the sentinel at 127.0.0.1:{port} refuses .* sentinel_password in the address",
+                ),
+            ),
+        )
+
+
+_PLACES = {"amqp": lambda _: _amqp(), "redis": _redis, "sentinels": _sentinels}
+
+
+@pytest.fixture(scope="module", params=_PLACES)
 def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    yield from _amqp() if request.param == "amqp" else _redis(tmp_path_factory)
+    yield from _PLACES[request.param](tmp_path_factory)
 
 
 def works(url: str) -> None:
@@ -205,8 +251,10 @@ def wrong_certificates(where: Place) -> Iterator[tuple[str, str]]:
         f"in ssl_certfile={old} has expired; renew it|may not accept the certificate in ssl_certfile={old}"
     )
     yield where.url(f"{trusting}&{shown(made.expired_client)}"), words
-    yield where.tls_to_plain_port, "TLS"
-    yield where.plain_to_tls_port, "or a TLS port use"
+    plain = f"if not, use {where.scheme.removesuffix('s')}://|use the scheme without its last s"
+    yield where.tls_to_plain_port, plain
+    yield where.plain_to_tls_port, f"or a TLS port use {where.scheme}://"
+    yield from where.others
 
 
 def wrong_files(where: Place, directory: Path) -> Iterator[tuple[str, str]]:
@@ -241,7 +289,8 @@ def wrong_files(where: Place, directory: Path) -> Iterator[tuple[str, str]]:
 def test_a_wrong_certificate_is_one_line_that_names_the_option_and_the_remedy(where: Place) -> None:
     for url, words in wrong_certificates(where):
         # A server that does not speak TLS waits for the end of what it takes for a command.
-        for text in refusals(url, 1.0 if url == where.tls_to_plain_port else LONG_S):
+        is_silent = where.tls_to_plain_port == url or "if not, use" in words
+        for text in refusals(url, 1.0 if is_silent else LONG_S):
             assert re.search(words, text) and "\n" not in text and "guest:guest" not in text, (url, text)
 
 

@@ -31,6 +31,16 @@ def test_doctor_knows_every_extra_with_what_it_brings(umbel: Umbel) -> None:
     assert {f"umbel[{name}]" for name in EXTRAS} <= set(checks)
 
 
+def test_all_is_every_extra_but_those_that_the_first_steps_name() -> None:
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.fullmatch(r"umbel\[(.*)\]", *stated["all"])
+    assert named is not None
+    left_out = EXTRAS.keys() - set(named[1].split(","))
+    line = "$ pip install 'umbel[all]'         # with everything but "
+    assert line + "celery, connect and java\n" in (ROOT / "docs" / "first-steps.md").read_text()
+    assert left_out == {"celery", "connect", "java"}
+
+
 def test_doctor_says_how_to_install_what_is_missing(umbel: Umbel, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"nothing": Extra("a use", ("no-such-a",)), "half": Extra("another", ("click", "no-such-b"))}
     monkeypatch.setattr("umbel.cli.run.doctor.EXTRAS", made)

@@ -251,4 +251,4 @@ def what_the_cluster_shares_works_again(cluster: Cluster) -> None:
 
 
 def states(cluster: Cluster) -> dict[str, str]:
-    return {row["node"]: row["state"] for row in cluster.umbel_json("members", "--timeout", "2")}
+    return {row["node"]: row["state"] for row in cluster.umbel_json("members", "--timeout", "20")}

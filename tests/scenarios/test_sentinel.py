@@ -14,8 +14,9 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
+from tests.servers.certificates import make_certificates
 from tests.servers.redis import RedisServer, exchange
-from tests.servers.sentinel import MASTER, Watched, watched
+from tests.servers.sentinel import MASTER, Watched, WatchedOverTls, watched
 from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.errors import BrokerError, BrokerUnavailable
@@ -131,3 +132,22 @@ def test_a_client_is_told_when_no_sentinel_knows_the_master(tmp_path: Path) -> N
         wrong = App("x", broker=watch.url.replace(f"={MASTER}", "=nobody"), connect_timeout_s=0.5)
         with pytest.raises(BrokerUnavailable, match=r"no master called 'nobody'; check master_name"):
             wrong.send_task("t")
+
+
+def test_a_client_and_a_worker_find_their_primary_over_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((ROOT, os.environ.get("PYTHONPATH", ""))))
+    made = make_certificates(tmp_path)
+    with WatchedOverTls(tmp_path / "servers", made) as watch:
+        _, port = watch.sentinel(made.server)
+        url = f"sentinels://127.0.0.1:{port}/0?master_name={MASTER}&{made.options}"
+        with Cluster(tmp_path, TASKS_FILE, broker=url) as cluster:
+            wrong = url.replace(str(made.authority), str(made.stranger.certificate))
+            refused = cluster.start_worker("refused", wait=False, broker=wrong)
+            cluster.start_worker("one", "-c", "1")
+            sent = cluster.app.tasks["failover_tasks.noted"].delay(str(tmp_path))
+            assert sent.get(timeout=LONG_S) is None and ran(tmp_path) == {sent.id: 1}
+            assert refused.wait(LONG_S) == 69
+            line = cluster.log("refused").splitlines()[-1]
+            assert f"ssl_ca_certs={made.stranger.certificate} does not know it; set ssl_ca_certs=FILE" in line

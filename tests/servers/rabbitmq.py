@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -90,6 +90,19 @@ class RabbitServer:
                 f'<<"guest">>, V, <<".*">>, <<".*">>, <<".*">>, <<"test">>) end || V <- [{names}]].',
             )
         return f"t{number}"
+
+    def allow(self, granted: Iterable[tuple[str, str, Sequence[str]]]) -> None:
+        """Users, with the password `word`, hosts, and the patterns that each may configure, write and read.
+
+        All at once: a call of rabbitmqctl takes a second.
+        """
+        calls = [
+            f'catch rabbit_auth_backend_internal:add_user({_erlang(user)}, <<"word">>, <<"test">>), '
+            f"rabbit_auth_backend_internal:set_permissions({_erlang(user)}, {_erlang(vhost)}, "
+            f'{", ".join(map(_erlang, rights))}, <<"test">>)'
+            for user, vhost, rights in granted
+        ]
+        self.control("eval", f"{', '.join(calls)}.")
 
     def start(self) -> None:
         program = PROGRAMS / "rabbitmq-server"
@@ -190,6 +203,11 @@ class RabbitServer:
         (self.directory / "rabbitmq.conf").write_text(
             "".join(f"{name} = {value}\n" for name, value in settings.items())
         )
+
+
+def _erlang(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'<<"{escaped}">>'
 
 
 def _hash(password: str) -> str:

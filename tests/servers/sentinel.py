@@ -1,13 +1,15 @@
-"""A primary, its replica and three sentinels that watch them, on free ports of the loopback."""
+"""A primary, its replica and three sentinels that watch them, on free ports of the loopback, or over TLS."""
 
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
+from tests.servers.certificates import Certificates, Signed
 from tests.servers.redis import RedisServer, exchange, free_port
 from tests.waiting import wait_until
 
@@ -79,18 +81,50 @@ def watched(directory: Path) -> Iterator[Watched]:
         wait_until(found.is_ready, deadline_s=LONG_S, what="the sentinels to know each other")
         yield found
     finally:
-        for process in sentinels:
-            process.send_signal(signal.SIGKILL)
-            process.wait(10)
+        _end(sentinels)
         for server in servers:
             server.resume()
             server.stop()
 
 
-def _sentinel(directory: Path, port: int, primary: int) -> subprocess.Popen[bytes]:
+@dataclass
+class WatchedOverTls:
+    """A primary that speaks TLS, and sentinels that do; all have a plain port as well."""
+
+    directory: Path
+    made: Certificates
+    server: RedisServer = field(init=False)
+    tls_port: int = field(init=False)  # of the primary
+    _sentinels: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __enter__(self) -> "WatchedOverTls":
+        self.tls_port = free_port()
+        options = self.made.of_redis(self.made.server, self.tls_port) | {"tls-replication": "yes"}
+        self.server = RedisServer(_made(self.directory / "primary"), options=options)
+        self.server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _end(self._sentinels)
+        self.server.stop()
+
+    def sentinel(self, shown: Signed, *, primary: int = 0) -> tuple[int, int]:
+        """The plain and the TLS port of one more, which shows this certificate and names that primary."""
+        port, tls_port = free_port(), free_port()
+        settings = self.made.of_redis(shown, tls_port) | {"tls-replication": "yes"}
+        directory = _made(self.directory / str(port))
+        self._sentinels.append(_sentinel(directory, port, primary or self.tls_port, settings))
+        wait_until(lambda: _answers((port,)), what="the sentinel to answer")
+        return port, tls_port
+
+
+def _sentinel(
+    directory: Path, port: int, primary: int, settings: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes]:
     program = shutil.which("redis-server")
     assert program, "redis-server is missing: apt-get install redis-server"
     lines = (
+        *(f"{name} {value}" for name, value in settings.items()),
         f"port {port}",
         "bind 127.0.0.1",
         f"dir {directory}",
@@ -102,6 +136,12 @@ def _sentinel(directory: Path, port: int, primary: int) -> subprocess.Popen[byte
     path.write_text("\n".join(lines) + "\n")
     with (directory / "sentinel.log").open("ab") as log:
         return subprocess.Popen([program, str(path), "--sentinel"], stdout=log, stderr=log)
+
+
+def _end(sentinels: Iterable[subprocess.Popen[bytes]]) -> None:
+    for process in sentinels:
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
 
 
 def _answers(ports: tuple[int, ...]) -> bool:

@@ -38,9 +38,13 @@ class AmqpPost:
         link = BlockingLink(
             self._locations[0], timeout_s=self._timeout_s, name=f"umbel results {os.getpid()}"
         )
-        for method, fields in topology.result_queue(address).calls():
-            link.call(method, *fields)
-        link.call(Method.BASIC_CONSUME, 0, address, "r", False, True, False, False, {})
+        try:
+            for method, fields in topology.result_queue(address).calls():
+                link.call(method, *fields)
+            link.call(Method.BASIC_CONSUME, 0, address, "r", False, True, False, False, {})
+        except BaseException:
+            link.abandon()
+            raise
         return AmqpInbox(link)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from umbel.demo.load import KINDS
+from umbel.text import numbered
 
 SHOWN_MAX = 3
 AGAIN = "again"  # in a line of the ledger: the message had been delivered before
@@ -97,30 +98,32 @@ def judge(
     verdict = Verdict()
     ran = ledger.ids
     wrong = [one for one, kind in sent.items() if states.get(one) != KINDS[kind][0]]
-    verdict.must(not wrong, f"{len(wrong)} tasks did not end as they should: {_some(wrong, sent, states)}")
+    named = _some(wrong, sent, states)
+    verdict.must(not wrong, f"{numbered(len(wrong), 'task')} did not end as expected: {named}")
     idle = [one for one, kind in sent.items() if kind != "never" and one not in ran]
-    verdict.must(not idle, f"{len(idle)} tasks never ran: {', '.join(idle[:SHOWN_MAX])}")
+    verdict.must(not idle, f"{numbered(len(idle), 'task')} never ran: {', '.join(idle[:SHOWN_MAX])}")
     revoked = [one for one, kind in sent.items() if kind == "never" and one in ran]
     verdict.must(not revoked, f"a revoked task ran: {', '.join(revoked)}")
     repeated, recovered = ledger.repeats(), ledger.recovered(killed)
     unfinished = [one for one in interrupted if not recovered[one]]
-    verdict.must(not unfinished, f"{len(unfinished)} tasks of {killed} were not run again by another worker")
+    some = numbered(len(unfinished), "task")
+    verdict.must(not unfinished, f"not run again by another worker: {some} of {killed}")
     causeless = [one for one in repeated - recovered if sent.get(one) != "crashing"]
     verdict.must(
         not causeless,
-        f"{len(causeless)} tasks ran twice without a cause: {', '.join(causeless[:SHOWN_MAX])}",
+        f"{numbered(len(causeless), 'task')} ran twice without a cause: {', '.join(causeless[:SHOWN_MAX])}",
     )
     strangers = ran - sent.keys() - slots.keys()
-    verdict.must(not strangers, f"{len(strangers)} tasks ran that were never sent")
+    verdict.must(not strangers, f"{numbered(len(strangers), 'task')} ran without being sent")
     ticks = sorted(slots[one] for one in ran & slots.keys())
     gaps = set(range(ticks[0], last_slot + 1)) - set(ticks) if ticks else ()
     verdict.must(bool(ticks), "no periodic task ran")
-    verdict.must(not gaps, f"{len(gaps)} slots of the periodic task were missed")
+    verdict.must(not gaps, f"the periodic task missed {numbered(len(gaps), 'slot')}")
     if history is not None:
         differ = [one for one in sent if history.get(one) != states.get(one)]
         verdict.must(not differ, f"history and results differ about {_some(differ, sent, history)}")
         unheard = ran - history.keys()
-        verdict.must(not unheard, f"history lacks {len(unheard)} tasks that ran")
+        verdict.must(not unheard, f"history lacks {numbered(len(unheard), 'task')} that ran")
     return verdict
 
 

@@ -27,6 +27,7 @@ from umbel.demo.view import View
 from umbel.errors import BrokerError, ConfigurationError, UmbelError
 from umbel.monitor.feed import Feed
 from umbel.protocol.delivery.states import READY_STATES
+from umbel.text import numbered
 from umbel.urls import without_password
 from umbel.worker.steps.scheduler import SCHEDULER_LEASE
 
@@ -137,7 +138,7 @@ class Demo:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send())
             group.create_task(self._interfere(broker, processes, view))
-        view.note(f"sent {len(self._sent):,} tasks; waiting for the rest to end")
+        view.note(f"sent {numbered(len(self._sent), 'task')}; waiting for the rest to end")
         await self._until(lambda: self._all_ended(processes), RESULTS_S, "results")
         await self._until(self._periodic_tasks_ran, RESULTS_S, "periodic tasks")
         took_s = time.monotonic() - began
@@ -203,9 +204,8 @@ class Demo:
         self._interrupted = self._held_on(leader)
         release.touch()
         self._killed, self._leaders = leader, [leader]
-        view.note(
-            f"killed {leader} (-9), leader for periodic tasks, while it ran {len(self._interrupted)} tasks"
-        )
+        running = numbered(len(self._interrupted), "task")
+        view.note(f"killed {leader} (-9), leader for periodic tasks, while it ran {running}")
 
         async def another() -> str:
             found = await _leader(broker)
@@ -267,7 +267,7 @@ class Demo:
         return met
 
     def _progress(self) -> str:
-        seen = f", {len(self._states):,} results seen" if self._states else ""
+        seen = f", {numbered(len(self._states), 'result')} seen" if self._states else ""
         return f"{len(self._sent):,} sent{seen}"
 
     # -- afterwards ------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import ceil, floor, log10
 
+from umbel.text import numbered
+
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 TIME_STEPS_S = (
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
@@ -88,9 +90,8 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
 
 
-def some(number: int | None, one: str, many: str = "") -> str:
-    """`1 attempt`, `2 attempts`."""
-    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+def some(number: int | None, noun: str) -> str:
+    return f"– {noun}s" if number is None else numbered(number, noun)
 
 
 def rate(per_s: float | None) -> str:

@@ -46,12 +46,10 @@ class State(msgspec.Struct, frozen=True):
 
     def names(self) -> set[str]:
         """All files that it needs."""
-        return {
-            text
-            for segment in self.every()
-            for text in (segment.index, segment.samples.file if segment.samples else "")
-            if text
-        } | {one.file for one in _counted(msgspec.structs.asdict(self)) if one.file}
+        found = {one.file for one in _counted(msgspec.structs.asdict(self))}
+        for segment in self.every():
+            found |= {segment.index, segment.samples.file if segment.samples else ""}
+        return found - {""}
 
 
 def _counted(value: Any) -> Iterator[Counted]:

@@ -20,7 +20,7 @@ from umbel.brokers.amqp.records import QueueFact, encode_record
 from umbel.brokers.amqp.refusals import blocked_by
 from umbel.brokers.interface import Attempt, BrokerSettings, Capabilities
 from umbel.clock import cluster_now
-from umbel.errors import BrokerUnavailable, NotSupported
+from umbel.errors import AccessRefused, BrokerUnavailable, NotSupported
 from umbel.wire.message import Outgoing
 
 HEARTBEAT_S = 30
@@ -49,7 +49,11 @@ class AmqpAsyncProducer:
         posts = outbox.tasks(batch, self._queues, cluster_now())
         news = await _announcements(publisher, posts)
         attempt.is_out = True
-        refused = await publisher.try_send([*news, *posts])
+        try:
+            refused = await publisher.try_send([*news, *posts])
+        except AccessRefused:  # the server's answer: of what goes straight to queues it has taken nothing
+            attempt.is_out = any(post.exchange for post in posts)
+            raise
         of_posts = {place - len(news): why for place, why in refused.items() if place >= len(news)}
         if of_posts:
             raise refusal(of_posts, posts)

@@ -238,9 +238,9 @@ class BlockingLink:
             case Method.CONNECTION_UNBLOCKED:
                 self.blocked = ""
             case Method.CHANNEL_CLOSE:
-                code, text, _, _ = incoming.fields
+                code, text, group, method = incoming.fields
                 self._connection.write(encode_method(1, Method.CHANNEL_CLOSE_OK))
-                self._fail(channel_refusal(self.location, code, text))
+                self._fail(channel_refusal(self.location, code, text, group << 16 | method))
             case Method.CONNECTION_CLOSE:
                 code, text, _, _ = incoming.fields
                 self._connection.write(encode_method(0, Method.CONNECTION_CLOSE_OK))

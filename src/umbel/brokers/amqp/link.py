@@ -273,10 +273,10 @@ class Channel:
             number, multiple, *_ = incoming.fields
             self._unconfirmed.answer(number, multiple=multiple, accepted=method == _ACK)
         elif method == Method.CHANNEL_CLOSE:
-            code, text, _, _ = incoming.fields
+            code, text, group, method = incoming.fields
             self.link.send(encode_method(self.number, Method.CHANNEL_CLOSE_OK))
             self.link.discard(self)
-            self.fail(channel_refusal(self.link.location, code, text))
+            self.fail(channel_refusal(self.link.location, code, text, group << 16 | method))
         elif method == Method.BASIC_CANCEL:
             self.link.send(encode_method(self.number, Method.CHANNEL_CLOSE, 200, "", 0, 0))
             self.fail(ChannelClosed(ChannelClosed.NOT_FOUND, "the queue was deleted while it was consumed"))

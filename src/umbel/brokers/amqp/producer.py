@@ -22,7 +22,7 @@ from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publi
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.outbox import DELETED_AGAIN, Post, Refusals, refusal
 from umbel.brokers.amqp.records import FactsView, QueueFact, RevokeView, encode_record
-from umbel.brokers.amqp.refusals import FULL, BrokerStarting, ChannelClosed, Undecided, closed_publish
+from umbel.brokers.amqp.refusals import FULL, BrokerStarting, ChannelClosed, Undecided
 from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
 from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.brokers.amqp.turns import Turns
@@ -266,10 +266,7 @@ class AmqpProducer:
 
 
 def _published(link: BlockingLink, posts: Sequence[Post]) -> Published:
-    try:
-        return link.publish([post.frames(1) for post in posts], [post.sent for post in posts])
-    except ChannelClosed as error:
-        raise closed_publish(link.location, error) from None
+    return link.publish([post.frames(1) for post in posts], [post.sent for post in posts])
 
 
 def _unless_missing(link: BlockingLink, call: Callable[[], T]) -> T | None:

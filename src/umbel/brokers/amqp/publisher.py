@@ -19,7 +19,7 @@ from umbel.brokers.amqp.declared import mismatch
 from umbel.brokers.amqp.frames import Incoming, encode_publish
 from umbel.brokers.amqp.link import Channel, Link
 from umbel.brokers.amqp.outbox import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, refusal
-from umbel.brokers.amqp.refusals import FULL, ChannelClosed, Undecided, closed_publish
+from umbel.brokers.amqp.refusals import FULL, ChannelClosed, NotPermitted, Undecided
 from umbel.brokers.amqp.topology import Call, Exchange, Queue
 from umbel.brokers.refusals import unbound
 from umbel.errors import BrokerRefused, WireError
@@ -72,7 +72,7 @@ class Publisher:
             closed, is_theirs = error.closed, False
         except ChannelClosed as error:
             closed, is_theirs = error, bool(exchange) or len(places) == 1
-            self._raise_if_general(closed, posts[places[0]])
+            self._raise_if_broadcast(closed, posts[places[0]])
         is_gone = closed.code == ChannelClosed.NOT_FOUND
         if is_gone:
             self.exchanges.clear()
@@ -101,31 +101,38 @@ class Publisher:
             async with self._alone:
                 await self._publish(ALONE, posts, places, refused)
         except ChannelClosed as error:
-            self._raise_if_general(error, posts[places[0]])
+            self._raise_if_broadcast(error, posts[places[0]])
             refused |= dict.fromkeys(places, error.text)
 
-    def _raise_if_general(self, closed: ChannelClosed, post: Post) -> None:
-        """It concerns the user, or a broadcast, whose sender declares its exchange."""
-        problem = closed_publish(self._link.location, closed)
-        if problem is not closed or (post.exchange and post.via is None):
-            raise problem from None
+    def _raise_if_broadcast(self, closed: ChannelClosed, post: Post) -> None:
+        """Who sends one declares its exchange."""
+        if post.exchange and post.via is None:
+            raise closed from None
 
     async def declare(self, what: Queue | Exchange, *, exactly: bool = False) -> None:
         """Make it, or agree with what is there, unless it must be `exactly` so.
 
         A queue may have been made with other arguments, and an exchange of another kind still takes messages.
+        One that is there is used by a user who may not make it.
         """
         channel = await self._link.channel()
         try:
             for answer in [channel.ask(method, *fields) for method, fields in what.calls()]:
                 await channel.answer(answer)
         except ChannelClosed as refused:
-            if refused.code != ChannelClosed.PRECONDITION or exactly:
-                why = mismatch(what.name, refused.text) if refused.code == ChannelClosed.PRECONDITION else ""
+            is_other = refused.code == ChannelClosed.PRECONDITION
+            is_theirs = isinstance(refused, NotPermitted) and not refused.may_configure
+            if exactly or not (is_other or is_theirs):
+                why = mismatch(what.name, refused.text) if is_other else refused.text
                 raise BrokerRefused(f"cannot declare {what.name!r}: {why or refused.text}") from None
             channel = await self._link.channel()
             method, fields = topology.passive(what.name) if isinstance(what, Queue) else what.passive()
-            await channel.call(method, *fields)
+            try:
+                await channel.call(method, *fields)
+            except ChannelClosed:
+                if is_other:
+                    raise
+                raise BrokerRefused(f"cannot declare {what.name!r}: {refused.text}") from None
             self.peculiar.add(what.name)
         await channel.close()
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)

@@ -1,18 +1,22 @@
 """Refusals: what it means when RabbitMQ closes a channel or a connection, decided in one place.
 
-Three answers. `ChannelClosed` is a no to this one request, by its code: not there, locked, made
-otherwise. `BrokerStarting` is a not yet: a node opens its port before the queues, and above all the
+Four answers. `ChannelClosed` is a no to this one request, by its code: not there, locked, made
+otherwise, not permitted. `AccessRefused` is a no to all, as of a right without which nothing works.
+`BrokerStarting` is a not yet: a node opens its port before the queues, and above all the
 streams and quorum queues, have found their leaders again, and until then it answers as if they
 were lost. It is a kind of `BrokerUnavailable`, so code that retries after a refused connection
 retries after this too. Everything else that ends a connection is `BrokerUnavailable`, in words a
 person can act on: a wrong password does not become right by waiting.
 """
 
+from shlex import quote
+
 from umbel.brokers.amqp.location import Location
+from umbel.brokers.amqp.rights import ACCESS_REFUSED, CONFIGURE, MissingRight, granting, missing_right
 from umbel.brokers.tls import tls_refusal
 from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerSilent, BrokerUnavailable
 
-_ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
+_NOT_ALLOWED = 530
 _FORCED, _RESOURCE_ERROR, _INTERNAL_ERROR = 320, 506, 541
 
 # RabbitMQ's own words (3.10 to 4.1). Their codes say nothing: a queue whose node is not up yet is
@@ -36,9 +40,17 @@ class ChannelClosed(BrokerRefused):
     NOT_FOUND, LOCKED, PRECONDITION = 404, 405, 406
 
     def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"RabbitMQ refused: {text} ({code})")
+        super().__init__(f"RabbitMQ refused: {text}" + (f" ({code})" if code != ACCESS_REFUSED else ""))
         self.code = code
         self.text = text
+
+
+class NotPermitted(ChannelClosed):
+    """The user lacks a right to this queue or exchange."""
+
+    def __init__(self, missing: MissingRight) -> None:
+        super().__init__(ACCESS_REFUSED, missing.words)
+        self.may_configure = missing.right != CONFIGURE
 
 
 class Undecided(BrokerUnavailable):
@@ -65,25 +77,23 @@ class BrokerStarting(BrokerUnavailable):
         super().__init__(f"RabbitMQ at {location} is not ready: {text} ({code}); try again in a moment")
 
 
-def channel_refusal(location: Location, code: int, text: str) -> BrokerError:
-    """What a channel that the server closed means."""
+def channel_refusal(location: Location, code: int, text: str, method: int = 0) -> BrokerError:
+    """What a channel that the server closed means, and what it was asked last."""
+    if code == ACCESS_REFUSED:
+        right = missing_right(location, text, method)
+        if right.is_shared:
+            return AccessRefused(f"RabbitMQ at {location.host}:{location.port} refused: {right.words}")
+        return NotPermitted(right)
     if code in (_RESOURCE_ERROR, _INTERNAL_ERROR) or any(words in text for words in _NOT_YET):
         return BrokerStarting(location, code, text)
     return ChannelClosed(code, text)
-
-
-def closed_publish(location: Location, closed: ChannelClosed) -> BrokerError:
-    """What it means that publishing closed the channel: whom it concerns is everybody, or nobody knows."""
-    if closed.code == _ACCESS_REFUSED:
-        return AccessRefused(f"RabbitMQ at {location} does not permit this user to publish: {closed.text}")
-    return closed
 
 
 def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavailable:
     """What a connection that the server closed means."""
     if code in (_FORCED, _INTERNAL_ERROR) or (code == _NOT_ALLOWED and text.endswith(_HOST_NOT_YET)):
         return BrokerStarting(location, code, text)
-    refused = AccessRefused if code in (_ACCESS_REFUSED, _NOT_ALLOWED) else BrokerUnavailable
+    refused = AccessRefused if code in (ACCESS_REFUSED, _NOT_ALLOWED) else BrokerUnavailable
     return refused(_remedy(location, code, text))
 
 
@@ -115,10 +125,17 @@ def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
 
 
 def _remedy(location: Location, code: int, text: str) -> str:
-    if code == _ACCESS_REFUSED and "ACCESS_REFUSED - Login" in text:
-        return f"RabbitMQ at {location} refused the login: check user and password in the address"
+    where = f"RabbitMQ at {location.host}:{location.port}"
+    if code == ACCESS_REFUSED and "ACCESS_REFUSED - Login" in text:
+        return (
+            f"{where} refused the login of the user {location.user!r}: check user and password in the address"
+        )
     if code == _NOT_ALLOWED and "not found" in text:
-        return f"RabbitMQ has no such virtual host ({location}): check the path of the address, or add it"
+        remedy = (
+            f"check the path of the address, or add it with rabbitmqctl add_vhost {quote(location.vhost)}"
+        )
+        return f"{where} has no virtual host {location.vhost!r}; {remedy}"
     if code == _NOT_ALLOWED and "refused" in text:
-        return f"no access to this virtual host ({location}): grant it with rabbitmqctl set_permissions"
+        use = f"the user {location.user!r} may not use the virtual host {location.vhost!r}"
+        return f"{where} refused: {use}; {granting(location)}"
     return f"RabbitMQ at {location} closed the connection: {text} ({code})"

@@ -50,7 +50,14 @@ class Address:
     def shown(self) -> str:
         """For people: what to look for, never the password."""
         place = self.path or f"{self.host}:{self.port}"
-        return f"{self.master} (by the sentinel at {place})" if self.master else place
+        if self.master:
+            return f"{self.master} (by the sentinel at {place})"
+        return f"{place} (named by a sentinel)" if self.is_sentinel else place
+
+    @property
+    def schemes(self) -> tuple[str, str]:
+        """Those of such an address without TLS and with it."""
+        return ("sentinel://", "sentinels://") if self.is_sentinel else ("redis://", "rediss://")
 
     @property
     def place(self) -> tuple[str, int, str, int]:

@@ -212,8 +212,9 @@ class Link:
     async def _connect_to(self, address: Address) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                found = await self._primary_of(address) if address.master else address
-                self._wire = await self._dial(found, self._note_ended)
+                if address.master:
+                    address = await self._primary_of(address)
+                self._wire = await self._dial(address, self._note_ended)
                 check_greeting(await self._wire.send(handshake(address, resp3=self._resp3)), address)
         except OSError as problem:  # TimeoutError and ConnectionError are among them
             if self._wire is not None and self._wire.is_garbled:

@@ -83,15 +83,16 @@ def checked(replies: list[Any], address: Address) -> list[Any]:
 def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerUnavailable:
     """Why no connection came about, in one line."""
     where = f"cannot reach Redis at {address.shown}"
+    plain, over_tls = address.schemes
     if isinstance(problem, TimeoutError):
-        tls = ", and whether the port uses TLS" if address.tls else ""
+        tls = f", and whether the port uses TLS (if not, use {plain})" if address.tls else ""
         return BrokerSilent(f"{where}: no answer within {timeout_s:g} s; check host, port and firewall{tls}")
     if isinstance(problem, ConnectionRefusedError):
         return BrokerUnavailable(f"{where}: connection refused; is it running, and are host and port right?")
     if isinstance(problem, FileNotFoundError):
         return BrokerUnavailable(f"{where}: there is no such socket; is Redis running, and the path right?")
     if isinstance(problem, ConnectionResetError) and not address.tls:
-        return BrokerUnavailable(f"{where}: the server closed the connection; for a TLS port use rediss://")
+        return BrokerUnavailable(f"{where}: the server closed the connection; for a TLS port use {over_tls}")
     if address.tls and (refused := tls_refusal(where, problem, dict(address.tls_options))) is not None:
         return refused
     if type(problem).__name__ == "gaierror":

@@ -10,7 +10,7 @@ from typing import Any
 
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.replies import checked, login
-from umbel.errors import BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerUnavailable
 
 
 def question(address: Address) -> list[tuple[Any, ...]]:
@@ -21,7 +21,13 @@ def question(address: Address) -> list[tuple[Any, ...]]:
 
 def primary_from(replies: list[Any], address: Address) -> Address:
     """The server that the sentinel named."""
-    named = checked(replies, address)[-1]
+    try:
+        named = checked(replies, address)[-1]
+    except AccessRefused:
+        raise AccessRefused(
+            f"the sentinel at {address.host}:{address.port} refuses the login or the question; its user and "
+            "password are sentinel_username and sentinel_password in the address"
+        ) from None
     if not named:
         raise BrokerUnavailable(
             f"the sentinel at {address.host}:{address.port} knows no master called {address.master!r}; "

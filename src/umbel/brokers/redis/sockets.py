@@ -61,7 +61,7 @@ class SocketConnection:
                 found = primary_from(self.exchange(question(address)), address)
                 self.close()
                 self._connect(found)
-            check_greeting(self.exchange(handshake(address)), address)
+            check_greeting(self.exchange(handshake(address)), self._peer)
         except BrokerUnavailable:
             self.close()
             raise
@@ -123,6 +123,7 @@ class SocketConnection:
         self._socket.close()
 
     def _connect(self, address: Address) -> None:
+        self._peer = address  # a sentinel, then the server that it named
         try:
             self._socket, self._waits_s = self._dial(address), 0.0
         except OSError as problem:
@@ -157,7 +158,7 @@ class SocketConnection:
 
     def _failed(self, problem: OSError) -> BrokerUnavailable:
         if not self._is_greeted:
-            return unreachable(self.address, problem, self._timeout_s)
+            return unreachable(self._peer, problem, self._timeout_s)
         if isinstance(problem, TimeoutError):
             return silent(self.address, self._timeout_s)
         return lost(self.address)

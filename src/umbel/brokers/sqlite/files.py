@@ -207,7 +207,9 @@ class Log:
             ) from None
 
     def _reserve(self) -> None:
-        size = os.lseek(self.file, 0, os.SEEK_END)  # a third of the cost of fstat; what is written is appended
+        size = os.lseek(
+            self.file, 0, os.SEEK_END
+        )  # a third of the cost of fstat; what is written is appended
         if size > self._size:
             with suppress(OSError):  # no room: the log grows by what is written, as long as it can
                 os.write(self.file, bytes(min(size, _RESERVE_MAX_BYTES)))

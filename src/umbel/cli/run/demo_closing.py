@@ -8,6 +8,7 @@ import click
 from umbel.cli.show.printing import print_json, print_table
 from umbel.demo.load import KINDS, OF_CELERY
 from umbel.demo.story import Outcome
+from umbel.text import numbered
 
 
 def as_data(outcome: Outcome) -> dict[str, Any]:
@@ -48,12 +49,12 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     click.echo()
     print_table(columns, rows)
     click.echo()
-    repeated = data["repeated"]
+    repeated, running = data["repeated"], numbered(data["running_at_the_kill"], "task")
     facts = [
-        ("periodic task", f"{data['periodic']} slots of one second, each sent once"),
+        ("periodic task", f"{numbered(data['periodic'], 'slot')} of one second, each sent once"),
         (
             "killed",
-            f"{data['killed']} (-9), while it ran {data['running_at_the_kill']} tasks; others ran them again",
+            f"{data['killed']} (-9), while it ran {running}, which others ran again",
         ),
         ("periodic tasks led by", f"{' → '.join(data['led'])}, handed over after {data['handed_over_s']} s"),
         ("elected", data["elected"]),
@@ -70,10 +71,10 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
         click.echo(f"the report: {data['html']}")
     for problem in data["problems"]:
         click.secho(f"wrong: {problem}", fg="red")
-    verdict = "everything fits together" if data["ok"] else f"{len(data['problems'])} problems"
+    verdict = "everything fits together" if data["ok"] else numbered(len(data["problems"]), "problem")
     ledger = "the tasks' own ledger"
     compared = f"results, {ledger} and history" if data["history"] else f"results and {ledger}"
-    click.echo(f"{data['sent']:,} tasks in {data['seconds']} s\n{compared} compared: {verdict}")
+    click.echo(f"{numbered(data['sent'], 'task')} in {data['seconds']} s\n{compared} compared: {verdict}")
 
 
 def _kinds(outcome: Outcome) -> list[str]:

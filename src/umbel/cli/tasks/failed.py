@@ -25,7 +25,7 @@ from umbel.coordination.failures import (
     retry_failed,
 )
 from umbel.launch.loading import find_app
-from umbel.text import one_line
+from umbel.text import numbered, one_line
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 LIST_MAX = 100_000
@@ -179,7 +179,7 @@ def _counted(found: Sequence[FailedTask]) -> str:
     names = Counter(ids.values()).most_common()
     shown = ", ".join(f"{count} {name}" for name, count in names[:NAMES_SHOWN])
     more = f" and {len(names) - NAMES_SHOWN} more names" if len(names) > NAMES_SHOWN else ""
-    return f"{len(ids)} failed {'task' if len(ids) == 1 else 'tasks'} ({shown}{more})"
+    return f"{numbered(len(ids), 'failed task')} ({shown}{more})"
 
 
 def _row(one: FailedTask) -> dict[str, object]:

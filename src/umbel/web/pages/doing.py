@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from umbel.errors import UmbelError
 from umbel.monitor.shapes import TaskFilter
+from umbel.text import numbered
 from umbel.web.actions import ActionResult, AnyAction, MoveMessages, OnTasks
 from umbel.web.pages.drawing.icons import look
 from umbel.web.pages.frame import fragment
@@ -163,29 +164,25 @@ def _question(name: str, action: AnyAction, count: int | None) -> str:
     if isinstance(action, OnTasks):
         matching = "matches" if count == 1 else "match"
         which = f" that {matching} the filter" if action.match is not None else ""
-        return f"{verb} {_numbered(count or 0, 'task')}{which}?"
+        return f"{verb} {numbered(count or 0, 'task')}{which}?"
     if isinstance(action, MoveMessages):
-        return f"Move {_numbered(count or 0, 'message')} from {action.queue} to {action.target}?"
+        return f"Move {numbered(count or 0, 'message')} from {action.queue} to {action.target}?"
     if getattr(action, "every", False):
         return f"{verb} all dead letters?"
     if count is not None:
-        return f"{verb} {_numbered(count, 'dead letter')}?"
+        return f"{verb} {numbered(count, 'dead letter')}?"
     return f"{verb} {target}?" if target else f"{verb}?"
-
-
-def _numbered(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _said(name: str, result: ActionResult) -> str:
     """One sentence of what came of it."""
     if result.problem:
         return f"{name}: {result.problem}"
-    parts = [_numbered(result.count, "item")] if result.count else []
+    parts = [numbered(result.count, "item")] if result.count else []
     if result.replies:
-        parts.append(f"{_numbered(len(result.replies), 'node')} replied")
+        parts.append(f"{numbered(len(result.replies), 'node')} replied")
     if result.silent:
-        parts.append(f"{_numbered(len(result.silent), 'node')} did not reply")
+        parts.append(f"{numbered(len(result.silent), 'node')} did not reply")
     if result.refused:
         parts.append(f"{len(result.refused):,} refused")
     return f"{name.replace('_', ' ')}: {', '.join(parts) or ('done' if result.done else 'not done')}"

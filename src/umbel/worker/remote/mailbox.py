@@ -30,7 +30,7 @@ from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER, Command, Panel
 from umbel.control.state import ControlState
 from umbel.coordination.driver import fairly
-from umbel.errors import BrokerError, BrokerRefused, WireError
+from umbel.errors import AccessRefused, BrokerError, BrokerRefused, WireError
 from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.protocol.pidbox import Handle, Known, Mailbox, Malformed, PassedOver, Refused, Request
 from umbel.protocol.retry import reconnect_wait_s
@@ -139,6 +139,8 @@ class MailboxShell:
                         self._take(broadcast)
                         await self._has_room.wait()
             except BrokerError as error:
+                if isinstance(error, AccessRefused) and not self.is_open.is_set():
+                    raise
                 failures += 1
                 self.resets += 1
                 self._report(error)

@@ -16,7 +16,7 @@ from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broadcast, ClusterRecord, EventLog, FanOut
-from umbel.errors import BrokerError, WireError
+from umbel.errors import AccessRefused, BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, TASK_GROUP, EventStamper
 from umbel.events.types import TaskEvent, tag_of
 from umbel.protocol.clock import LamportClock
@@ -58,7 +58,7 @@ class Events(Step):
         self._unsendable: dict[str, str] = {}  # types that could not be encoded, and why; not reported yet
         self._beat_ttl_s = BEAT_TTL_MIN_S
         self._arrived = asyncio.Event()
-        self._failing = False
+        self._failing = self._has_sent = False
         self._told = 0  # how many were ever queued, and the place in that count up to which all are logged
         self._logged = 0
         self._log_grew = asyncio.Event()
@@ -199,9 +199,11 @@ class Events(Step):
                 async with self._sending:
                     await self._send_waiting()
                 self._context.outages.worked(self.name)
-                self._failing = False
+                self._failing, self._has_sent = False, True
                 self._tell_unlogged()
             except BrokerError as error:
+                if isinstance(error, AccessRefused) and not self._has_sent:
+                    raise
                 self._context.outages.failed(self.name, error)
                 self._failing = True
                 self._log_grew.set()

@@ -9,7 +9,8 @@ Other steps ask `members()`, get changes by `on_change` and get the events of a 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import time
 from typing import Any
 
@@ -18,11 +19,10 @@ from umbel.brokers.links import EVENTS, MAIN
 from umbel.chance import random, uniform
 from umbel.control.client import Asker
 from umbel.coordination.driver import drive, fairly
-from umbel.errors import BrokerError, WireError
+from umbel.errors import AccessRefused, BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
 from umbel.protocol.membership.events import (
     Accuse,
-    Answered,
     Change,
     Cleared,
     Condemn,
@@ -40,7 +40,6 @@ from umbel.protocol.membership.events import (
     Namesake,
     Observe,
     Probe,
-    Probed,
     Refute,
     Restored,
     Strained,
@@ -64,6 +63,7 @@ from umbel.wire.gossip import (
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.leases.observers import ObserverCandidate
+from umbel.worker.remote.inquiries import Inquiries
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
 from umbel.worker.user_code.hook_queue import HookQueue
@@ -71,10 +71,7 @@ from umbel.worker.user_code.hook_queue import HookQueue
 log = logging.getLogger("umbel.worker.gossip")
 
 INBOX_MAX = 10_000
-ASKING_MAX = 200
-NEWCOMERS_ASKED_MAX = 100  # of these; the rest is for suspects
-ASKED_AT_ONCE = 32
-PROBE_TIMEOUT_S = 2.0
+HEARS_WITHIN_S = 1.0  # then a worker starts deaf, and listens as soon as it can
 REVIEW_S = 5.0
 # Celery's nodes do not move their clocks by these, and an election's order rests on that.
 CLOCKLESS = frozenset({"worker-elect", "worker-elect-ack"})
@@ -91,7 +88,6 @@ class Gossip(Step):
         self._cluster: ClusterRecord = context.broker
         self._events = events
         self._heart = heart
-        self._asker = asker
         identity = context.identity
         run = (identity.node, identity.incarnation, identity.pid)
         self._machine = Membership(
@@ -104,9 +100,9 @@ class Gossip(Step):
         self._listeners: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._watchers: list[Callable[[Change], None]] = []
         self._hooks = HookQueue(context.settings.node_hooks)
-        self._asking: set[asyncio.Task[None]] = set()
-        self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._inquiries = Inquiries(asker, self._cluster, self._tell)
         self._ears: list[asyncio.Task[None]] = []  # the last one stays
+        self._hears = asyncio.Event()
         self._candidate = ObserverCandidate(
             self._cluster.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
         )
@@ -168,6 +164,8 @@ class Gossip(Step):
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
         self._listen_anew()
         self.run_in_background(self._review())
+        with suppress(TimeoutError):  # who is ready takes part in elections
+            await asyncio.wait_for(self._hears.wait(), HEARS_WITHIN_S)
 
     async def stop(self) -> None:
         await self.end_background()
@@ -175,7 +173,7 @@ class Gossip(Step):
         await self.end_listening()
 
     async def end_listening(self) -> None:
-        tasks = [*self._asking, *self._ears]
+        tasks = [*self._inquiries.under_way, *self._ears]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -235,17 +233,19 @@ class Gossip(Step):
         while True:
             try:
                 ttl_s = self._context.settings.heartbeat_interval_s  # older news are no news (S6)
-                async with self._fan_out.subscribe(
-                    EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s
-                ) as subscription:
+                heard = self._fan_out.subscribe(EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s)
+                async with heard as subscription:
                     self._context.outages.worked(self.name)
                     for ear in before:
                         ear.cancel()
                     failures, before = 0, ()
+                    self._hears.set()
                     self._tell(observing)
                     async for broadcast in fairly(subscription):
                         await self._take(broadcast)
             except BrokerError as error:
+                if isinstance(error, AccessRefused) and not self._hears.is_set():
+                    raise
                 self._context.outages.failed(self.name, error)
                 failures += 1
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
@@ -315,10 +315,10 @@ class Gossip(Step):
             case TellView():
                 self._events.tell(VIEW, freq=self._heart.freq_s, **view_fields(effect))
             case Probe(member, ping):
-                is_newcomer = member.state is MemberState.ALIVE
-                self._beside(self._probe(member), NEWCOMERS_ASKED_MAX if is_newcomer else ASKING_MAX)
+                assert self._group is not None
+                self._inquiries.probe(member, self._group)
                 if ping:
-                    self._beside(self._ping(member), ASKING_MAX)
+                    self._inquiries.ping(member, self._group)
             case Refute(lost):
                 self._heart.come_online() if lost else self._heart.beat()
             case Degraded(suspects, nodes):
@@ -354,45 +354,6 @@ class Gossip(Step):
         self._heart.resized(self._machine.nodes)
         for callback in self._watchers:
             callback(change)
-
-    def _beside(self, asking: Coroutine[Any, Any, None], waiting_max: int) -> None:
-        """Ask after a node without keeping the machine waiting; the suspect's time runs anyway."""
-        if len(self._asking) >= waiting_max:
-            asking.close()
-            return
-        assert self._group is not None
-        task = self._group.create_task(self._in_turn(asking), name="umbel-gossip-asks")
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
-
-    async def _in_turn(self, asking: Coroutine[Any, Any, None]) -> None:
-        try:
-            async with self._turns:
-                await asking
-        finally:
-            asking.close()  # one whose turn never came was not awaited
-
-    async def _ping(self, member: Member) -> None:
-        wait_s = max(PROBE_TIMEOUT_S, member.freq_s)
-        try:
-            answers = await self._asker.ask("ping", destination=[member.node], timeout_s=wait_s)
-        except BrokerError as error:
-            log.debug("cannot ping a silent node", extra={"suspect": member.node, "why": str(error)})
-            return
-        if member.node in answers.replies:
-            self._tell(Answered(member.node))
-
-    async def _probe(self, member: Member) -> None:
-        try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                evidence = await self._cluster.probe(member.node, member.inc)
-        except (BrokerError, TimeoutError) as error:
-            log.debug(
-                "cannot ask other nodes about a silent node",
-                extra={"suspect": member.node, "why": str(error)},
-            )
-            return
-        self._tell(Probed(member.node, member.inc, member.pid, evidence.value))
 
 
 def _fields(member: Member) -> dict[str, Any]:
