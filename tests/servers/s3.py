@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.request import Request, urlopen
@@ -74,6 +73,7 @@ class Faulty:
         self._faults: list[dict[str, Any]] = []
         self._asked: list[str] = []
         self._lock = threading.Lock()
+        self._released = threading.Event()  # who waits, by new orders
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         told = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
@@ -82,8 +82,9 @@ class Faulty:
         with self._lock:
             self._asked.append(told)
             fault = self._fault_of(told)
-        if fault.get("wait_s"):
-            time.sleep(fault["wait_s"])
+            released = self._released
+        if "wait_s" in fault:
+            released.wait(fault["wait_s"])
         if "status" not in fault:
             return self._inner(environ, start)
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -104,6 +105,8 @@ class Faulty:
             if environ["REQUEST_METHOD"] == "PUT":
                 self._faults = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
                 self._asked = []
+                self._released.set()
+                self._released = threading.Event()
             else:
                 body = json.dumps(self._asked).encode()
         start("200 OK", [("Content-Length", str(len(body)))])

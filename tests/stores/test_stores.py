@@ -11,9 +11,10 @@ import pytest
 from tests.servers.s3 import S3Server
 from tests.waiting import wait_until
 from umbel.stores import leases
-from umbel.stores.interface import Held, Store, Unavailable, raise_unavailable
+from umbel.stores.interface import Held, Store, Unavailable
 from umbel.stores.leases import rivals
 from umbel.stores.opening import store_at
+from umbel.stores.refusals import raise_unavailable
 
 LARGE = 12 * 1024 * 1024
 """More than Arrow puts by one request."""

@@ -22,7 +22,8 @@ from umbel.fold.marks import EVENTS_KEY, SOURCES_KEY, Marks, marks_of, merged
 from umbel.fold.names import bucket_file, marks_file, others_file, place_of
 from umbel.fold.schemas import EVENTS
 from umbel.history.arrow import event_schema
-from umbel.stores.interface import Draft, Store, raise_unavailable
+from umbel.stores.interface import Draft, Store
+from umbel.stores.refusals import raise_unavailable
 
 ROWS_AT_ONCE = 250_000
 DEALT_AT_ONCE = 250_000

@@ -19,7 +19,8 @@ from datetime import UTC, datetime, timedelta
 from umbel.fold.names import marks_file, place_of
 from umbel.history.arrow import arrow, parquet
 from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, lock_of
-from umbel.stores.interface import Store, raise_unavailable
+from umbel.stores.interface import Store
+from umbel.stores.refusals import raise_unavailable
 
 SETTLES_S = 300.0
 """An hour is closed so long after its end: files get their names in it a little late."""

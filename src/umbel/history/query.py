@@ -26,8 +26,9 @@ from umbel.history.tables import Build, newest_build, newest_number
 from umbel.history.views import VIEWS
 from umbel.history.views.view import ANY_TASKS, ANY_TIME
 from umbel.history.wanted import Wanted
-from umbel.stores.interface import Store, Where, unavailable
+from umbel.stores.interface import Store, Where
 from umbel.stores.opening import store_at
+from umbel.stores.refusals import unavailable
 
 if TYPE_CHECKING:
     import duckdb

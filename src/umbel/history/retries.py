@@ -10,7 +10,8 @@ from umbel.events.types import TaskEvent, TaskReceived
 from umbel.history.arrow import event_schema
 from umbel.history.query import read
 from umbel.history.scanning import scanned
-from umbel.stores.interface import Store, Where, raise_unavailable
+from umbel.stores.interface import Store, Where
+from umbel.stores.refusals import raise_unavailable
 
 FIELD = "retry_of"
 LINKS_MAX = 1000

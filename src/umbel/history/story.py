@@ -24,7 +24,8 @@ from umbel.events.view import TaskRecord, view
 from umbel.history.arrow import event_schema
 from umbel.history.query import read
 from umbel.history.scanning import scanned
-from umbel.stores.interface import Store, Where, raise_unavailable
+from umbel.stores.interface import Store, Where
+from umbel.stores.refusals import raise_unavailable
 
 log = logging.getLogger(__name__)
 

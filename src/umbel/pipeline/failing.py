@@ -7,7 +7,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from umbel.pipeline.faults import BuildFailed, UnreadFile
-from umbel.stores.interface import unavailable
+from umbel.stores.refusals import unavailable
 
 
 @contextmanager

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 
 from umbel.events.columns import COLUMNS, LAKE_VERSION, REQUIRED, Kind
 from umbel.pipeline.faults import NewerLake
-from umbel.stores.interface import Store, Where, raise_unavailable
+from umbel.stores.interface import Store, Where
 from umbel.stores.opening import store_at
+from umbel.stores.refusals import raise_unavailable
 
 VERSION_KEY = b"umbel.lake_version"
 READERS = 8

@@ -40,8 +40,9 @@ from umbel.pipeline.parts import (
 from umbel.pipeline.plan import TABLES as KEPT_IN
 from umbel.pipeline.plan import Counted, Dealt, Fold, Folded, Judge, Measure, Plan
 from umbel.pipeline.writing import Written
-from umbel.stores.interface import Store, unavailable
+from umbel.stores.interface import Store
 from umbel.stores.opening import store_at
+from umbel.stores.refusals import unavailable
 
 EVENTS_AT_ONCE = 800_000
 """A bucket with more is folded piece by piece."""

@@ -28,8 +28,9 @@ from umbel.events.tables import TABLES_VERSION
 from umbel.pipeline.faults import BuildFailed, BuildRuns
 from umbel.pipeline.plan import TABLES
 from umbel.pipeline.state import State
-from umbel.stores.interface import Held, Store, Where, raise_unavailable
+from umbel.stores.interface import Held, Store, Where
 from umbel.stores.opening import store_at
+from umbel.stores.refusals import raise_unavailable
 
 LOCK = ".build.lock"
 MANIFESTS = f"{TABLES}/_manifest"

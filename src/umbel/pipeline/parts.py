@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from umbel.fold.buckets import bucket_of
 from umbel.fold.schemas import EVENTS, settled
 from umbel.pipeline.plan import TABLES, Counted, Dealt, Fold, Plan
-from umbel.stores.interface import Store, raise_unavailable
+from umbel.stores.interface import Store
+from umbel.stores.refusals import raise_unavailable
 
 DIFFERING = frozenset(
     {"subject", "task_id", "uuid", "root_id", "args", "kwargs", "result", "detail", "eta", "expires"}

@@ -121,21 +121,3 @@ class Store(Protocol):
     def confirm(self, name: str) -> None:
         """Raise OSError if what was held is somebody else's by now. Asked before anything is published."""
         ...
-
-
-def unavailable(error: Exception) -> Unavailable | None:
-    """What an error says of the store, if that is what it is about."""
-    if isinstance(error, Unavailable):
-        return error
-    if "AWS Error " not in str(error):  # Arrow says so of whatever S3 answers or does not
-        return None
-    from umbel.stores.s3 import refusal
-
-    return refusal("S3", error)
-
-
-def raise_unavailable(error: Exception) -> None:
-    """For who takes errors for damage of a file: not this one, if it is the store's."""
-    told = unavailable(error)
-    if told is not None:
-        raise told from None

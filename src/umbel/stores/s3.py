@@ -12,7 +12,6 @@ Unavailable.
 
 import mmap
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 from umbel.stores.interface import Unavailable
 from umbel.stores.leases import Lease
+from umbel.stores.refusals import refusal
 
 ATTEMPTS = 5
 """Of each request, by the client, with growing waits of up to some seconds in all."""
@@ -34,10 +34,6 @@ READS, READ_AGAIN_S = 3, 0.5
 TOGETHER = 8
 """Requests at a time where many files are concerned."""
 
-_ANSWER = re.compile(r"AWS Error (\w+)(?: \(HTTP status \d+\))? during (\w+) operation: (.*)", re.DOTALL)
-_REFUSED = frozenset(
-    ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN_ID")
-)
 T = TypeVar("T")
 
 
@@ -228,24 +224,6 @@ def _file_system() -> Any:
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         allow_delayed_open=True,  # one request for a small object, not three
     )
-
-
-def refusal(where: str, error: Exception) -> Unavailable:
-    """In one line, with what to do."""
-    told = _ANSWER.search(str(error))
-    if told is None:
-        return Unavailable(where, str(error).partition("\n")[0][:300])
-    code, what, message = told[1], told[2], told[3].partition(" (Request ID")[0].partition("\n")[0][:200]
-    if code == "NO_SUCH_BUCKET":
-        return Unavailable(where, "there is no such bucket; create it, or name another with --lake")
-    if code in _REFUSED:
-        return Unavailable(
-            where,
-            f"S3 refused access ({what}: {code}); check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or"
-            " AWS_PROFILE, and what they may do with this bucket",
-        )
-    told_so = ": ".join(filter(None, (what, code, message)))
-    return Unavailable(where, f"S3 did not answer ({told_so}); try again")
 
 
 def _is_hidden(name: str) -> bool:

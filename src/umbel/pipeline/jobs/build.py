@@ -28,8 +28,9 @@ from umbel.pipeline.jobs.making import Made, Site, Tell, extended, made_whole, s
 from umbel.pipeline.parts import UnreadPart
 from umbel.pipeline.plan import TABLES as BUILT
 from umbel.pipeline.state import State, Tree, new_files
-from umbel.stores.interface import Store, Where, raise_unavailable
+from umbel.stores.interface import Store, Where
 from umbel.stores.opening import store_at
+from umbel.stores.refusals import raise_unavailable
 
 DoneT = TypeVar("DoneT")
 FEW_EVENTS = 100_000

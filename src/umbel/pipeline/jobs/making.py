@@ -46,7 +46,8 @@ from umbel.pipeline.plan import (
 )
 from umbel.pipeline.state import State
 from umbel.pipeline.writing import KEPT, kept_name
-from umbel.stores.interface import Store, raise_unavailable
+from umbel.stores.interface import Store
+from umbel.stores.refusals import raise_unavailable
 
 Tell = Callable[[str, int, int], None]
 """Called with progress: the current step, steps done, steps in total."""
