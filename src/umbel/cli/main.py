@@ -10,7 +10,6 @@ import click
 from umbel.cli import exits
 from umbel.cli.lazy import Lazy, LazyGroup
 from umbel.errors import BrokerUnavailable, ConfigurationError, NothingBuilt, UmbelError
-from umbel.stores.interface import Unavailable
 from umbel.text import one_line
 from umbel.version import VERSION
 
@@ -85,7 +84,11 @@ def main() -> None:
     except UmbelError as error:
         _say(str(error))
         code = exits.FAILED
-    except Unavailable as error:
+    except OSError as error:
+        from umbel.stores.interface import Unavailable
+
+        if not isinstance(error, Unavailable):
+            raise
         _say(f"the lake cannot be used: {error.filename}: {error}")
         code = exits.FAILED
     except SystemExit:  # click's answer when the reader went away: `umbel queues peek | head`

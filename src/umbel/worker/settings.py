@@ -12,7 +12,6 @@ from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.leadership.schedule import Entry
 from umbel.protocol.membership.mode import GossipMode
 from umbel.protocol.pool.autoscale import COOL_DOWN_S
-from umbel.stores.interface import Where
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.elections.handlers import Handler
 from umbel.worker.messages.after_settling import AfterSettle
@@ -116,7 +115,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     soft_grace_s: float = 5.0
     send_task_events: bool = False
     metrics_address: tuple[str, int] | None = None  # where Prometheus finds what this node counts
-    history_lake: Where | None = None  # where to record, when this worker is the one to do it
+    history_lake: Path | str | None = None  # where to record, when this worker is the one to do it
     history_lake_mode: int | None = None
     control_mailbox: str = "auto"
     open_broker: Callable[[], Broker] | None = None  # one more connection, for a separate mailbox

@@ -8,9 +8,9 @@ stops the worker: tasks matter more than their history.
 
 import asyncio
 import logging
+from pathlib import Path
 
 from umbel.errors import ConfigurationError, UmbelError
-from umbel.stores.interface import Where
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 
@@ -50,7 +50,7 @@ class RecorderStep(Step):
             await asyncio.wait(self._background, timeout=STOP_S)
         await self.end_background()
 
-    async def _record(self, lake: Where) -> None:
+    async def _record(self, lake: Path | str) -> None:
         from umbel.history.recorder import RecorderSettings
         from umbel.worker.recording import RecorderCandidate, RecordingSettings
 
