@@ -180,6 +180,17 @@ def test_old_days_are_dropped_whole(lake: Lake) -> None:
     assert expire(lake, 4, now=NOON).dropped_days == []
 
 
+def test_what_others_put_into_a_day_outlives_it(lake: Lake) -> None:
+    add_file(lake, NOON - 9 * DAY_S, 9)
+    compact(lake, now=NOON)
+    foreign = root_of(lake) / EVENTS / "dt=2026-11-06" / "notes.txt"
+    foreign.parent.mkdir(parents=True, exist_ok=True)
+    foreign.write_text("why it was so slow that day")
+    assert expire(lake, 4, now=NOON).dropped_days == ["2026-11-06"]
+    assert foreign.exists()
+    assert len(contents(lake)) == 18
+
+
 def test_a_file_that_cannot_be_read_is_set_aside_and_named(lake: Lake) -> None:
     broken = lake.raw_files()[1]
     path = root_of(lake) / broken

@@ -233,11 +233,10 @@ def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
     report = Report()
     with lake.locked(LOCK, "housekeeping"):
         before, store = lake.read_compacted(), lake.store
-        due = {day for top in (EVENTS, COMPACTED) for day in _days(store, top) if day < first_kept}
-        raw = lake.raw_files() if due else []
-        for day in sorted(due):
-            report.dropped_days.append(day)
-            report.removed += [name for name in (*raw, *before.files) if f"/dt={day}/" in name]
+        groups = [name for name in store.names(COMPACTED) if name.rpartition("/")[2].startswith("co-")]
+        report.removed += _before((*lake.raw_files(), *before.files), first_kept)
+        due = {*report.removed, *_before(groups, first_kept)}  # marks too, and what nothing names
+        report.dropped_days += sorted(set(map(_day_of, due)))
         gone = set(report.removed)
         if gone.intersection(before.files):
             # Replaced files stay named until they are gone, or they would come back.
@@ -245,9 +244,7 @@ def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
             rows = {name: count for name, count in before.rows.items() if name not in gone}
             store.confirm(lock_of(LOCK))
             lake.publish_compacted(Compacted(files, before.replaces, before.replaced_at, rows))
-        for day in report.dropped_days:
-            for top in (EVENTS, COMPACTED):
-                store.delete_folder(f"{top}/dt={day}")  # marks, and what nothing names
+        store.delete(due)
     return report
 
 
@@ -307,5 +304,5 @@ def _of_closed_hours(lake: Lake, now: float) -> list[str]:
     return [name for name in names if name.rpartition("/")[2].startswith("ev-")]
 
 
-def _days(store: Store, top: str) -> list[str]:
-    return [name.removeprefix("dt=") for name in store.folders(top) if name.startswith("dt=")]
+def _before(names: Iterable[str], first_kept: str) -> list[str]:
+    return [name for name in names if "/dt=" in name and _day_of(name) < first_kept]

@@ -20,6 +20,7 @@ from umbel.stores.opening import store_at
 
 TABLES = "tables"
 MANIFESTS = "_manifest"
+MANIFEST_BYTES_MAX = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def newest_build(lake: Where | Store) -> Build:
     name = f"{TABLES}/{MANIFESTS}/{number:06d}.json"
     path = f"{store.where}/{name}"
     try:
-        text = store.read(name)
+        text = store.read(name, at_most=MANIFEST_BYTES_MAX)
         manifest = msgspec.json.decode(text, type=Manifest)
         facts = msgspec.json.decode(text)
     except (OSError, msgspec.MsgspecError) as error:

@@ -74,7 +74,9 @@ class Store(Protocol):
         """In bytes; 0 for one that is not there."""
         ...
 
-    def read(self, name: str) -> bytes: ...
+    def read(self, name: str, *, at_most: int | None = None) -> bytes:
+        """All of it, or so many bytes."""
+        ...
 
     def buffer(self, name: str) -> Any:
         """All of a file for Arrow; only what is looked at is read, where that can be."""

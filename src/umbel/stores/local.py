@@ -49,8 +49,9 @@ class LocalStore:
     def sizes(self, names: Sequence[str]) -> list[int]:
         return [_size_of(f"{self.where}/{name}") for name in names]
 
-    def read(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
+    def read(self, name: str, *, at_most: int | None = None) -> bytes:
+        with (self._root / name).open("rb") as file:
+            return file.read(at_most)
 
     def buffer(self, name: str) -> Any:
         import pyarrow as pa

@@ -64,14 +64,14 @@ class S3Store:
         known = {self._name(one.path): one.size for top in tops for one in self._listed(top) if one.is_file}
         return [known.get(name) or 0 for name in names]
 
-    def read(self, name: str) -> bytes:
-        return bytes(self.buffer(name).to_pybytes())
+    def read(self, name: str, *, at_most: int | None = None) -> bytes:
+        return bytes(self.buffer(name, at_most).to_pybytes())
 
-    def buffer(self, name: str) -> Any:
+    def buffer(self, name: str, at_most: int | None = None) -> Any:
         for left in reversed(range(READS)):  # the client takes a refusal longer than the file for its end
             try:
                 with self._answered(), self._files.open_input_file(self._key(name)) as file:
-                    return file.read_buffer()
+                    return file.read_buffer(at_most)
             except Unavailable:
                 if not left:
                     raise
