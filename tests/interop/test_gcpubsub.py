@@ -119,7 +119,7 @@ def test_our_worker_that_starts_learns_what_celery_knows_to_be_revoked(cluster: 
 
 
 def test_status_says_what_is_off_and_why(cluster: MixedCluster) -> None:
-    found = cluster.ours.umbel_json("status", "--timeout", "20")
+    found = cluster.ours.umbel_json("status", "--timeout", "10")
     supports = found["broker"]["supports"]
     assert supports["mingle"] is True and supports["remote control"] is True
     assert "topic exchanges" in supports["gossip"]

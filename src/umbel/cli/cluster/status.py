@@ -1,5 +1,6 @@
 """`umbel status`: the workers at a glance, and what their broker supports."""
 
+import asyncio
 from typing import Any, Protocol
 
 import click
@@ -72,7 +73,9 @@ def _say_what_is_supported(features: dict[str, Any]) -> None:
 async def _look(
     broker: StatusBroker, to: asking.Whom, left_s: float
 ) -> tuple[Capabilities, list[str], "Answers"]:
+    ends = asyncio.get_running_loop().time() + left_s
     paused = sorted(await broker.paused())
+    left_s = max(0.0, ends - asyncio.get_running_loop().time())
     return broker.capabilities, paused, await asking.ask_on(broker, to, "stats", {}, left_s)
 
 
