@@ -92,7 +92,7 @@ MAY_NOT_WRITE: Rights = (ALL, all_but("orders"), ALL)
 
 @pytest.fixture(scope="module")
 def settings_of() -> Mapping[Rights, BrokerSettings]:
-    """For each set of rights a user who has them, in a virtual host of its own."""
+    """For each set of rights a user who has them, in a separate virtual host."""
     server = shared_server()
     rights = list(dict.fromkeys([*(one for one, _, _ in CASES), MAY_NOT_MAKE, MAY_NOT_WRITE]))
     made = [(f"u{number}", server.new_vhost(), one) for number, one in enumerate(rights)]

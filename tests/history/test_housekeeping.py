@@ -18,8 +18,9 @@ from umbel.fold.names import marks_file, place_of
 from umbel.history.arrow import parquet
 from umbel.history.dealing import read_marks
 from umbel.history.housekeeping import GRACE_S, Behind, behind, compact, expire
-from umbel.history.lake import EVENTS, MANIFESTS, Compacted, Lake, hour_folder
+from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, hour_folder
 from umbel.history.rows import Rows
+from umbel.stores.manifests import MANIFESTS
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()
@@ -159,7 +160,7 @@ def test_what_was_replaced_goes_later(lake: Lake) -> None:
 def test_a_crash_at_any_moment_of_it_shows_every_event_once(lake: Lake) -> None:
     before = contents(lake)
     report = compact(lake, now=NOON)
-    for path in (root_of(lake) / MANIFESTS).iterdir():  # it died before it published
+    for path in (root_of(lake) / COMPACTED / MANIFESTS).iterdir():  # it died before it published
         path.unlink()
     assert contents(lake) == before
     assert compact(lake, now=NOON).written != report.written
@@ -231,7 +232,7 @@ def test_an_empty_lake_is_no_trouble(tmp_path: Path) -> None:
 
 def test_a_manifest_that_cannot_be_read_is_named(lake: Lake) -> None:
     compact(lake, now=NOON)
-    (root_of(lake) / MANIFESTS / "000002.json").write_text("{")
+    (root_of(lake) / COMPACTED / MANIFESTS / "000002.json").write_text("{")
     with pytest.raises(LakeError, match=r"000002\.json"):
         lake.event_files()
 

@@ -150,7 +150,7 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Serve
 
 @pytest.fixture
 def s3_lake(s3: S3Server) -> str:
-    """Where a lake can be, in a bucket of its own."""
+    """Where a lake can be, in a separate bucket."""
     return f"s3://{s3.make_bucket()}/history/lake"
 
 

@@ -11,6 +11,9 @@ import re
 from dataclasses import dataclass
 
 SUFFIX = ".parquet"
+TABLES = "tables"
+"""The folder of what is built from the events."""
+
 _PLACED = re.compile(r"(.*co-\d+-\d+)-(?:b(\d+)of(\d+)|others)\.parquet", re.ASCII | re.DOTALL)
 
 _COUNTS = frozenset(2**power for power in range(13))

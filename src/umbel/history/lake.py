@@ -24,12 +24,12 @@ import msgspec
 
 from umbel.errors import LakeBusy, LakeError
 from umbel.stores.interface import Held, Store, Where
+from umbel.stores.manifests import manifest_name, manifest_numbers
 from umbel.stores.opening import store_at
 
 MANIFESTS_KEPT = 5
 SUFFIX = ".parquet"
 EVENTS, COMPACTED, QUARANTINE, RECORDERS = "events", "compacted", "quarantine", "_recorder"
-MANIFESTS = f"{COMPACTED}/_manifest"
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Lake:
         return [name for name in files if name in there]
 
     def read_compacted(self) -> Compacted:
-        numbers = self._manifest_numbers()
+        numbers = manifest_numbers(self.store, COMPACTED)
         if not numbers:
             return Compacted()
         found: Compacted = self._read_json(_manifest(numbers[-1]), Compacted)
@@ -83,7 +83,7 @@ class Lake:
     # -- what is written -------------------------------------------------------------------------
 
     def publish_compacted(self, compacted: Compacted) -> None:
-        numbers = self._manifest_numbers()
+        numbers = manifest_numbers(self.store, COMPACTED)
         self.store.put(_manifest(numbers[-1] + 1 if numbers else 1), msgspec.json.encode(compacted))
         self.store.delete(map(_manifest, numbers[:-MANIFESTS_KEPT]))
 
@@ -105,10 +105,6 @@ class Lake:
             raise LakeBusy(
                 f"{what} is already using {self.store.where} ({held}); stop it, or use another name or lake"
             ) from None
-
-    def _manifest_numbers(self) -> list[int]:
-        stems = [name.rpartition("/")[2].removesuffix(".json") for name in self.store.names(MANIFESTS)]
-        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _read_json(self, name: str, wanted: type[Any]) -> Any:
         try:
@@ -142,7 +138,7 @@ def lock_of(name: str) -> str:
 
 
 def _manifest(number: int) -> str:
-    return f"{MANIFESTS}/{number:06}.json"
+    return manifest_name(COMPACTED, number)
 
 
 def _is_raw(name: str) -> bool:

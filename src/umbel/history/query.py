@@ -124,8 +124,7 @@ class Tables:
         except duckdb.InterruptException:
             raise SlowQuery(f"the query took longer than {limit_s:g} s; narrow it") from None
         except duckdb.Error as error:
-            if (down := unavailable(error)) is not None:
-                raise HistoryError(f"the lake {self.build.store.where} cannot be read: {down}") from None
+            _raise_unavailable(self.build, error)
             if isinstance(error, duckdb.IOException) or not self.build.is_there():
                 raise Unreadable(self.build, error) from None
             raise BadQuery(_problem(sql, error)) from None
@@ -247,13 +246,18 @@ def _opened(build: Build, within: _Limit, wanted: Wanted) -> Iterator[Tables]:
             try:
                 make_views(connection, build, wanted)
             except (duckdb.Error, OSError) as error:
-                if (down := unavailable(error)) is not None:
-                    raise HistoryError(f"the lake {build.store.where} cannot be read: {down}") from None
+                _raise_unavailable(build, error)
                 raise Unreadable(build, error) from None
             _confine(connection, build)
             yield Tables(build, connection, within, wanted)
         finally:
             connection.close()
+
+
+def _raise_unavailable(build: Build, error: Exception) -> None:
+    """Where it is the store that does not answer, another build would not be read either."""
+    if (down := unavailable(error)) is not None:
+        raise HistoryError(f"the lake {build.store.where} cannot be read: {down}") from None
 
 
 def make_views(connection: "duckdb.DuckDBPyConnection", build: Build, wanted: Wanted) -> None:

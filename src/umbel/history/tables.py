@@ -15,11 +15,11 @@ import msgspec
 
 from umbel.errors import HistoryError, NothingBuilt
 from umbel.events.columns import LAKE_VERSION
+from umbel.fold.names import TABLES
 from umbel.stores.interface import Store, Where
+from umbel.stores.manifests import manifest_name, manifest_numbers
 from umbel.stores.opening import store_at
 
-TABLES = "tables"
-MANIFESTS = "_manifest"
 MANIFEST_BYTES_MAX = 64_000_000
 
 
@@ -50,7 +50,7 @@ def newest_build(lake: Where | Store) -> Build:
     number = newest_number(store)
     if number is None:
         raise NothingBuilt(store.where)
-    name = f"{TABLES}/{MANIFESTS}/{number:06d}.json"
+    name = manifest_name(TABLES, number)
     path = f"{store.where}/{name}"
     try:
         text = store.read(name, at_most=MANIFEST_BYTES_MAX)
@@ -71,14 +71,11 @@ def newest_build(lake: Where | Store) -> Build:
 
 def newest_number(lake: Where | Store) -> int | None:
     """The number of the newest manifest."""
-    folder = f"{TABLES}/{MANIFESTS}/"
+    store = store_at(lake)
     try:
-        names = [name.removeprefix(folder) for name in store_at(lake).names(f"{TABLES}/{MANIFESTS}")]
+        return max(manifest_numbers(store, TABLES), default=None)
     except OSError as error:
-        raise HistoryError(f"the lake {store_at(lake).where} cannot be read: {error}") from None
-    return max(
-        (int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()), default=None
-    )
+        raise HistoryError(f"the lake {store.where} cannot be read: {error}") from None
 
 
 def _inside(store: Store, name: str) -> str:

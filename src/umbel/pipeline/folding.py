@@ -24,6 +24,7 @@ from umbel.fold.columns import Events
 from umbel.fold.crowded import Keys, bin_sizes, large_tasks, reduced, shared_out, within
 from umbel.fold.kernel import fold_bucket
 from umbel.fold.marks import marks_of, merged
+from umbel.fold.names import TABLES as KEPT_IN
 from umbel.fold.order import ordered
 from umbel.fold.schemas import EVENTS, INSTANT
 from umbel.fold.timeline import timeline
@@ -37,7 +38,6 @@ from umbel.pipeline.parts import (
     read_part,
     write_part,
 )
-from umbel.pipeline.plan import TABLES as KEPT_IN
 from umbel.pipeline.plan import Counted, Dealt, Fold, Folded, Judge, Measure, Plan
 from umbel.pipeline.writing import Written
 from umbel.stores.interface import Store

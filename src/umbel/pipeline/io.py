@@ -25,15 +25,15 @@ import msgspec
 
 from umbel.events.columns import LAKE_VERSION
 from umbel.events.tables import TABLES_VERSION
+from umbel.fold.names import TABLES
 from umbel.pipeline.faults import BuildFailed, BuildRuns
-from umbel.pipeline.plan import TABLES
 from umbel.pipeline.state import State
 from umbel.stores.interface import Held, Store, Where
+from umbel.stores.manifests import MANIFESTS, manifest_name, manifest_numbers
 from umbel.stores.opening import store_at
 from umbel.stores.refusals import raise_unavailable
 
 LOCK = ".build.lock"
-MANIFESTS = f"{TABLES}/_manifest"
 BUILDS_KEPT = 2
 STATE = "state.json"
 WrittenT = TypeVar("WrittenT")
@@ -102,12 +102,12 @@ def _state_of(store: Store, manifest: Manifest) -> State | None:
 
 
 def newest_number(lake: Where | Store) -> int:
-    return max(_numbers(store_at(lake)), default=0)
+    return max(manifest_numbers(store_at(lake), TABLES), default=0)
 
 
 def remove_old_builds(store: Store) -> None:
     """All but the newest few, and what builds that died have left. Only for who holds the lock."""
-    numbers = _numbers(store)
+    numbers = manifest_numbers(store, TABLES)
     manifests = [read_json(store, _manifest(number), Manifest) for number in numbers[-BUILDS_KEPT:]]
     store.delete(map(_manifest, numbers[:-BUILDS_KEPT]))
     needed = {name for one in manifests for names in one.tables.values() for name in names}
@@ -115,10 +115,10 @@ def remove_old_builds(store: Store) -> None:
         needed |= {manifests[-1].state, *state.names()}
     builds = {name.partition("/")[0] for name in needed}
     for build in store.folders(TABLES):
-        if build != "_manifest" and build not in builds:
+        if build != MANIFESTS and build not in builds:
             store.delete_folder(f"{TABLES}/{build}")
     written = [name.removeprefix(f"{TABLES}/") for name in store.names(TABLES, hidden=True)]
-    old = [name for name in written if name not in needed and not name.startswith("_manifest/")]
+    old = [name for name in written if name not in needed and not name.startswith(f"{MANIFESTS}/")]
     store.delete(f"{TABLES}/{name}" for name in old if "/" in name)
 
 
@@ -142,10 +142,5 @@ def read_json(store: Store, name: str, kind: type[WrittenT]) -> WrittenT:
         ) from None
 
 
-def _numbers(store: Store) -> list[int]:
-    stems = [name.removeprefix(f"{MANIFESTS}/").removesuffix(".json") for name in store.names(MANIFESTS)]
-    return sorted(int(stem) for stem in stems if stem.isdecimal())
-
-
 def _manifest(number: int) -> str:
-    return f"{MANIFESTS}/{number:06d}.json"
+    return manifest_name(TABLES, number)

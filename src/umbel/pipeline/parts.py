@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from umbel.fold.buckets import bucket_of
+from umbel.fold.names import TABLES
 from umbel.fold.schemas import EVENTS, settled
-from umbel.pipeline.plan import TABLES, Counted, Dealt, Fold, Plan
+from umbel.pipeline.plan import Counted, Dealt, Fold, Plan
 from umbel.stores.interface import Store
 from umbel.stores.refusals import raise_unavailable
 

@@ -22,9 +22,6 @@ BUCKETS_MAX = 4096
 DEAL_EVENTS = 500_000
 """About as many events of loose files are dealt out by one job."""
 
-TABLES = "tables"
-"""The folder of what is built from the events."""
-
 CHUNK_SAMPLES = 100_000
 """So many samples make a file of metrics."""
 

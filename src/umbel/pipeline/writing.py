@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 from umbel.fold import metrics as measured
 from umbel.fold.claims import index_of
 from umbel.fold.kernel import Bucket, fold_bucket
+from umbel.fold.names import TABLES
 from umbel.pipeline.parts import write_index, write_part
-from umbel.pipeline.plan import TABLES, Counted, Folded, Plan, Samples, Segment
+from umbel.pipeline.plan import Counted, Folded, Plan, Samples, Segment
 from umbel.stores.interface import Store
 
 SAMPLES_A_GROUP = 65_536

@@ -1,6 +1,6 @@
 """Leases: one holder at a time in a store that has neither locks nor conditional writes.
 
-Who wants to hold a name puts a lease beside those of others, under a name of its own, and lists them.
+Who wants to hold a name puts a lease beside those of others, under a unique name, and lists them.
 Alone, it holds. Otherwise it takes its lease back and tries again a little later, a few times. Two cannot
 both find themselves alone: both have put before they list, so that the one who lists later sees the
 other. This rests on lists that show every put that was answered before, which S3 promises.

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from umbel.events.tables import TABLES
 from umbel.fold.marks import SOURCES_KEY
+from umbel.fold.names import TABLES as BUILT
 from umbel.fold.names import marks_file
 from umbel.pipeline import io
 from umbel.pipeline.engines import Engine
@@ -26,7 +27,6 @@ from umbel.pipeline.faults import UnreadFile
 from umbel.pipeline.files import Found
 from umbel.pipeline.jobs.making import Made, Site, Tell, extended, made_whole, say_nothing
 from umbel.pipeline.parts import UnreadPart
-from umbel.pipeline.plan import TABLES as BUILT
 from umbel.pipeline.state import State, Tree, new_files
 from umbel.stores.interface import Store, Where
 from umbel.stores.opening import store_at

@@ -19,7 +19,7 @@ from umbel.fold.ages import RECENT_US
 from umbel.fold.anomalies import TOLD, first_told
 from umbel.fold.kernel import fold_others
 from umbel.fold.marks import EVENTS_KEY, Marks, merged
-from umbel.fold.names import marks_file, place_of
+from umbel.fold.names import TABLES, marks_file, place_of
 from umbel.fold.schemas import EVENTS, SCHEMAS
 from umbel.pipeline.engines import Engine
 from umbel.pipeline.folding import Answer
@@ -27,7 +27,6 @@ from umbel.pipeline.parts import event_batches, read_part, write_part
 from umbel.pipeline.plan import (
     DEAL_EVENTS,
     JUDGE_SUSPECTS,
-    TABLES,
     Chunk,
     Counted,
     Dealt,
