@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from tests.events.histories import attempt
 from tests.pipeline.lakes import record
 from tests.pipeline.test_equality import random_histories
-from tests.pipeline.test_follow import contents, counted, look
+from tests.pipeline.test_follow import contents, look, numbered
 from tests.servers.redis import free_port
 from tests.waiting import wait_until
 from umbel.cli.history.group import command
@@ -90,7 +90,7 @@ def test_a_server_makes_the_same_tables(spark: SparkSession, server: str, tmp_pa
     """D3: every table, by a client that has no Java; what the server cannot be told is refused."""
     pytest.importorskip("grpc_status")
     lake = tmp_path / "lake"
-    events = counted(random_histories(20))
+    events = numbered(random_histories(20))
     for number in range(4):
         record(lake, f"{number:03d}", [*events[number::4], *events[:number]])
     build(SparkEngine(spark), lake, look(lake))

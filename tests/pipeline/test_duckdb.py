@@ -5,16 +5,18 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks._pipeline.duckdb_tasks import write_tasks
 from benchmarks._pipeline.synthetic import write_lake
+from tests.docs.blocks import DOCS, blocks_of
 from tests.pipeline.transforms import schemas
 from tests.pipeline.transforms.states import states_of
 from tests.pipeline.transforms.tasks import tasks
 from umbel.history.lake import Lake
 from umbel.history.query import read
-from umbel.pipeline.engines import SparkEngine
+from umbel.pipeline.engines import LocalEngine, SparkEngine
 from umbel.pipeline.files import look_into
 from umbel.pipeline.jobs.build import build
 from umbel.pipeline.parts import write_part
@@ -50,6 +52,23 @@ def test_what_a_build_publishes_is_read_without_spark(spark: SparkSession, tmp_p
     answer = read(tmp_path, lambda tables: tables.ask("select state, state_at from tasks"))
     assert len(answer.rows) == manifest.tasks > 0
     assert answer.types == ("VARCHAR", "TIMESTAMP WITH TIME ZONE")
+
+
+def test_other_tools_find_the_newest_build_by_a_name_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the recipes say, after a second build as after the first."""
+    sql, code = [block for block in blocks_of(DOCS / "history-recipes.md") if "current.json" in block.text]
+    lake = tmp_path / "umbel-lake"
+    monkeypatch.chdir(tmp_path)
+    for events in (EVENTS, 2 * EVENTS):
+        write_lake(lake, events)
+        manifest = build(LocalEngine(), lake, look_into(lake, Lake(lake).raw_files()))
+        with duckdb.connect(":memory:") as connection:
+            counted = connection.execute(sql.text).fetchall()
+        assert sum(row[1] for row in counted) == manifest.rows["attempts"]
+        exec(code.text, {})
+        assert capsys.readouterr().out == f"{manifest.tasks} tasks, built at {manifest.built_at}\n"
 
 
 def test_columns_that_differ_from_row_to_row_get_no_dictionary(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from umbel.stores.local import LocalStore
 NODE: Wire = {"hostname": "u1@a", "pid": 1, "inc": 7}
 
 
-def counted(events: list[Wire]) -> list[Wire]:
+def numbered(events: list[Wire]) -> list[Wire]:
     """As Umbel's senders number them, with two left out; heartbeats and an election among them."""
     others = [
         {"type": "worker-heartbeat", "clock": 5 + n, "timestamp": 10.0 + n, "freq": 2.0, **NODE, "seq": 2 * n}
@@ -38,7 +38,7 @@ def counted(events: list[Wire]) -> list[Wire]:
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     """Six files; events of one task are in several, some events in two."""
-    events = counted(random_histories(15))
+    events = numbered(random_histories(15))
     for number in range(6):
         record(tmp_path, f"{number:03d}", [*events[number::5], *events[: 3 * number]])
     return tmp_path

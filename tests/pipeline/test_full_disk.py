@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.lakes import record
 from tests.pipeline.test_equality import random_histories
-from tests.pipeline.test_follow import caught_up, contents, counted, look
+from tests.pipeline.test_follow import caught_up, contents, look, numbered
 from umbel.pipeline import io
 from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.failing import failing_as
@@ -48,7 +48,7 @@ def fill(disk: Path, name: str, *, left: int) -> Path:
 def test_a_full_disk_ends_a_build_and_takes_nothing_away(spark: SparkSession, small_disk: Path) -> None:
     """D2: of a batch and of a stream; with room again, both go on."""
     lake = small_disk / "lake"
-    record(lake, "1", counted(random_histories(40)))
+    record(lake, "1", numbered(random_histories(40)))
     build(SparkEngine(spark), lake, look(lake), only=["tasks", "attempts"])
     before, number = contents(lake), io.newest_number(lake)
 

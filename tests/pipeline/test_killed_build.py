@@ -6,8 +6,8 @@ Each is killed when it has written a file and not told of it: Spark runs its job
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -28,11 +28,11 @@ BUILDS, KILLS = (7, 3) if os.environ.get("UMBEL_SOAK") else (1, 2)
 def workers() -> list[psutil.Process]:
     """Python processes that executors have; their parent is one too, and Java's child."""
     below = psutil.Process().children(recursive=True)
-    daemons = {one.pid for one in below if "pyspark.daemon" in " ".join(_command(one))}
+    daemons = {one.pid for one in below if "pyspark.daemon" in " ".join(command_of(one))}
     return [one for one in below if _parent(one) in daemons]
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except psutil.Error:
@@ -47,7 +47,7 @@ def _parent(process: psutil.Process) -> int:
 
 
 @contextmanager
-def killer(tables: Path) -> Iterator[list[int]]:
+def killer(tables: Path, victims: Callable[[], list[psutil.Process]] = workers) -> Iterator[list[int]]:
     """Kills all such processes when a part of a table is there, then when more are."""
     killed: list[int] = []
     over = threading.Event()
@@ -62,8 +62,9 @@ def killer(tables: Path) -> Iterator[list[int]]:
             if found <= seen:
                 continue
             seen = found
-            for one in workers():
-                one.send_signal(signal.SIGKILL)
+            for one in victims():
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(signal.SIGKILL)
             killed.append(found)
 
     thread = threading.Thread(target=kill)
@@ -75,6 +76,16 @@ def killer(tables: Path) -> Iterator[list[int]]:
         thread.join()
 
 
+def assert_only_what_was_told(lake: Path) -> None:
+    """What jobs had written that were run again is gone."""
+    manifest, state = io.newest_manifest(lake), io.newest_state(lake)
+    assert manifest is not None
+    assert state is not None
+    folder = lake / "tables" / manifest.build
+    files = {str(path.relative_to(lake / "tables")) for path in folder.rglob("part-*")}
+    assert files == {name for names in manifest.tables.values() for name in names} | state.names()
+
+
 @pytest.mark.timeout(400)
 def test_a_build_whose_processes_are_killed_has_every_row_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,11 +95,7 @@ def test_a_build_whose_processes_are_killed_has_every_row_once(
     recorded(tmp_path, parts)
     for _ in range(BUILDS):
         with killer(tmp_path / "tables") as killed:
-            manifest = build(SparkEngine(spark), tmp_path, looked(tmp_path), afresh=True)
+            build(SparkEngine(spark), tmp_path, looked(tmp_path), afresh=True)
         assert len(killed) == KILLS
         assert published(tmp_path) == counted(tables_of(parts, buckets=1))
-        folder = tmp_path / "tables" / manifest.build
-        files = {str(path.relative_to(tmp_path / "tables")) for path in folder.rglob("part-*")}
-        state = io.newest_state(tmp_path)
-        assert state is not None
-        assert files == {name for names in manifest.tables.values() for name in names} | state.names()
+        assert_only_what_was_told(tmp_path)

@@ -26,7 +26,7 @@ from tests.pipeline.lakes import HOUR, arrow_schema, read, table_of
 from tests.pipeline.leavings import Leavings
 from tests.pipeline.test_build import HereEngine
 from tests.pipeline.test_equality import random_histories
-from tests.pipeline.test_follow import contents, counted, look
+from tests.pipeline.test_follow import contents, look, numbered
 from tests.waiting import wait_until
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
@@ -100,7 +100,7 @@ def is_java(process: psutil.Process) -> bool:
 
 def recorded(lake: Path, chance: random.Random) -> Iterator[Path]:
     """The lake's files, each there when it is asked for; some events are in several."""
-    wire = counted(random_histories(HISTORIES))
+    wire = numbered(random_histories(HISTORIES))
     schema = arrow_schema()
     told = [table_of(read(wire)), *(one.cast(schema) for one in slices(EVENTS - len(wire)))]
     events = pa.concat_tables(told)

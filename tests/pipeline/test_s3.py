@@ -103,6 +103,10 @@ def test_spark_builds_from_s3(
         environment.clear()
         environment |= before
     assert published(s3_lake) == counted(tables_of(parts, buckets=1))
+    current = json.loads(store_at(s3_lake).read("tables/current.json"))["tables"]
+    assert set(current) == set(TABLES)
+    there = {f"{s3_lake}/{name}" for name in store_at(s3_lake).names("tables")}
+    assert {name for names in current.values() for name in names} <= there
 
 
 def guided(lake: str, url: str) -> list[list[str]]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from umbel.pipeline.faults import BuildFailed, UnreadFile
+from umbel.pipeline.faults import BuildFailed, JavaExited, UnreadFile
 from umbel.stores.refusals import unavailable
 
 
@@ -20,7 +20,7 @@ def failing_as(what: str) -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         raise BuildFailed(f"{what}: {gist_of(error)}") from error
     except ConnectionError as error:  # of Py4J: Java has ended
-        raise BuildFailed(f"{what}: Java exited; see .work/spark.log in the lake") from error
+        raise JavaExited(f"{what}: Java exited") from error
     except OSError as error:
         told = unavailable(error) or error
         raise BuildFailed(f"{what}: {told.filename or 'the disk'}: {told.strerror or told}") from error

@@ -29,6 +29,10 @@ class BuildFailed(PipelineFault):
     """Spark could not finish; nothing was published."""
 
 
+class JavaExited(BuildFailed):
+    """Spark's Java has ended in the middle of a build."""
+
+
 class UnreadFile(BuildFailed):
     """A job could not read a file whose description could be."""
 

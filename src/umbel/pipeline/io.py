@@ -4,6 +4,7 @@
     tables/<build>/kept/                      events, samples and keys of segments, for the next build
     tables/<build>/state.json                 what the build has taken and kept (`state.py`)
     tables/_manifest/000042.json              which files readers are to read; the highest number counts
+    tables/current.json                       the same files by their full names, for other tools
     .build.lock                               locked by the process that builds
 
 A build writes where no reader looks and publishes by putting a manifest: readers see the tables
@@ -36,6 +37,7 @@ from umbel.stores.refusals import raise_unavailable
 LOCK = ".build.lock"
 BUILDS_KEPT = 2
 STATE = "state.json"
+CURRENT = f"{TABLES}/current.json"
 WrittenT = TypeVar("WrittenT")
 
 
@@ -75,6 +77,14 @@ def publish(lake: Where | Store, manifest: Manifest) -> None:
     name = _manifest(newest_number(store) + 1)
     store.confirm(LOCK)
     store.put(name, data)
+
+
+def point_to(store: Store, manifest: Manifest) -> None:
+    """For tools that know nothing of manifests: one name that stays, with names that can be opened."""
+    where = store.path(TABLES) or f"{store.where}/{TABLES}"
+    named = {table: [f"{where}/{name}" for name in names] for table, names in manifest.tables.items()}
+    pointer = {"build": manifest.build, "built_at": manifest.built_at, "tables": named}
+    store.put(CURRENT, msgspec.json.format(msgspec.json.encode(pointer), indent=1))
 
 
 def newest_manifest(lake: Where | Store) -> Manifest | None:

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from umbel.pipeline.faults import NoSpark
+from umbel.pipeline.faults import JavaExited, NoSpark
 from umbel.pipeline.java import find_java_home
 
 MEBIBYTE = 1024**2
@@ -29,6 +29,8 @@ HEAP_MAX_MIB = 1024
 HEAP_MIN_MIB = 768
 CONNECT_PORT = 15002
 REACH_S = 10.0
+LOG = "spark.log"
+"""What Java says, in the work folder."""
 
 LAPTOP: Mapping[str, str] = {
     "spark.master": "local[*]",
@@ -71,6 +73,8 @@ def spark_session(
             spark = _open(master, here=here, work_folder=work, conf=dict(conf or {}))
         try:
             yield spark
+        except JavaExited as error:
+            raise JavaExited(f"{error}{_last_line(work / LOG)}") from error
         finally:
             with contextlib.suppress(PySparkException, Py4JError, OSError):  # its Java may have ended before
                 spark.stop()
@@ -126,7 +130,7 @@ def _open(
         chosen["spark.driver.extraJavaOptions"] = (
             f"{chosen.get('spark.driver.extraJavaOptions', '')} {extra_java}"
         )
-    log = work_folder / "spark.log"
+    log = work_folder / LOG
     builder: Any = SparkSession.builder.appName("umbel history")
     for name, value in chosen.items():
         builder = builder.config(name, value)
@@ -187,5 +191,6 @@ def _stderr_in(log: Path) -> Iterator[None]:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    said = log.read_text(errors="replace") if log.exists() else ""
+    lines = [line for line in said.splitlines() if line.strip()]
     return f"; last log line: {lines[-1][:300]}" if lines else ""

@@ -143,5 +143,7 @@ def published(
     )
     with failing_as("cannot publish the tables; the previous build stays in use"):
         io.publish(store, manifest)
+    with failing_as("the tables are published; other tools still see those of the build before"):
+        io.point_to(store, manifest)
     io.remove_old_builds(store)
     return manifest
