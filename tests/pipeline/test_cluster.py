@@ -109,7 +109,7 @@ class Submitted:
     """`umbel history build`, submitted to the cluster with spark-submit."""
 
     def __init__(self, cluster: str, folder: Path) -> None:
-        self._cluster, self._folder = cluster, folder
+        self._cluster = cluster
         self._script = folder / "umbel_submitted.py"
         self._script.write_text(SUBMITTED)
 
@@ -124,7 +124,7 @@ class Submitted:
             env=os.environ | {"PYSPARK_DRIVER_PYTHON": sys.executable},
             capture_output=True,
             text=True,
-            timeout=380,
+            timeout=600,
             check=False,
         )
         assert ran.returncode == 0, ran.stderr
@@ -132,12 +132,8 @@ class Submitted:
 
     def executors(self) -> list[psutil.Process]:
         """Java's processes that run jobs of this cluster."""
-        return [
-            one
-            for one in psutil.Process().children(recursive=True)
-            if "CoarseGrainedExecutorBackend" in (words := " ".join(command_of(one)))
-            and str(self._folder) in words
-        ]
+        below = psutil.Process().children(recursive=True)
+        return [one for one in below if any("ExecutorBackend" in word for word in command_of(one))]
 
 
 @pytest.fixture(scope="module")

@@ -59,10 +59,10 @@ def killer(tables: Path, victims: Callable[[], list[psutil.Process]] = workers) 
             found = len(
                 [one for one in tables.glob("2*/tasks/part-*.parquet") if one.parents[1] not in before]
             )
-            if found <= seen:
+            if found <= seen or not (doomed := victims()):
                 continue
             seen = found
-            for one in victims():
+            for one in doomed:
                 with suppress(psutil.NoSuchProcess):
                     one.send_signal(signal.SIGKILL)
             killed.append(found)

@@ -7,7 +7,8 @@ nodes are judged too. Unlike a worker it announces nothing. `known_members` asks
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -16,9 +17,8 @@ from umbel.brokers.interface import ClusterRecord, FanOut
 from umbel.chance import uniform
 from umbel.control.client import Asker
 from umbel.coordination.driver import drive
-from umbel.errors import BrokerError
+from umbel.coordination.inquiries import Inquiries
 from umbel.protocol.membership.events import (
-    Answered,
     Cleared,
     Effect,
     Event,
@@ -28,7 +28,6 @@ from umbel.protocol.membership.events import (
     Lost,
     Member,
     Probe,
-    Probed,
     Suspected,
 )
 from umbel.protocol.membership.gossip import Membership
@@ -36,7 +35,6 @@ from umbel.protocol.membership.opinions import HEARTBEAT_S, Opinion, is_better
 from umbel.wire.gossip import read_worker_event
 
 INBOX_MAX = 10_000
-ASKING_MAX = 100
 Rows = list[dict[str, Any]]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=100_000_000_000)]
@@ -52,14 +50,12 @@ class MembershipWatch:
     def __init__(
         self, broker: ClusterBroker, asker: Asker, changed: Callable[[str, Member, str], None]
     ) -> None:
-        self._broker = broker
-        self._asker = asker
+        self._inquiries = Inquiries(asker, broker, self._tell)
         self._changed = changed
         pid = os.getpid()
         self._machine = Membership(f"gen{pid}@{socket.gethostname()}", 1, pid, uniform)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
         self._group = asyncio.TaskGroup()
-        self._asking: set[asyncio.Task[None]] = set()
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -95,26 +91,13 @@ class MembershipWatch:
             case Lost(member, by):
                 self._changed("lost", member, by)
             case Probe(member, ping):
-                self._beside(self._probe(member))
+                self._inquiries.probe(member, self._group)
                 if ping:
-                    self._beside(self._ping(member))
+                    self._inquiries.ping(member, self._group)
 
-    def _beside(self, asking: Coroutine[Any, Any, None]) -> None:
-        if len(self._asking) >= ASKING_MAX:
-            asking.close()
-            return
-        task = self._group.create_task(_kept_quiet(asking))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
-
-    async def _probe(self, member: Member) -> None:
-        evidence = await self._broker.probe(member.node, member.inc)
-        await self._inbox.put(Probed(member.node, member.inc, member.pid, evidence.value))
-
-    async def _ping(self, member: Member) -> None:
-        answers = await self._asker.ask("ping", destination=[member.node], timeout_s=max(1.0, member.freq_s))
-        if member.node in answers.replies:
-            await self._inbox.put(Answered(member.node))
+    def _tell(self, event: Event) -> None:
+        with suppress(asyncio.QueueFull):  # it is asked after again
+            self._inbox.put_nowait(event)
 
 
 async def known_members(asker: Asker, timeout_s: float) -> Rows:
@@ -158,11 +141,3 @@ def is_row(row: Any) -> bool:
 
 def _opinion(row: dict[str, Any]) -> Opinion:
     return Opinion(row["state"], row["silent_s"], row.get("incarnation", 0), row.get("freq_s", HEARTBEAT_S))
-
-
-async def _kept_quiet(asking: Coroutine[Any, Any, None]) -> None:
-    """A question that the broker does not take now is asked again soon."""
-    try:
-        await asking
-    except BrokerError:
-        return

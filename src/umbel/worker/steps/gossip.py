@@ -19,6 +19,7 @@ from umbel.brokers.links import EVENTS, MAIN
 from umbel.chance import random, uniform
 from umbel.control.client import Asker
 from umbel.coordination.driver import drive, fairly
+from umbel.coordination.inquiries import Inquiries
 from umbel.errors import AccessRefused, BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
 from umbel.protocol.membership.events import (
@@ -63,7 +64,6 @@ from umbel.wire.gossip import (
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.leases.observers import ObserverCandidate
-from umbel.worker.remote.inquiries import Inquiries
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
 from umbel.worker.user_code.hook_queue import HookQueue

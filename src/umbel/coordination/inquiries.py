@@ -14,7 +14,7 @@ from umbel.control.client import Asker
 from umbel.errors import BrokerError
 from umbel.protocol.membership.events import Answered, Event, Member, MemberState, Probed
 
-log = logging.getLogger("umbel.worker.gossip")
+log = logging.getLogger("umbel.coordination")
 
 WAITING_MAX = 200
 NEWCOMERS_MAX = 100  # of these
