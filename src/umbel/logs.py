@@ -20,7 +20,6 @@ from functools import cache
 from pathlib import Path
 from time import localtime, monotonic, struct_time, time
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -212,6 +211,8 @@ class JsonLines(logging.Formatter):
 @cache
 def zone_of(variable: str | None) -> tzinfo:
     """What a value of TZ stands for; None: the machine's zone. UTC where that cannot be told."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # a hundredth of a worker's start
+
     try:
         if variable:
             return ZoneInfo(variable.lstrip(":"))

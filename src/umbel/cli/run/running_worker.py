@@ -1,6 +1,7 @@
 """The worker of `umbel worker`, once its app is loaded and its first fork server is started."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -19,6 +20,9 @@ from umbel.pools.loops import loop_factory
 from umbel.pools.prefork.server_process import StartedServer
 
 log = logging.getLogger("umbel.worker")
+
+COLLECTOR_RESTS_S = 2.0
+"""From here, where the worker has begun without it."""
 
 
 class Running(NamedTuple):
@@ -47,6 +51,7 @@ def run_worker(
     project = found.project or NativeProject(found.app)
 
     async def run() -> None:
+        asyncio.get_running_loop().call_later(COLLECTOR_RESTS_S, gc.enable)
         for note in notes:
             log.info(note)
         worker = make_worker(

@@ -8,7 +8,6 @@ The incarnation grows from run to run although the wall clock may be set back me
 ignore what comes from a run that is older than the one they know.
 """
 
-import json
 import logging
 import os
 from pathlib import Path
@@ -37,8 +36,8 @@ def save(path: Path, state: SavedState) -> None:
     draft = path.with_suffix(f".{os.getpid()}.draft")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(msgspec.structs.asdict(state), file)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(state))
             file.flush()
             os.fsync(descriptor)
         draft.replace(path)
@@ -49,7 +48,7 @@ def save(path: Path, state: SavedState) -> None:
 
 def read_saved(path: Path) -> SavedState | None:
     try:
-        found = json.loads(path.read_text())
+        found = msgspec.json.decode(path.read_bytes())
         state = SavedState(str(found["node"]), found["clock"], found["incarnation"])
         if not all(
             type(value) is int and 0 <= value <= CLOCK_MAX for value in (state.clock, state.incarnation)
