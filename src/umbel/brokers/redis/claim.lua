@@ -6,7 +6,7 @@
 
 local PARKED_MAX = 2000 -- not yet due, moved aside by one claim; the next goes on
 local CHUNK = 1000 -- Lua hands over only so many arguments at once
-local LOOK = 8 -- popped first, to see how large messages are
+local LOOK = 2 -- popped first, to see how large messages are; a list that has fewer is empty then
 local TAKEN_MAX_BYTES = 4 * 1024 * 1024 -- of one claim, and at most LOOK messages more; the next goes on
 
 local prefix, owner, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])

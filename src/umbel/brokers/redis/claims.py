@@ -126,7 +126,7 @@ class Claims:
             limit,
             revoked_after,
             REVOKES_PAGE,
-            *self._in_turn(queues),
+            *self._watch.unless_idle(self._in_turn(queues)),
         )
         try:
             reply = await self._link.run(self._keys.script("claim"), *args)

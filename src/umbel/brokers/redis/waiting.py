@@ -6,7 +6,8 @@ serves any number of queues and priorities, nothing is popped, and Celery's cons
 lists notice nothing. A blocked `BLMOVE list list RIGHT RIGHT` takes nothing either, but needs one
 connection for each list.
 
-A worker with one queue goes further and is handed its next message (`handoff.py`).
+A worker with one queue goes further and is handed its next message (`handoff.py`). One with several
+asks again only after those that the server told of (`idle_queues.py`).
 
 Where tracking is not to be had (some proxies), the lengths are asked for every POLL_S.
 """
@@ -20,6 +21,7 @@ import hiredis
 
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.handoff import Handed
+from umbel.brokers.redis.idle_queues import IdleQueues
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.replies import is_wrong_type
@@ -73,6 +75,7 @@ class Watch:
         self._waiting: set[asyncio.Future[bool]] = set()
         self._armed: _Armed | None = None
         self._recheck_s = math.inf
+        self._idle = IdleQueues(keys)
         self._link = Link(
             addresses,
             connect_timeout_s=timeout_s,
@@ -112,6 +115,12 @@ class Watch:
             elif await self._is_rung_within(wait_s):
                 return True
 
+    def unless_idle(self, queues: Sequence[str]) -> Sequence[str]:
+        """Without those that have nothing to claim: the server would have told of it."""
+        if not self._is_same_server():
+            return queues
+        return self._idle.others(queues, asyncio.get_running_loop().time())
+
     def knows_of_nothing(self, queues: Sequence[str], revoked_after: int) -> bool:
         """Whether the server would have told of anything but messages that it hands over."""
         now = asyncio.get_running_loop().time()
@@ -128,19 +137,33 @@ class Watch:
     async def _arm(self, queues: Sequence[str], *, hands: bool) -> _Armed | None:
         """None: there is nothing to wait for; who was rung for meanwhile claims at once."""
         self._armed, rings, loop = None, self._rings, asyncio.get_running_loop()
-        lists = [key for queue in queues for key in self._keys.lists_of(queue)]
-        due_s = await self._due_s(queues, lists[1:] if hands else lists)
-        if due_s <= 0.0 or self._rings != rings or self._revoked_cursor > self.claimed_cursor:
+        lasts_s = min(ARMED_S, self._recheck_s)
+        is_kept = len(queues) > 1 and self._recheck_s == math.inf
+        asked = self._idle.ask(queues, loop.time(), lasts_s) if is_kept else queues
+        due = await self._due_s(asked, hands=hands)
+        now = loop.time()
+        until = now + lasts_s
+        if is_kept:
+            until = self._idle.keep({queue: now + due_s for queue, due_s in due.items() if due_s > 0.0})
+        else:
+            self._idle.forget(None)
+        if self._rings != rings:
             return None
-        until = loop.time() + min(ARMED_S, self._recheck_s)
-        self._armed = _Armed(rings, tuple(queues), hands, until, loop.time() + due_s)
+        open_queues = [queue for queue in queues if queue not in self._paused] if self._paused else queues
+        due_s = min((due[queue] for queue in open_queues if queue in due), default=math.inf)
+        if due_s <= 0.0 or self._revoked_cursor > self.claimed_cursor:
+            return None
+        due_at = min(now + due_s, self._idle.first_due(open_queues))
+        self._armed = _Armed(rings, tuple(queues), hands, until, due_at)
         return self._armed
 
     def _can_hand(self, now: float) -> bool:
-        # Of several servers each connection may have found another, and what one of them hands over
-        # the other cannot keep.
-        is_same = self._link.address == self._claims_at()
-        return bool(self.client_id) and is_same and now >= self._refused_until
+        return bool(self.client_id) and self._is_same_server() and now >= self._refused_until
+
+    def _is_same_server(self) -> bool:
+        """Of several servers each connection may have found another, and what one of them hands over
+        the other cannot keep; nor does one know what the other has."""
+        return self._link.address == self._claims_at()
 
     async def _take_next(self, queue: str, owner: str, timeout_s: float, seen: int) -> bool:
         """Have the server hand over the next message: whether it did. A ring ends the wait for it."""
@@ -189,31 +212,35 @@ class Watch:
     def close(self) -> None:
         self._link.close()
 
-    async def _due_s(self, queues: Sequence[str], watched: Sequence[str]) -> float:
-        """The seconds until one of these lists has a message, as far as one can know now.
+    async def _due_s(self, queues: Sequence[str], *, hands: bool) -> dict[str, float]:
+        """For each queue the seconds until it has a message, as far as one can know now; 0.0: it has one.
 
-        Asking is also what arms the server to tell of the next change.
+        Asking is also what arms the server to tell of the next change. What is handed over is not asked for.
+        A queue with a key of another type is left out: the claim says what is wrong with it.
         """
-        lists = [("LLEN", key) for key in watched]
-        delayed = [("ZRANGE", self._keys.delayed(queue), 0, 0, "WITHSCORES") for queue in queues]
+        asked = [
+            [
+                *(("LLEN", key) for key in self._keys.lists_of(queue)[hands:]),
+                ("ZRANGE", self._keys.delayed(queue), 0, 0, "WITHSCORES"),
+            ]
+            for queue in queues
+        ]
         cursor_and_pauses = (("GET", self._keys.revokes_cursor), ("HKEYS", self._keys.paused))
-        commands = [("TIME",), *cursor_and_pauses, *lists, *delayed]
+        commands = [("TIME",), *cursor_and_pauses, *(command for some in asked for command in some)]
         found = await self._link.reply_to(self._link.send(commands))
-        # A key of another type has no messages; the claim says so.
-        replies = [None if is_wrong_type(one) else one for one in found]
-        now, cursor, paused, *replies = self._link.checked(replies)
+        replies = iter(self._link.checked([None if is_wrong_type(one) else one for one in found]))
+        now, cursor, paused = next(replies), next(replies), next(replies)
         self._revoked_cursor = _cursor_in(cursor)
         self._paused = frozenset(name.decode() for name in paused or ())
-        open_lists = [count for key, count in zip(watched, replies, strict=False) if self._is_open(key)]
-        if any(open_lists):
-            return 0.0
         now_s = int(now[0]) + int(now[1]) / 1e6
-        parked = zip(queues, replies[len(lists) :], strict=True)
-        firsts = [first[0][1] for queue, first in parked if first and queue not in self._paused]
-        return min(firsts) - now_s if firsts else math.inf
-
-    def _is_open(self, list_key: str) -> bool:
-        return not self._paused or self._keys.queue_of(list_key) not in self._paused
+        due: dict[str, float] = {}
+        for queue, some in zip(queues, asked, strict=True):
+            *counts, first = (next(replies) for _ in some)
+            if any(counts):
+                due[queue] = 0.0
+            elif None not in counts and first is not None:
+                due[queue] = first[0][1] - now_s if first else math.inf
+        return due
 
     async def _is_rung_within(self, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()
@@ -231,16 +258,20 @@ class Watch:
         # To end the wait of nobody changes nothing, and shows whether this user may.
         commands = [("CLIENT", "TRACKING", "ON"), ("CLIENT", "ID"), ("CLIENT", "UNBLOCK", 0)]
         tracking, number, unblocked = await self._link.reply_to(self._link.send(commands))
+        self._idle.forget(None)
         is_tracked = tracking == b"OK"
         self._recheck_s = math.inf if is_tracked else POLL_S
         self.client_id = number if is_tracked and isinstance(number, int) and unblocked == 0 else 0
 
     def _changed(self, pushed: list[Any]) -> None:
-        if pushed[1:] == [None]:  # not some keys, but all of them: the server was emptied
+        keys = pushed[1] if len(pushed) > 1 else None
+        if keys is None:  # not some keys, but all of them: the server was emptied
             self._noted = None
+        self._idle.forget(keys)
         self._ring()
 
     def _lost(self) -> None:
+        self._idle.forget(None)
         self.client_id = 0  # the number may be another's after a restart of the server
         self._ring()
 
