@@ -2,6 +2,7 @@
 
 import msgspec
 
+from umbel.fold.buckets import BUCKET_EVENTS
 from umbel.fold.names import bucket_file, others_file
 from umbel.pipeline import plan as plans
 from umbel.pipeline.plan import (
@@ -75,3 +76,10 @@ def test_small_old_segments_are_put_together_the_oldest_first() -> None:
     assert found == [old[:many]]
     assert list(merges([segment(small, at) for at in range(some)], 1100, 200)) != []
     assert list(merges(recent * 20, 1100, 200)) != [], "too many that are recent"
+
+
+def test_what_is_put_together_is_no_larger_than_a_bucket_and_buckets_stay() -> None:
+    """Else the first increment folds all of a lake again."""
+    assert all(below * count <= BUCKET_EVENTS for _, below, count in plans.TIERS)
+    buckets = [segment(BUCKET_EVENTS // 2, at) for at in range(64)]
+    assert list(merges(buckets, 1100, 200)) == []

@@ -26,8 +26,9 @@ CHUNK_SAMPLES = 100_000
 """So many samples make a file of metrics."""
 
 JUDGE_SUSPECTS = 500_000
-TIERS = ((0, BUCKET_EVENTS // 4, 8), (BUCKET_EVENTS // 4, BUCKET_EVENTS * 5 // 8, 3))
-"""Segments with so many events, from and below, are put together when there are so many of them."""
+TIERS = ((0, BUCKET_EVENTS // 8, 8), (BUCKET_EVENTS // 8, BUCKET_EVENTS // 3, 3))
+"""Segments with so many events, from and below, are put together when there are so many of them. What
+comes of it has no more events than a bucket: the buckets of a first build stay as they are."""
 
 RECENT_MAX = 64
 """More segments that may get late events are put together like older ones."""
