@@ -57,6 +57,8 @@ def test_what_was_told_while_the_answer_was_on_its_way_is_not_overwritten_by_it(
 
 def test_everything_is_asked_for_again_when_it_is_time() -> None:
     idle = known("a", "b")
+    assert idle.others(["a", "b"], 0.9 + LASTS_S) == []
+    assert idle.others(["a", "b"], 1.0 + LASTS_S) == ["a", "b"], "also by who claims and never waits"
     assert idle.ask(["a", "b"], 1.0 + LASTS_S, LASTS_S) == ["a", "b"]
 
 

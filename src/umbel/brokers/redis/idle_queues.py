@@ -50,9 +50,12 @@ class IdleQueues:
                 self._due_at.pop(queue, None)
 
     def others(self, queues: Sequence[str], now: float) -> Sequence[str]:
-        """Those of which nothing is known, or that something is due in."""
+        """Those of which nothing is known, or that something is due in. All of them when it is time to ask
+        again: who always has work does not wait, and would not notice that nobody tells it any more."""
         due_at = self._due_at
-        return [queue for queue in queues if due_at.get(queue, 0.0) <= now] if due_at else queues
+        if not due_at or now >= self._until:
+            return queues
+        return [queue for queue in queues if due_at.get(queue, 0.0) <= now]
 
     def first_due(self, queues: Iterable[str]) -> float:
         due_at = self._due_at
