@@ -119,7 +119,8 @@ def test_nothing_is_missed_whatever_happens_to_the_queues(on_redis: BrokerUnderT
                     priority = chance.choice((0, 0, 3, 9))
                     await broker.publish(outgoing(f"m{number}", queue=queue, priority=priority))
                     sent.add(f"m{number}")
-            await asyncio.sleep(chance.random() / 500)
+            for _ in range(chance.randrange(4)):  # a little later
+                await broker.paused()
         for queue in paused:
             await broker.resume(queue)
 

@@ -4,14 +4,13 @@ One small JSON file a node, replaced atomically from the worker's own loop about
 fresh file proves that the loop turns. Readers need neither the app nor the broker.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
-
-import msgspec
 
 from umbel.clock import boot_time_s
 from umbel.errors import DuplicateNode
@@ -46,7 +45,7 @@ def write_state(directory: Path, node: str, broker: str, state: dict[str, Any]) 
     target = state_file(directory, node, broker)
     draft = target.with_suffix(f".{os.getpid()}.tmp")
     draft.touch(mode=0o600)
-    draft.write_bytes(msgspec.json.encode(state | {"updated_boot_s": boot_time_s()}))
+    draft.write_text(json.dumps(state | {"updated_boot_s": boot_time_s()}))
     draft.replace(target)
 
 
@@ -98,7 +97,7 @@ def _state_files(directory: Path) -> list[Path]:
 
 def _read(path: Path) -> NodeState:
     try:
-        fields = msgspec.json.decode(path.read_bytes())
+        fields = json.loads(path.read_text())
         pid, updated = int(fields["pid"]), float(fields["updated_boot_s"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return NodeState(path.stem, False, False, f"{path} cannot be read: {error}", {})
