@@ -180,7 +180,7 @@ def take_for_documents(made: Demo, camera: Camera) -> None:
     wait_until_well(made)
     for name, path in {"overview": "/", "tasks": "/tasks", "phone": "/"}.items():
         for look, page in camera.open(path, WELL[name]):
-            page.locator("#sentence", has_text="All 3 workers").wait_for()
+            page.locator("#sentence", has_text="All 4 workers").wait_for()
             save(page, f"{name}-{look.colours}")
 
 
