@@ -149,10 +149,10 @@ class Watch:
             self._idle.forget(None)
         if self._rings != rings:
             return None
-        open_queues = [queue for queue in queues if queue not in self._paused] if self._paused else queues
-        due_s = min((due[queue] for queue in open_queues if queue in due), default=math.inf)
+        due_s = min((due_s for queue, due_s in due.items() if queue not in self._paused), default=math.inf)
         if due_s <= 0.0 or self._revoked_cursor > self.claimed_cursor:
             return None
+        open_queues = (queue for queue in queues if queue not in self._paused)
         due_at = min(now + due_s, self._idle.first_due(open_queues))
         self._armed = _Armed(rings, tuple(queues), hands, until, due_at)
         return self._armed

@@ -177,6 +177,7 @@ def command(
     """
 
     gc.disable()  # a worker that starts makes little garbage: a twentieth of that time
+    click.get_current_context().call_on_close(gc.enable)  # one that does not start, too
     node, level = node_name(hostname), level_of(loglevel or "info")
     as_json = as_json or log_format == "json"
     pidfile = become_the_process(flags, logfile, node)

@@ -56,7 +56,7 @@ class ForkPoint:
             with _signals_held_back() as mask, theirs:
                 pid = os.fork()
                 if pid == 0:
-                    gc.enable()
+                    gc.enable()  # who forked does so when it has started
                     strangers = self._inherited | {ours.detach()}
                     _be_server(setup, theirs.detach(), strangers, mask, forget)
         except OSError:
