@@ -107,8 +107,9 @@ class Scripts:
         page: int = 100,
         owner: str = ADA,
         lease: float = LEASE_S,
+        apart: bool = False,
     ) -> "ClaimReply":
-        args = (PREFIX, owner, lease, ticket, generation, limit, after, page, *(queues or ("q",)))
+        args = (PREFIX, owner, lease, ticket, generation, limit, after, page, int(apart), *(queues or ("q",)))
         return ClaimReply(self.run("claim", *args))
 
     def owners(self, verb: str, owner: str = "", *, lease: float = LEASE_S, known: int = 0) -> Any:
@@ -123,7 +124,7 @@ class ClaimReply:
 
     @property
     def envelopes(self) -> list[bytes]:
-        return [envelope for group in self.taken[2::3] for envelope in group]
+        return [envelope for group in self.taken[3::4] for envelope in group]
 
 
 def _argument(value: object) -> str | bytes | int:

@@ -28,10 +28,32 @@ from umbel.wire.message import Outgoing
 EXAMPLES = 1500 if os.environ.get("UMBEL_SOAK") else 150
 OTHER = "other"
 LEASE_S = 1000
-FIELDS = ["{list}", "", "x", ":::", "t:1:", "t.zz:y:{list}", "t.f:99999999999999999999999:{list}", "epochs"]
+FIELDS = [
+    "{list}",
+    "",
+    "x",
+    "t.1:1+:{list}",
+    ":::",
+    "t:1:",
+    "t.zz:y:{list}",
+    "t.f:99999999999999999999999:{list}",
+    "epochs",
+]
 MEMBERS = [*(f"{field}\0{{envelope}}" for field in FIELDS), "{envelope}"]
 SCORES = ["-inf", "+inf", "0", "1.5", "-9e99", "9e99", f"{FAR}"]
 BUCKETS = ["t:a", "t:b"]
+KEYS_APART = """
+local found = {}
+for _, key in ipairs(redis.call('KEYS', 'umbel.apart.*')) do found[#found + 1] = string.sub(key, 13) end
+return found
+"""
+FIELDS_CLAIMED = """
+local found = {}
+for _, key in ipairs(redis.call('KEYS', 'umbel.inflight.*')) do
+  for _, field in ipairs(redis.call('HKEYS', key)) do found[#found + 1] = field end
+end
+return found
+"""
 BREAKABLE = [
     *(
         QUEUE,
@@ -60,6 +82,7 @@ class World:
         self.server = server
         self.broker = broker
         self.link: Link = broker._link
+        self.claims = broker._claims
         self.expected: Counter[int] = Counter()
         self.held: dict[str, list[Delivery]] = {OWNER: [], PEER: []}
         self.made = 0
@@ -80,6 +103,9 @@ class World:
         found = tokens_in(self.server)
         lost, more = self.expected - found, found - self.expected
         assert not lost and not more, f"after {step}: lost {dict(lost)}, too many {dict(more)}"
+        apart, claimed = (self.server.ask("EVAL", keys, 0) for keys in (KEYS_APART, FIELDS_CLAIMED))
+        assert isinstance(apart, list) and isinstance(claimed, list)
+        assert {*apart} <= {*claimed}, f"after {step}: nobody will ever remove {apart}"
 
     # -- what others do to Redis -----------------------------------------------------------------
 
@@ -146,7 +172,9 @@ class World:
             self.expected = before  # all of it, or nothing
 
     async def claim(self, chance: random.Random) -> None:
+        """As of small messages, or as of large ones, which lie apart."""
         owner = chance.choice([OWNER, PEER])
+        self.claims._large.is_wanted = chance.random() < 0.5
         claim = await self.broker.claim(owner, [QUEUE, OTHER], chance.randint(1, 12))
         self.held[owner] += claim.deliveries
 

@@ -41,6 +41,7 @@ _SETTLE = (
     "brokers/test_redis_pages.py",
     "brokers/test_redis_refusals.py",
     "brokers/test_redis_layout.py",
+    "brokers/test_redis_large.py",
 )
 
 SUBJECTS = (
@@ -92,6 +93,7 @@ SUBJECTS = (
         ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py", "brokers/test_sqlite.py"),
     ),
     Subject("brokers/redis/claims.py", _REDIS),
+    Subject("brokers/redis/large.py", ("brokers/test_redis_large.py",)),
     Subject(
         "brokers/amqp/claims.py",
         ("brokers/test_amqp_claims.py", "brokers/test_amqp_deliveries.py", "brokers/test_amqp.py"),
@@ -100,13 +102,13 @@ SUBJECTS = (
         Subject(f"brokers/redis/{name}.lua", guards)
         for guards, names in (
             (
-                (*_SCRIPTS, "brokers/test_redis_refusals.py"),
+                (*_SCRIPTS, "brokers/test_redis_refusals.py", "brokers/test_redis_large.py"),
                 ("claim", "owners", "adopt", "abandon", "reconcile", "holding", "returning", "refusals"),
             ),
             ((*_SCRIPTS, *_SETTLE), ("marks",)),
             (_SETTLE, ("settle",)),
             ((*_SCRIPTS, "brokers/test_redis.py"), ("spend",)),  # with the contract of signatures
-            (("brokers/test_redis_scripts_limits.py",), ("limit",)),
+            (("brokers/test_redis_scripts_limits.py", "brokers/test_redis_large.py"), ("limit",)),
             (
                 _SCRIPTS,
                 (

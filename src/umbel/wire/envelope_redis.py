@@ -115,6 +115,16 @@ def unseal(envelope: bytes) -> Opened:
     return Opened(message, mark.starts, mark.redelivered or info.redelivered is True)
 
 
+def due_of(envelope: bytes) -> float:
+    """Before when it may not start; 0.0 if nothing says so."""
+    if not envelope.startswith(MARK):
+        return 0.0
+    try:
+        return _decode_mark(envelope[len(MARK) - 1 : envelope.find(b"}, ") + 1]).not_before
+    except msgspec.DecodeError:
+        return 0.0
+
+
 def seal_broadcast(exchange: str, routing_key: str, body: bytes, headers: bytes, delivery_tag: str) -> bytes:
     """The payload of an event, a control request or a reply."""
     properties = _Properties(
@@ -240,5 +250,6 @@ def _decode_others(envelope: bytes) -> tuple[_ReadEnvelope, bytes]:
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_PlainEnvelope).decode
+_decode_mark = msgspec.json.Decoder(_Mark).decode
 _decode_loosely = msgspec.json.Decoder(_ReadEnvelope).decode
 _decode_properties = msgspec.json.Decoder(_OtherProperties).decode

@@ -1,7 +1,9 @@
 -- Take up to `limit` messages for an owner: by priority, fairly between queues, oldest first.
--- ARGV: prefix, owner, lease, ticket, generation, limit, revoked_after, revoked_page, queue...
+-- ARGV: prefix, owner, lease, ticket, generation, limit, revoked_after, revoked_page, apart (1: messages are large),
+--   queue...
 -- Reply: epoch, now, cursor, revokes, complete, what cannot be taken from (queue, why, ...), then for each list:
--- list, first place, envelopes.
+-- list, first place, "", envelopes; or, of those that lie apart, list, first place, "+", how many. Who asks reads
+-- them, and judges whether they are due.
 -- A claim of an older generation was sent on a connection given up since: it takes nothing.
 
 local PARKED_MAX = 2000 -- not yet due, moved aside by one claim; the next goes on
@@ -10,7 +12,7 @@ local LOOK = 2 -- popped first, to see how large messages are; a list that has f
 local TAKEN_MAX_BYTES = 4 * 1024 * 1024 -- of one claim, and at most LOOK messages more; the next goes on
 
 local prefix, owner, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local ticket, limit, after = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7])
+local ticket, limit, after, apart = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[9] == '1'
 local now = server_time()
 local inflight = prefix .. 'umbel.inflight.' .. owner
 
@@ -53,7 +55,7 @@ end
 local queues = {}
 local pauses = prefix .. 'umbel.paused'
 local some_paused = (try('HLEN', pauses) or 0) > 0
-for i = 9, #ARGV do
+for i = 10, #ARGV do
   local released, refused = release(prefix, ARGV[i], now)
   if some_paused and redis.call('HEXISTS', pauses, ARGV[i]) == 1 then
     -- its messages wait
@@ -66,9 +68,56 @@ end
 
 local place, parked, bytes = 0, 0, 0
 
+local function note_taken(list, first, sign, taken, entries)
+  for i = 1, #entries, CHUNK do
+    redis.call('HSET', inflight, unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
+  end
+  if place >= first then
+    reply[#reply + 1] = list
+    reply[#reply + 1] = first
+    reply[#reply + 1] = sign
+    reply[#reply + 1] = taken
+  end
+end
+
+-- The same as `take`, for large messages: the server moves them, and none of them comes in here. Nil: it refuses to
+-- SORT for this user.
+local function take_apart(queue, suffix, count)
+  local list = prefix .. queue .. suffix
+  local waiting, problem = try('LLEN', list)
+  if problem then
+    pass_over(queue, why(problem, list, 'list'))
+    return 0, true
+  end
+  local first, entries, is_refused = place + 1, {}, false
+  count = math.min(count, waiting)
+  while place - first + 1 < count and bytes < TAKEN_MAX_BYTES and not is_refused do
+    local field = ticket .. ':' .. place + 1 .. '+:' .. list
+    local key = apart_key(prefix, field)
+    is_refused = not try('SORT', list, 'BY', 'nosort', 'DESC', 'LIMIT', 0, 1, 'STORE', key)
+    if not is_refused then
+      redis.call('LTRIM', list, 0, -2)
+      place = place + 1
+      bytes = bytes + (try('MEMORY', 'USAGE', key) or TAKEN_MAX_BYTES)
+      entries[#entries + 1] = field
+      entries[#entries + 1] = ''
+    end
+  end
+  local got = place - first + 1
+  note_taken(list, first, '+', got, entries)
+  return not is_refused and got or nil, got == waiting
+end
+
 -- Move messages of a list to the owner, and those that are not yet due aside: how many it got, and
 -- whether the list is empty now.
 local function take(queue, suffix, count)
+  if apart then
+    local got, emptied = take_apart(queue, suffix, count)
+    if got then
+      return got, emptied
+    end
+    apart = false
+  end
   local list = prefix .. queue .. suffix
   local fit = place == 0 and LOOK or math.floor((TAKEN_MAX_BYTES - bytes) * place / bytes)
   count = math.min(count, math.max(LOOK, fit))
@@ -96,14 +145,7 @@ local function take(queue, suffix, count)
       entries[#entries + 1] = envelope
     end
   end
-  for i = 1, #entries, CHUNK do
-    redis.call('HSET', inflight, unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
-  end
-  if #taken > 0 then
-    reply[#reply + 1] = list
-    reply[#reply + 1] = first
-    reply[#reply + 1] = taken
-  end
+  note_taken(list, first, '', taken, entries)
   return #taken, #envelopes < count
 end
 

@@ -34,6 +34,7 @@ from umbel.brokers.redis.failures import keep_limits
 from umbel.brokers.redis.handoff import Adoptions
 from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.large import LargeMessages
 from umbel.brokers.redis.leases import Leases
 from umbel.brokers.redis.limits import Limits
 from umbel.brokers.redis.link import Link
@@ -89,6 +90,7 @@ class Claims:
         )
         self._holding = Holding(keys)
         self._limits = Limits(link, keys, self._holding, lease_s=settings.lease_s)
+        self._large = LargeMessages(link, keys)
         self._leases = Leases(link, keys, lease_s=settings.lease_s)
         self._adoptions = Adoptions(link, keys, self._holding, self._leases, lease_s=settings.lease_s)
         self._compared_on = 1  # the generation of connections on which claims were compared with the data
@@ -126,16 +128,19 @@ class Claims:
             limit,
             revoked_after,
             REVOKES_PAGE,
+            int(self._large.is_wanted),
             *self._watch.unless_idle(self._in_turn(queues)),
         )
         try:
-            reply = await self._link.run(self._keys.script("claim"), *args)
+            epoch, now_s, cursor, revokes, _, broken, *taken = await self._link.run(
+                self._keys.script("claim"), *args
+            )
+            taken = await self._large.read(owner, epoch, ticket, taken, float(now_s))
         except (asyncio.CancelledError, BrokerError):
             # It may have been carried out, and nobody would ever settle what it took.
             self._holding.give_up(owner, ticket)
             self._send_back_lost_claims()
             raise
-        epoch, now_s, cursor, revokes, _, broken, *taken = reply
         self._leases.note_time(float(now_s))
         self._note_passed_over(broken)
         self._watch.is_given_up = False

@@ -81,18 +81,18 @@ class Holding:
         return hold is not None and epoch is not None and hold.epoch != epoch
 
     def take_in(self, owner: str, ticket: str, epoch: bytes, taken: Sequence[Any]) -> list[Delivery]:
-        """The messages of a claim's reply: list, first place, envelopes, list, ..."""
+        """The messages of a claim's reply: list, first place, sign, envelopes, list, ..."""
         self._under_way.discard(ticket)
         hold, held = self._holds.get(owner), self._held
         if hold is None or hold.epoch != epoch:
             hold = self._holds[owner] = Hold(owner, epoch)
         deliveries: list[Delivery] = []
-        for at in range(0, len(taken), 3):
-            key, first, envelopes = taken[at : at + 3]
-            list_key = key.decode()
+        for at in range(0, len(taken), 4):
+            key, first, sign, envelopes = taken[at : at + 4]
+            list_key, behind = key.decode(), sign.decode()
             queue = self._keys.queue_of(list_key)
             for place, envelope in enumerate(envelopes, first):
-                tag = f"{ticket}:{place}:{list_key}"
+                tag = f"{ticket}:{place}{behind}:{list_key}"
                 held[tag] = hold
                 opened = unseal(envelope)
                 deliveries.append(Delivery(tag, queue, opened.message, opened.starts, opened.redelivered))

@@ -26,6 +26,8 @@ Ours, which Celery does not know:
     umbel.inflight.<owner>       hash    what an owner holds: "<ticket>:<place>:<list>" -> envelope, and
                                          "epoch" -> the ticket that began this life of the hash
                                          ("kept-<ticket>:...": its claim ended, but nobody takes it)
+    umbel.apart.<ticket>:...     list    the envelope of one claimed message, which is large: the hash above
+                                         names it, with a "+" behind its place, and has nothing of it
     umbel.handed.<owner>         list    a message that the server gave to an idle owner, until it is adopted
     umbel.handing                hash    owner -> the list that it is given messages from
     umbel.handing.given_up       zset    those of them that were given up -> since when; kept for a minute
@@ -164,6 +166,9 @@ class Keys:
 
     def inflight(self, owner: str) -> str:
         return f"{self.prefix}umbel.inflight.{owner}"
+
+    def apart(self, tag: str) -> str:
+        return f"{self.prefix}umbel.apart.{tag}"
 
     def handed(self, owner: str) -> str:
         return f"{self.prefix}umbel.handed.{owner}"

@@ -192,7 +192,7 @@ if ARGV[1] == 'take' then
   for i = 6, #ARGV, 6 do
     local field, task, bucket, most = ARGV[i], ARGV[i + 1], bucket_named(ARGV[i + 2]), ARGV[i + 3]
     local usable, problem = read(bucket)
-    local envelope = stands and redis.call('HGET', inflight, field)
+    local envelope = stands and held(prefix, inflight, field)
     if most == 'ends' then
       if usable and redis.call('ZREM', bucket.slots, call_of(task)) == 1 then
         call(bucket)
@@ -208,7 +208,7 @@ if ARGV[1] == 'take' then
       if not may_start then
         local entry = #task .. ':' .. task .. field .. '\0' .. envelope
         redis.call(was_called and 'RPUSH' or 'LPUSH', bucket.waiting, entry)
-        redis.call('HDEL', inflight, field)
+        drop_held(prefix, inflight, field)
         count_waiting(field, 1)
         refused[#refused + 1] = (i - 6) / 6
         refused[#refused + 1] = ''

@@ -80,6 +80,36 @@ local function list_of(field)
   return string.match(field, '^[^:]*:[^:]*:(.+)$')
 end
 
+-- A message that lies apart has a "+" behind its place: the owner's hash names it, and its envelope is the one
+-- element of a list. A script takes time for each byte of a text that it gets, and a large one need not pass.
+local function is_apart(field)
+  return string.find(field, '^[^:]*:%d+%+:') ~= nil
+end
+
+local function apart_key(prefix, field)
+  return prefix .. 'umbel.apart.' .. field
+end
+
+-- The envelope of a claimed message, or false.
+local function held(prefix, inflight, field)
+  local envelope = redis.call('HGET', inflight, field)
+  if envelope and is_apart(field) then
+    return try('LINDEX', apart_key(prefix, field), 0) or envelope
+  end
+  return envelope
+end
+
+local function drop_apart(prefix, field)
+  if is_apart(field) then
+    redis.call('UNLINK', apart_key(prefix, field))
+  end
+end
+
+local function drop_held(prefix, inflight, field)
+  redis.call('HDEL', inflight, field)
+  drop_apart(prefix, field)
+end
+
 local function delayed_of(prefix, list)
   local queue = string.sub(list, #prefix + 1)
   for _, suffix in ipairs(SUFFIXES) do

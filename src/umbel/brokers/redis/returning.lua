@@ -5,7 +5,7 @@ local function claimed_order(fields)
   local keyed = {}
   for _, field in ipairs(fields) do
     if field ~= 'epoch' then
-      local claim, place = string.match(field, '%.(%x+):(%d+):')
+      local claim, place = string.match(field, '%.(%x+):(%d+)%+?:')
       keyed[#keyed + 1] = {tonumber(claim or '0', 16), tonumber(place or 0), field}
     end
   end
@@ -22,9 +22,9 @@ local function put_back(prefix, inflight, fields, ran, now)
   local keyed, count = claimed_order(fields), 0
   for i = #keyed, 1, -1 do
     local field = keyed[i][3]
-    local envelope = redis.call('HGET', inflight, field)
+    local envelope = held(prefix, inflight, field)
     if push_or_bury(prefix, 'RPUSH', list_of(field), remember(envelope, 0, ran), now) then
-      redis.call('HDEL', inflight, field)
+      drop_held(prefix, inflight, field)
       count = count + 1
     end
   end

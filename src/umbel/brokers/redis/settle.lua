@@ -2,7 +2,7 @@
 -- ARGV: prefix, owner, epoch, check (1: ask for each field), then sections, each with its count first:
 --   fields that are done; results (after their TTL in ms): key, payload; pushes: list, TTL in ms ("": of
 --   messages), count, envelopes; delayed: list, due, field, envelope; others: verb, field, starts to count, text;
---   keys of the signatures whose messages end (this section may be missing).
+--   those of the done fields that lie apart; keys of the signatures whose messages end (this may be missing).
 -- Reply: 0 the claims no longer stand; 1 applied; 2 a field is gone although the epoch stands, so an
 -- earlier call whose reply was lost has applied it; or, applied except for what the server refused: section,
 -- place in it from 0, why, envelope of a claimed message, ...
@@ -56,7 +56,8 @@ if ARGV[4] == '1' then
   end
 end
 
-local first_mark = first_other + 4 * others + 1
+local first_apart = first_other + 4 * others + 1
+local first_mark = first_apart + tonumber(ARGV[first_apart - 1]) + 1
 if results + pushes + delayed + others > 0 or #ARGV >= first_mark then -- else only claims end
   now = server_time()
   even_when_full(prefix)
@@ -125,6 +126,9 @@ end
 for i = first_done, first_done + done - 1, CHUNK do
   redis.call('HDEL', inflight, unpack(ARGV, i, math.min(i + CHUNK - 1, first_done + done - 1)))
 end
+for i = first_apart, first_mark - 2 do
+  drop_apart(prefix, ARGV[i])
+end
 
 -- The failure is stored, so the message ends in any case.
 local function keep_or_bury(field, envelope, reason, limits)
@@ -133,14 +137,15 @@ local function keep_or_bury(field, envelope, reason, limits)
   if not kept then
     bury(prefix, list, envelope, reason .. '; it cannot be stored with the failed tasks: ' .. problem, now)
   end
-  redis.call('HDEL', inflight, field)
+  drop_held(prefix, inflight, field)
 end
 
 for i = 0, others - 1 do
   local verb, field = ARGV[first_other + 4 * i], ARGV[first_other + 4 * i + 1]
-  local envelope = redis.call('HGET', inflight, field)
+  local envelope = held(prefix, inflight, field)
   if envelope and verb == 'started' then
     redis.call('HSET', inflight, field, remember(envelope, 1, false))
+    drop_apart(prefix, field)
   elseif envelope and string.sub(verb, 1, 5) == 'keep ' then -- "keep <limits>"
     keep_or_bury(field, envelope, ARGV[first_other + 4 * i + 3], string.sub(verb, 6))
   end
@@ -168,14 +173,14 @@ end
 for i = others - 1, 0, -1 do
   at = first_other + 4 * i
   local verb, field, charged, text = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
-  local envelope = verb ~= 'started' and redis.call('HGET', inflight, field)
+  local envelope = verb ~= 'started' and held(prefix, inflight, field)
   if envelope then
     envelope = remember(envelope, charged, verb ~= 'bury' and text == 'ran')
     local moved, problem = move(verb, field, envelope, text)
     if not moved then -- under another name, so that the same verdict is not applied once more
       redis.call('HSET', inflight, 'kept-' .. field, envelope)
     end
-    redis.call('HDEL', inflight, field)
+    drop_held(prefix, inflight, field)
     if problem then
       refuse('claim', i, problem, envelope)
     end

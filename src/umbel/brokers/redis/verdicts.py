@@ -82,6 +82,9 @@ def settlement(
         follow_ups += verdict.follow_ups
     kept = [one for one in results if not one.reply_to]
     made = Settlement(kept, others=others)
+    apart = [
+        tag for tag in done if "+:" in str(tag)
+    ]  # of a queue with such a name: what is removed is not there
     made.arguments = [
         len(done),
         *done,
@@ -91,6 +94,8 @@ def settlement(
         *_pushes(made, keys, follow_ups, [one for one in results if one.reply_to], ttl_ms, here),
         len(others) // 4,
         *others,
+        len(apart),
+        *apart,
     ]
     return made
 
