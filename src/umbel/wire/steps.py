@@ -21,7 +21,7 @@ Step = SignatureMap | Raw
 
 def cut_steps(body: bytes) -> tuple[bytes, list[Raw]] | None:
     """The body of a call without the steps of its chain, and those; None: it has none that can be cut out."""
-    if b'"chain":[' not in body and b'"chain": [' not in body:  # or it may be in an argument
+    if not _may_have_steps(body):
         return None
     try:
         args, kwargs, embed = _parts(body)
@@ -31,6 +31,17 @@ def cut_steps(body: bytes) -> tuple[bytes, list[Raw]] | None:
         return None
     rest = _encode(_Follows(embed.callbacks, embed.errbacks, None, embed.chord))
     return b"".join((b"[", args, b",", kwargs, b",", rest, b"]")), embed.chain
+
+
+def _may_have_steps(body: bytes) -> bool:
+    """By the last key of that name, at the end of a body: a large one is not looked through."""
+    at = body.rfind(b'"chain"')
+    while at >= 0:
+        value = body[at + 7 : at + 16].lstrip(b" :")
+        if value.startswith((b"[", b"null")):  # else it may be a word in a step
+            return value.startswith(b"[")
+        at = body.rfind(b'"chain"', 0, at)
+    return False
 
 
 def encode_steps(steps: Sequence[Step], limits: Limits) -> bytes:
