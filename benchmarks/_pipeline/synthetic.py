@@ -3,11 +3,11 @@
 What a busy cluster tells: each task is sent, received, started and ends; 6 % are tried again, 4 %
 fail, one task in a hundred is revoked; every event is there once, 1 % twice, and 1 % reach the log up
 to a minute late. Some 4.3 events a task, in the order of arrival, and a heartbeat now and then. The
-same seed gives the same lake. A slice of a million events is made at once, so memory does not grow
-with the lake; a task's events are all of one slice.
+same seed gives the same lake. The tasks of a span of time, a million events, are made at once, so memory
+does not grow with the lake.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,14 @@ TRACEBACK = (
     "Traceback (most recent call last):\n" + '  File "tasks.py", line 12, in pay\n    charge(order)\n' * 8
 )
 
+INSTANT = pa.timestamp("us", tz="UTC")
 ARROW: Mapping[Kind, pa.DataType] = {
     "text": pa.string(),
     "json": pa.string(),
     "int": pa.int64(),
     "float": pa.float64(),
     "bool": pa.bool_(),
-    "instant": pa.timestamp("us", tz="UTC"),
+    "instant": INSTANT,
 }
 SCHEMA = pa.schema([(column.name, ARROW[column.kind]) for column in COLUMNS])
 TYPES = ("sent", "received", "started", "succeeded", "failed", "retried", "revoked")
@@ -52,18 +53,28 @@ BEAT_US = 2_000_000
 def write_lake(lake: Path, events: int, *, later: int = 0, seed: int = 7) -> int:
     """Write about so many events as the recorder would; how many there are.
 
-    The `later` ones that come after these, some of them of the same tasks, are in a file beside (LATER)."""
+    They arrive without a pause: tasks are still sent while others end. The `later` ones that come after
+    these, many of them of the same tasks, are in a file beside (LATER)."""
     written, held = 0, SCHEMA.empty_table()
-    for number, table in enumerate(slices(events + later, seed=seed)):
-        if number and table.num_rows >= 2 * later:
-            written = _write_files(lake, held, number - 1, written)
-            held = table
-        else:
-            held = pa.concat_tables([held, table])
-    written = _write_files(lake, held.slice(0, held.num_rows - later), number, written)
+    for number, table in enumerate(_in_order(_spans(events + later, seed))):
+        held = pa.concat_tables([held, table])
+        ready = max(0, held.num_rows - later)
+        written = _write_files(lake, held.slice(0, ready), number, written)
+        held = held.slice(ready)
     if later:
-        _write(held.slice(held.num_rows - later), lake / LATER)
+        _write(held, lake / LATER)
     return written
+
+
+def _in_order(spans: Iterable[tuple[pa.Table, int]]) -> Iterator[pa.Table]:
+    """What of one span arrives when the next has begun lies between the events of that one."""
+    late = SCHEMA.empty_table()
+    for table, ends_us in spans:
+        arrived = pa.concat_tables([late, table])
+        in_time = pc.less(arrived.column("recorded_at"), pa.scalar(ends_us).cast(INSTANT))
+        late = arrived.filter(pc.invert(in_time))
+        yield arrived.filter(in_time).sort_by("recorded_at")
+    yield late.sort_by("recorded_at")
 
 
 def _write_files(lake: Path, table: pa.Table, number: int, written: int) -> int:
@@ -85,6 +96,12 @@ def _write(table: pa.Table, path: Path) -> None:
 
 def slices(events: int, *, seed: int = 7) -> Iterator[pa.Table]:
     """Tables of about a million events each, together about as many as asked for."""
+    for table, _ in _spans(events, seed):
+        yield table
+
+
+def _spans(events: int, seed: int) -> Iterator[tuple[pa.Table, int]]:
+    """The events of all tasks that were sent in a span of time, and when it ended and the next began."""
     random = np.random.default_rng(seed)
     made, began_us, counters = 0, BEGAN_US, np.zeros(NODES + 1, dtype=np.int64)
     while made < events:
@@ -93,7 +110,7 @@ def slices(events: int, *, seed: int = 7) -> Iterator[pa.Table]:
         table = _Slice(random, tasks, began_us, clock=made, counters=counters).table()
         began_us += tasks * 1_000_000 // RATE_PER_S
         made += table.num_rows
-        yield table
+        yield table, began_us
 
 
 @dataclass
@@ -273,7 +290,7 @@ def _repeated(text: str, count: int) -> pa.Array:
 
 
 def _instants(at_us: Numbers) -> pa.Array:
-    return pa.array(at_us).cast(pa.timestamp("us", tz="UTC"))
+    return pa.array(at_us).cast(INSTANT)
 
 
 def _where(mask: Numbers, values: pa.Array) -> pa.Array:

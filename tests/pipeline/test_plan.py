@@ -72,14 +72,22 @@ def test_small_old_segments_are_put_together_the_oldest_first() -> None:
     old = [segment(small - 1, at) for at in range(many + 1)]
     recent = [segment(small - 1, 1000 + at) for at in range(many)]
     large = [segment(middle, at) for at in range(20)]
-    found = list(merges([*reversed(old), *recent, *large], horizon_us=1100, recent_us=200))
+    found = list(merges([*reversed(old), *recent, *large], horizon_us=1100, recent_us=200, events_max=10**9))
     assert found == [old[:many]]
-    assert list(merges([segment(small, at) for at in range(some)], 1100, 200)) != []
-    assert list(merges(recent * 20, 1100, 200)) != [], "too many that are recent"
+    assert list(merges([segment(small, at) for at in range(some)], 1100, 200, 10**9)) != []
+    assert list(merges(recent * 20, 1100, 200, 10**9)) != [], "too many that are recent"
+
+
+def test_no_more_is_put_together_at_once_than_pays_for_what_is_new() -> None:
+    (_, small, many), _ = plans.TIERS
+    old = [segment(small - 1, at) for at in range(5 * many)]
+    of_each = (small - 1) * many
+    for events_max, groups in ((1, 1), (of_each, 1), (of_each + 1, 2), (10 * of_each, 5)):
+        assert len(list(merges(old, 1100, 200, events_max))) == groups
 
 
 def test_what_is_put_together_is_no_larger_than_a_bucket_and_buckets_stay() -> None:
     """Else the first increment folds all of a lake again."""
     assert all(below * count <= BUCKET_EVENTS for _, below, count in plans.TIERS)
     buckets = [segment(BUCKET_EVENTS // 2, at) for at in range(64)]
-    assert list(merges(buckets, 1100, 200)) == []
+    assert list(merges(buckets, 1100, 200, 10**9)) == []

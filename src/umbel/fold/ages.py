@@ -30,7 +30,8 @@ SEGMENT_EVENTS = 16_384
 """Of what settled a short time ago, so many lie together."""
 
 HOT_EVENTS = 50_000
-"""More are not folded again with every increment: those that were silent longest are settled."""
+"""More are not folded again with every increment: those that have ended are settled first, and of them
+those that were silent longest."""
 
 _ENDED = pa.array([*ENDINGS, "rejected"])
 
@@ -54,7 +55,9 @@ def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Age
     is_ended = np.zeros(count, dtype=bool)
     is_ended[task[_flags(pc.is_in(events.column("slot"), value_set=_ENDED))]] = True
     silent_us = horizon_us - last
-    is_hot = (silent_us < np.where(is_ended, SETTLED_US, SILENT_US)) & _newest(task, last, hot_max)
+    may_go_on = silent_us < np.where(is_ended, SETTLED_US, SILENT_US)
+    order = np.lexsort((-last, is_ended))  # those that run are surely told of again
+    is_hot = may_go_on & _first(task, order[may_go_on[order]], hot_max)
     is_old = ~is_hot & (silent_us >= RECENT_US)
     recent = np.flatnonzero((~is_hot & ~is_old)[task])
     recent = recent[np.argsort(last[task[recent]], kind="stable")]
@@ -75,12 +78,11 @@ def _flags(column: pa.ChunkedArray) -> Flags:
     return found
 
 
-def _newest(task: Ints, last: Ints, events_max: int) -> Flags:
-    """The tasks that had events most lately and together have at most so many."""
-    order = np.argsort(-last, kind="stable")
-    total = np.cumsum(np.bincount(task, minlength=len(last))[order])
-    found = np.zeros(len(last), dtype=bool)
-    found[order[total <= events_max]] = True
+def _first(task: Ints, order: Ints, events_max: int) -> Flags:
+    """The first tasks in this order that together have at most so many events."""
+    sizes = np.bincount(task)
+    found = np.zeros(len(sizes), dtype=bool)
+    found[order[np.cumsum(sizes[order]) <= events_max]] = True
     return found
 
 

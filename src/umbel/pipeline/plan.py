@@ -30,6 +30,9 @@ TIERS = ((0, BUCKET_EVENTS // 8, 8), (BUCKET_EVENTS // 8, BUCKET_EVENTS // 3, 3)
 """Segments with so many events, from and below, are put together when there are so many of them. What
 comes of it has no more events than a bucket: the buckets of a first build stay as they are."""
 
+MERGED_EVENTS = 2
+"""For each event that is new, so many that are old are put together: one in each of the tiers."""
+
 RECENT_MAX = 64
 """More segments that may get late events are put together like older ones."""
 
@@ -217,16 +220,23 @@ def shared(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return found
 
 
-def merges(segments: Sequence[Segment], horizon_us: int, recent_us: int) -> Iterator[list[Segment]]:
-    """Segments that are to be put together, the oldest first; those that may get late events only if there
-    are too many."""
+def merges(
+    segments: Sequence[Segment], horizon_us: int, recent_us: int, events_max: int
+) -> Iterator[list[Segment]]:
+    """Segments that are to be put together, the oldest first, until they have about so many events; those
+    that may get late events only if there are too many."""
+    total = 0
     by_age = sorted(segments, key=lambda one: one.last_us)
     spared = [one for one in by_age if one.last_us > horizon_us - recent_us][-RECENT_MAX:]
     kept = {id(one) for one in spared}
     for low, high, count in TIERS:
         own = [one for one in by_age if low <= one.rows < high and id(one) not in kept]
         for start in range(0, len(own) - count + 1, count):
-            yield own[start : start + count]
+            if total >= events_max:
+                return
+            together = own[start : start + count]
+            total += sum(one.rows for one in together)
+            yield together
 
 
 def chunked(chunks: Sequence[Chunk], more: Mapping[int, int]) -> list[Chunk]:

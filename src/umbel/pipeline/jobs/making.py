@@ -27,6 +27,7 @@ from umbel.pipeline.parts import event_batches, read_part, write_part
 from umbel.pipeline.plan import (
     DEAL_EVENTS,
     JUDGE_SUSPECTS,
+    MERGED_EVENTS,
     Chunk,
     Counted,
     Dealt,
@@ -190,7 +191,8 @@ def extended(site: Site, state: State, rows: Mapping[str, int], new: Sequence[st
     if len(segments) in touched:
         kept = state.hot.events if state.hot is not None else []
         folds.append(Fold(len(segments), kept, seals="enough", minutes="changed"))
-    together = list(merges(spared, horizon_us or 0, RECENT_US))
+    came = sum(rows[name] for name in new)
+    together = list(merges(spared, horizon_us or 0, RECENT_US, MERGED_EVENTS * came))
     folds += [Fold(-1, [part for one in those for part in one.events]) for those in together]
     replaced = {id(one) for those in together for one in those}
     ground = Ground(
