@@ -4,6 +4,7 @@ from collections import Counter
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,9 +53,36 @@ def test_tasks_are_told_apart_by_their_end_and_their_silence() -> None:
     events = pa.Table.from_pylist(rows, schema=schema)
     found = aged(events, 10**15)
     assert (told(found.hot), told(found.old)) == ({"just ended", "runs"}, {"forgotten", "old"})
-    assert [told(part) for part in found.recent] == [{"settled", "refused"}]
+    assert [told(part) for part in found.parts()] == [{"settled", "refused"}]
+    ((slice_, of_slice),) = found.slices()
+    assert (slice_, told(of_slice)) == (7, {"settled", "refused"})
     few = aged(events, 10**15, hot_max=2)
     assert told(few.hot) == {"runs"}, "who has ended is settled first"
     ended = events.filter(pc.equal(events.column("uuid"), "just ended"))
     more = pa.concat_tables([ended, pa.Table.from_pylist([event("later", "failed", 0)], schema=schema)])
     assert told(aged(more, 10**15, hot_max=2).hot) == {"later"}, "and who was silent longest"
+
+
+SLOTS = ("sent", "started", "succeeded", "failed")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.sampled_from(SLOTS), st.integers(0, 800)), max_size=80),
+    st.integers(0, 40),
+)
+def test_every_event_is_in_one_part_and_a_task_is_not_divided(
+    found: list[tuple[int, str, int]], hot_max: int
+) -> None:
+    rows = [event(str(task), slot, silent_s) for task, slot, silent_s in found]
+    schema = pa.schema([("uuid", pa.string()), ("slot", pa.string()), ("recorded_at", INSTANT)])
+    events = pa.Table.from_pylist(rows, schema=schema)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(ages, "SEGMENT_EVENTS", 5)
+        by_age = aged(events, 10**15, hot_max=hot_max)
+        parts, slices = list(by_age.parts()), [one for _, one in by_age.slices()]
+    assert by_age.hot.num_rows <= hot_max
+    for divided in ([by_age.old, by_age.hot, *parts], [by_age.old, by_age.hot, *slices]):
+        together = pa.concat_tables([events.slice(0, 0), *divided])
+        assert sorted(map(str, together.to_pylist())) == sorted(map(str, events.to_pylist()))
+        tasks = [told(one) for one in divided]
+        assert sum(map(len, tasks)) == len(set().union(*tasks))

@@ -41,6 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a small lake reaches: segments are sealed, touched, put together; metrics have files."""
     monkeypatch.setattr("umbel.fold.buckets.BUCKET_EVENTS", 400)
     monkeypatch.setattr(ages, "SEGMENT_EVENTS", 40)
+    monkeypatch.setattr(ages, "SLICE_US", 50_000)
     monkeypatch.setattr(ages, "HOT_EVENTS", 200)
     monkeypatch.setattr(plan, "TIERS", ((0, 150, 3), (150, 400, 2)))
     monkeypatch.setattr(plan, "RECENT_MAX", 4)

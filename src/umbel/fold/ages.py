@@ -26,8 +26,11 @@ SILENT_US = 600 * SECOND_US
 RECENT_US = 120 * SECOND_US
 """Who settled within this time may well get a late event."""
 
+SLICE_US = RECENT_US // 8
+"""In a first build, what settled within one such stretch of time lies together."""
+
 SEGMENT_EVENTS = 16_384
-"""Of what settled a short time ago, so many lie together."""
+"""Later, of what settled a short time ago, so many lie together."""
 
 HOT_EVENTS = 50_000
 """More are not folded again with every increment: those that have ended are settled first, and of them
@@ -41,8 +44,23 @@ class Aged:
     """Events by the age of their tasks; all events of a task are in one table."""
 
     old: pa.Table
-    recent: list[pa.Table]
+    recent: pa.Table
+    """Those that were silent longest come first."""
     hot: pa.Table
+    _task: Ints
+    _silent_us: Ints
+    """For each row of `recent`: a number of its task, and how long that was silent."""
+
+    def parts(self) -> Iterator[pa.Table]:
+        """What is recent, in parts of about SEGMENT_EVENTS."""
+        for rows in _cut(self._task):
+            yield self.recent.take(pa.array(rows))
+
+    def slices(self) -> Iterator[tuple[int, pa.Table]]:
+        """What is recent, by time: numbers of slices, from 0 for what was silent for the shortest."""
+        number = self._silent_us // SLICE_US
+        for one in np.unique(number):
+            yield int(one), self.recent.filter(pa.array(number == one))
 
 
 def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Aged:
@@ -63,8 +81,10 @@ def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Age
     recent = recent[np.argsort(last[task[recent]], kind="stable")]
     return Aged(
         old=events.filter(pa.array(is_old[task])),
-        recent=[events.take(pa.array(rows)) for rows in _cut(recent, task)],
+        recent=events.take(pa.array(recent)),
         hot=events.filter(pa.array(is_hot[task])),
+        _task=task[recent],
+        _silent_us=silent_us[task[recent]],
     )
 
 
@@ -86,13 +106,11 @@ def _first(task: Ints, order: Ints, events_max: int) -> Flags:
     return found
 
 
-def _cut(rows: Ints, task: Ints) -> Iterator[Ints]:
-    """Rows, which lie by task's age, in parts of about SEGMENT_EVENTS; all of one task in one part."""
-    if not len(rows):
+def _cut(task: Ints) -> Iterator[Ints]:
+    """Rows, of which the tasks are given, in parts of about SEGMENT_EVENTS; all of one task in one part."""
+    if not len(task):
         return
-    _, first = np.unique(task[rows], return_index=True)
-    begins = np.zeros(int(task.max()) + 1, dtype=np.int64)
-    begins[task[rows[first]]] = first
-    part = begins[task[rows]] // SEGMENT_EVENTS
+    _, first, of_row = np.unique(task, return_index=True, return_inverse=True)
+    part = first[of_row] // SEGMENT_EVENTS
     for number in np.unique(part):
-        yield rows[part == number]
+        yield np.flatnonzero(part == number)

@@ -122,29 +122,32 @@ class _Worker:
 
 
 class SparkEngine:
-    """Executors of Spark; the first time it is seen that they can do jobs at all."""
+    """Executors of Spark."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._is_checked = False
+        self._is_started = False
 
-    def _check(self, plan: str) -> None:
-        """They need Python, Arrow, numpy, Umbel and the lake."""
+    def start(self) -> None:
+        """Let them start their Python, and see that it has what jobs need: Arrow, numpy, Umbel."""
+        if self._is_started:
+            return
         try:
-            [answer] = self._collected("check", plan, 1)
+            self._collected("check", "", this_machine()[0])
         except PySparkException as error:
             raise NoSpark(f"Spark's executors cannot run Umbel ({_missing(error)}); {SHIP}") from None
-        if answer.failed:
-            raise NoSpark(
-                f"Spark's executors do not see the lake ({answer.failed}: {answer.why});"
-                " give it the same path on every machine, and for S3 the same AWS_* variables"
-            )
+        self._is_started = True
 
     def run(self, step: str, plan: str, count: int) -> Sequence[Answer]:
-        if not self._is_checked:
-            self._check(plan)
-            self._is_checked = True
-        return told(self._collected(step, plan, count))
+        self.start()
+        found = self._collected(step, plan, count)
+        for one in found:
+            if one.failed == plan:
+                raise NoSpark(
+                    f"Spark's executors do not see the lake ({plan}: {one.why});"
+                    " give it the same path on every machine, and for S3 the same AWS_* variables"
+                )
+        return told(found)
 
     def _collected(self, step: str, plan: str, count: int) -> list[Answer]:
         return [_answer(row["told"].encode()) for row in answers(self._spark, step, plan, count).collect()]

@@ -33,12 +33,12 @@ from umbel.pipeline.parts import (
     UnreadPart,
     chosen,
     event_batches,
-    fresh_name,
     read_index,
     read_part,
+    write_dealt,
     write_part,
 )
-from umbel.pipeline.plan import Counted, Dealt, Fold, Folded, Judge, Measure, Plan
+from umbel.pipeline.plan import HOT, Counted, Dealt, Fold, Folded, Judge, Measure, Plan
 from umbel.pipeline.writing import Written
 from umbel.stores.interface import Store
 from umbel.stores.opening import store_at
@@ -66,9 +66,10 @@ def work(step: str, plan_at: str, number: int) -> bytes:
     """Do one job of a step. `plan_at`: where the plan lies, the lake's place before it."""
     pa.set_cpu_count(1)  # one job a core
     pa.set_io_thread_count(1)
+    if step == "check":  # that there is a process, and that it has imported all that jobs need
+        return msgspec.json.encode(Answer())
     try:
-        folder, _, name = plan_at.rpartition("/")
-        plan = msgspec.json.decode(store_at(folder).read(name), type=Plan)
+        plan = _read_plan(plan_at)
         answer = _STEPS[step](store_at(plan.lake), plan, number)
     except UnreadPart as error:
         answer = Answer(unread=error.name, why=error.why)
@@ -80,28 +81,33 @@ def work(step: str, plan_at: str, number: int) -> bytes:
     return msgspec.json.encode(answer)
 
 
+def _read_plan(plan_at: str) -> Plan:
+    """OSError: it is not where it should be, which it names."""
+    folder, _, name = plan_at.rpartition("/")
+    try:
+        return msgspec.json.decode(store_at(folder).read(name), type=Plan)
+    except OSError as error:
+        told = unavailable(error) or error
+        raise OSError(told.errno or 0, str(told.strerror or told), plan_at) from None
+
+
 def deal(store: Store, plan: Plan, number: int) -> Answer:
     """Loose files: their events by target, and their marks."""
     folder = f"{plan.folder}/scratch"
-    dealt = fresh_name(folder, ".arrow")
     marks, others = [], [EVENTS.empty_table()]
-    targets: list[int] = []
-    sizes: list[int] = []
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with store.writer(dealt) as file, pa.ipc.new_file(file, EVENTS, options=options) as writer:
+
+    def stretches() -> Iterator[tuple[int, pa.Table]]:
         for name in plan.loose[number]:
             for table in event_batches(store, name):
                 marks.append(marks_of(table))
                 has_task = pc.is_valid(table.column("uuid"))
                 others.append(table.filter(pc.invert(has_task)))
-                for target, part in _by_target(store, table.filter(has_task), plan):
-                    for batch in part.combine_chunks().to_batches() if part.num_rows else ():
-                        writer.write_batch(batch)
-                        targets.append(target)
-                        sizes.append(batch.num_rows)
+                yield from _by_target(store, table.filter(has_task), plan)
+
+    dealt = write_dealt(store, folder, stretches())
     kept = write_part(store, pa.concat_tables(others), folder)
     seen = write_part(store, merged(marks).as_table(), folder)
-    return Answer(dealt=Dealt(dealt, targets, sizes, kept.file, seen.file))
+    return Answer(dealt=msgspec.structs.replace(dealt, others=kept.file, marks=seen.file))
 
 
 def _by_target(store: Store, events: pa.Table, plan: Plan) -> Iterator[tuple[int, pa.Table]]:
@@ -131,15 +137,14 @@ def _fold_whole(events: pa.Table, plan: Plan, job: Fold, done: "Written") -> Non
         return
     hot_max = ages.HOT_EVENTS // plan.count
     by_age = ages.aged(events, plan.horizon_us, hot_max=hot_max)
-    settled = [by_age.old, *by_age.recent]
     if job.seals == "first":
-        for part in settled:
-            done.put(part)
-        done.put_aside(by_age.hot)
-    elif sum(part.num_rows for part in settled) < ages.SEGMENT_EVENTS:
+        done.put(by_age.old)
+        recent = ((HOT + 1 + number, part) for number, part in by_age.slices())
+        done.put_aside([(HOT, by_age.hot), *recent])
+    elif by_age.old.num_rows + by_age.recent.num_rows < ages.SEGMENT_EVENTS:
         done.put_hot(events)
     else:
-        for part in settled:
+        for part in (by_age.old, *by_age.parts()):
             done.put(part)
         done.put_hot(by_age.hot)
 
@@ -233,13 +238,7 @@ def _samples(store: Store, measure: Measure) -> pa.Table:
     return pa.concat_tables([measured.SAMPLES.empty_table(), *parts])
 
 
-def check(_store: Store, _plan: Plan, _number: int) -> Answer:
-    """That a process can do jobs: a process that gets here has imported all that they need."""
-    return Answer(folded=Folded())
-
-
 _STEPS: dict[str, Callable[[Store, Plan, int], Answer]] = {
-    "check": check,
     "deal": deal,
     "fold": fold,
     "join": join,

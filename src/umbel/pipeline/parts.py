@@ -147,6 +147,19 @@ def read_part(store: Store, name: str, filters: pc.Expression | None = None) -> 
         raise UnreadPart(name, error) from None
 
 
+def write_dealt(store: Store, folder: str, stretches: Iterable[tuple[int, pa.Table]]) -> Dealt:
+    """Events for each of some targets. A target may come more than once."""
+    dealt = Dealt(fresh_name(folder, ".arrow"), [], [])
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with store.writer(dealt.file) as file, pa.ipc.new_file(file, EVENTS, options=options) as writer:
+        for target, part in stretches:
+            for batch in part.combine_chunks().to_batches() if part.num_rows else ():
+                writer.write_batch(batch)
+                dealt.targets.append(target)
+                dealt.sizes.append(batch.num_rows)
+    return dealt
+
+
 def write_index(store: Store, index: pa.Buffer, folder: str) -> str:
     name = fresh_name(folder, ".keys")
     with store.writer(name) as file:

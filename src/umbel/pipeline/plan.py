@@ -37,6 +37,10 @@ RECENT_MAX = 64
 """More segments that may get late events are put together like older ones."""
 
 
+HOT = 0
+"""The target of what jobs of a first build put aside because it is hot; behind it, what is recent, by age."""
+
+
 class Group(msgspec.Struct, frozen=True):
     """Files that were written together; `name` is what their names begin with."""
 
@@ -47,14 +51,14 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Dealt(msgspec.Struct, frozen=True):
-    """What one job has made of loose files: one stretch of the file a target, in this order, and apart from
-    them what has no task, and the marks."""
+    """Events that one job has dealt out: one stretch of the file a target, in this order. Of loose files,
+    apart from them, what has no task, and the marks."""
 
     file: str
     targets: list[int]
     sizes: list[int]
-    others: str
-    marks: str
+    others: str = ""
+    marks: str = ""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -90,20 +94,21 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """What a job has made. `aside`: events of hot tasks, which are folded with those of other jobs.
+    """What a job has made. `aside`: events that are folded with those of other jobs: hot ones, for the target
+    HOT, and recent ones, for those behind it.
     `minutes`: how many samples more each minute has; minutes that changed otherwise have 0 more."""
 
     segments: list[Segment] = []
     hot: Segment | None = None
-    aside: list[Counted] = []
+    aside: Dealt | None = None
     minutes: dict[int, int] = {}
 
 
 class Fold(msgspec.Struct, frozen=True):
     """Fold what was dealt out to a target, with events that are kept, and with that bucket of the lake.
 
-    `seals`: tasks that have settled go into segments of their own; `first`: by age, and what is hot is put
-    aside, else when there are enough, and the rest is the hot segment. `minutes`: those to tell."""
+    `seals`: tasks that have settled go into segments of their own; `first`: the old ones, and all others are
+    put aside, else when there are enough, and the rest is the hot segment. `minutes`: those to tell."""
 
     target: int
     kept: list[Counted] = []

@@ -9,8 +9,8 @@ from umbel.fold import metrics as measured
 from umbel.fold.claims import index_of
 from umbel.fold.kernel import Bucket, fold_bucket
 from umbel.fold.names import TABLES
-from umbel.pipeline.parts import write_index, write_part
-from umbel.pipeline.plan import Counted, Folded, Plan, Samples, Segment
+from umbel.pipeline.parts import write_dealt, write_index, write_part
+from umbel.pipeline.plan import Counted, Dealt, Folded, Plan, Samples, Segment
 from umbel.stores.interface import Store
 
 SAMPLES_A_GROUP = 65_536
@@ -27,7 +27,7 @@ class Written:
         self._counts = counts
         self._segments: list[Segment] = []
         self._hot: Segment | None = None
-        self._aside: list[Counted] = []
+        self._aside: Dealt | None = None
         self._minutes: dict[int, int] = {}
 
     def folded(self) -> Folded:
@@ -48,9 +48,9 @@ class Written:
         """A segment of one task. `kept`: those of its events that `tasks` and `attempts` rest on."""
         self._segments.append(self._segment(fold_bucket(kept), events, timeline))
 
-    def put_aside(self, events: pa.Table) -> None:
-        if events.num_rows:
-            self._aside.append(self._kept(events))
+    def put_aside(self, stretches: Iterable[tuple[int, pa.Table]]) -> None:
+        """Events for other jobs of this build."""
+        self._aside = write_dealt(self._store, f"{self._plan.folder}/scratch", stretches)
 
     def change(self, minutes: Mapping[int, int]) -> None:
         self._minutes |= minutes

@@ -156,7 +156,9 @@ def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool)
             yield processes
     else:
         with spark() as session:
-            yield SparkEngine(session)
+            executors = SparkEngine(session)
+            executors.start()
+            yield executors
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Making: the tables of one build, before it is published.
 
 deal     files that are not written by bucket: by bucket, or by the segment that has their tasks
-fold     tasks: in a first build those of a bucket; in an increment segments that got events, the hot
-         one, and old segments that are put together
+fold     tasks: in a first build the old ones of a bucket, then those of all buckets that are recent or hot;
+         in an increment segments that got events, the hot one, and old segments that are put together
 nodes    events without a task, in this process
 join     metrics of minutes that changed, and what is judged beside other facts
 """
@@ -26,6 +26,7 @@ from umbel.pipeline.folding import Answer
 from umbel.pipeline.parts import event_batches, read_part, write_part
 from umbel.pipeline.plan import (
     DEAL_EVENTS,
+    HOT,
     JUDGE_SUSPECTS,
     MERGED_EVENTS,
     Chunk,
@@ -163,12 +164,13 @@ def made_whole(site: Site, rows: Mapping[str, int]) -> Made:
     ground = Ground(marks, [site.write(others, KEPT)], [], None)
     for one in folded:
         ground.take(one)
-    aside = [part for one in folded for part in one.aside]
-    if aside:
-        hot = msgspec.structs.replace(plan, dealt=[], folds=[Fold(-1, aside, minutes="all")])
-        [one] = site.fold(hot)
-        alone = len(one.segments) == 1
-        ground.take(msgspec.structs.replace(one, segments=[], hot=one.segments[0]) if alone else one)
+    aside = [one.aside for one in folded if one.aside is not None]
+    targets = sorted({target for one in aside for target in one.targets})
+    folds = [Fold(target, minutes="all") for target in targets]
+    rest = site.fold(msgspec.structs.replace(plan, dealt=aside, folds=folds)) if folds else []
+    for target, one in zip(targets, rest, strict=True):
+        is_hot = target == HOT and len(one.segments) == 1
+        ground.take(msgspec.structs.replace(one, segments=[], hot=one.segments[0]) if is_hot else one)
     return _joined(site, ground, rows, marks.horizon_us())
 
 
