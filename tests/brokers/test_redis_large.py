@@ -9,7 +9,7 @@ from tests.brokers.contract import BrokerContract
 from tests.brokers.contract_limits import LimitsContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.contract_verdicts import OwnershipContract, VerdictsContract
-from tests.brokers.redis_claims import INFLIGHT, claims_of, costs, cut
+from tests.brokers.redis_claims import INFLIGHT, claims_of, costs, cut, end_lease
 from tests.brokers.redis_scripts import marked
 from tests.brokers.test_redis_rights import SOAK, documented_rights
 from tests.brokers.under_test import (
@@ -239,6 +239,49 @@ def test_a_message_whose_text_was_removed_is_a_malformed_one(
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         run(scenario())
+
+
+def test_a_message_whose_claim_ended_before_it_was_read_is_not_taken(
+    patient: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """Else an empty one would be told of as malformed, while a peer has the true one."""
+    call_all = Link.call_all
+
+    async def after_its_lease(link: Link, *args: object) -> object:
+        monkeypatch.setattr(Link, "call_all", call_all)
+        end_lease(redis_server, OWNER)
+        async with patient.open() as peer:
+            assert texts((await take(peer, owner=PEER)).deliveries) == LARGE
+        return await call_all(link, *args)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        async with patient.open() as broker:
+            await broker.publish(large())
+            await take_one(broker)
+            monkeypatch.setattr(Link, "call_all", after_its_lease)
+            assert (await take(broker)).deliveries == []
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run(scenario())
+
+
+@pytest.mark.parametrize(
+    "mark", ['{"x": ' + "[" * 3000 + "]" * 3000 + "}", '{"not_before": "soon"}', "{", "7"]
+)
+def test_a_mark_that_cannot_be_read_keeps_nobody_waiting(
+    patient: BrokerUnderTest, redis_server: RedisServer, mark: str
+) -> None:
+    async def scenario() -> None:
+        async with patient.open() as broker:
+            await broker.settle([Ack(one.tag) for one in await take_apart(broker)])
+            redis_server.ask("LPUSH", QUEUE, '{"umbel": ' + mark + ', "body": "' + "d" * LARGE_BYTES + '"}')
+            await broker.publish(outgoing("after it"))
+            held = (await take(broker)).deliveries
+            assert [one.message.headers for one in held] == [b"", b'{"task": "t"}']
+            await broker.settle([Bury(held[0].tag, "malformed"), Ack(held[1].tag)])
+            assert apart(redis_server) == []
+
+    run(scenario())
 
 
 def test_a_key_of_another_type_in_place_of_the_queue_is_passed_over(

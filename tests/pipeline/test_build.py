@@ -235,6 +235,7 @@ def test_executors_that_cannot_do_jobs_are_said_to_in_one_line(
     monkeypatch.setattr(engines, "answers", answers)
     nothing: Any = None
     with pytest.raises(NoSpark, match=said) as raised:
-        engines.SparkEngine(nothing).run("fold", "plan.json", 4)
-    assert (steps, len(str(raised.value).splitlines())) == (["check"], 1)
+        engines.SparkEngine(nothing).run("fold", "/lake/plan.json", 4)
+    assert len(str(raised.value).splitlines()) == 1
+    assert steps == (["check", "fold"] if isinstance(told, Answer) else ["check"])
     assert isinstance(told, Answer) or "pip install 'umbel[history]'" in str(raised.value)

@@ -21,6 +21,7 @@ from pybase64 import b64decode, b64encode
 from umbel.wire.limits import EXPIRATION_MAX_MS, Name, Priority
 from umbel.wire.message import JSON_CONTENT, Message, StoredResult, unreadable
 from umbel.wire.properties import encode_others
+from umbel.wire.values import UNREADABLE
 
 PERSISTENT, TRANSIENT = 2, 1
 MARK = b'{"umbel": {'
@@ -121,7 +122,7 @@ def due_of(envelope: bytes) -> float:
         return 0.0
     try:
         return _decode_mark(envelope[len(MARK) - 1 : envelope.find(b"}, ") + 1]).not_before
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return 0.0
 
 

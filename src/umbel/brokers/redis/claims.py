@@ -136,7 +136,7 @@ class Claims:
                 self._keys.script("claim"), *args
             )
             taken = await self._large.read(owner, epoch, ticket, taken, float(now_s))
-        except (asyncio.CancelledError, BrokerError):
+        except BaseException:
             # It may have been carried out, and nobody would ever settle what it took.
             self._holding.give_up(owner, ticket)
             self._send_back_lost_claims()

@@ -5,9 +5,10 @@ to move each into a list of its own, named by its claim (`claim.lua`), and the c
 ends the claim removes the list. A user who may not SORT gets large messages in the ordinary way.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from umbel.brokers.interface import Return, Verdict
+from umbel.brokers.interface import Return, Tag, Verdict
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.verdicts import settlement
@@ -52,8 +53,13 @@ class LargeMessages:
         ]
         tags = [f"{ticket}:{place}+:{list_key.decode()}" for list_key, place in places]
         replies = await self._link.call_all([("LINDEX", self._keys.apart(tag), 0) for tag in tags])
+        ended = await self._ended(
+            owner, [tag for tag, reply in zip(tags, replies, strict=True) if reply is None]
+        )
         early: list[Verdict] = []
         for tag, (list_key, place), envelope in zip(tags, places, replies, strict=True):
+            if tag in ended:
+                continue
             if (due := due_of(envelope or b"")) > now_s:
                 early.append(Return(tag, not_before=due))
             else:
@@ -64,3 +70,9 @@ class LargeMessages:
                 self._keys.script("settle"), self._keys.prefix, owner, epoch, 0, *made.arguments
             )
         return found
+
+    async def _ended(self, owner: str, tags: Sequence[Tag]) -> set[Tag]:
+        """Those whose claims have ended since: others have the messages. The text of the rest was removed."""
+        inflight = self._keys.inflight(owner)
+        stands = await self._link.call_all([("HEXISTS", inflight, tag) for tag in tags]) if tags else []
+        return {tag for tag, is_held in zip(tags, stands, strict=True) if not is_held}

@@ -90,11 +90,16 @@ local function apart_key(prefix, field)
   return prefix .. 'umbel.apart.' .. field
 end
 
--- The envelope of a claimed message, or false.
+-- The envelope of a claimed message; false: there is none, or it may not be read now. One whose text somebody
+-- has removed is empty, and is buried by who takes it.
 local function held(prefix, inflight, field)
   local envelope = redis.call('HGET', inflight, field)
   if envelope and is_apart(field) then
-    return try('LINDEX', apart_key(prefix, field), 0) or envelope
+    local text, problem = try('LINDEX', apart_key(prefix, field), 0)
+    if problem and string.sub(problem, 1, 9) ~= 'WRONGTYPE' then
+      return false
+    end
+    return text or envelope
   end
   return envelope
 end

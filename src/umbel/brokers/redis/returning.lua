@@ -23,7 +23,7 @@ local function put_back(prefix, inflight, fields, ran, now)
   for i = #keyed, 1, -1 do
     local field = keyed[i][3]
     local envelope = held(prefix, inflight, field)
-    if push_or_bury(prefix, 'RPUSH', list_of(field), remember(envelope, 0, ran), now) then
+    if envelope and push_or_bury(prefix, 'RPUSH', list_of(field), remember(envelope, 0, ran), now) then
       drop_held(prefix, inflight, field)
       count = count + 1
     end

@@ -150,6 +150,7 @@ def _spark(
 @contextmanager
 def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool) -> Iterator["Engine"]:
     from umbel.pipeline.engines import LocalEngine, SparkEngine
+    from umbel.pipeline.failing import failing_as
 
     if is_local:
         with LocalEngine() as processes:
@@ -157,7 +158,8 @@ def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool)
     else:
         with spark() as session:
             executors = SparkEngine(session)
-            executors.start()
+            with failing_as("cannot build the tables; nothing was published"):
+                executors.start()
             yield executors
 
 

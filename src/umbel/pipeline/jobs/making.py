@@ -7,6 +7,7 @@ nodes    events without a task, in this process
 join     metrics of minutes that changed, and what is judged beside other facts
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -83,6 +84,7 @@ class Site:
         self.folder = f"{TABLES}/{name}"
         self.scratch = f"{self.folder}/scratch"
         self._engine = engine
+        self._runs = Counter[str]()
 
     def open(self) -> Plan:
         """A plan without anything to do."""
@@ -97,7 +99,9 @@ class Site:
     def run(self, step: str, plan: Plan, count: int) -> Sequence[Answer]:
         if not count:
             return []
-        name = f"{self.scratch}/{step}.json"
+        self._runs[step] += 1
+        again = f"-{self._runs[step]}" if self._runs[step] > 1 else ""
+        name = f"{self.scratch}/{step}{again}.json"
         with self.store.writer(name) as file:
             file.write(msgspec.json.encode(plan))
         return self._engine.run(step, f"{self.store.where}/{name}", count)
