@@ -63,7 +63,8 @@ def test_other_tools_find_the_newest_build_by_a_name_that_stays(
     monkeypatch.chdir(tmp_path)
     for events in (EVENTS, 2 * EVENTS):
         write_lake(lake, events)
-        manifest = build(LocalEngine(), lake, look_into(lake, Lake(lake).raw_files()))
+        with LocalEngine() as engine:
+            manifest = build(engine, lake, look_into(lake, Lake(lake).raw_files()))
         with duckdb.connect(":memory:") as connection:
             counted = connection.execute(sql.text).fetchall()
         assert sum(row[1] for row in counted) == manifest.rows["attempts"]
