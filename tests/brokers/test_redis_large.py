@@ -1,7 +1,8 @@
 """Large messages on Redis lie apart from their claims: whatever happens to a claim, they are whole."""
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -51,6 +52,21 @@ async def take_apart(broker: Broker) -> list[Delivery]:
     found = (await take(broker)).deliveries
     await broker.settle([Ack(first.tag)])
     return list(found)
+
+
+@contextmanager
+def before_reading(act: Callable[[Link], Awaitable[None]]) -> Iterator[None]:
+    """Something happens between a claim and the reading of its messages, once."""
+    call_all = Link.call_all
+
+    async def late(link: Link, commands: Sequence[Any]) -> Any:
+        monkeypatch.setattr(Link, "call_all", call_all)
+        await act(link)
+        return await call_all(link, commands)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Link, "call_all", late)
+        yield
 
 
 def of_log(entry: list[object], name: bytes) -> object:
@@ -166,7 +182,7 @@ def test_what_a_lost_owner_held_comes_back_whole(patient: BrokerUnderTest, redis
     async def scenario() -> None:
         async with patient.open() as broker, patient.open() as peer:
             await take_apart(broker)
-            redis_server.ask("ZADD", "umbel.owners", 1, OWNER)
+            end_lease(redis_server, OWNER)
             again = (await take(peer, owner=PEER)).deliveries
             assert texts(again) == LARGE[1:] and all(one.redelivered for one in again)
             assert apart(redis_server) == []
@@ -179,10 +195,8 @@ def test_what_a_lost_owner_held_comes_back_whole(patient: BrokerUnderTest, redis
 
 def test_messages_that_could_not_be_read_go_back(patient: BrokerUnderTest, redis_server: RedisServer) -> None:
     """The connection is lost between the claim and the reading."""
-    call_all = Link.call_all
 
-    async def lost(link: Link, *args: object) -> object:
-        monkeypatch.setattr(Link, "call_all", call_all)
+    async def lost(link: Link) -> None:
         link.close()
         raise BrokerUnavailable("cut")
 
@@ -190,16 +204,14 @@ def test_messages_that_could_not_be_read_go_back(patient: BrokerUnderTest, redis
         async with patient.open() as broker:
             await broker.publish(large())
             first = await take_one(broker)
-            monkeypatch.setattr(Link, "call_all", lost)
-            with pytest.raises(BrokerUnavailable, match="cut"):
+            with before_reading(lost), pytest.raises(BrokerUnavailable, match="cut"):
                 await take(broker)
             again = (await take(broker)).deliveries
             assert texts(again) == LARGE[1:] and not any(one.redelivered for one in again)
             await broker.settle([Ack(one.tag) for one in (first, *again)])
             assert apart(redis_server) == []
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        run(scenario())
+    run(scenario())
 
 
 def test_what_is_not_due_goes_on_waiting(patient: BrokerUnderTest, redis_server: RedisServer) -> None:
@@ -221,48 +233,41 @@ def test_a_message_whose_text_was_removed_is_a_malformed_one(
     patient: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     """By somebody who deletes keys of ours: it is told of, and keeps nobody waiting."""
-    call_all = Link.call_all
 
-    async def after_a_deletion(link: Link, *args: object) -> object:
+    async def deleted(_: Link) -> None:
         redis_server.ask("DEL", *apart(redis_server)[:1])
-        return await call_all(link, *args)  # type: ignore[arg-type]
 
     async def scenario() -> None:
         async with patient.open() as broker:
             await broker.publish(large())
             await take_one(broker)
-            monkeypatch.setattr(Link, "call_all", after_a_deletion)
-            held = (await take(broker)).deliveries
+            with before_reading(deleted):
+                held = (await take(broker)).deliveries
             assert sorted(one.message == unreadable(b"") for one in held) == [False, True]
             await broker.settle([Bury(one.tag, "malformed") for one in held])
             assert apart(redis_server) == []
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        run(scenario())
+    run(scenario())
 
 
 def test_a_message_whose_claim_ended_before_it_was_read_is_not_taken(
     patient: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     """Else an empty one would be told of as malformed, while a peer has the true one."""
-    call_all = Link.call_all
 
-    async def after_its_lease(link: Link, *args: object) -> object:
-        monkeypatch.setattr(Link, "call_all", call_all)
+    async def given_up(_: Link) -> None:
         end_lease(redis_server, OWNER)
         async with patient.open() as peer:
             assert texts((await take(peer, owner=PEER)).deliveries) == LARGE
-        return await call_all(link, *args)  # type: ignore[arg-type]
 
     async def scenario() -> None:
         async with patient.open() as broker:
             await broker.publish(large())
             await take_one(broker)
-            monkeypatch.setattr(Link, "call_all", after_its_lease)
-            assert (await take(broker)).deliveries == []
+            with before_reading(given_up):
+                assert (await take(broker)).deliveries == []
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        run(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ def event(uuid: str, slot: str, silent_s: float) -> dict[str, object]:
     return {"uuid": uuid, "slot": slot, "recorded_at": 10**15 - round(silent_s * SECOND_US)}
 
 
+SCHEMA = pa.schema([("uuid", pa.string()), ("slot", pa.string()), ("recorded_at", INSTANT)])
+
+
 def told(table: pa.Table) -> set[str]:
     return set(table.column("uuid").to_pylist())
 
@@ -49,8 +52,7 @@ def test_tasks_are_told_apart_by_their_end_and_their_silence() -> None:
         event("old", "revoked", recent_s + 1),
         event("old", "sent", recent_s + 2),
     ]
-    schema = pa.schema([("uuid", pa.string()), ("slot", pa.string()), ("recorded_at", INSTANT)])
-    events = pa.Table.from_pylist(rows, schema=schema)
+    events = pa.Table.from_pylist(rows, schema=SCHEMA)
     found = aged(events, 10**15)
     assert (told(found.hot), told(found.old)) == ({"just ended", "runs"}, {"forgotten", "old"})
     assert [told(part) for part in found.parts()] == [{"settled", "refused"}]
@@ -59,7 +61,7 @@ def test_tasks_are_told_apart_by_their_end_and_their_silence() -> None:
     few = aged(events, 10**15, hot_max=2)
     assert told(few.hot) == {"runs"}, "who has ended is settled first"
     ended = events.filter(pc.equal(events.column("uuid"), "just ended"))
-    more = pa.concat_tables([ended, pa.Table.from_pylist([event("later", "failed", 0)], schema=schema)])
+    more = pa.concat_tables([ended, pa.Table.from_pylist([event("later", "failed", 0)], schema=SCHEMA)])
     assert told(aged(more, 10**15, hot_max=2).hot) == {"later"}, "and who was silent longest"
 
 
@@ -74,8 +76,7 @@ def test_every_event_is_in_one_part_and_a_task_is_not_divided(
     found: list[tuple[int, str, int]], hot_max: int
 ) -> None:
     rows = [event(str(task), slot, silent_s) for task, slot, silent_s in found]
-    schema = pa.schema([("uuid", pa.string()), ("slot", pa.string()), ("recorded_at", INSTANT)])
-    events = pa.Table.from_pylist(rows, schema=schema)
+    events = pa.Table.from_pylist(rows, schema=SCHEMA)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(ages, "SEGMENT_EVENTS", 5)
         by_age = aged(events, 10**15, hot_max=hot_max)

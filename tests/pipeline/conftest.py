@@ -16,7 +16,6 @@ TESTS = {
     **LAPTOP,
     "spark.master": "local[2]",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
 # What the transforms mean depends on.
 MEANING = {

@@ -35,10 +35,8 @@ from umbel.pipeline.jobs.build import build
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 KILLS, EVENTS, HISTORIES, FILES = (50, 200_000, 500, 200) if SOAK else (2, 2_000, 20, 9)
 TWICE = 0.05
-CONF = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 # At full count Spark runs the jobs, else processes of this machine, which start within a second.
-CONFIGURED = [part for name, value in CONF.items() for part in ("--conf", f"{name}={value}")]
-ENGINE = ["--master", "local[2]", *CONFIGURED] if SOAK else ["--engine", "local"]
+ENGINE = ["--master", "local[2]", "--conf", "spark.driver.memory=1g"] if SOAK else ["--engine", "local"]
 # The command as it is, but with limits that this lake reaches: else segments would be sealed too rarely.
 COMMAND = f"""
 from umbel.fold import ages

@@ -9,6 +9,8 @@ from pyspark.errors import PySparkException
 from umbel.pipeline.faults import BuildFailed, JavaExited, UnreadFile
 from umbel.stores.refusals import unavailable
 
+NOT_BUILT = "cannot build the tables; nothing was published"
+
 
 @contextmanager
 def failing_as(what: str) -> Iterator[None]:

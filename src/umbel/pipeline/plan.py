@@ -36,7 +36,6 @@ MERGED_EVENTS = 2
 RECENT_MAX = 64
 """More segments that may get late events are put together like older ones."""
 
-
 HOT = 0
 """The target of what jobs of a first build put aside because it is hot; behind it, what is recent, by age."""
 

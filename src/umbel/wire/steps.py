@@ -35,12 +35,13 @@ def cut_steps(body: bytes) -> tuple[bytes, list[Raw]] | None:
 
 def _may_have_steps(body: bytes) -> bool:
     """By the last key of that name, at the end of a body: a large one is not looked through."""
-    at = body.rfind(b'"chain"')
+    at = body.rfind(_CHAIN)
     while at >= 0:
-        value = body[at + 7 : at + 16].lstrip(b" :")
+        behind = at + len(_CHAIN)
+        value = body[behind : behind + 9].lstrip(b" :")
         if value.startswith((b"[", b"null")):  # else it may be a word in a step
             return value.startswith(b"[")
-        at = body.rfind(b'"chain"', 0, at)
+        at = body.rfind(_CHAIN, 0, at)
     return False
 
 
@@ -99,6 +100,7 @@ class _Answered(msgspec.Struct, frozen=True, gc=False):
     options: _Options = _Options()
 
 
+_CHAIN = b'"chain"'
 _encode = msgspec.json.Encoder().encode
 _parts = msgspec.json.Decoder(tuple[Raw, Raw, _Follows]).decode
 _answered = msgspec.json.Decoder(_Answered).decode

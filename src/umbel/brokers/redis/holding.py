@@ -17,7 +17,7 @@ from os import urandom
 from typing import Any
 
 from umbel.brokers.interface import Delivery, Started, Tag, Verdict
-from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.keys import Keys, tag_of
 from umbel.wire.envelope_redis import unseal
 
 
@@ -92,7 +92,7 @@ class Holding:
             list_key, behind = key.decode(), sign.decode()
             queue = self._keys.queue_of(list_key)
             for place, envelope in enumerate(envelopes, first):
-                tag = f"{ticket}:{place}{behind}:{list_key}"
+                tag = tag_of(ticket, place, list_key, behind)
                 held[tag] = hold
                 opened = unseal(envelope)
                 deliveries.append(Delivery(tag, queue, opened.message, opened.starts, opened.redelivered))
@@ -105,7 +105,7 @@ class Holding:
         hold = self._holds.get(owner)
         if hold is None or owner in self.lost_tickets:
             return None
-        tag = f"{self.ticket()}:1:{list_key}"
+        tag = tag_of(self.ticket(), 1, list_key)
         self._held[tag] = hold
         opened = unseal(envelope)
         return Delivery(tag, queue, opened.message, opened.starts, opened.redelivered), hold.epoch

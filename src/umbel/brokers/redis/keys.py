@@ -86,6 +86,14 @@ from umbel.brokers.redis.lists import DEFAULT_LISTS, PRIORITY_MAX, Lists, steps_
 from umbel.brokers.redis.scripts import Script, script
 from umbel.errors import NotSupported
 
+APART = "+"
+"""Behind the place of a claimed message that lies in a list apart (`marks.lua`)."""
+
+
+def tag_of(ticket: str, place: int, list_key: str, sign: str = "") -> str:
+    """What a claimed message is known by: the field of its owner's hash."""
+    return f"{ticket}:{place}{sign}:{list_key}"
+
 
 class Keys:
     def __init__(

@@ -1,15 +1,15 @@
 """Large messages: claimed without passing through a script, and read afterwards.
 
 Redis takes some 2.4 µs for each kilobyte of a text that a script gets. Where messages are large, it is asked
-to move each into a list of its own, named by its claim (`claim.lua`), and the claimer reads it there. Whoever
-ends the claim removes the list. A user who may not SORT gets large messages in the ordinary way.
+to move each into a separate list, named by its claim (`claim.lua`), and the claimer reads it there. The
+script that ends the claim removes the list. A user who may not SORT gets them in the ordinary way.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from umbel.brokers.interface import Return, Tag, Verdict
-from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.keys import APART, Keys, tag_of
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.verdicts import settlement
 from umbel.wire.envelope_redis import due_of
@@ -17,7 +17,7 @@ from umbel.wire.envelope_redis import due_of
 LARGE_BYTES = 8192
 """From this mean size on it pays to read messages apart: that takes two commands more for each."""
 
-APART = b"+"
+_SIGN = APART.encode()
 
 
 class LargeMessages:
@@ -30,7 +30,7 @@ class LargeMessages:
 
     async def read(self, owner: str, epoch: bytes, ticket: str, taken: list[Any], now_s: float) -> list[Any]:
         """What a claim took (list, first place, sign, envelopes, ...), with the envelopes that lie apart."""
-        if APART in taken[2::4]:
+        if _SIGN in taken[2::4]:
             taken = await self._fetched(owner, epoch, ticket, taken, now_s)
         elif self.is_wanted and taken:
             self._is_refused = True
@@ -44,14 +44,14 @@ class LargeMessages:
     ) -> list[Any]:
         """Those that are not due go on waiting."""
         groups = [taken[at : at + 4] for at in range(0, len(taken), 4)]
-        found = [part for group in groups if group[2] != APART for part in group]
+        found = [part for group in groups if group[2] != _SIGN for part in group]
         places = [
             (list_key, place)
             for list_key, first, sign, count in groups
-            if sign == APART
+            if sign == _SIGN
             for place in range(first, first + count)
         ]
-        tags = [f"{ticket}:{place}+:{list_key.decode()}" for list_key, place in places]
+        tags = [tag_of(ticket, place, list_key.decode(), APART) for list_key, place in places]
         replies = await self._link.call_all([("LINDEX", self._keys.apart(tag), 0) for tag in tags])
         ended = await self._ended(
             owner, [tag for tag, reply in zip(tags, replies, strict=True) if reply is None]
@@ -63,7 +63,7 @@ class LargeMessages:
             if (due := due_of(envelope or b"")) > now_s:
                 early.append(Return(tag, not_before=due))
             else:
-                found += (list_key, place, APART, [envelope or b""])
+                found += (list_key, place, _SIGN, [envelope or b""])
         if early:
             made = settlement(self._keys, early, 0, ())
             await self._link.run(

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 import msgspec
 
 from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
-from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.keys import APART, Keys
 from umbel.brokers.redis.publishing import (
     BATCH_BYTES_MAX,
     CALL_BYTES_MAX,
@@ -83,7 +83,7 @@ def settlement(
     kept = [one for one in results if not one.reply_to]
     made = Settlement(kept, others=others)
     apart = [
-        tag for tag in done if "+:" in str(tag)
+        tag for tag in done if f"{APART}:" in str(tag)
     ]  # of a queue with such a name: what is removed is not there
     made.arguments = [
         len(done),

@@ -150,7 +150,7 @@ def _spark(
 @contextmanager
 def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool) -> Iterator["Engine"]:
     from umbel.pipeline.engines import LocalEngine, SparkEngine
-    from umbel.pipeline.failing import failing_as
+    from umbel.pipeline.failing import NOT_BUILT, failing_as
 
     if is_local:
         with LocalEngine() as processes:
@@ -158,7 +158,7 @@ def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool)
     else:
         with spark() as session:
             executors = SparkEngine(session)
-            with failing_as("cannot build the tables; nothing was published"):
+            with failing_as(NOT_BUILT):
                 executors.start()
             yield executors
 

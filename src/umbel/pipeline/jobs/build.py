@@ -22,7 +22,7 @@ from umbel.fold.names import TABLES as BUILT
 from umbel.fold.names import marks_file
 from umbel.pipeline import io
 from umbel.pipeline.engines import Engine
-from umbel.pipeline.failing import failing_as
+from umbel.pipeline.failing import NOT_BUILT, failing_as
 from umbel.pipeline.faults import UnreadFile
 from umbel.pipeline.files import Found
 from umbel.pipeline.jobs.making import Made, Site, Tell, extended, made_whole, say_nothing
@@ -71,7 +71,7 @@ def build(
     """Make the tables and publish them. `only`: these. `afresh`: from all events, whatever was built before.
     Hold the lock."""
     started, store = time.monotonic(), store_at(lake)
-    with failing_as("cannot build the tables; nothing was published"):
+    with failing_as(NOT_BUILT):
         name = io.new_build(store)
         site = Site(engine, store, name, _wanted(only), tell or say_nothing)
         made = _made(site, found.rows_of(), None if afresh else io.newest_state(store))
