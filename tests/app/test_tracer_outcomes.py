@@ -4,9 +4,10 @@ import asyncio
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Lock
 from time import time
 from typing import Any
 
@@ -92,6 +93,73 @@ def test_what_was_cancelled_is_not_tried_again_whatever_is(app: App, tracer: Tra
         raise TaskCancelled("t")
 
     assert tracer(job_of(app, stubborn.name)).kind == "cancelled"
+
+
+def released_twice(interruption: Exception) -> None:
+    """As after a signal between two steps of `Condition.wait()`."""
+    lock = Lock()
+    with lock:
+        lock.release()
+        raise interruption
+
+
+def retried_for_it(interruption: Exception) -> None:
+    try:
+        raise interruption
+    except Exception as error:
+        raise Retry(exc=error) from error
+
+
+def failed_to_clean_up(interruption: Exception) -> None:
+    try:
+        raise interruption
+    finally:
+        raise KeyError("its connection")
+
+
+def fails_on_purpose(interruption: Exception) -> None:
+    try:
+        raise interruption
+    except TaskCancelled:
+        raise ValueError("its own") from None
+
+
+def retries_on_purpose(interruption: Exception) -> None:
+    try:
+        raise interruption
+    except TaskCancelled:
+        raise Retry(when=1.0) from None
+
+
+def goes_in_circles(interruption: Exception) -> None:
+    error, other = ValueError("a"), ValueError("b")
+    error.__cause__, other.__cause__ = other, error
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("interruption", "kind"), [(WorkerStopping(), "requeued"), (TaskCancelled("t"), "cancelled")]
+)
+@pytest.mark.parametrize("way", [released_twice, retried_for_it, failed_to_clean_up])
+def test_what_an_interruption_breaks_is_not_a_failure_of_the_task(
+    app: App, tracer: Tracer, way: Callable[[Exception], None], interruption: Exception, kind: str
+) -> None:
+    @app.task(name="broken", autoretry_for=(RuntimeError, KeyError))
+    def broken() -> None:
+        way(interruption)
+
+    outcome = tracer(job_of(app, broken.name))
+    assert (outcome.kind, list(outcome.results), list(outcome.follow_ups)) == (kind, [], [])
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [(fails_on_purpose, "failure"), (retries_on_purpose, "retry"), (goes_in_circles, "failure")],
+)
+def test_what_a_task_says_on_purpose_when_it_is_interrupted_is_kept(
+    app: App, tracer: Tracer, way: Callable[[Exception], None], kind: str
+) -> None:
+    assert tracer(job_of(app, app.task(name="own")(lambda: way(TaskCancelled("t"))).name)).kind == kind
 
 
 @pytest.mark.parametrize(("given", "said"), [("not mine", "not mine"), ("", "rejected by the task")])

@@ -137,7 +137,7 @@ def test_what_failed_is_sent_again_and_what_cannot_is_refused(cluster: Cluster, 
     masked = cluster.app.tasks["web_tasks.secret"].delay("bad 55555")  # failed, so its message is kept
     ended(api, failed.id), ended(api, hidden.id)
     assert ended(api, masked.id)["can_retry"]
-    result = act(api, "retry", ids=[failed.id, hidden.id, masked.id, "unknown"])
+    result = act(api, "retry", ids=[failed.id, hidden.id, masked.id, "unknown"])  # answered in this order
     assert result["count"] == 2 and not result["done"]
     assert "masked" in result["refused"][hidden.id] and "not known" in result["refused"]["unknown"]
     told = [ended(api, one)["task"] for one in result["sent"]]

@@ -14,6 +14,7 @@ from celery._state import _set_task_join_will_block
 from celery.app.task import Context
 from celery.app.trace import TraceInfo, build_tracer, setup_worker_optimizations
 from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.states import RETRY
 from kombu.serialization import prepare_accept_content
 
 from umbel.celery import logs
@@ -27,7 +28,7 @@ from umbel.celery.schedule import MARK, warn_of_beat
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.clock import correct
 from umbel.errors import AppNotFound, TaskCancelled, WorkerStopping
-from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.guard import Raised, call_guarded, interruption_or
 from umbel.pools.interface import ChildContext, Host, Job, Outcome, Runner
 from umbel.text import leaving
 from umbel.wire.show import cut
@@ -203,8 +204,11 @@ class _Info(TraceInfo):  # type: ignore[misc]
     __slots__ = ()
 
     def handle_error_state(self, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self.retval, TaskCancelled | WorkerStopping):
-            raise _Interrupted(self.retval)
+        led_to_it = self.retval.exc if self.state == RETRY else self.retval
+        if isinstance(led_to_it, BaseException):
+            error = interruption_or(led_to_it)
+            if isinstance(error, TaskCancelled | WorkerStopping):
+                raise _Interrupted(error)
         return super().handle_error_state(*args, **kwargs)
 
 

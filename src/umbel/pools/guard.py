@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from umbel.errors import Ignore, Reject, Retry, TaskCancelled, WorkerStopping
+
 ItemT = TypeVar("ItemT")
 R = TypeVar("R")
 
@@ -80,6 +82,27 @@ async def await_to_the_end(
         raise
     except BaseException as error:
         return Raised(error)
+
+
+def interruption_or(error: BaseException) -> BaseException:
+    """The interruption that led to this error, if one did; else the error.
+
+    An interruption is raised anywhere, so also where it breaks something: between two steps of a lock, whose
+    `with` then complains that it is not held; or in front of a `finally` that fails. The task was
+    interrupted all the same. What it says on purpose stays as it is: `raise … from None`, and to retry,
+    ignore or reject, unless it is to retry because of the interruption.
+    """
+    found, seen = error, set[int]()
+    while not isinstance(found, TaskCancelled | WorkerStopping):
+        seen.add(id(found))
+        if isinstance(found, Retry | Ignore | Reject):
+            led_to_it = getattr(found, "exc", None)
+        else:
+            led_to_it = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+        if not isinstance(led_to_it, BaseException) or id(led_to_it) in seen:
+            return error
+        found = led_to_it
+    return found
 
 
 def is_guarded(frame: FrameType | None, *, within: CodeType | None = None) -> bool:

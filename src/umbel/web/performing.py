@@ -157,10 +157,10 @@ class Performer:
         """
         kept = await self._retry_kept(ids)
         refused = kept.refused | dict.fromkeys(kept.gone, "somebody else retried it just now")
-        sent = list(kept.sent.values())
+        sent = dict(kept.sent)
         for old, new in kept.sent.items():
             self._cluster.model.note_retry(old, new)
-        others = [one for one in dict.fromkeys(ids) if one not in kept.sent and one not in refused]
+        others = [one for one in dict.fromkeys(ids) if one not in sent and one not in refused]
         for start in range(0, len(others), SEND_AT_ONCE):
             calls = [self._call(one, refused) for one in others[start : start + SEND_AT_ONCE]]
             ready = [call for call in calls if call is not None]
@@ -168,7 +168,8 @@ class Performer:
             for task_id, _call, _options in ready:
                 if task_id in refused:
                     self._cluster.model.forget_retry(task_id)
-        return {"count": len(sent), "sent": sent, "refused": refused}
+        in_order = [sent[one] for one in dict.fromkeys(ids) if one in sent]
+        return {"count": len(sent), "sent": in_order, "refused": refused}
 
     async def _retry_kept(self, ids: Sequence[str]) -> Retried:
         found = await find_failed(self._broker, Wanted(ids=frozenset(ids)))
@@ -195,10 +196,10 @@ class Performer:
             return ""
         return f"it was retried already, as {new}; if that failed too, retry that one"
 
-    def _send(self, ready: Sequence[Resending], sent: list[str], refused: dict[str, str]) -> None:
+    def _send(self, ready: Sequence[Resending], sent: dict[str, str], refused: dict[str, str]) -> None:
         for task_id, call, options in ready:
             try:
-                sent.append(self._app.send(call.name, call.args, call.kwargs, options).id)
+                sent[task_id] = self._app.send(call.name, call.args, call.kwargs, options).id
             except (UmbelError, TypeError, ValueError) as error:
                 refused[task_id] = str(error)
 

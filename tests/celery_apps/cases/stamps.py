@@ -26,6 +26,7 @@ from tests.celery_apps.project.tasks import (
     hold,
     ignored,
     request_of,
+    retries_the_hold,
     stamps_of,
     total,
     write,
@@ -208,6 +209,15 @@ def terminated_gently() -> Any:
     result = hold.delay(gate)
     began(gate)
     app.control.terminate(result.id, signal="SIGTERM", reply=True, timeout=ASK_S, limit=1)
+    return [ended(result), journal(gate, 1)]
+
+
+@case(alone=True)
+def terminated_though_it_retries_by_itself() -> Any:
+    gate = new_key()
+    result = retries_the_hold.delay(gate)
+    began(gate)
+    app.control.revoke(result.id, terminate=True, reply=True, timeout=ASK_S, limit=1)
     return [ended(result), journal(gate, 1)]
 
 

@@ -132,6 +132,13 @@ def hold(self: Any, gate: str, **_: Any) -> str:
     return "let through"
 
 
+@app.task(autoretry_for=(Exception,), retry_kwargs={"countdown": 0})
+def retries_the_hold(gate: str) -> str:
+    note(gate, "began")
+    wait_at(gate)
+    return "let through"
+
+
 @app.task(bind=True)
 def request_of(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """What a task sees of its call, as far as it can be compared."""

@@ -39,7 +39,7 @@ from umbel.errors import (
     WorkerStopping,
     WrongType,
 )
-from umbel.pools.guard import Raised, Returned, call_guarded
+from umbel.pools.guard import Raised, Returned, call_guarded, interruption_or
 from umbel.pools.interface import Job, Outcome
 from umbel.protocol.delivery.sensitive import Secrets, Sensitive
 from umbel.protocol.delivery.states import FAILURE, RETRY, STARTED, SUCCESS
@@ -186,9 +186,9 @@ class _Run:
     def returned(self, task: "RunnableTask", call: TaskCall, request: Request, value: Any) -> Outcome:
         built = call_guarded(self._success, task, call, request, value)
         if isinstance(built, Raised):
-            if isinstance(built.error, BrokerUnavailable | WorkerStopping):
-                return self._unfinished(built.error)
-            return self.failed(task, call, request, built.error)  # an unsendable value, a broken callback
+            if isinstance(error := interruption_or(built.error), BrokerUnavailable | WorkerStopping):
+                return self._unfinished(error)
+            return self.failed(task, call, request, error)  # an unsendable value, a broken callback
         if self._app.signals.task_success.receivers:
             self._app.signals.task_success.send(task=task, task_id=request.id, result=value)
         if task.hooks is not None:
@@ -214,7 +214,7 @@ class _Run:
         )
 
     def raised(self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException) -> Outcome:
-        policy = task.options.retry
+        policy, error = task.options.retry, interruption_or(error)
         if isinstance(error, TaskCancelled | WrongType):  # the same arguments would be refused again
             return self.failed(task, call, request, error)
         if isinstance(error, Retry):
@@ -306,8 +306,8 @@ class _Run:
         counted = call_guarded(self._part_ended, call, request, FAILURE, what)
         if not isinstance(counted, Raised):
             body = counted.value
-        elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
-            return self._unfinished(counted.error)
+        elif isinstance(why := interruption_or(counted.error), BrokerUnavailable | WorkerStopping):
+            return self._unfinished(why)
         else:
             log.error(UNCOUNTED, extra={"task_id": request.id}, exc_info=counted.error)
             body = NOTHING_FOLLOWS
