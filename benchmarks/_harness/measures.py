@@ -7,6 +7,7 @@ beside it: contenders of one round ran within seconds of each other, so when the
 those two say how far the median can be trusted.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -118,9 +119,10 @@ def changes(measures: Sequence[Measure], now: Samples, then: Samples) -> list[Ch
 
 
 def _change(measure: Measure, now: Sequence[float], then: Sequence[float]) -> Change:
-    by_round = [one / other for one, other in zip(now, then, strict=True)]
+    by_round = [_divided(one, other) for one, other in zip(now, then, strict=True)]
     after, before = Spread.of(now), Spread.of(then)
-    return Change(measure, after, before, after.median / before.median, min(by_round), max(by_round))
+    changed = _divided(after.median, before.median)
+    return Change(measure, after, before, changed, min(by_round), max(by_round))
 
 
 def verdicts(targets: Sequence[Target], found: Sequence[Ratio]) -> list[Verdict]:
@@ -141,4 +143,9 @@ def _ratio(measure: Measure, peer: str, ours: Sequence[float], theirs: Sequence[
 
 
 def _times_better(measure: Measure, ours: float, theirs: float) -> float:
-    return ours / theirs if measure.higher_is_better else theirs / ours
+    return _divided(ours, theirs) if measure.higher_is_better else _divided(theirs, ours)
+
+
+def _divided(one: float, other: float) -> float:
+    """Of nothing there is as much as of nothing: no event was lost in either, say."""
+    return one / other if other else math.inf if one else 1.0

@@ -214,7 +214,7 @@ def _change_rows(findings: Findings, changed: Sequence[Change]) -> Iterator[list
 
 def _verdict_line(verdict: Verdict) -> str:
     target = verdict.target
-    wanted = f"target: {target.measure} at least {target.at_least:.1f} times {target.peer}"
+    wanted = f"target: {target.measure} at least {target.at_least:g} times {target.peer}"
     if verdict.measured is None:
         return f"{wanted}: not measured"
     return f"{wanted}: {verdict.measured:.2f}, {'met' if verdict.met else 'NOT MET'}"

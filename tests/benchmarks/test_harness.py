@@ -3,6 +3,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,13 @@ def test_a_ratio_says_how_many_times_better_in_either_direction() -> None:
         Ratio("drain", "peer", 3.0, 3.0, 5.0),
         Ratio("latency", "peer", 4.0, 0.5, 4.5),
     ]
+
+
+def test_nothing_beside_nothing_is_as_good() -> None:
+    """No event was lost in either, say."""
+    ours, theirs = {"latency": [0.0, 0.0]}, {"latency": [0.0, 2.0]}
+    assert ratios([LATENCY], ours, {"peer": theirs}) == [Ratio("latency", "peer", inf, 1.0, inf)]
+    assert ratios([DRAIN], {"drain": [0.0]}, {"peer": {"drain": [0.0]}})[0].value == 1.0
 
 
 def test_a_target_is_met_missed_or_was_not_measured() -> None:
@@ -133,7 +141,7 @@ def test_people_get_aligned_columns_and_the_verdict(capsys: pytest.CaptureFixtur
         "drain     tasks/s   31 (30 – 90)   10 (10 – 11)",
         "latency   ms           1 (1 – 1)      1 (1 – 1)",
     ]
-    assert "target: drain at least 3.0 times theirs: 3.10, met" in lines
+    assert "target: drain at least 3 times theirs: 3.10, met" in lines
 
 
 def test_the_subject_runs_beside_itself_at_another_commit(

@@ -51,7 +51,7 @@ def _look_at_its_pages(process: subprocess.Popen[str], browser: httpx.Client) ->
         addresses += [word for word in line.split() if word.startswith("http")]
         if "press Ctrl-C" in line:
             break
-    assert len(addresses) == 2, told  # while it goes on, and afterwards
+    assert len(addresses) == 2, "".join(told)  # while it goes on, and afterwards
     assert "overview" in browser.get(addresses[-1]).text.lower()
     members = addresses[-1].partition("/session")[0] + "/api/v1/nodes"
     for name in ("demo1", "celery1"):

@@ -105,6 +105,7 @@ def run(tmp_path: Path, scenario: Callable[[Broker, Top, Pilot[None]], Any]) -> 
             top = Top(Feed(broker, enable=True), "here")
             async with top.run_test(size=(160, 45)) as pilot:
                 await scenario(broker, top, pilot)
+            top.draw()  # as its timer does that fires while it closes
         finally:
             await broker.close()
 

@@ -135,6 +135,8 @@ class Top(App[None]):
     # -- drawing ---------------------------------------------------------------------------------
 
     def draw(self) -> None:
+        if not self.query("#summary"):  # it is being closed: the timer outlives what it draws
+            return
         now, model = time(), self.feed.model
         members = model.members(now)
         self.query_one("#summary", Static).update(self._summary(members, now))
