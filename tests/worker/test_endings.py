@@ -140,6 +140,13 @@ def test_a_success_is_logged_at_info_where_that_is_asked_for(
     assert [(one["runtime_s"], one["result"], one["attempt"]) for one in told] == [(0.5, "42", 0)] * asked_for
 
 
+@pytest.mark.parametrize("kind", ["success", "failure", "retry", "rejected"])
+def test_an_end_is_told_with_the_time_of_the_process_that_ran_the_task(kind: str) -> None:
+    recorded = Recorded()
+    recorded.endings.settle(claimed_of(LATE), outcome(kind))
+    assert [event["timestamp"] for event in recorded.told] == [5.0, 5.5]
+
+
 def test_a_second_outcome_of_a_kind_is_counted_too() -> None:
     recorded = Recorded()
     for _ in range(2):

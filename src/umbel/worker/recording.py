@@ -29,7 +29,7 @@ from umbel.worker.process.outages import Outages
 log = logging.getLogger("umbel.history")
 
 LEASE = PART = "recorder"
-LEASE_LOST = "recorder lease lost; another node records"
+LEASE_LOST = "recorder lease lost; recording stops until it is won again"
 LEASE_S = 10.0
 RENEWALS_PER_TTL = 3
 ASK_EVERY_S = 0.5

@@ -8,9 +8,8 @@ tried in vain, or it ran. A task that sends the next one and runs on is on the p
 A task was sent by the end of its parent at the latest. Where nobody told that it was sent (follow-ups that a
 worker sends, `task_send_sent_event` is off), it counts as sent then, or when it was received before that.
 
-A task's end is its start and the time that its worker measured: the event that tells of it may come after
-the next task has begun. Where clocks of machines differ, no part is less than nothing, and the parts need
-not add up to the duration.
+A task ended when its process says so; Celery's workers tell when they heard of it. Where clocks of machines
+differ, no part is less than nothing, and the parts need not add up to the duration.
 """
 
 from umbel.events.tables import Table, TableColumn
@@ -30,9 +29,7 @@ with recursive root as materialized (
         epoch_us(try_cast(eta as timestamptz)) as eta,
         epoch_us(first_started_at) as first_start,
         epoch_us(started_at) as last_start,
-        case when state in {ENDED} then coalesce(
-            least(epoch_us(started_at) + (run_s * 1e6)::bigint, epoch_us(state_at)), epoch_us(state_at)
-        ) end as ended
+        case when state in {ENDED} then epoch_us(state_at) end as ended
     from (select * replace (coalesce(root_id, task_id) as root_id) from {ANY_TASKS}) semi join root
         using (root_id)
 ), climbed as (

@@ -101,12 +101,13 @@ class TaskEvents:
         if not self.wanted or ending is None:
             return
         self.started(claimed, outcome.started_at)
+        at = outcome.started_at + outcome.runtime_s  # the child's word: this process may get it later
         if outcome.kind == "success":
-            self._tell(ending, claimed, outcome.summary, outcome.runtime_s)
+            self._tell(ending, claimed, outcome.summary, outcome.runtime_s, at=at)
         elif outcome.kind in ("failure", "retry"):
-            self._tell(ending, claimed, outcome.summary, outcome.traceback)
+            self._tell(ending, claimed, outcome.summary, outcome.traceback, at=at)
         else:
-            self._tell(ending, claimed, outcome.kind == "requeued")
+            self._tell(ending, claimed, outcome.kind == "requeued", at=at)
 
     def failed(self, claimed: Claimed, error: Exception) -> None:
         """For a task that ended without running to its end."""
