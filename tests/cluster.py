@@ -14,12 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.commanding import run_beside, run_here
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from umbel.app.app import App
 from umbel.launch.loading import load_app
 from umbel.worker.process.run_directory import NodeState, read_states
-
-STOP_DEADLINE_S = 30.0
 
 
 class Cluster:
@@ -127,7 +125,7 @@ class Cluster:
     def stop_worker(self, name: str) -> int:
         process = self.workers.pop(name)
         process.send_signal(signal.SIGTERM)
-        return process.wait(STOP_DEADLINE_S)
+        return process.wait(DEADLINE_S)
 
     def kill_worker(self, name: str) -> None:
         process = self.workers.pop(name)
@@ -154,7 +152,7 @@ class Cluster:
             process.send_signal(signal.SIGTERM)
         for name, process in list(self.workers.items()):
             try:
-                process.wait(STOP_DEADLINE_S)
+                process.wait(DEADLINE_S)
             except subprocess.TimeoutExpired:
                 self.kill_worker(name)
             if error is not None:

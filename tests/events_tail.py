@@ -21,7 +21,7 @@ class EventsTail:
             self._process = subprocess.Popen(
                 [*command, *arguments], cwd=home, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
             )
-        wait_until(self._listens, deadline_s=60.0, what="umbel events to listen")
+        wait_until(self._listens, what="umbel events to listen")
 
     def _listens(self) -> bool:
         assert self._process.poll() is None, self._errors.read_text()
@@ -35,7 +35,7 @@ class EventsTail:
         def found() -> dict[str, Any] | None:
             return next((one for one in self.seen() if fields.items() <= one.items()), None)
 
-        return wait_until(found, deadline_s=30.0, what=what)
+        return wait_until(found, what=what)
 
     def ended(self) -> int:
         """Wait until it ends by itself."""

@@ -51,5 +51,5 @@ def test_the_twelve_lines_print_what_the_readme_says(tmp_path: Path) -> None:
         assert done.stdout.splitlines() == printed
     finally:
         worker.send_signal(signal.SIGTERM)
-        wait_until(lambda: worker.poll() is not None, deadline_s=30, what="the worker to stop")
+        wait_until(lambda: worker.poll() is not None, what="the worker to stop")
     assert worker.returncode == 0

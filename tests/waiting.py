@@ -11,7 +11,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-DEADLINE_S = 30.0  # far more than it takes where nobody else is at work
+DEADLINE_S = 90.0  # far more than it takes, also where others are at work
 POLL_S = 0.005
 POLL_MAX_S = 0.2
 

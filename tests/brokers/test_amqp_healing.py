@@ -265,7 +265,7 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
             await early.close()
             return True
 
-        await eventually(opened, what="a broker at the first moment", deadline_s=60.0)
+        await eventually(opened, what="a broker at the first moment")
 
     async def published_early() -> None:
         producer = open_producer(settings)
@@ -279,7 +279,7 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
                 return False
             return True
 
-        await eventually(published, what="a message at the first moment", deadline_s=60.0)
+        await eventually(published, what="a message at the first moment")
         producer.close()
 
     async def restart(broker: Broker) -> None:

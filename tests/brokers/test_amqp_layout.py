@@ -94,7 +94,7 @@ def test_exchanges_and_queues_are_declared_as_celery_declares_them(
                 )
                 return found if len(found) >= 4 else set()
 
-            queues = await eventually(of_all_queues, what="every queue to be listed", deadline_s=60)
+            queues = await eventually(of_all_queues, what="every queue to be listed")
             exchanges = await listed("list_exchanges", "name", "type", "durable", "auto_delete", "arguments")
             bindings = await listed("list_bindings", "source_name", "destination_name", "routing_key")
         (of_events,) = {line.split("\t")[0] for line in queues if line.startswith("celeryev.")}

@@ -196,12 +196,10 @@ def test_a_detached_worker_purges_and_leaves_its_pid_and_its_log(tmp_path: Path)
     started = run("worker", *flags)
     assert (started.returncode, started.stdout, started.stderr) == (0, "", "")
     log, file = tmp_path / "w1.log", tmp_path / "w1.pid"
-    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), deadline_s=60, what="its pid")
+    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), what="its pid")
     pid = int(file.read_text())
     try:
-        wait_until(
-            lambda: "queue purged queue=celery removed=1" in log.read_text(), deadline_s=60, what="its log"
-        )
+        wait_until(lambda: "queue purged queue=celery removed=1" in log.read_text(), what="its log")
         assert "-S has no effect here: revoked tasks are recorded" in log.read_text()
         assert os.getsid(pid) != os.getsid(0)
         again = run("worker", *flags)
@@ -209,4 +207,4 @@ def test_a_detached_worker_purges_and_leaves_its_pid_and_its_log(tmp_path: Path)
         assert f"process {pid} in it is running" in again.stderr
     finally:
         os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not file.exists(), deadline_s=60, what="the worker's end")
+    wait_until(lambda: not file.exists(), what="the worker's end")

@@ -70,22 +70,22 @@ def test_a_change_is_loaded_and_a_mistake_is_waited_for(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
     try:
-        wait_until(lambda: answers("1"), deadline_s=60, what="the worker")
+        wait_until(lambda: answers("1"), what="the worker")
         first = wait_until(
             lambda: re.search(r"(?m)^umbel web: .*?(\S+)$", log.read_text()), what="the address"
         )
         assert urlopen(first[1].partition("/session")[0] + "/healthcheck", timeout=30).read() == b"OK"
         wait_until(lambda: succeeded.search(log.read_text()), what="the success in the log")
         tasks.write_text("def broken(:\n")
-        wait_until(lambda: "starts at the next change" in log.read_text(), deadline_s=30, what="the mistake")
+        wait_until(lambda: "starts at the next change" in log.read_text(), what="the mistake")
         assert "SyntaxError" in log.read_text()
         tasks.write_text(TASKS.format(answer=42))
-        wait_until(lambda: answers("42"), deadline_s=60, what="the changed code")
+        wait_until(lambda: answers("42"), what="the changed code")
         family = psutil.Process(dev.pid).children(recursive=True)
         assert family
         dev.send_signal(signal.SIGINT)
         assert dev.wait(timeout=30) == 0
-        wait_until(lambda: not any(one.is_running() for one in family), deadline_s=10, what="all to end")
+        wait_until(lambda: not any(one.is_running() for one in family), what="all to end")
     finally:
         if dev.poll() is None:
             dev.send_signal(signal.SIGTERM)

@@ -117,7 +117,6 @@ class Terminal:
             os.write(here, key.encode())
             wait_until(
                 lambda: _read(here, seen) and screen.poll() is not None,
-                deadline_s=60,
                 what=f"the end of {line}",
             )
             assert screen.returncode == 0, seen.decode(errors="replace")

@@ -152,7 +152,7 @@ class Reader:
 
 async def _run_until(endless: Any, done: Path) -> None:
     running = asyncio.ensure_future(endless)
-    await asyncio.to_thread(wait_until, done.exists, deadline_s=60, what=f"{done} by {endless}")
+    await asyncio.to_thread(wait_until, done.exists, what=f"{done} by {endless}")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

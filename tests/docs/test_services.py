@@ -111,9 +111,9 @@ def test_the_probes_of_the_manifest_tell_starting_running_draining_and_gone_apar
         wait_until(lambda: passes("startupProbe") == 0, deadline_s=90, what="the worker to be ready")
         assert (passes("livenessProbe"), passes("readinessProbe")) == (0, 0)
         assert pod.run(["umbel", "call", "-A", "shop:app", "shop.pack"], worker).returncode == 0
-        wait_until((pod.home / "packing").exists, deadline_s=60, what="the task to run")
+        wait_until((pod.home / "packing").exists, what="the task to run")
         process.send_signal(signal.SIGTERM)
-        wait_until(lambda: passes("readinessProbe") == 1, deadline_s=60, what="the worker to drain")
+        wait_until(lambda: passes("readinessProbe") == 1, what="the worker to drain")
         assert passes("livenessProbe") == 0
         (pod.home / "packed").touch()
         assert process.wait(60) == 0
@@ -133,13 +133,11 @@ def test_the_autoscaler_asks_for_figures_that_the_dashboard_of_the_manifest_serv
     with pod.start(web), httpx.Client(headers={"Authorization": f"Bearer {bearer}"}) as browser:
         address = wait_until(
             lambda: re.search(r"http://[\d.]+:\d+(?=/)", (pod.home / "log").read_text()),
-            deadline_s=60,
             what="the address of the dashboard",
         )
         series = [f'{metric}{{queue="celery"}} ' for metric in asked.metrics]
         wait_until(
             lambda: all(one in browser.get(f"{address[0]}/metrics", timeout=60).text for one in series),
-            deadline_s=60,
             what="the depth of the queue",
         )
         assert httpx.get(f"{address[0]}/metrics", timeout=60).status_code == 401

@@ -86,7 +86,7 @@ def in_background(command: str, home: Path, environment: dict[str, str]) -> Iter
 def wait_for_server(port: str) -> None:
     address = ("127.0.0.1", int(port))
     with socket.socket() as probe:
-        wait_until(lambda: probe.connect_ex(address) == 0, deadline_s=30.0, what="the example's server")
+        wait_until(lambda: probe.connect_ex(address) == 0, what="the example's server")
 
 
 def run(step: Step, home: Path, environment: dict[str, str]) -> str:

@@ -92,7 +92,6 @@ class Fuzzing:
         worker = self._cluster.workers["w1"]
         wait_until(
             lambda: worker.poll() is not None or self._have_all_run(),
-            deadline_s=60,
             what=f"neighbours to run, of {len(self._sent)}",
         )
         assert worker.poll() is None, f"the worker ended: {self._cluster.log('w1')[-3000:]}"

@@ -119,7 +119,7 @@ class RecorderProcess:
         return text in self.log
 
     def wait_for(self, text: str) -> None:
-        wait_until(lambda: self.has_said(text), deadline_s=30.0, what=f"the recorder to say {text!r}")
+        wait_until(lambda: self.has_said(text), what=f"the recorder to say {text!r}")
 
 
 @contextmanager
@@ -165,7 +165,7 @@ class LogWriter:
         return found
 
     def wait_until_recorded(self) -> None:
-        wait_until(lambda: self.lag() == 0, deadline_s=60.0, what="everything to be acknowledged")
+        wait_until(lambda: self.lag() == 0, what="everything to be acknowledged")
 
     def close(self) -> None:
         self._runner.run(self.broker.close())

@@ -214,7 +214,7 @@ def test_a_broker_that_forgot_everything_is_recorded_anew(redis: RedisServer, tm
         log.log(before)
         log.wait_until_recorded()
         redis.ask("FLUSHALL")
-        wait_until(log.is_registered, deadline_s=30.0, what="the recorder to register again")
+        wait_until(log.is_registered, what="the recorder to register again")
         assert log.log(after) == 30
         log.wait_until_recorded()
         assert recorder.stop() == 0

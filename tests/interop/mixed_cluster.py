@@ -149,7 +149,7 @@ class CeleryWorker(Process):
             self.check()
             return " ready." in self.log
 
-        wait_until(is_ready, deadline_s=60.0, what=f"{self.name} to be ready")
+        wait_until(is_ready, what=f"{self.name} to be ready")
 
 
 class MixedCluster:

@@ -115,7 +115,7 @@ def test_what_celery_revoked_during_a_cut_never_runs(
             tried = cut.way.accepted
             wait_until(lambda: cut.way.accepted >= tried + 3, what="three tries to fail")  # noqa: B023
         cut.way.resume()
-        wait_until(lambda: cut.state(runs) == "SUCCESS", deadline_s=30.0, what="the other task to run")  # noqa: B023
+        wait_until(lambda: cut.state(runs) == "SUCCESS", what="the other task to run")  # noqa: B023
         wait_until(lambda: cut.state(revoked) == "REVOKED", what="the revoked task to end")  # noqa: B023
         wait_until(lambda: cut.lines(ENDED) == number, what="the end to be logged")  # noqa: B023
         assert cut.lines(BEGAN) == number
@@ -133,7 +133,7 @@ def test_a_message_that_is_redelivered_to_who_runs_it_is_adopted(cut: Cut, tmp_p
     cut.client(sent, gate=str(gate), task_id=task_id)
     wait_until(lambda: cut.state(task_id) == "STARTED", what="the task to run")
     cut.way.cut()
-    wait_until(lambda: cut.ours.counters("cut").get("adopted") == 1, deadline_s=20.0, what="its adoption")
+    wait_until(lambda: cut.ours.counters("cut").get("adopted") == 1, what="its adoption")
     gate.touch()
     wait_until(lambda: cut.state(task_id) == "SUCCESS", what="its end")
     wait_until(lambda: cut.ours.counters("cut").get("succeeded") == 1, what="it to be counted")

@@ -86,7 +86,7 @@ async def arrived(broker: Broker, count: int, queues: list[str], limit: int = 10
         return len(taken) >= count
 
     what = f"{count} messages in {queues}, of which came {taken}"
-    await eventually(enough, what=what, deadline_s=20.0)
+    await eventually(enough, what=what)
     return taken
 
 

@@ -94,14 +94,14 @@ def wait_until_acquainted(mixed: Mixed) -> None:
 
 def wait_until_it_says(name: str, log: Callable[[], str], words: str) -> None:
     others = len(OURS) + len(THEIRS) - 1
-    wait_until(lambda: log().count(words) >= others, deadline_s=60, what=f"{name} to know {others} others")
+    wait_until(lambda: log().count(words) >= others, what=f"{name} to know {others} others")
 
 
 def test_an_election_of_ours_runs_once_and_leaves_celerys_workers_alone(mixed: Mixed) -> None:
     names = [f"ours {number}" for number in range(ELECTIONS)]
     for name in names:
         assert mixed.ours.app.control.election(name, "task", mixed.call(name), timeout=30).state == "done"
-    wait_until(lambda: set(names) <= set(mixed.runs()), deadline_s=30, what="the tasks to run")
+    wait_until(lambda: set(names) <= set(mixed.runs()), what="the tasks to run")
     assert {mixed.runs()[name] for name in names} == {1}
     mixed.check_alive()
 
@@ -110,7 +110,7 @@ def test_an_election_of_a_celery_client_runs_once(mixed: Mixed) -> None:
     names = [f"theirs {number}" for number in range(ELECTIONS)]
     for name in names:
         mixed.celery("app.control.election(id, 'task', call)", id=name, call=mixed.call(name))
-    wait_until(lambda: set(names) <= set(mixed.runs()), deadline_s=30, what="the tasks to run")
+    wait_until(lambda: set(names) <= set(mixed.runs()), what="the tasks to run")
     wait_until(lambda: mixed.counted("elections_done") >= 2 * ELECTIONS, what="both to be counted")
     assert {mixed.runs()[name] for name in names} == {1}
     mixed.check_alive()
@@ -126,7 +126,7 @@ def test_where_a_celery_worker_may_run_it_too_that_is_reported(mixed: Mixed) -> 
     names = [f"unfenced {number}" for number in range(ELECTIONS)]
     for name in names:
         mixed.celery("app.control.election(id, 'task', call)", id=name, call=mixed.call(name))
-    wait_until(lambda: set(names) <= set(mixed.runs()), deadline_s=30, what="the tasks to run")
+    wait_until(lambda: set(names) <= set(mixed.runs()), what="the tasks to run")
     wait_until(lambda: mixed.counted("elections_unfenced") == 2 * ELECTIONS, what="the reports")
     assert {mixed.runs()[name] for name in names} <= {1, 2}
     print(f"{sum(mixed.runs()[name] == 2 for name in names)} of {ELECTIONS} ran twice")

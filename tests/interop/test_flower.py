@@ -58,7 +58,7 @@ class Flower(Process):
 def flower(cluster: MixedCluster) -> Iterator[Flower]:
     variables = {"CELERY_BROKER_URL": cluster.broker, "CELERY_RESULT_BACKEND": cluster.backend}
     with Flower(cluster.home, **variables) as started:
-        wait_until(started.answers, deadline_s=60.0, what="Flower to answer")
+        wait_until(started.answers, what="Flower to answer")
         yield started
         assert "Traceback" not in started.log
 
@@ -129,7 +129,7 @@ def test_flower_sees_tasks_through_their_states_and_revokes_them(
 def test_our_paths_answer_as_flowers_do(cluster: MixedCluster, flower: Flower, tmp_path: Path) -> None:
     beside = App("beside", broker=cluster.broker)
     with serving(beside, tmp_path / "web.db", login=False) as ours, ours.client() as client:
-        wait_until(lambda: client.get("/api/v1/nodes").json(), deadline_s=60, what="nodes to be known")
+        wait_until(lambda: client.get("/api/v1/nodes").json(), what="nodes to be known")
         task_id = cluster.client("celery")("add.apply_async((2, 3), queue='on_celery').id")
         path = f"/api/task/info/{task_id}"
 
@@ -142,7 +142,7 @@ def test_our_paths_answer_as_flowers_do(cluster: MixedCluster, flower: Flower, t
             done = mine.status_code == 200 and mine.json()["state"] == theirs["state"] == "SUCCESS"
             return (theirs, mine.json()) if done else None
 
-        theirs, mine = wait_until(of_both, deadline_s=60, what="both to know that the task ended")
+        theirs, mine = wait_until(of_both, what="both to know that the task ended")
         assert theirs.keys() <= mine.keys()
         same = (
             "uuid",

@@ -26,7 +26,7 @@ class LateWorker(Process):
             self.check()
             return " ready." in self.log
 
-        wait_until(is_ready, deadline_s=60.0, what=f"{self.name} to be ready")
+        wait_until(is_ready, what=f"{self.name} to be ready")
 
 
 def states(cluster: MixedCluster) -> dict[str, tuple[str, str]]:
@@ -51,9 +51,7 @@ def test_a_celery_worker_joins_learns_what_we_revoked_and_leaves(cluster: MixedC
     revoked = f"revoked-by-umbel-{uuid4()}"
     ours("app.AsyncResult(task_id).revoke()", task_id=revoked)
     asked = "app.control.inspect(timeout=5.0, limit=1, destination=[node]).revoked()"
-    wait_until(
-        lambda: revoked in cluster.revoked_at("umbel"), deadline_s=20.0, what="our worker to know the revoke"
-    )
+    wait_until(lambda: revoked in cluster.revoked_at("umbel"), what="our worker to know the revoke")
     with LateWorker("late", cluster) as late:
         late.wait_until_ready()
         # A Celery worker says that it is ready before its mailbox is.
@@ -82,6 +80,6 @@ def test_our_worker_that_starts_learns_what_celery_knows_to_be_revoked(
         with pytest.raises(Raised, match="revoked"):
             cluster.client("celery")(send, task_id=task_id)
         # What was learned is in the record now, for our workers that are down or did not hear.
-        wait_until(lambda: task_id in cluster.revoked_at("umbel"), deadline_s=20.0, what="the record")
+        wait_until(lambda: task_id in cluster.revoked_at("umbel"), what="the record")
     finally:
         cluster.ours.stop_worker("newcomer")

@@ -45,7 +45,7 @@ def wait_until_it_tells(worker: Process) -> None:
         worker.check()
         return "Events of group {task} enabled" in worker.log
 
-    wait_until(tells, deadline_s=60.0, what=f"{worker.name} to be asked for events")
+    wait_until(tells, what=f"{worker.name} to be asked for events")
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -74,7 +74,7 @@ def wait_for_ends(lake: Path, ids: Sequence[str], ends: set[str]) -> None:
         found = states(lake, ids)
         return len(found) == len(ids) and all(types & ends for types in found.values())
 
-    wait_until(all_ended, deadline_s=60.0, what="the end of every task in the lake")
+    wait_until(all_ended, what="the end of every task in the lake")
 
 
 def test_states_and_counts_agree_with_what_was_sent(celery_only: CeleryOnly, tmp_path: Path) -> None:
@@ -160,7 +160,6 @@ def test_what_is_told_while_no_recorder_runs(celery_only: CeleryOnly, tmp_path: 
         else:
             wait_until(
                 lambda: times_away(lake) > away,
-                deadline_s=30.0,
                 what="the recorder to say that it was away",
             )
             assert states(lake, unheard) == {}

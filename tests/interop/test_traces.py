@@ -19,7 +19,7 @@ def spans_of(cluster: MixedCluster, trace: str, count: int) -> dict[str, Span]:
         spans = [json.loads(line) for line in lines if line.endswith("\n")]
         return [one for one in spans if one["trace"] == trace]
 
-    wait_until(lambda: len(read()) >= count, deadline_s=30.0, what=f"{count} spans of trace {trace}")
+    wait_until(lambda: len(read()) >= count, what=f"{count} spans of trace {trace}")
     found = read()
     by_name = {one["name"]: one for one in found}
     assert len(by_name) == len(found) == count, found

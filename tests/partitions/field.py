@@ -251,7 +251,7 @@ def _with_workers(cluster: Cluster, net: Network, handlers_s: float, mutant: str
             cluster.start_worker(name, *FLAGS, prefix=[*net.inside(name), "env", *given], wait=False)
         for name in WORKERS:
             cluster.wait_for(name)
-        wait_until(lambda: len(watch.states) == len(WORKERS), deadline_s=60, what="all to be members")
+        wait_until(lambda: len(watch.states) == len(WORKERS), what="all to be members")
         yield Field(cluster, net, watch, sampler, handlers_s)
     finally:
         watch.close()

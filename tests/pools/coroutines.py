@@ -69,7 +69,7 @@ async def _spin(path: str) -> None:
 async def _block(path: str) -> None:
     """Keeps the loop for itself, in C: between two looks it hears nothing."""
     _mark(path)
-    wait_until(lambda: _is_there(path), deadline_s=60.0, what=path)
+    wait_until(lambda: _is_there(path), what=path)
 
 
 async def _group(path: str) -> str:

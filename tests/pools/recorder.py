@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.pools.host import spec, value_of
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from umbel.pools.interface import LostJob, Outcome, Pool, PoolSettings, Told
 from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.registry import make_pool
@@ -59,7 +59,9 @@ class Recorder:
         if self.then is not None:
             self.then()
 
-    async def until(self, condition: Callable[[], T | None], *, what: str, deadline_s: float = 20.0) -> T:
+    async def until(
+        self, condition: Callable[[], T | None], *, what: str, deadline_s: float = DEADLINE_S
+    ) -> T:
         """Look again whenever something was reported."""
         try:
             async with asyncio.timeout(deadline_s):

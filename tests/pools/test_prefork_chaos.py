@@ -21,6 +21,7 @@ import pytest
 from tests.pools.host import make_job
 from tests.pools.processes import parent_of
 from tests.pools.recorder import settings
+from tests.waiting import DEADLINE_S
 from umbel.pools.interface import Job, LostJob, Outcome, Pool, Told
 from umbel.pools.prefork.memory import resident_bytes
 from umbel.pools.registry import make_pool
@@ -29,7 +30,6 @@ SOAK = bool(os.environ.get("UMBEL_SOAK"))
 KILLS, SERVER_KILLS = (10_000, 100) if SOAK else (200, 3)
 CHILDREN = 3
 FULL_AGAIN_S = 2.0  # the promise; held against the figures at the end of a soak
-DEADLINE_S = 30.0
 GROWTH_MAX_BYTES = 16 * 1024 * 1024
 IDLE_WINDOW_S = 10.0 if SOAK else 1.0
 IDLE_CPU_MAX = 0.01
@@ -83,7 +83,9 @@ class Tally:
         self._changed.set()
         self.feed()
 
-    async def until(self, condition: Callable[[], object], *, what: str, deadline_s: float) -> None:
+    async def until(
+        self, condition: Callable[[], object], *, what: str, deadline_s: float = DEADLINE_S
+    ) -> None:
         try:
             async with asyncio.timeout(deadline_s):
                 while not condition():
@@ -131,9 +133,7 @@ class Killer:
         match chance.randrange(3):
             case 0:  # as soon as something comes back: in the middle of a batch, or of a frame
                 goal = self._tally.ended + chance.randrange(60)
-                await self._tally.until(
-                    lambda: self._tally.ended >= goal, what="jobs to end", deadline_s=60.0
-                )
+                await self._tally.until(lambda: self._tally.ended >= goal, what="jobs to end")
             case 1:
                 await self._moment(chance.uniform(0.0, 0.03))
         about = self._pool.describe()
@@ -147,7 +147,7 @@ class Killer:
         for victim in victims:
             with suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
-        await self._tally.until(lambda: self._is_whole(victims), what="a full pool", deadline_s=DEADLINE_S)
+        await self._tally.until(lambda: self._is_whole(victims), what="a full pool")
         took_s = self.server_took_s if victims == [about["fork-server"]] else self.took_s
         took_s.append(asyncio.get_running_loop().time() - began)
 
@@ -182,7 +182,7 @@ def test_killed_children_cost_their_own_job_and_nothing_else(tmp_path: Path) -> 
             for _ in range(KILLS - KILLS // 10):
                 await killer.strike()
             tally.pool = None  # nothing more is submitted
-            await tally.until(lambda: not tally.back.count(0), what="the last jobs", deadline_s=60.0)
+            await tally.until(lambda: not tally.back.count(0), what="the last jobs")
             judge_growth(before, holdings(pool))
             await judge_idle_cpu(pool)
         finally:

@@ -28,7 +28,7 @@ def test_children_replaced_after_so_many_tasks_lose_nothing_under_load() -> None
 
             recorder.then = refill
             refill()
-            await recorder.until(lambda: len(recorder.came_back) >= JOBS, what="all jobs", deadline_s=60.0)
+            await recorder.until(lambda: len(recorder.came_back) >= JOBS, what="all jobs")
             assert Counter(recorder.came_back) == Counter(range(JOBS))
             assert not recorder.lost
             assert not recorder.deaths()

@@ -25,9 +25,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def unharmed(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster; afterwards the same child still runs tasks, and no process has died."""
-    before = cluster.app.send_task("text_tasks.pid").get(timeout=20)
+    before = cluster.app.send_task("text_tasks.pid").get(timeout=90)
     yield cluster
-    assert cluster.app.send_task("text_tasks.pid").get(timeout=20) == before
+    assert cluster.app.send_task("text_tasks.pid").get(timeout=90) == before
     assert cluster.counters("w1")["children_died"] == 0
     assert cluster.workers["w1"].poll() is None
 
@@ -62,7 +62,7 @@ def test_a_task_that_returns_what_json_cannot_carry_fails_and_says_so(unharmed: 
 
 
 def test_a_task_may_print_and_log_what_is_no_unicode(unharmed: Cluster) -> None:
-    assert unharmed.app.send_task("text_tasks.say").get(timeout=20) == "said"
+    assert unharmed.app.send_task("text_tasks.say").get(timeout=90) == "said"
     log = unharmed.log("w1")
     assert "found caf\\udcff" in log
     assert "\x1b" not in log

@@ -27,7 +27,7 @@ def test_a_corrupt_message_is_buried_and_the_worker_goes_on(tmp_path: Path) -> N
         corrupt = Message(headers=b"\xff\x00 not json", body=b"")
         cluster.app.producer.publish([Outgoing("celery", corrupt)])
         cluster.start_worker("w1", "-c", "1")
-        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=20) == 3
+        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=90) == 3
         (letter,) = cluster.umbel_json("dlq", "ls")
         assert "corrupt" in letter["reason"]
         assert len(errors_in(cluster.log("w1"))) == 1
@@ -38,7 +38,7 @@ def test_a_corrupt_body_is_buried_and_its_task_fails(tmp_path: Path) -> None:
         headers = b'{"task": "chaos_tasks.add", "id": "broken"}'
         cluster.app.producer.publish([Outgoing("celery", Message(headers=headers, body=b"[[1, "))])
         cluster.start_worker("w1", "-c", "1")
-        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=20) == 3
+        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=90) == 3
         wait_until(lambda: cluster.app.AsyncResult("broken").failed(), what="the broken task to fail")
         (letter,) = cluster.umbel_json("dlq", "ls")
         assert letter["task_id"] == "broken"
@@ -48,10 +48,10 @@ def test_an_unknown_task_is_buried_and_fails_with_its_name(tmp_path: Path) -> No
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         cluster.start_worker("w1", "-c", "1")
         with pytest.raises(NotRegistered, match="no_such_task"):
-            cluster.app.send_task("no_such_task").get(timeout=20)
+            cluster.app.send_task("no_such_task").get(timeout=90)
         (letter,) = cluster.umbel_json("dlq", "ls")
         assert "no_such_task" in letter["reason"]
-        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=20) == 3
+        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=90) == 3
 
 
 def test_a_message_over_the_size_limit_is_refused_by_client_and_worker(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_message_over_the_size_limit_is_refused_by_client_and_worker(tmp_path:
         assert cluster.umbel_json("queues", "ls") == []
         cluster.app.send_task("chaos_tasks.add", ["x" * 100_000, 1])
         cluster.start_worker("w1", "-c", "1", message_max_bytes=50_000)
-        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=20) == 3
+        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=90) == 3
         (letter,) = cluster.umbel_json("dlq", "ls")
         assert "50000" in letter["reason"]
 
@@ -73,13 +73,12 @@ def test_a_full_disk_is_named_and_the_worker_makes_room_by_working(tmp_path: Pat
         with pytest.raises(StorageFull, match=r"queue\.db"):
             fill(add)
         cluster.start_worker("w1", "-c", "1")
-        assert early.get(timeout=30) == 3
+        assert early.get(timeout=90) == 3
         wait_until(
             lambda: all(row["ready"] + row["claimed"] == 0 for row in cluster.umbel_json("queues", "ls")),
-            deadline_s=60,
             what="the worker to make room by working",
         )
-        assert add.delay(3, 4).get(timeout=30) == 7
+        assert add.delay(3, 4).get(timeout=90) == 7
         assert cluster.umbel("health").returncode == 0
 
 
@@ -137,4 +136,4 @@ def test_a_worker_survives_a_database_that_is_locked_for_a_while(tmp_path: Path)
         assert cluster.workers["w1"].poll() is None
         blocker.execute("ROLLBACK")
         blocker.close()
-        assert [one.get(timeout=30) for one in sent] == [0, 2, 4]
+        assert [one.get(timeout=90) for one in sent] == [0, 2, 4]

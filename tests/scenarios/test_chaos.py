@@ -47,7 +47,7 @@ def test_no_task_is_lost_while_children_workers_and_brokers_die(broker: str, tmp
         _let_chaos_rule(cluster, where, chance)
         wait_until(lambda: _finished(cluster, ids) == TASKS, deadline_s=600, what="every task to end")
         states = Counter(kept.status for kept in cluster.app.backend.read(ids).values())
-        wait_until(lambda: not any(_waiting(cluster)), deadline_s=60, what="the queue to be empty")
+        wait_until(lambda: not any(_waiting(cluster)), what="the queue to be empty")
         repeated = _repeated_runs(tmp_path)
         dead = [letter["task_id"] for letter in cluster.umbel_json("dlq", "ls", "--limit", str(10 * BAD))]
         for name in ("w1", "w2"):

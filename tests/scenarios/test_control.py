@@ -558,7 +558,7 @@ def test_a_mailbox_whose_connection_is_cut_is_made_anew(
         asked = cluster.app.control.ask("stats", destination=[ONE, TWO], timeout=1.0)
         return {node: stats["pid"] for node, stats in asked.replies.items()} == pids
 
-    wait_until(lambda: call_guarded(answered) == Returned(True), what="both to answer", deadline_s=30.0)
+    wait_until(lambda: call_guarded(answered) == Returned(True), what="both to answer")
 
 
 # -- the command line (P7) -------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Trial:
         self._broadcast()
         self._delivering.results(corpus.of(self._broker, "result"))
         self._wait_for_neighbours()
-        wait_until(lambda: self._unsettled() == 0, deadline_s=60, what="the queue to be empty")
+        wait_until(lambda: self._unsettled() == 0, what="the queue to be empty")
         assert self._replies_at_the_end() == {self._node, NODE}
         assert self._wrong_in_queue() == {}
         assert self._wrong_answers() == {}
@@ -119,7 +119,6 @@ class Trial:
         worker = self._cluster.workers["w1"]
         wait_until(
             lambda: worker.poll() is not None or not set(self._sent) - self._ledger().keys(),
-            deadline_s=60,
             what="all neighbours to run",
         )
         assert worker.poll() is None, f"the worker ended: {self._cluster.log('w1')[-4000:]}"

@@ -28,7 +28,7 @@ def test_delayed_tasks_do_not_fill_the_worker_nor_hold_ready_ones(broker: str, t
     ):
         add = cluster.app.tasks["chaos_tasks.add"]
         worker = psutil.Process(cluster.start_worker("w1", "-c", "2").pid)
-        assert add.delay(1, 2).get(timeout=20) == 3
+        assert add.delay(1, 2).get(timeout=90) == 3
         before = worker.memory_info().rss
         calls = (add.s(n, n).set(countdown=36_000, ignore_result=True) for n in range(DELAYED))
         while some := list(islice(calls, AT_ONCE)):
@@ -38,7 +38,7 @@ def test_delayed_tasks_do_not_fill_the_worker_nor_hold_ready_ones(broker: str, t
             deadline_s=600,
             what="every delayed task to be set aside",
         )
-        assert add.delay(3, 4).get(timeout=20) == 7
+        assert add.delay(3, 4).get(timeout=90) == 7
         grown = worker.memory_info().rss - before
         print(f"{broker}: {DELAYED} delayed, the worker grew by {grown / 1024 / 1024:.1f} MiB")
         assert grown < GROWTH_MAX_BYTES

@@ -85,7 +85,7 @@ def test_it_ends_with_history_that_agrees(tmp_path: Path) -> None:
 def test_ctrl_c_or_a_closed_terminal_leaves_no_process(tmp_path: Path, signum: signal.Signals) -> None:
     process = _demo(tmp_path, "--seconds", "60", "--no-history", "--no-web", "--no-celery")
     ledger = tmp_path / "umbel-demo" / "ledger"
-    wait_until(lambda: ledger.exists() and ledger.stat().st_size > 0, deadline_s=60, what="tasks to run")
+    wait_until(lambda: ledger.exists() and ledger.stat().st_size > 0, what="tasks to run")
     process.send_signal(signum)
     process.communicate(timeout=60)
     assert process.returncode == 1
@@ -166,4 +166,4 @@ def _nothing_left(home: Path) -> None:
                 continue
         return found
 
-    wait_until(lambda: not left(), deadline_s=10, what="all processes of the demo to be gone")
+    wait_until(lambda: not left(), what="all processes of the demo to be gone")

@@ -33,8 +33,8 @@ async def collect_until(broker: Broker, last: str, act: Any) -> list[dict[str, A
 
 def run_a_worker_and_two_tasks(cluster: Cluster) -> None:
     cluster.start_worker("w1", "-c", "1", "-E")
-    assert cluster.app.send_task("chaos_tasks.add", [1, 2], task_id="good").get(timeout=20) == 3
-    cluster.app.send_task("chaos_tasks.add", [1, "x"], task_id="bad").get(timeout=20, propagate=False)
+    assert cluster.app.send_task("chaos_tasks.add", [1, 2], task_id="good").get(timeout=90) == 3
+    cluster.app.send_task("chaos_tasks.add", [1, "x"], task_id="bad").get(timeout=90, propagate=False)
     assert cluster.stop_worker("w1") == 0
 
 
@@ -95,7 +95,7 @@ def test_task_events_are_logged_for_a_recorder_although_nobody_said_so_to_the_wo
 
 def run_one_task(cluster: Cluster) -> None:
     cluster.start_worker("w1", "-c", "1")
-    cluster.app.send_task("chaos_tasks.add", [1, 2], task_id="kept").get(timeout=20)
+    cluster.app.send_task("chaos_tasks.add", [1, 2], task_id="kept").get(timeout=90)
     cluster.stop_worker("w1")
 
 
@@ -107,7 +107,7 @@ def test_the_events_command_shows_them_in_order(tmp_path: Path) -> None:
         with EventsTail(tmp_path, broker, "--enable", "--window", "1") as tail:
             tail.wait_for("a heartbeat", type="worker-heartbeat")
             results = [cluster.app.send_task("chaos_tasks.add", [n, n], task_id=f"t{n}") for n in range(20)]
-            assert [result.get(timeout=20) for result in results] == [2 * n for n in range(20)]
+            assert [result.get(timeout=90) for result in results] == [2 * n for n in range(20)]
             for number in range(20):
                 tail.wait_for("the end of a task", type="task-succeeded", uuid=f"t{number}")
             assert tail.stop() == 0

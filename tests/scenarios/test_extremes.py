@@ -43,7 +43,7 @@ def bad_message(name: str) -> Message:
 def assert_that_the_good_run_and_the_bad_are_buried(cluster: Cluster, bad: int) -> None:
     worker = cluster.start_worker("w1", "-c", "1", "-E")
     good = [cluster.app.send_task("chaos_tasks.add", [number, 1]) for number in range(5)]
-    assert [one.get(timeout=30) for one in good] == [1, 2, 3, 4, 5]
+    assert [one.get(timeout=90) for one in good] == [1, 2, 3, 4, 5]
     wait_until(lambda: len(cluster.umbel_json("dlq", "ls")) == bad, what="the bad ones to be buried")
     assert all(one["reason"] for one in cluster.umbel_json("dlq", "ls"))
     assert worker.poll() is None

@@ -48,7 +48,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ):
         for name in ("w1", "w2"):
             made.start_worker(name, "-c", "1", "-l", "INFO")
-        wait_until(lambda: listed(made) == REAL, deadline_s=30.0, what="them to meet")
+        wait_until(lambda: listed(made) == REAL, what="them to meet")
         yield made
 
 

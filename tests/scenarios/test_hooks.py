@@ -29,7 +29,7 @@ def start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, hangs: str) -> subp
     monkeypatch.setenv("HANGS", hangs)
     worker = cluster.start_worker("w1", "-c", "2", wait=False, worker_hook_timeout_s=600)
     awaited = "worker_ready" if hangs == "worker_shutdown" else hangs
-    wait_until(lambda: began.exists() and awaited in began.read_text(), deadline_s=30, what=awaited)
+    wait_until(lambda: began.exists() and awaited in began.read_text(), what=awaited)
     return worker
 
 

@@ -25,7 +25,7 @@ def test_a_worker_runs_tasks_on_uvloop(tmp_path: Path, broker: str, request: pyt
     url = request.getfixturevalue(broker) if broker else results
     with Cluster(tmp_path, HERE / "green_tasks.py", broker=url, backend=results) as cluster:
         cluster.start_worker("w1", "-P", "asyncio", worker_loop="uvloop")
-        loop = cluster.app.send_task("green_tasks.loop_module").get(timeout=30)
+        loop = cluster.app.send_task("green_tasks.loop_module").get(timeout=90)
         assert str(loop).startswith("uvloop")
         assert "pong" in cluster.umbel("ping", "-d", node_name("w1"), "--timeout", "20").stdout
         assert cluster.stop_worker("w1") == 0

@@ -74,10 +74,9 @@ def field(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Field]:
             for name in WORKERS:
                 cluster.start_worker(name, *FLAGS, prefix=net.inside(name))
             made = Field(cluster, net)
-            wait_until(made.leader, deadline_s=30, what="a leader")
+            wait_until(made.leader, what="a leader")
             wait_until(
                 lambda: set(made.states().values()) == {"alive"} and len(made.states()) == len(WORKERS),
-                deadline_s=30,
                 what="three members",
             )
             yield made
@@ -92,29 +91,29 @@ def test_a_cut_leader_is_followed_in_time_and_all_say_the_same_of_it(field: Fiel
     sent = field.work(journal, 50)
     with field.cut(cut_off):
         cut_at = monotonic()
-        wait_until(lambda: field.leader() not in ("", cut_off), deadline_s=60, what="another leader")
+        wait_until(lambda: field.leader() not in ("", cut_off), what="another leader")
         took_s = monotonic() - cut_at
         assert took_s <= LEASE_S * 1.1 + 1.5, took_s  # asking who leads takes its time, too
         seen = _watch(lambda: field.states().get(cut_off, "missing"), "lost", times=8)
         assert [GRAVITY.index(one) for one in seen] == sorted(GRAVITY.index(one) for one in seen), seen
         pinged = field.cluster.umbel("ping", "--timeout", "2", check=False)
         assert f"{node} silent for" in pinged.stderr and "(lost)" in pinged.stderr
-        wait_until(lambda: field.lines(cut_off, BEGAN) == 1, deadline_s=30, what="the cut to be noticed")
-    wait_until(lambda: field.lines(cut_off, ENDED) == 1, deadline_s=60, what="its end to be noticed")
-    wait_until(lambda: field.states().get(cut_off) == "alive", deadline_s=30, what="its return")
+        wait_until(lambda: field.lines(cut_off, BEGAN) == 1, what="the cut to be noticed")
+    wait_until(lambda: field.lines(cut_off, ENDED) == 1, what="its end to be noticed")
+    wait_until(lambda: field.states().get(cut_off) == "alive", what="its return")
     loud = _loud_lines(field.cluster.log(cut_off))
     assert len(loud) == 1 and BEGAN in loud[0], "\n".join(loud)
-    wait_until(lambda: sent == set(journal.read_text().split()), deadline_s=60, what="every task to have run")
+    wait_until(lambda: sent == set(journal.read_text().split()), what="every task to have run")
 
 
 def test_an_election_whose_handler_was_cut_off_is_run_again(field: Field, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     action = {"journal": str(journal)}
     field.cluster.app.control.election("cut off", "cut", action, timeout=0)
-    wait_until(lambda: journal.exists() and journal.read_text(), deadline_s=20, what="the first run")
+    wait_until(lambda: journal.exists() and journal.read_text(), what="the first run")
     (place,) = (name for name in WORKERS if field.namespace(name) == journal.read_text().split()[-1])
     with field.cut(place):
-        wait_until(lambda: "1 ended" in journal.read_text(), deadline_s=40, what="it to stop")
+        wait_until(lambda: "1 ended" in journal.read_text(), what="it to stop")
         wait_until(lambda: "2 ended" in journal.read_text(), deadline_s=90, what="another run")
     outcome = field.cluster.app.control.election("cut off", "cut", action, timeout=60)
     assert (outcome.state, outcome.attempt, outcome.outcome) == ("done", 2, "ok: attempt 2")

@@ -79,11 +79,9 @@ def test_a_paused_task_is_not_sent_and_one_that_is_run_by_hand_is(
         cluster.start_worker("w", *FLAGS)
         _leader(cluster)
         by_hand = cluster.umbel("schedule", "run", "beat").stdout.split()
-        wait_until(
-            lambda: [one for one, _ in _ran(journal)] == by_hand, deadline_s=20, what="the one run by hand"
-        )
+        wait_until(lambda: [one for one, _ in _ran(journal)] == by_hand, what="the one run by hand")
         cluster.umbel("schedule", "resume", "beat")
-        wait_until(lambda: len(_ran(journal)) > 1, deadline_s=20, what="a slot after the pause")
+        wait_until(lambda: len(_ran(journal)) > 1, what="a slot after the pause")
         unknown = cluster.umbel("schedule", "pause", "beet", check=False)
     assert unknown.returncode == 3 and "did you mean 'beat'" in unknown.stderr
 
@@ -103,7 +101,7 @@ def _ran(journal: Path) -> list[tuple[str, float]]:
 
 def _await_slots(journal: Path, in_all: int) -> None:
     enough = max(in_all, len(_ran(journal)) + 2)
-    wait_until(lambda: len(_ran(journal)) >= enough, deadline_s=60, what="slots to be sent")
+    wait_until(lambda: len(_ran(journal)) >= enough, what="slots to be sent")
 
 
 def _leader(cluster: Cluster) -> str:
@@ -111,7 +109,7 @@ def _leader(cluster: Cluster) -> str:
         shown = json.loads(cluster.umbel("schedule", "ls", "--json").stdout)
         return (shown["leader"] or "").partition("@")[0]
 
-    wait_until(lambda: found() != "", deadline_s=30, what="somebody to lead")
+    wait_until(lambda: found() != "", what="somebody to lead")
     return found()
 
 

@@ -21,7 +21,7 @@ def test_a_deadly_task_is_buried_after_three_deliveries_and_can_be_requeued(tmp_
         with pytest.raises(WorkerLost, match="SIGKILL"):
             deadly.get(timeout=60)
         assert journal_of(str(tmp_path)).read_text().splitlines() == ["deadly"] * 3
-        assert [one.get(timeout=30) for one in neighbours] == [2 * n for n in range(200)]
+        assert [one.get(timeout=90) for one in neighbours] == [2 * n for n in range(200)]
 
         (letter,) = cluster.umbel_json("dlq", "ls")
         assert letter["task_id"] == deadly.id
@@ -31,14 +31,14 @@ def test_a_deadly_task_is_buried_after_three_deliveries_and_can_be_requeued(tmp_
 
         deadly.forget()
         assert cluster.umbel_json("dlq", "requeue", deadly.id) == {"requeued": 1, "missing": []}
-        assert deadly.get(timeout=30) == "survived"
+        assert deadly.get(timeout=90) == "survived"
         assert cluster.umbel_json("dlq", "ls") == []
 
 
 def test_a_task_that_dies_once_is_run_again(tmp_path: Path) -> None:
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         cluster.start_worker("w1", "-c", "1")
-        assert cluster.app.send_task("chaos_tasks.deadly", [str(tmp_path), 1]).get(timeout=30) == "survived"
+        assert cluster.app.send_task("chaos_tasks.deadly", [str(tmp_path), 1]).get(timeout=90) == "survived"
         wait_until(lambda: cluster.counters("w1").get("repeated") == 1, what="the repeat to be counted")
 
 
@@ -46,5 +46,5 @@ def test_a_task_acknowledged_early_fails_with_its_process(tmp_path: Path) -> Non
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         cluster.start_worker("w1", "-c", "1")
         with pytest.raises(WorkerLost, match="SIGKILL"):
-            cluster.app.send_task("chaos_tasks.deadly_early").get(timeout=30)
+            cluster.app.send_task("chaos_tasks.deadly_early").get(timeout=90)
         assert cluster.umbel_json("dlq", "ls") == []

@@ -42,7 +42,7 @@ def test_children_start_as_promised_and_what_they_print_is_in_the_log(cluster: C
     """F1, with a real app: title, signals, worker_process_init; log lines carry task and child."""
     cluster.start_worker("w1", "-c", "2")
     printed = cluster.app.tasks["pool_tasks.prints"].delay("good morning")
-    printed.get(timeout=20)
+    printed.get(timeout=90)
     for pid in cluster.children_of("w1"):
         node, child = (cluster.home / f"init-{pid}").read_text().split()
         assert node == NODE
@@ -64,17 +64,17 @@ def test_a_pool_grows_with_its_queue_and_shrinks_when_it_idles(cluster: Cluster,
     assert pool_of(cluster)["max-concurrency"] == 1
     last = waits.delay(str(longer))
     results = [waits.delay(str(gate)) for _ in range(8)]
-    wait_until(lambda: len(list(tmp_path.glob("gate.*"))) == 3, deadline_s=20, what="four tasks at once")
+    wait_until(lambda: len(list(tmp_path.glob("gate.*"))) == 3, what="four tasks at once")
     assert ask(cluster, "stats")["autoscaler"] == {"max": 4, "min": 1, "current": 4, "qty": 0}
     assert "Adjust autoscale range" in ask(cluster, "pool_grow", n=1)["error"]
     assert ask(cluster, "autoscale", max=5, min=2) == {"ok": "autoscale now max=5 min=2"}
     assert "ValueError" in ask(cluster, "autoscale", max=1, min=2)["error"]
-    wait_until(lambda: len(list(tmp_path.glob("gate.*"))) == 4, deadline_s=20, what="five tasks at once")
+    wait_until(lambda: len(list(tmp_path.glob("gate.*"))) == 4, what="five tasks at once")
     gate.touch()
-    assert [result.get(timeout=20) for result in results] == ["released"] * 8
-    wait_until(lambda: pool_of(cluster)["max-concurrency"] == 2, deadline_s=20, what="a small pool")
+    assert [result.get(timeout=90) for result in results] == ["released"] * 8
+    wait_until(lambda: pool_of(cluster)["max-concurrency"] == 2, what="a small pool")
     longer.touch()
-    assert last.get(timeout=20) == "released"
+    assert last.get(timeout=90) == "released"
     assert cluster.counters("w1")["children_died"] == 0
 
 
@@ -89,7 +89,7 @@ def test_what_is_urgent_is_not_held_behind_what_was_sent_before_it(cluster: Clus
     sent += [notes.apply_async((str(journal), f"urgent {n}"), priority=0) for n in range(10)]
     gate.touch()
     for result in sent:
-        result.get(timeout=20)
+        result.get(timeout=90)
     expected = [f"urgent {n}" for n in range(10)] + [f"later {n}" for n in range(10)]
     assert journal.read_text().splitlines() == expected
 
@@ -100,19 +100,18 @@ def test_a_pool_is_restarted_by_remote_control(cluster: Cluster, tmp_path: Path)
     imported_in = cluster.app.tasks["pool_tasks.imported_in"]
     state = cluster.state_of("w1")
     assert state is not None  # of the main process, which its first fork server is a copy of
-    assert imported_in.delay().get(timeout=20) == state.fields["pid"]
+    assert imported_in.delay().get(timeout=90) == state.fields["pid"]
     waits = cluster.app.tasks["pool_tasks.waits"].delay(str(tmp_path / "gate"))
     wait_until((tmp_path / f"gate.{waits.id}").exists, what="the task to run")
     assert ask(cluster, "pool_restart", reload=True) == {"ok": "reload started"}
     wait_until(lambda: pool_of(cluster)["fork-server"] != before["fork-server"], what="another fork server")
     (tmp_path / "gate").touch()
-    assert waits.get(timeout=20) == "released"
+    assert waits.get(timeout=90) == "released"
     wait_until(
         lambda: not set(pool_of(cluster)["processes"]) & set(before["processes"]),
-        deadline_s=20,
         what="other children",
     )
-    assert imported_in.delay().get(timeout=20) == pool_of(cluster)["fork-server"]
+    assert imported_in.delay().get(timeout=90) == pool_of(cluster)["fork-server"]
     assert cluster.counters("w1")["children_died"] == 0
 
 
@@ -132,11 +131,11 @@ def test_the_hard_limit_holds_although_the_broker_is_away(
             wait_until(lambda: started.exists() and started.read_text(), what="the task to run")
             child = int(started.read_text())
             way.silence()
-            wait_until(lambda: is_gone(child), deadline_s=20, what="the task to be ended")
+            wait_until(lambda: is_gone(child), what="the task to be ended")
             assert not result.ready()  # the verdict waits for the link; the limit did not
             way.close()
             way.open()
-            wait_until(result.ready, deadline_s=40, what="the verdict")
+            wait_until(result.ready, what="the verdict")
             assert result.state == "FAILURE"
             assert "its time limit of 5 s" in str(result.result)
     finally:
@@ -150,8 +149,8 @@ def test_a_task_that_takes_all_the_memory_is_ended_with_a_verdict(cluster: Clust
     )
     leaking = cluster.app.tasks["pool_tasks.leaks"].delay()
     with pytest.raises(WorkerLost, match="exceeds max_memory_hard of 200 MiB"):
-        leaking.get(timeout=30)
-    assert cluster.app.tasks["pool_tasks.pid"].delay().get(timeout=20)
+        leaking.get(timeout=90)
+    assert cluster.app.tasks["pool_tasks.pid"].delay().get(timeout=90)
     assert cluster.stop_worker("w1") == 0
     log = cluster.log("w1")
     (heavy,) = re.findall(r".* WARNING child heavy .*", log)
@@ -200,13 +199,13 @@ def test_what_a_task_does_to_its_process_harms_no_task_after_it(cluster: Cluster
     shouted = tasks["pool_tasks.shouts"].delay(100_000_000)
     spoiled = tasks["pool_tasks.lowers"].delay()
     opened = [tasks["pool_tasks.opens"].delay(50) for _ in range(5)]
-    assert spoiled.get(timeout=20) == shouted.get(timeout=20)
-    assert {result.get(timeout=20) for result in opened}.isdisjoint({spoiled.get(timeout=20)})
+    assert spoiled.get(timeout=90) == shouted.get(timeout=20)
+    assert {result.get(timeout=90) for result in opened}.isdisjoint({spoiled.get(timeout=20)})
     scribbled = tasks["pool_tasks.scribbles"].delay()
-    assert tasks["pool_tasks.pid"].delay().get(timeout=20)
+    assert tasks["pool_tasks.pid"].delay().get(timeout=90)
     with pytest.raises(WorkerLost, match="invalid data from the child process"):
-        scribbled.get(timeout=20)
-    wait_until(lambda: cluster.counters("w1")["buried"] == 1, deadline_s=20, what="the count of dead letters")
+        scribbled.get(timeout=90)
+    wait_until(lambda: cluster.counters("w1")["buried"] == 1, what="the count of dead letters")
     assert cluster.counters("w1")["children_died"] == 3  # one for each start of the message
     assert cluster.stop_worker("w1") == 0
     assert "(99983616 characters left out)" in cluster.log("w1")

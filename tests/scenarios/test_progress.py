@@ -22,14 +22,14 @@ def test_progress_is_seen_while_the_task_runs_and_its_events_come_in_order(pool:
             wait_until(lambda: half.state == "HALFWAY", what="the state")
             assert half.info == {"percent": 50}
             gate.touch()
-            assert half.get(timeout=20) == "through"
+            assert half.get(timeout=90) == "through"
             counted = cluster.app.send_task("progress_tasks.counts", [40])
-            assert counted.get(timeout=20) == "counted"
+            assert counted.get(timeout=90) == "counted"
             assert counted.state == "SUCCESS"
             tail.wait_for("the end", type="task-succeeded", uuid=counted.id)
             events = [one for one in tail.seen() if one.get("uuid") == counted.id]
             moved = cluster.app.send_task("progress_tasks.moves")
-            assert moved.get(timeout=20) is True
+            assert moved.get(timeout=90) is True
             tail.wait_for("the blind event", type="task-moved", uuid=moved.id, place="here")
         told = [(one["type"], one.get("done"), one.get("total")) for one in events]
         progress = [("task-progress", done, 40) for done in range(1, 41)]

@@ -45,11 +45,11 @@ def _pause_and_resume(cluster: Cluster, restart: Any) -> None:
     assert "quiet is paused" in cluster.umbel("queues", "pause", "quiet").stdout
     waiting = [add.apply_async((number, 1), queue="quiet") for number in range(5)]
     (cluster.home / "go").touch()
-    running.get(timeout=30)  # what runs ends
+    running.get(timeout=90)  # what runs ends
     if restart is not None:
         restart()
     cluster.start_worker("w2", *FLAGS)  # it has heard nothing of the pause
-    assert [add.delay(number, 2).get(timeout=30) for number in range(10)] == list(range(2, 12))
+    assert [add.delay(number, 2).get(timeout=90) for number in range(10)] == list(range(2, 12))
     assert _depth(cluster, "quiet") == {"ready": 5, "delayed": 0, "claimed": 0, "limited": 0, "paused": True}
     assert "paused queues: quiet" in cluster.umbel("status").stderr
     shown = cluster.umbel_json("inspect", "active_queues")["replies"]
@@ -59,7 +59,7 @@ def _pause_and_resume(cluster: Cluster, restart: Any) -> None:
     assert len(shown) == 2
     outcome = cluster.app.control.resume_queue("quiet")
     assert outcome.changed and not outcome.told and not outcome.refused
-    assert [one.get(timeout=30) for one in waiting] == list(range(1, 6))
+    assert [one.get(timeout=90) for one in waiting] == list(range(1, 6))
 
 
 def _move_and_kill(cluster: Cluster) -> None:

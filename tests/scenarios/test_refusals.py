@@ -67,13 +67,13 @@ def test_a_refused_follow_up_harms_neither_its_task_nor_others(broker: str, tmp_
         total = cluster.app.tasks["chaos_tasks.total"]
         whole = chord([add.s(1, 1), add.s(2, 2)], total.s().set(queue=closed)).delay()
         sent += [work.delay(str(tmp_path), 0.0) for _ in range(NEIGHBOURS // 2)]
-        assert first.get(timeout=20) == 3  # the task's own outcome is kept
+        assert first.get(timeout=90) == 3  # the task's own outcome is kept
         with pytest.raises((BrokerRefused, RemoteError), match=closed):
-            chain.get(timeout=20)
+            chain.get(timeout=90)
         with pytest.raises((ChordError, BrokerRefused, RemoteError), match=closed):
-            whole.get(timeout=20)
+            whole.get(timeout=90)
         for one in sent:
-            one.get(timeout=20)
+            one.get(timeout=90)
         # A chord's body is sent by the child where broker and results are one store.
         counted = 3 if broker == "amqp" else 2
         wait_until(lambda: cluster.counters("w").get("refused") == counted, what="refusals to be counted")
@@ -100,7 +100,7 @@ def test_a_refused_result_harms_no_other_task(tmp_path: Path) -> None:
         add.apply_async((1, 2), task_id="taken")
         sent = [work.delay(str(tmp_path), 0.0) for _ in range(NEIGHBOURS)]
         for one in sent:
-            one.get(timeout=20)
+            one.get(timeout=90)
         wait_until(lambda: cluster.counters("w").get("refused", 0) >= 1, what="the refusal to be counted")
         assert cluster.stop_worker("w") == 0
         assert "cannot store the result" in cluster.log("w")
@@ -124,11 +124,10 @@ def test_a_chord_outlives_a_broker_that_is_away_while_a_part_ends(tmp_path: Path
             server.pause()
             wait_until(
                 lambda: "broker unavailable; waiting to publish" in cluster.log("w"),
-                deadline_s=20,
                 what="a child to wait",
             )
             server.resume()
-            assert whole.get(timeout=30) == 2
+            assert whole.get(timeout=90) == 2
             assert len(journal.read_text().splitlines()) == 2  # and no part ran a second time
             assert cluster.stop_worker("w") == 0
     finally:
@@ -143,6 +142,6 @@ def test_a_rejected_task_has_an_end_for_who_waits(tmp_path: Path) -> None:
         refusing, add = cluster.app.tasks["chaos_tasks.refusing"], cluster.app.tasks["chaos_tasks.add"]
         chain = (refusing.si() | add.si(1, 2)).delay()
         with pytest.raises(TaskRejected, match="not today"):
-            chain.get(timeout=20)
+            chain.get(timeout=90)
         (letter,) = cluster.umbel_json("dlq", "ls")
         assert letter["reason"] == "not today"

@@ -206,7 +206,6 @@ def test_a_worker_that_dies_stops_or_gives_back_loses_no_signed_task(cluster: Cl
     cluster.start_worker("stops", "-c", "1")
     wait_until(
         lambda: len(list(cluster.home.glob("killed.*.started"))) == 2,
-        deadline_s=60.0,
         what="the dead worker's task to run again",
     )
     waiting = [tasks["signed_tasks.early"].delay(home, f"early-{number}") for number in range(10)]

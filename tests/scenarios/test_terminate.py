@@ -50,7 +50,7 @@ def test_only_the_task_that_was_meant_is_terminated(tmp_path: Path) -> None:
                     ended.add(target)
             asked.update(targets)
             innocent.update(set(ids) - targets)
-            wait_until(lambda ids=ids: _all_ended(cluster, ids), deadline_s=60, what="this round to end")  # type: ignore[misc]
+            wait_until(lambda ids=ids: _all_ended(cluster, ids), what="this round to end")  # type: ignore[misc]
         states = {one: kept.status for one, kept in cluster.app.backend.read([*asked, *innocent]).items()}
         assert cluster.stop_worker("w1") == 0
     runs = Counter(line.split()[0] for line in journal_of(str(tmp_path)).read_text().splitlines())

@@ -35,7 +35,7 @@ def test_a_unique_task_waits_and_runs_once_until_it_has_ended(broker: str, tmp_p
         wait_until(lambda: len(runs(tmp_path)) == 3, what="all that are different to run")
         assert builds.delay(str(tmp_path), "docs").id == first.id  # runs
         (tmp_path / "gate").touch()
-        assert first.get(timeout=20) == "docs"
+        assert first.get(timeout=90) == "docs"
         wait_until(lambda: builds.delay(str(tmp_path), "docs").id != first.id, what="its key to be free")
 
 
@@ -48,16 +48,16 @@ def test_a_retry_and_a_crash_are_no_end_and_a_failure_is(tmp_path: Path) -> None
         wait_until(lambda: runs(tmp_path) == ["try 0", "try 1"], what="the second attempt")
         assert tries.delay(str(tmp_path)).id == first.id
         (tmp_path / "gate").touch()
-        assert first.get(timeout=20) == 1
+        assert first.get(timeout=90) == 1
         (tmp_path / "gate").unlink()
         (tmp_path / "runs.txt").unlink()
         crashed = dies.delay(str(tmp_path))
         wait_until(lambda: len(runs(tmp_path)) == 2, what="the run after the crash")
         assert dies.delay(str(tmp_path)).id == crashed.id
         (tmp_path / "gate").touch()
-        assert crashed.get(timeout=20) == "survived"
+        assert crashed.get(timeout=90) == "survived"
         failed = fails.delay()
-        failed.get(timeout=20, propagate=False)
+        failed.get(timeout=90, propagate=False)
         wait_until(lambda: fails.delay().id != failed.id, what="its key to be free")
 
 

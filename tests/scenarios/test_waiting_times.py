@@ -64,10 +64,10 @@ def test_live_order_and_waiting_times_are_those_of_the_ledger(
             recorder.wait_for("recording")
             send_all(cluster, tmp_path)
             wait_until(lambda: len(read_ledger(tmp_path).ran) == TASKS, deadline_s=120, what="all to run")
-            wait_until(lambda: len(ended(tail.seen())) == TASKS, deadline_s=60, what="all to be shown")
+            wait_until(lambda: len(ended(tail.seen())) == TASKS, what="all to be shown")
             assert tail.stop() == 0
             shown = tail.seen()
-        wait_until(lambda: len(ended(rows_of(lake))) == TASKS, deadline_s=60, what="all to be recorded")
+        wait_until(lambda: len(ended(rows_of(lake))) == TASKS, what="all to be recorded")
         assert cluster.stop_worker("w1") == 0
         assert recorder.stop() == 0
     ledger = read_ledger(tmp_path)

@@ -85,8 +85,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger, str]:
             before = time()
             result = works.delay(here, 0.01 * (1 + number % 5))
             sent[str(result.id)] = before, time()
-        wait_until(lambda: len(read_runs(home)) == SINGLE + 6, deadline_s=60, what="all to run")
-        wait_until(lambda: len(ended(lake)) == SINGLE + 5, deadline_s=60, what="all to be recorded")
+        wait_until(lambda: len(read_runs(home)) == SINGLE + 6, what="all to run")
+        wait_until(lambda: len(ended(lake)) == SINGLE + 5, what="all to be recorded")
         done = time()
         assert cluster.stop_worker("w1") == 0
         assert recorder.stop() == 0

@@ -57,7 +57,7 @@ class Emulator:
         command = [java, *small, "-jar", str(jar), "--host=127.0.0.1", f"--port={self.port}"]
         with TemporaryFile() as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until(self._answers, what="the Pub/Sub emulator", deadline_s=60.0)
+        wait_until(self._answers, what="the Pub/Sub emulator")
 
     def stop(self) -> None:
         if self._process is not None:

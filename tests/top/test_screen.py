@@ -9,6 +9,7 @@ from typing import Any
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
+from tests.waiting import DEADLINE_S
 from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.events.stamp import EVENT_EXCHANGE
@@ -16,7 +17,6 @@ from umbel.monitor.feed import Feed
 from umbel.top.screen import Top
 from umbel.wire.event import encode_event, routing_key
 
-DEADLINE_S = 30.0
 NODE = "w@h"
 
 

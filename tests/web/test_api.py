@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def served(cluster: Cluster) -> Iterator[Served]:
     with serving(cluster.app, cluster.home / "web.db") as found:
         with found.client(found.token(Role.VIEWER)) as client:
-            wait_until(lambda: client.get("/api/v1/nodes").json(), deadline_s=60, what="the node to be known")
+            wait_until(lambda: client.get("/api/v1/nodes").json(), what="the node to be known")
         yield found
 
 
@@ -60,7 +60,7 @@ def ended(api: httpx.Client, task_id: str) -> Any:
         found = api.get(f"/api/v1/tasks/{task_id}")
         return found.json() if found.status_code == 200 and found.json()["task"]["state"] in READY else None
 
-    return wait_until(look, deadline_s=60, what=f"task {task_id} to end")
+    return wait_until(look, what=f"task {task_id} to end")
 
 
 def test_the_node_is_known_with_what_it_does(api: httpx.Client) -> None:
@@ -178,7 +178,7 @@ def test_a_running_task_is_terminated_and_waiting_ones_revoked_by_filter(
         found = api.get(f"/api/v1/tasks/{running.id}")
         return found.status_code == 200 and found.json()["task"]["state"] == "STARTED"
 
-    wait_until(is_started, deadline_s=60, what="the task to run")
+    wait_until(is_started, what="the task to run")
     waiting = [cluster.app.tasks["web_tasks.wait"].delay(601 + n) for n in range(3)]
     wanted = {"name": "web_tasks.wait", "text": "(60", "state": "PENDING,RECEIVED"}
     wait_until(
@@ -200,7 +200,7 @@ def test_a_running_task_is_terminated_and_waiting_ones_revoked_by_filter(
 def test_the_pool_queues_and_limits_of_a_node_are_changed(cluster: Cluster, api: httpx.Client) -> None:
     node = api.get("/api/v1/nodes").json()[0]["node"]
     assert act(api, "grow", nodes=[node], n=1)["replies"] == {node: {"ok": "pool will grow"}}
-    wait_until(lambda: len(cluster.children_of("w1")) == 2, deadline_s=30, what="another child")
+    wait_until(lambda: len(cluster.children_of("w1")) == 2, what="another child")
     assert act(api, "shrink", nodes=[node], n=1)["done"]
     assert act(api, "add_queue", nodes=[node], queue="extra")["done"]
     assert api.get(f"/api/v1/nodes/{node}").json()["queues"] == ["celery", "extra"]
@@ -222,7 +222,7 @@ def test_queues_are_shown_peeked_into_and_purged(cluster: Cluster, api: httpx.Cl
         found = [one for one in api.get("/api/v1/queues").json() if one["queue"] == "side/line"]
         return found[0] if found and found[0]["ready"] == 3 else None
 
-    found = wait_until(side, deadline_s=30, what="the queue to be seen")
+    found = wait_until(side, what="the queue to be seen")
     assert found["consumers"] == []
     waiting = api.get("/api/v1/queues/side%2Fline/messages").json()
     assert [one["args"] for one in waiting] == ["(0, 0)", "(1, 0)", "(2, 0)"]
@@ -237,7 +237,7 @@ def test_queues_are_paused_resumed_and_moved(cluster: Cluster, served: Served, a
         return next(one for one in api.get("/api/v1/queues").json() if one["queue"] == "celery")
 
     waiting = [cluster.app.tasks["web_tasks.add"].delay(number, 1) for number in range(3)]
-    wait_until(lambda: (now := shown())["paused"] and now["ready"] == 3, deadline_s=30, what="a paused queue")
+    wait_until(lambda: (now := shown())["paused"] and now["ready"] == 3, what="a paused queue")
     moved = act(api, "move_messages", queue="celery", target="parking", limit=2)
     assert moved["done"] and moved["count"] == 2
     assert act(api, "move_messages", queue="parking", target="celery")["count"] == 2
@@ -264,14 +264,12 @@ def test_dead_letters_are_requeued_and_dropped(cluster: Cluster, api: httpx.Clie
         found = api.get("/api/v1/dead-letters").json()
         return found if len(found) == 3 else None
 
-    found = wait_until(letters, deadline_s=60, what="three dead letters")
+    found = wait_until(letters, what="three dead letters")
     assert {one["task"] for one in found} == {"no.such.task"}
     dropped = act(api, "drop_dead", letters=[str(found[0]["id"]), "unknown"])
     assert dropped["count"] == 1 and dropped["refused"] == {"unknown": "there is no such dead letter"}
     assert act(api, "requeue_dead", letters=[found[1]["task_id"]])["count"] == 1
-    wait_until(
-        lambda: len(api.get("/api/v1/dead-letters").json()) == 2, deadline_s=60, what="it to be dead again"
-    )
+    wait_until(lambda: len(api.get("/api/v1/dead-letters").json()) == 2, what="it to be dead again")
     assert act(api, "drop_dead", every=True)["count"] == 2
     assert api.get("/api/v1/dead-letters").json() == []
 
@@ -308,9 +306,7 @@ def test_every_action_is_in_the_audit_with_its_replies_and_is_an_event(
     assert (entry["id"], entry["action"], entry["status"]) == (result["audit_id"], "rate_limit", "done")
     assert entry["target"] == "web_tasks.add" and list(entry["result"]["replies"]) == [node]
     assert entry["role"] == "admin" and entry["address"] == "127.0.0.1"
-    told = wait_until(
-        lambda: [one for one in heard if b"control-action" in one], deadline_s=30, what="the event"
-    )
+    told = wait_until(lambda: [one for one in heard if b"control-action" in one], what="the event")
     event = json.loads(told[0])
     assert (event["action"], event["who"], event["status"]) == ("rate_limit", entry["who"], "done")
     served.dashboard.feed.heard = noted
@@ -323,7 +319,7 @@ def test_a_mark_and_the_rates_are_in_the_charts(api: httpx.Client) -> None:
         marks = api.get("/api/v1/rates").json()["marks"]
         return "v1.4 <script>" in [one["text"] for one in marks]
 
-    wait_until(marked, deadline_s=30, what="the mark")
+    wait_until(marked, what="the mark")
     rates = api.get("/api/v1/rates", params={"last_s": 600}).json()
     assert sum(one or 0 for one in rates["done"]) > 5
     assert len(rates["at"]) == len(rates["done"]) == len(rates["wait_p95_s"])
@@ -355,14 +351,12 @@ def test_a_node_that_is_stopped_has_left_and_the_sentence_says_so(
     cluster.start_worker("w2", "-c", "1")
     wait_until(
         lambda: len([one for one in api.get("/api/v1/nodes").json() if one["state"] == "alive"]) == 2,
-        deadline_s=60,
         what="two nodes",
     )
     name = next(one["node"] for one in api.get("/api/v1/nodes").json() if one["node"].startswith("w2@"))
     act(api, "stop", nodes=[name])
     wait_until(
         lambda: {one["node"]: one["state"] for one in api.get("/api/v1/nodes").json()}[name] == "left",
-        deadline_s=60,
         what="the node to leave",
     )
     kinds = [one["kind"] for one in api.get("/api/v1/happenings").json() if one["subject"] == name]

@@ -58,14 +58,12 @@ def test_nodes_tasks_queues_and_actions_of_celery_workers(served: Served, api: h
         story = found(api, f"tasks/{task_id}")
         return story if story and story["task"]["state"] in ("SUCCESS", "FAILURE", "REVOKED") else None
 
-    story = wait_until(lambda: ended(sent.id), deadline_s=60, what="the task to end")
+    story = wait_until(lambda: ended(sent.id), what="the task to end")
     assert (story["task"]["result"], story["task"]["worker"]) == ("5", node["node"])
     assert [one["type"] for one in story["events"]] == ["task-received", "task-started", "task-succeeded"]
     assert story["can_retry"], story["why_not"]
     again = api.post("/api/v1/actions", json={"action": "retry", "ids": [sent.id]}).json()
-    assert (
-        wait_until(lambda: ended(again["sent"][0]), deadline_s=60, what="the retry")["task"]["result"] == "5"
-    )
+    assert wait_until(lambda: ended(again["sent"][0]), what="the retry")["task"]["result"] == "5"
 
     grown = api.post("/api/v1/actions", json={"action": "grow", "nodes": [node["node"]]}).json()
     assert grown["done"] and grown["replies"] == {node["node"]: {"ok": "pool will grow"}}
@@ -97,7 +95,7 @@ def test_a_celery_worker_is_told_of_a_pause_and_of_its_end(served: Served, api: 
         story = found(api, f"tasks/{sent.id}")
         return story if story and story["task"]["state"] == "SUCCESS" else None
 
-    assert wait_until(ended, deadline_s=60, what="the task to run")["task"]["result"] == "7"
+    assert wait_until(ended, what="the task to run")["task"]["result"] == "7"
 
 
 def test_a_celery_worker_that_is_stopped_has_left(served: Served, api: httpx.Client) -> None:
@@ -108,7 +106,7 @@ def test_a_celery_worker_that_is_stopped_has_left(served: Served, api: httpx.Cli
     def has_left() -> bool:
         return bool(found(api, "nodes")[0]["state"] == "left")
 
-    wait_until(has_left, deadline_s=60, what="the worker to leave")
+    wait_until(has_left, what="the worker to leave")
     wait_until(
         lambda: found(api, "overview")["health"]["sentence"].startswith("No worker is known"),
         what="the sentence to say so",

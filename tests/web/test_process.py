@@ -28,20 +28,18 @@ def test_the_dashboard_is_restarted_when_it_dies_and_ends_with_a_killed_worker(t
                 line.split()[-1] for line in cluster.log("w1").splitlines() if line.startswith("umbel web:")
             ]
 
-        first = wait_until(dashboard, deadline_s=60, what="the dashboard's process")
-        (url,) = wait_until(urls, deadline_s=60, what="its address")
+        first = wait_until(dashboard, what="the dashboard's process")
+        (url,) = wait_until(urls, what="its address")
         assert url.startswith("http://127.0.0.1:")
         with httpx.Client() as client:
             assert client.get(url).status_code == 303
             assert client.get(f"{url.partition('/session')[0]}/api/v1/me").json()["role"] == "admin"
         os.kill(first.pid, signal.SIGKILL)
-        wait_until(lambda: len(urls()) == 2, deadline_s=60, what="another dashboard")
+        wait_until(lambda: len(urls()) == 2, what="another dashboard")
         second = dashboard()
         assert second is not None and second.pid != first.pid
         os.kill(worker.pid, signal.SIGKILL)
-        wait_until(
-            lambda: not second.is_running() or second.status() == "zombie", deadline_s=30, what="its end"
-        )
+        wait_until(lambda: not second.is_running() or second.status() == "zombie", what="its end")
 
 
 def test_tokens_are_made_listed_and_removed(tmp_path: Path) -> None:
@@ -79,7 +77,7 @@ def test_a_worker_serves_what_it_counts_without_a_dashboard(tmp_path: Path) -> N
             }
             return found if ("umbel_tasks_total", ("failed", "web_tasks.pay")) in found else None
 
-        found = wait_until(counted, deadline_s=30, what="both tasks to be counted")
+        found = wait_until(counted, what="both tasks to be counted")
         node = node_name("w1")
         assert found["umbel_tasks_total", ("succeeded", "web_tasks.add")] == 1
         assert found["umbel_task_run_seconds_count", ("web_tasks.add",)] == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tests.waiting import DEADLINE_S
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.control.client import Asker
@@ -121,7 +122,7 @@ class LightNode:
 
 @asynccontextmanager
 async def light_nodes(
-    home: Path, *names: str, deadline_s: float = 60.0, **settings: Any
+    home: Path, *names: str, deadline_s: float = DEADLINE_S, **settings: Any
 ) -> AsyncIterator[dict[str, LightNode]]:
     """Nodes that have started; those that a test did not take out of the map stop at the end."""
     nodes: dict[str, LightNode] = {}

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from tests.brokers.under_test import eventually
+from tests.waiting import DEADLINE_S
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
@@ -158,7 +159,10 @@ class Cluster:
 
 
 def play(
-    tmp_path: Path, scenario: Callable[[Cluster], Coroutine[Any, Any, None]], *, deadline_s: float = 60.0
+    tmp_path: Path,
+    scenario: Callable[[Cluster], Coroutine[Any, Any, None]],
+    *,
+    deadline_s: float = DEADLINE_S,
 ) -> None:
     async def bounded() -> None:
         url = f"sqlite:///{tmp_path / 'queue.db'}"

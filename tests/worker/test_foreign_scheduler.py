@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from tests.worker.light_node import LightNode
 from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.wire.message import Message, Outgoing
 from umbel.worker.steps.foreign_scheduler import Term
 from umbel.worker.user_code import foreign_scheduler
 from umbel.worker.user_code.foreign_scheduler import ForeignScheduler, Leadership, SchedulerThread
-
-DEADLINE_S = 20.0
 
 
 class Leads:

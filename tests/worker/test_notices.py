@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DEADLINE_S
 from tests.worker.recorded import QUEUE, Recorded, claimed_of, delivery_of, message_of
 from umbel.errors import BadMessage
 from umbel.pools.interface import LostJob, Outcome
@@ -14,7 +15,6 @@ from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
 from umbel.worker.user_code.notices import NoticeHooks, Notices
 
 LATE = Run(TaskRules(hard_limit_s=2.5))
-DEADLINE_S = 20.0
 
 
 class Heard:

@@ -128,7 +128,7 @@ def test_hostile_names_and_arguments_are_shown_as_text(shop: Shop, ledger: Ledge
 
 
 def test_the_critical_path_of_a_chord_of_chains_is_the_slow_chain(shop: Shop, ledger: Ledger) -> None:
-    wait_until(lambda: len(_flow(shop, ledger)) == 7, deadline_s=30, what="all seven tasks of the chord")
+    wait_until(lambda: len(_flow(shop, ledger)) == 7, what="all seven tasks of the chord")
     page = shop.open(f"/tasks/{ledger.order}")
     critical = page.locator(".workflow a:has(.critical)").all()
     ids = [str(one.get_attribute("href")).rpartition("/")[2] for one in critical]
