@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.events.histories import EXAMPLES, event
+from tests.history.recording import Teller
 from umbel.brokers.interface import LoggedEvent
 from umbel.events.columns import COLUMNS, row
 from umbel.events.reading import EventReader
@@ -18,6 +19,8 @@ from umbel.history.arrow import event_schema
 from umbel.history.numbering import account
 from umbel.history.rows import TOGETHER_MAX, Rows
 from umbel.wire.event import decode_events, routing_key
+from umbel.wire.told import by_type
+from umbel.worker.steps.events import BATCH_MAX
 
 AT = 1_700_000_000.25
 INSTANTS = [column.name for column in COLUMNS if column.kind == "instant"]
@@ -215,6 +218,20 @@ def test_who_numbers_nothing_is_named_and_who_does_is_counted() -> None:
     assert sequences.known() == [Known("u1@a", 1, 5, 10), Known("umbel@c", 1, 5, 9)]
 
 
+def test_what_a_worker_logged_at_once_may_be_read_in_parts() -> None:
+    """It lies in the log by type, so a part has every other number, or every third."""
+    told = Teller().tell(BATCH_MAX)
+    entries = [LoggedEvent(place, AT, key, body) for place, (key, body) in enumerate(by_type(told)[0])]
+    for cut in range(1, len(entries)):
+        sequences = Sequences()
+        for part in (entries[:cut], entries[cut:]):
+            rows = Rows("redis")
+            rows.add(part)
+            account(sequences, rows.table(), 0.0)
+        assert sequences.settled(99.0) == []
+        assert [one.highest for one in sequences.known()] == [BATCH_MAX]
+
+
 _numbers = st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 12)), max_size=20)
 
 
@@ -228,6 +245,7 @@ def test_numbers_of_a_table_count_as_they_do_one_by_one(batches: list[list[tuple
             told = event("started", hostname=name, pid=1, inc=5, seq=number, timestamp=number / 1e6)
             rows.add(as_logged(msgspec.json.encode(told)))
         account(by_table, rows.table(), 0.0)
-        one_by_one.saw([(name, 1, 5, number, number) for name, number in sorted(batch)], 0.0)
+        for name, number in sorted(batch):
+            one_by_one.saw((name, 1, 5), [(number, number, number)], 0.0)
     assert sorted(by_table.settled(99.0), key=repr) == sorted(one_by_one.settled(99.0), key=repr)
     assert sorted(by_table.known(), key=repr) == sorted(one_by_one.known(), key=repr)

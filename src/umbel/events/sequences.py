@@ -10,18 +10,23 @@ that was met first is forgotten, and starts over when it is heard again; of one 
 beyond HOLES_MAX are gaps at once. A sender's last events, lost together with it, leave no hole.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from operator import attrgetter
 
 import msgspec
 
 SENDERS_MAX = 10_000
-HOLES_MAX = 100
+HOLES_MAX = 5000  # a worker logs 2,000 events at once, by type, and a reader may get half of them first
 SETTLED_AFTER_S = 10.0
 YOUNGER_BY_US = 60_000_000
 """A sender counts as younger than the recording from here on: clocks of two machines differ."""
 
 Sender = tuple[str, int, int]
 """Hostname, pid, incarnation."""
+
+Run = tuple[int, int, int]
+"""Numbers that came, from the first to the last; and when the first happened, in microseconds."""
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -47,7 +52,7 @@ class Hole(msgspec.Struct, array_like=True):
 
 
 class Known(msgspec.Struct, array_like=True):
-    """One sender: the highest number seen, and the holes below it."""
+    """One sender: the highest number seen, and the holes below it, in their order."""
 
     hostname: str
     pid: int
@@ -71,33 +76,22 @@ class Sequences:
             self.holes_open += len(one.holes)
         self._full: list[Gap] = []
 
-    def saw(self, stamped: Iterable[tuple[str, int, int, int, int]], now: float) -> None:
-        """Hostname, pid, incarnation, number and time of each event, as they came."""
-        senders = self._known
-        for hostname, pid, inc, seq, at_us in stamped:
-            known = senders.get((hostname, pid, inc))
-            if known is None:
-                known = self._meet(hostname, pid, inc, seq)
-            if seq == known.highest + 1:
-                known.highest = seq
-            elif seq > known.highest:
-                self._open(known, Hole(known.highest + 1, seq - 1, at_us, now))
-                known.highest = seq
-            elif known.holes:
-                self._fill(known, seq)
-
-    def saw_run(self, sender: Sender, first: int, last: int) -> bool:
-        """All numbers from first to last came, if they go on from what was known.
-
-        Otherwise False, and nothing of it counts: tell them one by one.
-        """
+    def saw(self, sender: Sender, runs: Iterable[Run], now: float) -> None:
+        """These numbers of the sender came."""
         known = self._known.get(sender)
-        if known is None:
-            known = self._meet(*sender, first)
-        if first != known.highest + 1:
-            return False
-        known.highest = last
-        return True
+        for first, last, at_us in runs:
+            if known is None:
+                known = self._meet(*sender, first)
+            if first <= known.highest:
+                self._fill(known, first, last)
+            elif first > known.highest + 1:
+                self._open(known, Hole(known.highest + 1, first - 1, at_us, now))
+            known.highest = max(known.highest, last)
+
+    def goes_on(self, sender: Sender, first: int) -> bool:
+        """Whether this is the sender's next number."""
+        known = self._known.get(sender)
+        return known is not None and known.highest + 1 == first
 
     def settled(self, now: float) -> list[Gap]:
         """The holes that were not filled in time. Each is reported once."""
@@ -107,10 +101,10 @@ class Sequences:
         for known in self._known.values():
             if not known.holes:
                 continue
-            due = [hole for hole in known.holes if now - hole.since_s >= SETTLED_AFTER_S]
-            gaps += [_gap(known, hole) for hole in due]
-            known.holes = [hole for hole in known.holes if hole not in due]
-            self.holes_open -= len(due)
+            open_still = [hole for hole in known.holes if now - hole.since_s < SETTLED_AFTER_S]
+            gaps += [_gap(known, hole) for hole in known.holes if now - hole.since_s >= SETTLED_AFTER_S]
+            self.holes_open -= len(known.holes) - len(open_still)
+            known.holes = open_still
         return gaps
 
     def known(self) -> list[Known]:
@@ -133,16 +127,20 @@ class Sequences:
             self._full.append(_gap(known, known.holes.pop(0)))
             self.holes_open -= 1
 
-    def _fill(self, known: Known, seq: int) -> None:
-        for place, hole in enumerate(known.holes):
-            if hole.first <= seq <= hole.last:
-                parts = [
-                    Hole(hole.first, seq - 1, hole.at_us, hole.since_s),
-                    Hole(seq + 1, hole.last, hole.at_us, hole.since_s),
-                ]
-                known.holes[place : place + 1] = left = [part for part in parts if part.first <= part.last]
-                self.holes_open += len(left) - 1
-                return
+    def _fill(self, known: Known, first: int, last: int) -> None:
+        begin = bisect_left(known.holes, first, key=attrgetter("last"))
+        end = bisect_right(known.holes, last, key=attrgetter("first"))
+        left = [
+            part
+            for hole in known.holes[begin:end]
+            for part in (
+                Hole(hole.first, first - 1, hole.at_us, hole.since_s),
+                Hole(last + 1, hole.last, hole.at_us, hole.since_s),
+            )
+            if part.first <= part.last
+        ]
+        known.holes[begin:end] = left
+        self.holes_open += len(left) - (end - begin)
 
 
 def _gap(known: Known, hole: Hole) -> Gap:

@@ -41,6 +41,20 @@ def event_schema() -> Any:
     return arrow().schema(fields, metadata={VERSION_KEY: str(LAKE_VERSION).encode()})
 
 
+_REPEATED = (
+    *("type", "slot", "hostname", "name", "queue", "exchange", "routing_key", "source"),
+    *("sw_ident", "sw_ver", "sw_sys", "topic", "phase", "winner", "outcome", "policy"),
+)
+"""Texts that are worth a dictionary; others differ from event to event."""
+
+
+def event_writer(sink: Any) -> Any:
+    """How every file of events is written."""
+    return parquet().ParquetWriter(
+        sink, event_schema(), compression="zstd", compression_level=1, use_dictionary=list(_REPEATED)
+    )
+
+
 def arrow_type(column: Column) -> Any:
     library = arrow()
     match column.kind:

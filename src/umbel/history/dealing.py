@@ -20,20 +20,13 @@ from umbel.events.columns import REQUIRED
 from umbel.fold.buckets import bucket_of, divided
 from umbel.fold.marks import EVENTS_KEY, SOURCES_KEY, Marks, marks_of, merged
 from umbel.fold.names import bucket_file, marks_file, others_file, place_of
-from umbel.fold.schemas import EVENTS
-from umbel.history.arrow import event_schema
+from umbel.history.arrow import event_schema, event_writer
 from umbel.stores.interface import Draft, Store
 from umbel.stores.refusals import raise_unavailable
 
 ROWS_AT_ONCE = 250_000
 DEALT_AT_ONCE = 250_000
 """So many events are in memory before they are dealt out."""
-
-REPEATED = (
-    *("type", "slot", "hostname", "name", "queue", "exchange", "routing_key", "source"),
-    *("sw_ident", "sw_ver", "sw_sys", "topic", "phase", "winner", "outcome", "policy"),
-)
-"""Texts that are worth a dictionary; others differ from event to event."""
 
 
 class NewerFile(Exception):
@@ -112,13 +105,7 @@ class GroupWriter:
             return
         if name not in self._writers:
             self._drafts[name] = self._store.draft(name)
-            self._writers[name] = pq.ParquetWriter(
-                self._drafts[name].sink,
-                event_schema(),
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=[name for name in REPEATED if name in EVENTS.names],
-            )
+            self._writers[name] = event_writer(self._drafts[name].sink)
             self._rows[name] = 0
         self._writers[name].write_table(events, row_group_size=ROWS_AT_ONCE)
         self._rows[name] += events.num_rows

@@ -1,19 +1,19 @@
 """Numbering: which numbers of which sender's events are in a table of rows, for `Sequences`.
 
-Nearly always a sender's numbers go on without a hole, which columns show at once. Only where they
-do not are they passed one by one, in their order: what is not in order within a table is no gap.
+Nearly always a sender's numbers go on without a hole, which columns show at once. Where they do not they
+are put in order: what is not in order within a table is no gap.
 """
 
 from typing import Any
 
-from umbel.events.sequences import Sequences
+from umbel.events.sequences import Run, Sequences
 from umbel.history.arrow import arrow, compute
 
 _SENDER = ("hostname", "pid", "inc")
 
 
 def account(sequences: Sequences, table: Any, now: float) -> None:
-    library, ask = arrow(), compute()
+    ask = compute()
     numbered = table.select([*_SENDER, "seq", "timestamp"])
     numbered = numbered.filter(ask.and_(ask.is_valid(numbered["seq"]), ask.is_valid(numbered["inc"])))
     asked = [("seq", "min"), ("seq", "max"), ("seq", "count_distinct")]
@@ -21,12 +21,23 @@ def account(sequences: Sequences, table: Any, now: float) -> None:
         sender = one["hostname"], one["pid"], one["inc"]
         first, last = one["seq_min"], one["seq_max"]
         is_whole = last - first + 1 == one["seq_count_distinct"]
-        if is_whole and sequences.saw_run(sender, first, last):
+        if is_whole and sequences.goes_on(sender, first):
+            sequences.saw(sender, [(first, last, 0)], now)
             continue
         theirs = numbered
         for name, value in zip(_SENDER, sender, strict=True):
             theirs = theirs.filter(ask.equal(theirs[name], value))
-        theirs = theirs.sort_by("seq")
-        times = theirs["timestamp"].cast(library.int64()).to_pylist()
-        numbers = theirs["seq"].to_pylist()
-        sequences.saw([(*sender, seq, at_us) for seq, at_us in zip(numbers, times, strict=True)], now)
+        sequences.saw(sender, _runs(theirs), now)
+
+
+def _runs(theirs: Any) -> list[Run]:
+    """The numbers of one sender, as few runs as there are."""
+    library, ask = arrow(), compute()
+    ordered = theirs.sort_by("seq")
+    numbers = ordered["seq"].combine_chunks()
+    times = ordered["timestamp"].cast(library.int64())
+    steps = ask.subtract(numbers[1:], numbers[:-1])
+    begins = [0, *(place + 1 for place in ask.indices_nonzero(ask.greater(steps, 1)).to_pylist())]
+    ends = [*(place - 1 for place in begins[1:]), len(numbers) - 1]
+    columns = (numbers.take(begins), numbers.take(ends), times.take(begins))
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -53,7 +53,6 @@ log = logging.getLogger("umbel.history")
 
 DEFAULT_NAME = "recorder"
 READ_MAX = 20_000
-MORE_FROM = 1000  # who got as many at once, or half of what it asked for, reads on at once
 GROUP_ROWS, GROUP_BYTES = 50_000, 32 * 1024 * 1024
 LOOK_EVERY_S = 5.0
 UNREADABLE_MAX = 10_000
@@ -222,7 +221,7 @@ class Recorder:
         before = self.progress.events
         await self._in_thread(self._take, entries)
         rows = self.progress.events - before
-        more = max(len(entries), rows) >= min(MORE_FROM, most // 2)
+        more = max(len(entries), rows) >= most // 2  # fewer are read together a little later, for less
         size = self._segment.size_bytes + self._group_bytes // 10
         return self._step(EntriesRead(entries[-1].offset, rows, size, more=more))
 

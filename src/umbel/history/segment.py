@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from umbel.history.arrow import event_schema, parquet
+from umbel.history.arrow import event_writer
 from umbel.history.lake import EVENTS, QUARANTINE, SUFFIX, Lake, hour_folder
 from umbel.history.rows import Unreadable
 from umbel.stores.interface import Draft
@@ -46,9 +46,7 @@ class Segment:
         self._wait()
         if self._draft is None:
             self._draft = self._store.draft(f"{EVENTS}/{self.name}{SUFFIX}")
-            self._writer = parquet().ParquetWriter(
-                self._draft.sink, event_schema(), compression="zstd", compression_level=1
-            )
+            self._writer = event_writer(self._draft.sink)
         self._writing = self._thread.submit(self._write, table, self._draft)
 
     def _write(self, table: Any, draft: Draft) -> None:
