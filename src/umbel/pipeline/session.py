@@ -7,11 +7,14 @@ be set.
 """
 
 import contextlib
+import logging
 import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,12 +77,10 @@ def spark_session(
             here = laptop_conf(memory_bytes=memory_bytes)
             spark = _open(master, here=here, work_folder=work, conf=dict(conf or {}))
         try:
-            yield spark
+            with _stopped_quietly(spark):
+                yield spark
         except JavaExited as error:
             raise JavaExited(f"{error}{_last_line(work / LOG)}") from error
-        finally:
-            with contextlib.suppress(PySparkException, Py4JError, OSError):  # its Java may have ended before
-                spark.stop()
 
 
 @contextlib.contextmanager
@@ -144,7 +145,33 @@ def _open(
         raise NoSpark(
             f"Spark cannot start on {chosen.get('spark.master', 'its master')}: {error}{last}"
         ) from None
+    accumulators: Any = spark.sparkContext._accumulatorServer
+    accumulators.handle_error = partial(_print_unless_closed, accumulators.handle_error)
     return spark
+
+
+@contextlib.contextmanager
+def _stopped_quietly(spark: SparkSession) -> Iterator[None]:
+    """Stop the session in the end. That Java has exited is told once, to what asked it for something: Py4J
+    and the end of the session would write about it too, as would PySpark's server for accumulators."""
+    root = logging.getLogger()
+    root.addFilter(_is_not_py4js)
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings(), contextlib.suppress(PySparkException, Py4JError, OSError):
+            warnings.filterwarnings("ignore", "Unable to cleanly shutdown", RuntimeWarning)
+            spark.stop()
+        root.removeFilter(_is_not_py4js)
+
+
+def _is_not_py4js(record: logging.LogRecord) -> bool:
+    return record.module != "java_gateway"
+
+
+def _print_unless_closed(print_traceback: Callable[[object, object], None], *connection: object) -> None:
+    if not isinstance(sys.exception(), EOFError | ConnectionError):
+        print_traceback(*connection)
 
 
 def _connect(url: str, conf: Mapping[str, str]) -> SparkSession:
