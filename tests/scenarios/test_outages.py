@@ -54,6 +54,7 @@ def test_a_black_hole_is_two_lines_and_repeats_nothing(
                 connect_timeout_s=2.0,
             )
             wait_until(lambda: "scheduler acquired" in cluster.log("w"), what="the lease of the scheduler")
+            wait_until(lambda: "recording started" in cluster.log("w"), what="the recorder beside it")
             cluster.start_worker("other", "-c", "1", "-Q", "elsewhere")
             wait_until(lambda: "node joined" in cluster.log("w"), what="both to know each other")
             sent = [cluster.app.tasks["outage_tasks.waits"].delay(str(tmp_path)) for _ in range(TASKS)]

@@ -2,10 +2,13 @@
 
 import os
 import random
+import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster import Cluster
@@ -22,7 +25,7 @@ from tests.history.recording import (
 from tests.scenarios.places import place
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from umbel.history.lake import Lake
 
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
@@ -93,15 +96,13 @@ def test_a_worker_records_and_another_takes_over_when_it_dies(tmp_path: Path) ->
         log.register()
         for name in ("w1", "w2"):
             cluster.start_worker(name, "-c", "1", "-P", "solo", "--record", str(lake))
-        wait_until((lake / "_recorder/recorder.lock").exists, what="one of them to record")
-        first = int((lake / "_recorder/recorder.lock").read_text().removeprefix("pid "))
-        victim = next(name for name, process in cluster.workers.items() if process.pid == first)
+        (victim,) = wait_until(lambda: _recorded_by(lake, cluster), what="one of them to record")
         sent = [cluster.app.send_task("chaos_tasks.add", [1, n]) for n in range(20)]
         assert [one.get(timeout=90) for one in sent] == [1 + n for n in range(20)]
         cluster.kill_worker(victim)
         (left,) = cluster.workers
         wait_until(
-            lambda: str(cluster.workers[left].pid) in (lake / "_recorder/recorder.lock").read_text(),
+            lambda: _recorded_by(lake, cluster).keys() == {left},
             what="the other to take over",
         )
         more = [cluster.app.send_task("chaos_tasks.add", [1, n]) for n in range(20)]
@@ -112,6 +113,52 @@ def test_a_worker_records_and_another_takes_over_when_it_dies(tmp_path: Path) ->
     per_step = Counter(row["type"] for row in rows if row["uuid"] in ids)
     assert per_step == dict.fromkeys(("task-sent", "task-received", "task-started", "task-succeeded"), 40)
     assert f"{left}@" in next(row["hostname"] for row in rows if row["type"] == "worker-offline")
+
+
+def _recorded_by(lake: Path, cluster: Cluster) -> dict[str, int]:
+    """The worker beside which the history is recorded, and the process that does it; empty: none."""
+    lock = lake / "_recorder/recorder.lock"
+    said = lock.read_text().removeprefix("pid ") if lock.exists() else ""
+    beside = {
+        child.pid: name
+        for name, process in cluster.workers.items()
+        for child in psutil.Process(process.pid).children()
+    }
+    return {beside[int(said)]: int(said)} if said and int(said) in beside else {}
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_recorder_that_is_killed_beside_its_worker_is_started_again(tmp_path: Path, loop: str) -> None:
+    """D1: and two workers have one recorder, in a process that no task waits for."""
+    lake = tmp_path / "lake"
+    settings = {"lease_s": 2.0, "worker_loop": loop}
+    with Cluster(tmp_path, TASKS_FILE, **settings) as cluster, LogWriter(cluster.app.settings.broker) as log:
+        log.register()
+        for name in ("w1", "w2"):
+            cluster.start_worker(name, "-c", "1", "-P", "solo", "--record", str(lake))
+        ((_, first),) = wait_until(lambda: _recorded_by(lake, cluster), what="one of them to record").items()
+        sent = [cluster.app.send_task("chaos_tasks.add", [1, n]) for n in range(20)]
+        os.kill(first, signal.SIGKILL)
+        assert [one.get(timeout=DEADLINE_S) for one in sent] == [1 + n for n in range(20)]
+        (last,) = wait_until(
+            lambda: {
+                name for name, pid in _recorded_by(lake, cluster).items() if [pid] == _recorders(cluster)
+            },
+            what="another one, and nobody beside it",
+        )
+        for name in sorted(cluster.workers, key=lambda name: name == last):
+            assert cluster.stop_worker(name) == 0
+    succeeded = {row["uuid"] for row in rows_of(lake, "type", "uuid") if row["type"] == "task-succeeded"}
+    assert succeeded == {one.id for one in sent}
+
+
+def _recorders(cluster: Cluster) -> list[int]:
+    found = []
+    for process in cluster.workers.values():
+        for child in psutil.Process(process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                found += [child.pid] if "record" in child.cmdline() else []
+    return found
 
 
 @pytest.mark.parametrize("broker", ["sqlite", "redis", "amqp"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster import Cluster
@@ -15,8 +16,11 @@ from umbel.launch.node_names import node_name
 TASKS_FILE = Path(__file__).parent / "web_tasks.py"
 
 
-def test_the_dashboard_is_restarted_when_it_dies_and_ends_with_a_killed_worker(tmp_path: Path) -> None:
-    with Cluster(tmp_path, TASKS_FILE) as cluster:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_dashboard_is_restarted_when_it_dies_and_ends_with_a_killed_worker(
+    tmp_path: Path, loop: str
+) -> None:
+    with Cluster(tmp_path, TASKS_FILE, worker_loop=loop) as cluster:
         worker = cluster.start_worker("w1", "-c", "1", "--web", "0")
 
         def dashboard() -> psutil.Process | None:

@@ -5,6 +5,7 @@ nowhere else, so that one error says that it is missing, and how to get it.
 """
 
 from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -68,6 +69,17 @@ def arrow_type(column: Column) -> Any:
             return library.bool_()
         case "instant":
             return library.timestamp("us", tz="UTC")
+
+
+def can_record() -> bool:
+    """Whether what writes history is installed; it is not loaded for that."""
+    return find_spec("pyarrow") is not None
+
+
+def require_arrow() -> None:
+    """For a process that does not use it, and starts one that does."""
+    if not can_record():
+        arrow()
 
 
 def _imported(name: str) -> ModuleType:

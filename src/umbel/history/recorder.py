@@ -63,7 +63,6 @@ T = TypeVar("T")
 class RecorderSettings:
     name: str = DEFAULT_NAME
     rotation: RotationSettings = field(default_factory=RotationSettings)
-    read_max: int = READ_MAX  # events at a time; fewer where others use the same connection
 
 
 @dataclass(slots=True)
@@ -214,14 +213,14 @@ class Recorder:
             return self._step(WritingFailed())
 
     async def _read(self, place: int, stop: asyncio.Event) -> list[Effect]:
-        name, most = self._settings.name, self._settings.read_max
-        entries = await self._patiently(lambda: self._broker.read_events(name, most, after=place), stop)
+        name = self._settings.name
+        entries = await self._patiently(lambda: self._broker.read_events(name, READ_MAX, after=place), stop)
         if not entries:
             return self._step(EntriesRead(place, 0, self._segment.size_bytes, more=False))
         before = self.progress.events
         await self._in_thread(self._take, entries)
         rows = self.progress.events - before
-        more = max(len(entries), rows) >= most // 2  # fewer are read together a little later, for less
+        more = max(len(entries), rows) >= READ_MAX // 2  # fewer are read together a little later, for less
         size = self._segment.size_bytes + self._group_bytes // 10
         return self._step(EntriesRead(entries[-1].offset, rows, size, more=more))
 

@@ -1,6 +1,6 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ def make_worker(
     logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
     project: Project | None = None,
     choose: Callable[..., Pool] = choose_pool,
+    record_command: Sequence[str] | None = None,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
     project, name = project or found.project or NativeProject(found.app), node_name(node)
@@ -76,6 +77,7 @@ def make_worker(
         scheduler_lease_s=settings.scheduler_lease_s,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
+        record_command=record_command,
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
         hooks=project.life_hooks(name, settings.worker_hook_timeout_s),
@@ -136,12 +138,10 @@ def _among_nodes(settings: Settings) -> dict[str, Any]:
 
 
 def _told_by(settings: Settings) -> dict[str, Any]:
-    """What a worker tells of itself: events, metrics, the history."""
+    """What a worker tells of itself: events, metrics."""
     return {
         "send_task_events": settings.task_send_events,
         "metrics_address": metrics_address(settings.worker_metrics),
-        "history_lake": settings.history_lake if settings.worker_record else None,
-        "history_lake_mode": settings.lake_mode_bits(),
     }
 
 

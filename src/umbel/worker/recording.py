@@ -1,7 +1,7 @@
 """RecorderCandidate: one candidate for the lease `recorder`; its holder records (D1).
 
-A worker has one as its step, `umbel record` is one. When the holder dies, the next one takes over
-where it stopped: the place is the broker's. A stand-by only asks for the lease.
+`umbel record` is one; workers with `--record` start one when nobody records. When the holder dies, the next
+one takes over where it stopped: the place is the broker's. A stand-by only asks for the lease.
 """
 
 import asyncio
@@ -25,10 +25,11 @@ from umbel.protocol.leadership.lease import Acquired, LeaseSettings
 from umbel.stores.interface import Where
 from umbel.urls import without_password
 from umbel.worker.process.outages import Outages
+from umbel.worker.steps.recorder import RECORDER_LEASE
 
 log = logging.getLogger("umbel.history")
 
-LEASE = PART = "recorder"
+PART = "recorder"
 LEASE_LOST = "recorder lease lost; recording stops until it is won again"
 LEASE_S = 10.0
 RENEWALS_PER_TTL = 3
@@ -49,7 +50,7 @@ class RecordingSettings:
 
 
 def lease_of(name: str) -> str:
-    return LEASE if name == DEFAULT_NAME else f"{LEASE}.{name}"
+    return RECORDER_LEASE if name == DEFAULT_NAME else f"{RECORDER_LEASE}.{name}"
 
 
 class CandidateBroker(RecordedBroker, ClusterRecord, Protocol):
@@ -59,7 +60,7 @@ class CandidateBroker(RecordedBroker, ClusterRecord, Protocol):
 class RecorderCandidate:
     """`standing_by(who)` is called on the loop when somebody else is seen to record.
 
-    `outages`: those of the worker whose broker this is; without one, the candidate logs its own.
+    `quiet` about outages: beside a worker, which tells of them.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class RecorderCandidate:
         settings: RecordingSettings,
         owner: str,
         *,
-        outages: Outages | None = None,
+        quiet: bool = False,
         standing_by: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.recorder: Recorder | None = None
         self.is_ready = False  # workers that were there know that they are recorded
         self._broker = broker
         self._settings = settings
-        self._outages = outages or Outages("broker", without_password(broker.url))
+        self._outages = Outages("broker", without_password(broker.url), quiet=quiet)
         self._standing_by = standing_by
         self._acquired = asyncio.Event()
         ttl_s = settings.lease_s
@@ -103,6 +104,7 @@ class RecorderCandidate:
             campaign.cancel()
             await asyncio.wait([campaign])
             await self._keeper.stop()
+            self._outages.closed(PART)
 
     async def _wait_for_turn(self, campaign: asyncio.Task[None], stop: asyncio.Event) -> None:
         told = ""
@@ -111,6 +113,7 @@ class RecorderCandidate:
                 campaign.result()
             if self.leader and self.leader not in (told, self._keeper.holder):
                 told = self.leader
+                self._outages.closed(PART)
                 self._standing_by(f"{told} records already")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -142,7 +145,6 @@ class RecorderCandidate:
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)
-            self._outages.closed(PART)
             self.recorder, self.is_ready = None, False
 
     async def _call_workers(self, recorder: Recorder) -> None:

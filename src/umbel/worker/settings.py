@@ -115,8 +115,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     soft_grace_s: float = 5.0
     send_task_events: bool = False
     metrics_address: tuple[str, int] | None = None  # where Prometheus finds what this node counts
-    history_lake: Path | str | None = None  # where to record, when this worker is the one to do it
-    history_lake_mode: int | None = None
+    record_command: Sequence[str] | None = None  # records the history, when nothing else does
     control_mailbox: str = "auto"
     open_broker: Callable[[], Broker] | None = None  # one more connection, for a separate mailbox
     autoscale: tuple[int, int] | None = None  # the most children and the least

@@ -27,7 +27,7 @@ HELP: Mapping[str, str] = {
         "mode of the lake's folders; files get the same mode without execute permission; `0750` lets the "
         "group read"
     ),
-    "worker_record": "record the history if no other recorder runs, as with `--record`",
+    "worker_record": "have the history recorded if no other recorder runs, as with `--record`",
     "worker_metrics": "serve metrics for Prometheus at this port or HOST:PORT, as with `--metrics`",
     "outbox": (
         "address of the database with the [outbox](outbox.md), or a list of them: `postgresql://...`, "

@@ -1,6 +1,5 @@
 """Which lake a command works on."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,3 @@ def find_lake_mode(app_name: str | None, url: str | None) -> int:
     """Who may read a lake that is recorded now: as the app says; without one, as the folder's settings do."""
     settings = assemble({}) if url else find_app(app_name).app.settings
     return settings.lake_mode_bits()
-
-
-def can_record() -> bool:
-    """Whether what writes history is installed."""
-    return find_spec("pyarrow") is not None

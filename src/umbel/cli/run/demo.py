@@ -10,11 +10,11 @@ import click
 
 from umbel.app.sending.prepare import new_id
 from umbel.cli import exits
-from umbel.cli.history.lake import can_record
 from umbel.cli.options import json_option
 from umbel.cli.run.web_needs import missing_for_web
 from umbel.demo.processes import environment
 from umbel.errors import ConfigurationError
+from umbel.history.arrow import can_record
 
 MARKER = ".umbel-demo"  # a folder without it is not ours to empty
 

@@ -17,10 +17,11 @@ from pathlib import Path
 import click
 
 from umbel.cli import exits
-from umbel.cli.history.lake import LakePlace, can_record
+from umbel.cli.history.lake import LakePlace
 from umbel.cli.options import app_option
-from umbel.cli.run.web_process import web_command
+from umbel.history.arrow import can_record
 from umbel.stores.interface import Where
+from umbel.worker.process.beside import command_beside
 
 LOOK_EVERY_S = 0.3
 FILES_MAX = 20_000
@@ -70,7 +71,7 @@ def command(
     _say(f"watching {Path.cwd()}")
     _say("send a task from another terminal: umbel call NAME; press Ctrl-C to stop")
     is_shown = web if web is not None else find_spec("uvicorn") is not None
-    dashboard = web_command(app_name, "--port", str(web_port)) if is_shown else None
+    dashboard = command_beside("web", app_name, "--port", str(web_port)) if is_shown else None
     dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment, dashboard)
     # SIGTERM and a closed terminal end it as Ctrl-C does.
     for signum in (signal.SIGTERM, signal.SIGHUP):

@@ -28,6 +28,7 @@ from umbel.history.recorder import RecorderSettings
 from umbel.logs import set_up_logging
 from umbel.protocol.leadership.recording import RotationSettings
 from umbel.stores.interface import Where
+from umbel.worker.process.beside import WITH_PARENT, end_with_parent
 from umbel.worker.recording import RecorderCandidate, RecordingSettings, lease_of
 
 NAME = "recorder"
@@ -72,10 +73,15 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--lease",
     "lease_s",
-    type=click.FloatRange(0.5, 300),
+    type=click.FloatRange(min=0.1),
     default=10.0,
     show_default=True,
     help="Seconds of silence after which a standby recorder takes over.",
+)
+@click.option(
+    WITH_PARENT,
+    is_flag=True,
+    help="Run beside a worker: end when standard input closes or another recorder runs.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not stand by while another recorder runs: exit with 75.")
 @log_options("info; on a terminal warning")
@@ -90,6 +96,7 @@ def command(
     rotate_bytes: int,
     keep_days: float | None,
     lease_s: float,
+    with_parent: bool,
     no_wait: bool,
     loglevel: str | None,
     log_format: str | None,
@@ -110,11 +117,17 @@ def command(
     rotation = RotationSettings(file_max_bytes=rotate_bytes, file_max_age_s=rotate_s)
     where, recorder = find_lake(ctx, lake), RecorderSettings(name, rotation)
     settings = RecordingSettings(where, recorder, lease_s, keep_days, find_lake_mode(app_name, url))
-    return ask_broker(app_name, lambda broker: _record(broker, settings, no_wait=no_wait), url=url)
+    if with_parent:
+        end_with_parent()
+    return ask_broker(
+        app_name,
+        lambda broker: _record(broker, settings, no_wait=no_wait or with_parent, beside=with_parent),
+        url=url,
+    )
 
 
-async def _record(broker: Broker, settings: "RecordingSettings", *, no_wait: bool) -> int:
-
+async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool, beside: bool) -> int:
+    """`beside` a worker, which tells of outages and looks whether another recorder runs."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -130,7 +143,7 @@ async def _record(broker: Broker, settings: "RecordingSettings", *, no_wait: boo
             logging.getLogger("umbel.history").warning("standing by: %s", who)
 
     owner = f"record@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1000}"
-    candidate = RecorderCandidate(broker, settings, owner, standing_by=standing_by)
+    candidate = RecorderCandidate(broker, settings, owner, quiet=beside, standing_by=standing_by)
     showing = asyncio.create_task(_show(candidate)) if sys.stderr.isatty() else None
     try:
         await candidate.run(stop)
@@ -138,7 +151,7 @@ async def _record(broker: Broker, settings: "RecordingSettings", *, no_wait: boo
         if showing is not None:
             showing.cancel()
             click.echo(err=True)
-    if refused:
+    if refused and not beside:
         click.echo(f"umbel: {refused}; leave --no-wait out to stand by", err=True)
         return exits.PARTIAL
     return exits.OK

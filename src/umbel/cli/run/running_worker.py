@@ -3,21 +3,23 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
-from umbel.cli.run.web_process import dashboard_beside, web_command
 from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
 from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.workers import make_worker
 from umbel.pools.loops import loop_factory
 from umbel.pools.prefork.server_process import StartedServer
+from umbel.worker.process.beside import command_beside, keep_beside
 
 log = logging.getLogger("umbel.worker")
 
@@ -61,10 +63,11 @@ def run_worker(
             run_directory=what.run_directory,
             logs=logs,
             choose=partial(choose_pool, first_server=first_server),
+            record_command=_record_command(what) if settings.worker_record else None,
         )
         if purge:
             await _purge(project.for_broker(settings), settings)
-        async with dashboard_beside(None if dashboard is None else web_command(what.app_name, *dashboard)):
+        async with _dashboard_beside(what.app_name, dashboard):
             await worker.run()
 
     with (
@@ -72,6 +75,31 @@ def run_worker(
         asyncio.Runner(loop_factory=loop_factory(settings.worker_loop)) as runner,
     ):
         runner.run(run())
+
+
+@asynccontextmanager
+async def _dashboard_beside(app_name: str | None, options: Sequence[str] | None) -> AsyncIterator[None]:
+    """While the block runs, so does the dashboard; without options there is none."""
+    if options is None:
+        yield
+        return
+    keeping = asyncio.create_task(keep_beside(command_beside("web", app_name, *options), "dashboard"))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+def _record_command(what: Running) -> list[str]:
+    from umbel.history.arrow import require_arrow  # few workers do this
+
+    require_arrow()
+    chosen = what.settings
+    options = {"--lake": chosen.history_lake, "--lease": f"{chosen.lease_s:g}", "--loglevel": what.loglevel}
+    if what.logs.log_json:
+        options["--log-format"] = "json"
+    return command_beside("record", what.app_name, *chain.from_iterable(options.items()))
 
 
 async def _purge(of_broker: BrokerSettings, settings: Settings) -> None:

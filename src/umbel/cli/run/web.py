@@ -13,9 +13,9 @@ from umbel.app.app import App
 from umbel.cli import exits
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.run.web_needs import require_web
-from umbel.cli.run.web_process import WITH_PARENT, end_with_parent
 from umbel.cli.show.printing import print_json, print_table
 from umbel.launch.loading import find_app
+from umbel.worker.process.beside import WITH_PARENT, end_with_parent
 
 if TYPE_CHECKING:
     from umbel.web.journal import Journal

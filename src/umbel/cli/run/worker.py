@@ -143,7 +143,9 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
     help="Serve what this worker counts for Prometheus; on this machine unless a host is named.",
 )
 @click.option(
-    "--record", metavar="PLACE", help="Record the cluster's history there if no other recorder does."
+    "--record",
+    metavar="PLACE",
+    help="Have the cluster's history recorded there, by a process beside the worker, if nothing else does.",
 )
 @click.option(
     "--autoscale",

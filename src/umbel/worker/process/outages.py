@@ -30,9 +30,13 @@ SETTLE_S = 5.0
 
 
 class Outages:
-    """Used on the worker's loop only. `address` is shown, so it holds no password."""
+    """Used on the worker's loop only. `address` is shown, so it holds no password.
 
-    def __init__(self, what: str = "broker", address: str = "") -> None:
+    `quiet`: beside a worker that tells of them.
+    """
+
+    def __init__(self, what: str = "broker", address: str = "", *, quiet: bool = False) -> None:
+        self._levels = (logging.DEBUG, logging.DEBUG) if quiet else (logging.WARNING, logging.INFO)
         self._what = what
         self._address = address
         self._machine = Outage(settle_s=SETTLE_S)
@@ -134,7 +138,7 @@ class Outages:
 
     def _tell_begin(self, part: str, why: str) -> None:
         fields = {"address": self._address, "part": part, "why": why}
-        log.warning("%s unavailable; retrying until it answers", self._what, extra=fields)
+        log.log(self._levels[0], "%s unavailable; retrying until it answers", self._what, extra=fields)
         _call_all(self._on_begin)
 
     def _tell_end(self, ended: Ended) -> None:
@@ -145,7 +149,7 @@ class Outages:
             "failures": ended.failures,
             "reconciled": _counted(sorted(consequences.items())),
         }
-        log.info("%s available again", self._what, extra=fields)
+        log.log(self._levels[1], "%s available again", self._what, extra=fields)
         _call_all(self._on_end)
 
 

@@ -1,23 +1,24 @@
-"""Recorder: writes the cluster's history, when this worker is the one to do it (D1).
+"""Recorder: has the cluster's history recorded, by a process beside this worker (D1).
 
-Off unless the worker was given a lake. Of all workers and `umbel record` processes with the same
-broker, the holder of the lease `recorder` records; the others wait for it to die. Decoding and
-Parquet run in a thread of their own. A lake that cannot be used is said again and again, and never
-stops the worker: tasks matter more than their history.
+Off unless the worker was given the command for it. Of all workers and `umbel record` processes with the same
+broker, the holder of the lease `recorder` records. While somebody has it, this step only looks on; when
+nobody has, it starts the process, which ends by itself where another one was quicker. Tasks matter more than
+their history: decoding and Parquet cost the worker's loop nothing, and a lake that cannot be used is
+reported again and again, and never stops the worker.
 """
 
 import asyncio
 import logging
-from pathlib import Path
 
-from umbel.errors import ConfigurationError, UmbelError
+from umbel.errors import BrokerError
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
+from umbel.worker.process.beside import keep_beside
 
 log = logging.getLogger("umbel.history")
-AGAIN_S = 30.0
-STOP_S = 15.0
-READ_MAX = 1000
+RECORDER_LEASE = "recorder"
+LOOK_EVERY_S = 0.5
+STOP_S = 15.0  # for what it has read and not written yet
 
 
 class RecorderStep(Step):
@@ -27,54 +28,29 @@ class RecorderStep(Step):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__()
         self._context = context
-        self._stop = asyncio.Event()
 
     async def start(self) -> None:
-        lake = self._context.settings.history_lake
-        if lake is None:
+        command = self._context.settings.record_command
+        if command is None:
             return
         capabilities = self._context.broker.capabilities
         if not (capabilities.event_log and capabilities.leases):
             missing = "leases" if capabilities.event_log else "event_log"
             log.warning("history recording disabled: %s", capabilities.why_not(missing))
             return
-        # Only who records needs any of this.
-        from umbel.history.arrow import arrow
-
-        await asyncio.to_thread(arrow)  # fail at once if history is asked for and not installed
-        self.run_in_background(self._record(lake))
-
-    async def stop(self) -> None:
-        self._stop.set()
-        if self._background:
-            await asyncio.wait(self._background, timeout=STOP_S)
-        await self.end_background()
-
-    async def _record(self, lake: Path | str) -> None:
-        from umbel.history.recorder import RecorderSettings
-        from umbel.worker.recording import RecorderCandidate, RecordingSettings
-
-        # The connection is the worker's: a large answer would hold up what it does for tasks.
-        recorder = RecorderSettings(read_max=READ_MAX)
-        chosen = self._context.settings
-        settings = RecordingSettings(
-            lake, recorder, lease_s=chosen.lease_s, lake_mode=chosen.history_lake_mode
+        self.run_in_background(
+            keep_beside(command, self.name, until_due=self._until_nobody_records, stop_s=STOP_S)
         )
-        campaigns = 0
-        while not self._stop.is_set():
-            campaigns += 1
-            owner = f"{self._context.identity.owner}.recorder.{campaigns}"
-            candidate = RecorderCandidate(
-                self._context.broker, settings, owner, outages=self._context.outages
-            )
+
+    async def _until_nobody_records(self) -> None:
+        outages = self._context.outages
+        while True:
             try:
-                await candidate.run(self._stop)
-            except ConfigurationError:
-                raise
-            except UmbelError as error:
-                log.error("cannot record history; retrying in %g s: %s", AGAIN_S, error)
-                try:
-                    async with asyncio.timeout(AGAIN_S):
-                        await self._stop.wait()
-                except TimeoutError:
-                    continue
+                lease = await self._context.broker.coordination.read_lease(RECORDER_LEASE)
+            except BrokerError as error:
+                outages.failed(self.name, error)
+            else:
+                outages.worked(self.name)
+                if not lease.holder:
+                    return
+            await asyncio.sleep(LOOK_EVERY_S)
