@@ -12,6 +12,7 @@ from umbel.events.tables import TABLES
 from umbel.history import query
 from umbel.history.export import as_csv, for_spreadsheets
 from umbel.history.query import Answer, Tables, read
+from umbel.history.spelling import percentiles
 from umbel.history.tables import newest_build
 
 STORY = Story(tasks=40)
@@ -157,6 +158,20 @@ def test_memory_threads_and_the_size_of_an_answer_are_bounded(
     for large in ("repeat('x', 600)", "[repeat('x', 600)]", "{'a': repeat('x', 600)}"):
         with pytest.raises(BadQuery, match="more than 1,000,000 bytes"):
             ask(lake, f"select {large} from range(2000)")
+
+
+def test_percentiles_of_one_column_keep_it_once(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of ten million tasks fits into the limit; what does not fit is refused with what to do."""
+    monkeypatch.setattr(query, "MEMORY_MAX", "130 MB")
+    column, shares = "range::double", (50, 95, 99)
+    together = percentiles(column, "p{}", shares)
+    each = ", ".join(f"quantile_cont({column}, {share / 100})" for share in shares)
+    few, many = "from range(1000)", "from range(4000000)"
+    assert ask(lake, f"select {together} {few}").rows == ask(lake, f"select {each} {few}").rows
+    assert ask(lake, f"select {together} {many}").columns == ("p50", "p95", "p99")
+    assert ask(lake, f"select {percentiles(column, 'p{}', [50], where='range < 3')} {few}").rows == [(1.0,)]
+    with pytest.raises(BadQuery, match="needs more than 130 MB of memory .*; ask for less: a shorter time"):
+        ask(lake, f"select {each} {many}")
 
 
 def test_the_newest_build_is_read_and_what_is_being_written_is_not(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from umbel.events.tables import TABLES
 from umbel.history.period import Period, Row
 from umbel.history.query import Tables
 from umbel.history.scales import time_step
+from umbel.history.spelling import percentiles
 from umbel.history.views.view import ANY_TIME
 from umbel.history.wanted import Wanted
 from umbel.history.work_figures import LONG_S, NAMES_MAX, STEPS_MAX, Work, work
@@ -121,11 +122,7 @@ def _period(recorded: tuple[float, float] | None, wanted: Wanted) -> Period | No
     return Period(start, end, time_step(end - start, STEPS_MAX))
 
 
-_QUANTILES = ", ".join(
-    f"quantile_cont({what}_s, {share}) as {what}_{name}_s"
-    for what in ("wait", "run")
-    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-)
+_QUANTILES = ", ".join(percentiles(f"{what}_s", f"{what}_p{{}}_s", (50, 95, 99)) for what in ("wait", "run"))
 _OUTCOMES = """
     count(*) as n_attempts,
     count(*) filter (outcome = 'SUCCESS') as n_succeeded,

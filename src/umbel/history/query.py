@@ -38,9 +38,9 @@ BYTES_MAX = 512 * 1024 * 1024  # of what is fetched
 FETCHED_AT_ONCE = 1000  # rows
 TIMEOUT_S = 60.0
 ALARM_AGAIN_S = 0.05
-MEMORY_MAX = "1GB"
+MEMORY_MAX = "1 GB"
 THREADS = "2"
-SPILL_MAX = "16GB"
+SPILL_MAX = "16 GB"
 _RENAMED = {column.was: column.name for table in TABLES.values() for column in table.columns if column.was}
 WorkT = TypeVar("WorkT")
 
@@ -123,6 +123,11 @@ class Tables:
             rows = _fetched(result, limit + 1)
         except duckdb.InterruptException:
             raise SlowQuery(f"the query took longer than {limit_s:g} s; narrow it") from None
+        except duckdb.OutOfMemoryException:
+            raise BadQuery(
+                f"the query needs more than {MEMORY_MAX} of memory or {SPILL_MAX} of disk; ask for less: "
+                "a shorter time, one task or queue, fewer columns"
+            ) from None
         except duckdb.Error as error:
             _raise_unavailable(self.build, error)
             if isinstance(error, duckdb.IOException) or not self.build.is_there():

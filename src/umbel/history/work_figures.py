@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from umbel.history.period import Period, Row
 from umbel.history.query import Tables
 from umbel.history.scales import MINUTE, time_step
+from umbel.history.spelling import percentiles
 
 NAMES_MAX = 20
 DRAWN_MAX = 5
@@ -104,8 +105,8 @@ _WAITED = "select queue, sum(wait_s) as waited_s from attempts group by queue"
 
 _KINDS = f"""
     select name, count(*) as n, sum(n_tasks)::bigint as n_tasks, count(*) filter (n_failed > 0) as n_failed,
-        count(*) filter (n_open > 0) as n_open, quantile_cont(duration_s, 0.5) as p50_s,
-        quantile_cont(duration_s, 0.95) as p95_s, sum(queue_s) as queue_s,
+        count(*) filter (n_open > 0) as n_open, {percentiles("duration_s", "p{}_s", (50, 95))},
+        sum(queue_s) as queue_s,
         sum(run_s) as run_s, sum(retry_s) as retry_s, sum(follow_s) as follow_s
     from workflows group by name order by sum(duration_s) desc nulls last, name limit {NAMES_MAX}"""
 

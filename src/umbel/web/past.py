@@ -10,6 +10,7 @@ from typing import Any
 
 from umbel.history.query import Tables
 from umbel.history.scales import time_step
+from umbel.history.spelling import percentiles
 from umbel.monitor.shapes import Rates
 from umbel.web.redaction import redact
 
@@ -58,10 +59,10 @@ class Past:
     """Before and after the mark."""
 
 
-_FIGURES = """count(*) as n, count(*) filter (outcome = 'SUCCESS') as succeeded,
+_FIGURES = f"""count(*) as n, count(*) filter (outcome = 'SUCCESS') as succeeded,
     count(*) filter (outcome = 'FAILURE') as failed, count(*) filter (outcome = 'RETRY') as retried,
-    quantile_cont(wait_s, 0.5) as wait_p50_s, quantile_cont(wait_s, 0.95) as wait_p95_s,
-    quantile_cont(run_s, 0.5) as run_p50_s, quantile_cont(run_s, 0.95) as run_p95_s"""
+    {percentiles("wait_s", "wait_p{}_s", (50, 95))},
+    {percentiles("run_s", "run_p{}_s", (50, 95))}"""
 
 
 def past(tables: Tables, wanted: Wanted, by: str, mark: float | None) -> Past:

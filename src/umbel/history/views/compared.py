@@ -1,18 +1,24 @@
 """Compared: the figures of each task in two periods, side by side. An attempt counts where it ended."""
 
 from umbel.events.tables import Table, TableColumn
+from umbel.history.spelling import percentiles
 from umbel.history.views.view import View, sure
 
 MEASURES = tuple(f"{what}_{share}_s" for what in ("wait", "run") for share in ("p50", "p95"))
 _SIDES = ("before", "after")
-_FIGURES = """count(*) filter ({side}) as n_{side},
+
+
+def _figures(side: str) -> str:
+    waits, runs = (
+        percentiles(f"{what}_s", f"{what}_p{{}}_s_{side}", (50, 95), where=side) for what in ("wait", "run")
+    )
+    return f"""count(*) filter ({side}) as n_{side},
     count(*) filter ({side} and outcome = 'FAILURE') as failed_{side},
     count(*) filter ({side} and outcome = 'FAILURE')
         / nullif(count(*) filter ({side} and outcome in ('SUCCESS', 'FAILURE')), 0) as failure_rate_{side},
-    quantile_cont(wait_s, 0.5) filter ({side}) as wait_p50_s_{side},
-    quantile_cont(wait_s, 0.95) filter ({side}) as wait_p95_s_{side},
-    quantile_cont(run_s, 0.5) filter ({side}) as run_p50_s_{side},
-    quantile_cont(run_s, 0.95) filter ({side}) as run_p95_s_{side}"""
+    {waits}, {runs}"""
+
+
 _CHANGES = ", ".join(f"{one}_after / nullif({one}_before, 0) - 1 as {one}_change" for one in ("n", *MEASURES))
 
 _SQL = f"""
@@ -22,7 +28,7 @@ with attempt as (
     from attempts
     where ended_at >= least(before_since, after_since) and ended_at < greatest(before_until, after_until)
 ), figure as (
-    select name, {", ".join(_FIGURES.format(side=side) for side in _SIDES)}
+    select name, {", ".join(map(_figures, _SIDES))}
     from attempt where before or after group by name
 )
 select *, {_CHANGES}, failure_rate_after - failure_rate_before as failure_rate_change from figure"""

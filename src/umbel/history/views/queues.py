@@ -5,6 +5,7 @@ waits on, unless its task has ended or has a later attempt. Counted is at the en
 """
 
 from umbel.events.tables import Table, TableColumn
+from umbel.history.spelling import percentiles
 from umbel.history.views.view import ANY_TASKS, ANY_TIME, ENDED, View, sure
 
 _SQL = f"""
@@ -45,8 +46,8 @@ with gone as (
         arg_max(running, second) as running, max(running) as running_max
     from level group by queue, minute
 ), waited as (
-    select queue, started // 60000000 as minute, quantile_cont(wait_s, 0.5) as wait_p50_s,
-        quantile_cont(wait_s, 0.95) as wait_p95_s, max(wait_s) as wait_max_s
+    select queue, started // 60000000 as minute, {percentiles("wait_s", "wait_p{}_s", (50, 95))},
+        max(wait_s) as wait_max_s
     from attempt where started is not null group by queue, minute
 )
 select to_timestamp(minute.minute * 60) as minute, minute.queue, n_sent::bigint as n_sent,
