@@ -15,10 +15,12 @@ from playwright.sync_api import sync_playwright
 from tests.history.browser import Shown, picture, show
 from tests.history.published import BEGAN, Story, publish
 from umbel.events.tables import TABLES
+from umbel.history import work_figures
 from umbel.history.figures import LISTED_MAX, Figures, figures
 from umbel.history.query import Tables, read
 from umbel.history.report import main_figures, page
 from umbel.history.scales import count, duration, instant, percent, rate
+from umbel.history.spelling import percentiles
 from umbel.history.wanted import Wanted
 from umbel.history.work_figures import NAMES_MAX, STEPS_MAX
 
@@ -172,6 +174,25 @@ def test_workflows_and_queues_are_shown_with_their_names_as_text(shown: Shown, f
     assert found.work.depths is not None
     peaks = {row["queue"]: row["peak"] for row in found.work.depths.queues}
     assert {row[0]: int(row[1]) for row in shown.tables["depths-table"][1:]} == peaks
+
+
+def test_workflows_that_are_read_in_parts_are_the_same(
+    folder: Path, found: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten million tasks do not fit into the memory that a query may use."""
+    shares = percentiles("duration_s", "p{}_s", (50, 95))
+    sql = f"select name, count(*) as n, {shares}, sum(queue_s) as queue_s from workflows group by name"
+    wanted = {row["name"]: row for row in read(folder / "lake", lambda tables: tables.rows(sql))}
+    monkeypatch.setattr(work_figures, "TASKS_AT_ONCE", 50)
+    parts = read(folder / "lake", figures).work
+    for kinds in (found.work.workflow_kinds, parts.workflow_kinds):
+        assert len(kinds) > 1
+        for row in kinds:
+            assert [row[key] for key in ("n", "p50_s", "p95_s", "queue_s")] == pytest.approx(
+                [wanted[row["name"]][key] for key in ("n", "p50_s", "p95_s", "queue_s")]
+            )
+    assert [row["name"] for row in parts.workflow_kinds] == [row["name"] for row in found.work.workflow_kinds]
+    assert parts.slowest == found.work.slowest
 
 
 def test_only_what_is_wanted_is_in_the_report(tmp_path: Path) -> None:

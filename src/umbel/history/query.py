@@ -274,8 +274,8 @@ def make_views(connection: "duckdb.DuckDBPyConnection", build: Build, wanted: Wa
             connection.execute(_view(ANY_TASKS, select, ""))
         if table.name == "attempts":
             connection.execute(_view(ANY_TIME, select, wanted.of_any_time(table.name)))
-    for view in VIEWS.values():
-        connection.execute(view.statement)
+    for statement in chain.from_iterable(view.statements for view in VIEWS.values()):
+        connection.execute(statement)
 
 
 def _view(name: str, select: str, condition: str) -> str:

@@ -3,12 +3,15 @@
 As in `figures.py` everything is aggregated by SQL, and each list has its limit.
 """
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil, floor
 
 from umbel.history.period import Period, Row
 from umbel.history.query import Tables
 from umbel.history.scales import MINUTE, time_step
-from umbel.history.spelling import percentiles
+from umbel.history.views.workflows import OF_PART
 
 NAMES_MAX = 20
 DRAWN_MAX = 5
@@ -43,12 +46,39 @@ def work(tables: Tables, period: Period | None) -> Work:
     step_s = max(MINUTE, time_step(period.length_s, UNUSUAL_STEPS)) if period else MINUTE
     return Work(
         depths=_depths(tables, period) if period else None,
-        workflow_kinds=tables.rows(_KINDS, timeout_s=LONG_S),
-        slowest=tables.rows(_SLOWEST, timeout_s=LONG_S),
+        **_workflows(tables),
         lost=tables.rows(_LOST, timeout_s=LONG_S),
         unusual=tables.rows(_UNUSUAL, {"step_s": step_s}, timeout_s=LONG_S),
         unusual_step_s=step_s,
     )
+
+
+def _workflows(tables: Tables) -> dict[str, list[Row]]:
+    """By the name of the first task, and the slowest of all; so many tasks at a time as fit into memory."""
+    parts = tables.rows(_LED_TO)[0]["n"] // TASKS_AT_ONCE + 1
+    kinds: dict[str | None, Row] = {}
+    slowest: list[Row] = []
+    for part in range(parts):
+        for row in tables.rows(_KINDS, {"part": part, "parts": parts}, timeout_s=LONG_S):
+            slowest += row.pop("slowest") or ()
+            known = kinds.setdefault(row["name"], {"name": row["name"], "durations": array("d")})
+            known["durations"].extend(row.pop("durations") or ())
+            known.update({key: known.get(key, 0) + (row[key] or 0) for key in row if key != "name"})
+        slowest = sorted(slowest, key=lambda row: (-row["duration_s"], row["root_id"]))[:SLOWEST_MAX]
+    found = sorted(kinds.values(), key=lambda row: (-sum(row["durations"]), row["name"] or ""))[:NAMES_MAX]
+    for row in found:
+        durations = sorted(row.pop("durations"))
+        row |= {"p50_s": _share(durations, 0.5), "p95_s": _share(durations, 0.95)}
+    return {"workflow_kinds": found, "slowest": slowest}
+
+
+def _share(ordered: Sequence[float], share: float) -> float | None:
+    """As DuckDB's `quantile_cont`: between two values where it falls between them."""
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    below, above = ordered[floor(place)], ordered[ceil(place)]
+    return below + (above - below) * (place - floor(place))
 
 
 def _depths(tables: Tables, period: Period) -> Depths | None:
@@ -93,6 +123,8 @@ def _levels(period: Period, rows: list[Row]) -> list[float | None]:
     return levels
 
 
+TASKS_AT_ONCE = 1_200_000
+"""Of workflows: what their paths need of the memory that a query may use."""
 LONG_S = 600.0
 """A report is not a question of a moment."""
 
@@ -103,17 +135,16 @@ _DEPTHS = """
 
 _WAITED = "select queue, sum(wait_s) as waited_s from attempts group by queue"
 
+_LED_TO = "select count(*) as n from tasks where root_id <> task_id"
+
 _KINDS = f"""
     select name, count(*) as n, sum(n_tasks)::bigint as n_tasks, count(*) filter (n_failed > 0) as n_failed,
-        count(*) filter (n_open > 0) as n_open, {percentiles("duration_s", "p{}_s", (50, 95))},
-        sum(queue_s) as queue_s,
-        sum(run_s) as run_s, sum(retry_s) as retry_s, sum(follow_s) as follow_s
-    from workflows group by name order by sum(duration_s) desc nulls last, name limit {NAMES_MAX}"""
-
-_SLOWEST = f"""
-    select root_id, epoch(began_at) as began_s, duration_s, left(path_names, 400) as path_names,
-        queue_s, run_s, retry_s, follow_s
-    from workflows where duration_s is not null order by duration_s desc, root_id limit {SLOWEST_MAX}"""
+        count(*) filter (n_open > 0) as n_open, list(duration_s) filter (duration_s is not null) as durations,
+        sum(queue_s) as queue_s, sum(run_s) as run_s, sum(retry_s) as retry_s, sum(follow_s) as follow_s,
+        arg_max({{'root_id': root_id, 'began_s': epoch(began_at), 'duration_s': duration_s,
+            'path_names': left(path_names, 400), 'queue_s': queue_s, 'run_s': run_s, 'retry_s': retry_s,
+            'follow_s': follow_s}}, duration_s, {SLOWEST_MAX}) as slowest
+    from {OF_PART}($part, $parts) group by name"""
 
 _LOST = f"""
     select name, count(*) as n_tasks, sum(n_failed)::bigint as n_failed, sum(n_repeats)::bigint as n_repeats,

@@ -16,18 +16,23 @@ and what waited at its end had been sent before it."""
 
 @dataclass(frozen=True)
 class View:
-    """`parameters`: of a view that is called, as `name := default` where there is one."""
+    """`parameters`: of a view that is called, as `name := default` where there is one.
+
+    `first`: a statement that makes what the query uses.
+    """
 
     table: Table
     sql: str
     parameters: tuple[str, ...] = ()
+    first: str = ""
 
     @property
-    def statement(self) -> str:
+    def statements(self) -> tuple[str, ...]:
         """What makes it."""
+        made = f"create view {self.table.name} as {self.sql}"
         if self.parameters:
-            return f"create macro {self.table.name}({', '.join(self.parameters)}) as table {self.sql}"
-        return f"create view {self.table.name} as {self.sql}"
+            made = f"create macro {self.table.name}({', '.join(self.parameters)}) as table {self.sql}"
+        return (self.first, made) if self.first else (made,)
 
     @property
     def source(self) -> str:

@@ -19,40 +19,43 @@ PATH_MAX = 1000
 """Tasks on a path; of a longer one the last are kept. It also ends a circle of parents, which no honest
 sender reports."""
 
+OF_PART = "workflows_of_part"
+"""The same of the workflows that fall into one of so many parts: what climbs needs memory by their number."""
+
 _SQL = f"""
 with recursive root as materialized (
-    select distinct root_id from tasks where root_id is not null and root_id <> task_id
+    select distinct hash(root_id) as root from tasks
+    where root_id is not null and root_id <> task_id and hash(root_id) % parts = part
 ), task as materialized (
-    select root_id, task_id, nullif(parent_id, task_id) as parent_id, name, queue, state, retries,
+    select hash(root_id) as root, hash(task_id) as id, hash(nullif(parent_id, task_id)) as parent, root_id,
+        task_id, name, queue, state, retries,
         epoch_us(first_sent_at) as sent,
         epoch_us(coalesce(first_sent_at, first_received_at, first_started_at)) as seen,
         epoch_us(try_cast(eta as timestamptz)) as eta,
         epoch_us(first_started_at) as first_start,
         epoch_us(started_at) as last_start,
         case when state in {ENDED} then epoch_us(state_at) end as ended
-    from (select * replace (coalesce(root_id, task_id) as root_id) from {ANY_TASKS}) semi join root
-        using (root_id)
+    from (select * replace (coalesce(root_id, task_id) as root_id) from {ANY_TASKS}) one
+        semi join root on root.root = hash(one.root_id)
+), last as (
+    select root, max({{'ended': ended, 'seen': coalesce(seen, 0), 'id': id}}).id as id
+    from task where ended is not null group by root
 ), climbed as (
-    select root_id, task_id, parent_id, 0 as up from (
-        select root_id, task_id, parent_id from task where ended is not null
-        qualify row_number() over (partition by root_id order by ended desc, seen desc, task_id) = 1
-    )
+    select root, id, 0 as up, parent, sent, seen, null::bigint as next_sent
+    from task semi join last using (root, id)
     union all
-    select task.root_id, task.task_id, task.parent_id, up + 1
-    from climbed join task on task.task_id = climbed.parent_id and task.root_id = climbed.root_id
+    select task.root, task.id, up + 1, task.parent, task.sent, task.seen,
+        coalesce(climbed.sent, least(climbed.seen, task.ended)) as next_sent
+    from climbed join task on task.root = climbed.root and task.id = climbed.parent
     where up < {PATH_MAX - 1}
-), placed as (
-    select root_id, task_id, name, up, eta, first_start, last_start, ended,
-        coalesce(sent, least(seen, lag(ended) over path)) as sent
-    from task join (select root_id, task_id, min(up) as up from climbed group by all)
-        using (root_id, task_id)
-    window path as (partition by root_id order by up desc)
+), placed as materialized (
+    select root, id, min(up) as up, arg_min_null(next_sent, up) as next_sent from climbed group by root, id
 ), step as (
-    select root_id, task_id, name, up, sent, eta, first_start, last_start,
-        greatest(sent, least(ended, lead(sent) over path)) as leaves,
-        lead(sent) over path as next_sent
-    from placed
-    window path as (partition by root_id order by up desc)
+    select root, placed.next_sent, eta, first_start, last_start,
+        coalesce(sent, above.next_sent, seen) as sent,
+        greatest(coalesce(sent, above.next_sent, seen), least(ended, placed.next_sent)) as leaves
+    from placed join task using (root, id)
+        left join (select root, up - 1 as up, next_sent from placed) above using (root, up)
 ), due as (
     select *, case when eta > sent and eta <= coalesce(first_start, leaves) then least(eta, leaves) else sent
         end as due
@@ -62,24 +65,28 @@ with recursive root as materialized (
 ), again as (
     select *, least(greatest(coalesce(last_start, first), first), leaves) as last from started
 ), path as (
-    select root_id, to_json(list(task_id order by up desc)) as path,
-        string_agg(coalesce(name, '?'), ' → ' order by up desc) as path_names, count(*) as n_path,
-        sum(first - due) / 1e6 as queue_s, sum(leaves - last) / 1e6 as run_s,
+    select root, count(*) as n_path, sum(first - due) / 1e6 as queue_s, sum(leaves - last) / 1e6 as run_s,
         sum(last - first) / 1e6 as retry_s,
         sum(due - sent + greatest(coalesce(next_sent - leaves, 0), 0)) / 1e6 as follow_s
-    from again group by root_id
+    from again group by root
+), named as (
+    select root, to_json(list(task_id order by up desc)) as path,
+        string_agg(coalesce(name, '?'), ' → ' order by up desc) as path_names
+    from placed join task using (root, id) group by root
 ), tree as (
-    select root_id, any_value(name) filter (task_id = root_id) as name,
-        any_value(queue) filter (task_id = root_id) as queue, count(*) as n_tasks,
+    select root, any_value(root_id) as root_id, any_value(name) filter (id = root) as name,
+        any_value(queue) filter (id = root) as queue, count(*) as n_tasks,
         count(*) filter (state = 'FAILURE') as n_failed, count(*) filter (retries > 0) as n_retried,
         count(*) filter (ended is null) as n_open, min(seen) as began, max(ended) as ended
-    from task group by root_id
+    from task group by root
 )
 select root_id, name, queue, n_tasks, n_failed, n_retried, n_open, make_timestamptz(began) as began_at,
     make_timestamptz(ended) as ended_at,
     case when ended is not null then greatest(ended - began, 0) / 1e6 end as duration_s,
     path::varchar as path, path_names, n_path, queue_s, run_s, retry_s, follow_s
-from tree left join path using (root_id)"""
+from tree left join path using (root) left join named using (root)"""
+"""Ids are compared by their hashes, which need a third of the memory. A task is found by its own and its
+root's together. `next_sent`: when the next task on the path was sent."""
 
 WORKFLOWS = View(
     Table(
@@ -122,5 +129,6 @@ WORKFLOWS = View(
             ),
         ),
     ),
-    _SQL,
+    f"select * from {OF_PART}(0, 1)",
+    first=f"create macro {OF_PART}(part, parts) as table {_SQL}",
 )
