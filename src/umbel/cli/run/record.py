@@ -144,7 +144,8 @@ async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool,
 
     owner = f"record@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1000}"
     candidate = RecorderCandidate(broker, settings, owner, quiet=beside, standing_by=standing_by)
-    showing = asyncio.create_task(_show(candidate)) if sys.stderr.isatty() else None
+    is_shown = sys.stderr.isatty() and not beside
+    showing = asyncio.create_task(_show(candidate)) if is_shown else None
     try:
         await candidate.run(stop)
     finally:

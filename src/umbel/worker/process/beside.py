@@ -18,6 +18,7 @@ from umbel.protocol.retry import reconnect_wait_s
 log = logging.getLogger("umbel.worker")
 STOP_S = 5.0
 WELL_S = 60.0  # a process that ran so long starts with a short wait again
+WAIT_MAX_S = 60.0  # before one is started that has failed again and again
 WITH_PARENT = "--with-parent"
 
 
@@ -47,7 +48,7 @@ async def keep_beside(
         failures = 1 if code == 0 or loop.time() - began > WELL_S else failures + 1
         if code:
             log.warning("%s process ended; restarting it", what, extra={"code": code, "failures": failures})
-        await asyncio.sleep(reconnect_wait_s(failures, 0.5))
+        await asyncio.sleep(reconnect_wait_s(failures, 0.5, most_s=WAIT_MAX_S))
 
 
 async def _run(command: Sequence[str], stop_s: float) -> int | str:
