@@ -2,7 +2,7 @@
 
 No-op tasks, two children, no results, as in `throughput.py`. The same worker drains the same tasks with
 `-E` and nobody who records; with `-E` while its events are logged for a recorder that runs elsewhere; with
-a recorder on the same machine; and recording by itself (`--record`).
+a recorder on the same machine; and with one that the worker starts (`--record`).
 
     scripts/setup servers
     .venv/bin/python benchmarks/recording.py [--json] [--rounds N] [--tasks N] [--only logged]
@@ -57,7 +57,7 @@ BENCHMARK = Benchmark(
     tasks=TASKS,
     notes=(
         "events: -E, nobody records. logged: -E, a recorder is registered that runs on another machine.",
-        "beside: -E, a recorder runs on this machine. itself: the worker records (--record).",
+        "beside: -E, a recorder runs on this machine. itself: the worker starts the recorder (--record).",
         "Of the embedded broker nothing runs but the worker, so it has no CPU of a server.",
     ),
     at_commit=Recorded.at_commit,

@@ -1,6 +1,8 @@
 """`umbel record` and what is below it, as a user types them (D1)."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.history.recording import LogWriter, Teller, modes_below, paths_of, recording
+from tests.waiting import DEADLINE_S, wait_until
 from umbel.cli import exits
 from umbel.cli.main import cli
 from umbel.history.lake import Lake
@@ -79,3 +82,49 @@ def test_a_lake_is_its_owners_alone_unless_its_mode_opens_it(
             log.wait_until_recorded()
             assert recorder.stop() == 0
         assert modes_below(opened) == {"d0750", "f0640"}
+
+
+KEYS = """
+from celery import Celery
+
+app = Celery("shop", broker="redis://127.0.0.1:1/0")
+app.conf.broker_transport_options = {"global_keyprefix": "shop:"}
+"""
+
+
+def test_a_celery_project_is_recorded_where_its_workers_are(tmp_path: Path) -> None:
+    """A3: commands open its broker with its options, as its workers do."""
+    (tmp_path / "keyed_shop.py").write_text(KEYS)
+    asked = "from umbel.cli.broker import _settings_of; print(_settings_of('keyed_shop').key_prefix)"
+    ran = subprocess.run(
+        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ran.stdout == "shop:\n", ran.stderr
+
+
+def test_beside_a_worker_a_busy_lake_is_waited_for_and_another_recorder_is_not(tmp_path: Path) -> None:
+    """D1: a process that ended would be started again at once, for as long as the lake is busy."""
+    lake, log = tmp_path / "lake", tmp_path / "beside.log"
+    here, elsewhere = (f"sqlite:///{tmp_path / name}.db" for name in ("here", "elsewhere"))
+
+    def beside(url: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "umbel.cli.main", "record", "--broker", url, "--lake", str(lake)]
+        with log.open("wb") as stderr:
+            return subprocess.Popen([*command, "--with-parent"], stdin=subprocess.PIPE, stderr=stderr)
+
+    with recording(here, lake) as recorder:
+        recorder.wait_for("history recording started")
+        with beside(here) as second:
+            assert second.wait(DEADLINE_S) == 0
+            assert log.read_text() == "", "the worker beside it looks who records"
+        with beside(elsewhere) as third:
+            try:
+                wait_until(lambda: "standing by: " in log.read_text(), what="it to say that the lake is busy")
+                assert recorder.stop() == 0
+                wait_until(lambda: "history recording started" in log.read_text(), what="its turn")
+                assert log.read_text().count("standing by: ") == 1
+                assert third.stdin is not None
+                third.stdin.close()  # as it is when the worker is killed
+                assert third.wait(DEADLINE_S) == 0
+            finally:
+                third.kill()

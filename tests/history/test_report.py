@@ -7,6 +7,7 @@ import struct
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -193,6 +194,27 @@ def test_workflows_that_are_read_in_parts_are_the_same(
             )
     assert [row["name"] for row in parts.workflow_kinds] == [row["name"] for row in found.work.workflow_kinds]
     assert parts.slowest == found.work.slowest
+
+
+@pytest.mark.usefixtures("found")
+def test_as_many_parts_are_read_as_whole_workflows_need(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only one task of each is wanted."""
+    monkeypatch.setattr(work_figures, "TASKS_AT_ONCE", 50)
+    asked: list[Any] = []
+    rows = Tables.rows
+
+    def spied(tables: Tables, sql: str, *given: Any, **options: Any) -> list[dict[str, Any]]:
+        asked.extend(given)
+        return rows(tables, sql, *given, **options)
+
+    monkeypatch.setattr(Tables, "rows", spied)
+    few = read(folder / "lake", figures, wanted=Wanted(task=NASTY.replace("[", "[[]")))
+    in_trees = sum(row["n_tasks"] for row in few.work.workflow_kinds)
+    assert few.totals["tasks"] * 2 < in_trees
+    parts = in_trees // 50 + 1
+    assert [one for one in asked if "part" in one] == [{"part": n, "parts": parts} for n in range(parts)]
 
 
 def test_only_what_is_wanted_is_in_the_report(tmp_path: Path) -> None:

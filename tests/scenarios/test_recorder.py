@@ -134,15 +134,18 @@ def test_a_recorder_that_is_killed_beside_its_worker_is_started_again(tmp_path: 
     settings = {"lease_s": 2.0, "worker_loop": loop}
     with Cluster(tmp_path, TASKS_FILE, **settings) as cluster, LogWriter(cluster.app.settings.broker) as log:
         log.register()
+        said = tmp_path / "workers.log"
         for name in ("w1", "w2"):
-            cluster.start_worker(name, "-c", "1", "-P", "solo", "--record", str(lake))
+            cluster.start_worker(name, "-c", "1", "-P", "solo", "--record", str(lake), "-f", str(said))
         ((_, first),) = wait_until(lambda: _recorded_by(lake, cluster), what="one of them to record").items()
         sent = [cluster.app.send_task("chaos_tasks.add", [1, n]) for n in range(20)]
         os.kill(first, signal.SIGKILL)
         assert [one.get(timeout=DEADLINE_S) for one in sent] == [1 + n for n in range(20)]
         (last,) = wait_until(
             lambda: {
-                name for name, pid in _recorded_by(lake, cluster).items() if [pid] == _recorders(cluster)
+                name
+                for name, pid in _recorded_by(lake, cluster).items()
+                if pid != first and [pid] == _recorders(cluster)
             },
             what="another one, and nobody beside it",
         )
@@ -150,6 +153,8 @@ def test_a_recorder_that_is_killed_beside_its_worker_is_started_again(tmp_path: 
             assert cluster.stop_worker(name) == 0
     succeeded = {row["uuid"] for row in rows_of(lake, "type", "uuid") if row["type"] == "task-succeeded"}
     assert succeeded == {one.id for one in sent}
+    assert "recorder process ended; restarting it code=-9" in said.read_text()
+    assert "history segment written" in said.read_text(), "in the worker's log, wherever that is"
 
 
 def _recorders(cluster: Cluster) -> list[int]:

@@ -84,8 +84,10 @@ async def _close(broker: BrokerConnection, ends: float) -> None:
 
 
 def _settings_of(app_name: str | None) -> BrokerSettings:
-
-    return find_app(app_name).app.settings.for_broker()
+    """As the app's workers open it: a Celery project has options and queues of its own for that."""
+    found = find_app(app_name)
+    settings = found.app.settings
+    return settings.for_broker() if found.project is None else found.project.for_broker(settings)
 
 
 def _keyring() -> "Keyring | None":

@@ -11,6 +11,7 @@ from math import ceil, floor
 from umbel.history.period import Period, Row
 from umbel.history.query import Tables
 from umbel.history.scales import MINUTE, time_step
+from umbel.history.views.view import ANY_TASKS
 from umbel.history.views.workflows import OF_PART
 
 NAMES_MAX = 20
@@ -55,7 +56,7 @@ def work(tables: Tables, period: Period | None) -> Work:
 
 def _workflows(tables: Tables) -> dict[str, list[Row]]:
     """By the name of the first task, and the slowest of all; so many tasks at a time as fit into memory."""
-    parts = tables.rows(_LED_TO)[0]["n"] // TASKS_AT_ONCE + 1
+    parts = tables.rows(_IN_TREES, timeout_s=LONG_S)[0]["n"] // TASKS_AT_ONCE + 1
     kinds: dict[str | None, Row] = {}
     slowest: list[Row] = []
     for part in range(parts):
@@ -64,7 +65,8 @@ def _workflows(tables: Tables) -> dict[str, list[Row]]:
             known = kinds.setdefault(row["name"], {"name": row["name"], "durations": array("d")})
             known["durations"].extend(row.pop("durations") or ())
             known.update({key: known.get(key, 0) + (row[key] or 0) for key in row if key != "name"})
-        slowest = sorted(slowest, key=lambda row: (-row["duration_s"], row["root_id"]))[:SLOWEST_MAX]
+        slowest.sort(key=lambda row: (row["duration_s"], row["root_id"]), reverse=True)
+        del slowest[SLOWEST_MAX:]
     found = sorted(kinds.values(), key=lambda row: (-sum(row["durations"]), row["name"] or ""))[:NAMES_MAX]
     for row in found:
         durations = sorted(row.pop("durations"))
@@ -135,7 +137,9 @@ _DEPTHS = """
 
 _WAITED = "select queue, sum(wait_s) as waited_s from attempts group by queue"
 
-_LED_TO = "select count(*) as n from tasks where root_id <> task_id"
+_IN_TREES = f"""
+    select count(*) as n from (select coalesce(root_id, task_id) as root_id from {ANY_TASKS})
+        semi join (select root_id from tasks where root_id <> task_id) using (root_id)"""
 
 _KINDS = f"""
     select name, count(*) as n, sum(n_tasks)::bigint as n_tasks, count(*) filter (n_failed > 0) as n_failed,
@@ -143,7 +147,8 @@ _KINDS = f"""
         sum(queue_s) as queue_s, sum(run_s) as run_s, sum(retry_s) as retry_s, sum(follow_s) as follow_s,
         arg_max({{'root_id': root_id, 'began_s': epoch(began_at), 'duration_s': duration_s,
             'path_names': left(path_names, 400), 'queue_s': queue_s, 'run_s': run_s, 'retry_s': retry_s,
-            'follow_s': follow_s}}, duration_s, {SLOWEST_MAX}) as slowest
+            'follow_s': follow_s}}, {{'s': duration_s, 'id': root_id}}, {SLOWEST_MAX})
+            filter (duration_s is not null) as slowest
     from {OF_PART}($part, $parts) group by name"""
 
 _LOST = f"""

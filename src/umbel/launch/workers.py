@@ -1,6 +1,6 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from umbel.launch.project import Project
 from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.membership.mode import GossipMode
+from umbel.worker.process.beside import Beside
 from umbel.worker.settings import OutboxSettings, WorkerSettings
 from umbel.worker.worker import Worker
 
@@ -39,7 +40,7 @@ def make_worker(
     logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
     project: Project | None = None,
     choose: Callable[..., Pool] = choose_pool,
-    record_command: Sequence[str] | None = None,
+    recorder: Beside | None = None,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
     project, name = project or found.project or NativeProject(found.app), node_name(node)
@@ -77,7 +78,7 @@ def make_worker(
         scheduler_lease_s=settings.scheduler_lease_s,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
-        record_command=record_command,
+        recorder=recorder,
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
         hooks=project.life_hooks(name, settings.worker_hook_timeout_s),

@@ -58,7 +58,8 @@ class CandidateBroker(RecordedBroker, ClusterRecord, Protocol):
 
 
 class RecorderCandidate:
-    """`standing_by(who)` is called on the loop when somebody else is seen to record.
+    """`elsewhere(who)` is called on the loop when somebody else is seen to record, `busy(why)` when the lake
+    is not free although nobody else has the lease.
 
     `quiet` about outages: beside a worker, which tells of them.
     """
@@ -70,14 +71,15 @@ class RecorderCandidate:
         owner: str,
         *,
         quiet: bool = False,
-        standing_by: Callable[[str], None] = lambda _: None,
+        elsewhere: Callable[[str], None] = lambda _: None,
+        busy: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.recorder: Recorder | None = None
         self.is_ready = False  # workers that were there know that they are recorded
         self._broker = broker
         self._settings = settings
         self._outages = Outages("broker", without_password(broker.url), quiet=quiet)
-        self._standing_by = standing_by
+        self._elsewhere, self._busy = elsewhere, busy
         self._acquired = asyncio.Event()
         ttl_s = settings.lease_s
         self._keeper = LeaseKeeper(
@@ -114,7 +116,7 @@ class RecorderCandidate:
             if self.leader and self.leader not in (told, self._keeper.holder):
                 told = self.leader
                 self._outages.closed(PART)
-                self._standing_by(f"{told} records already")
+                self._elsewhere(f"{told} records already")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await stop.wait()
@@ -137,7 +139,7 @@ class RecorderCandidate:
             if not stop.is_set():
                 self._outages.consequence(log, logging.WARNING, LEASE_LOST, named="recorder stopped")
         except LakeBusy as error:  # one that lost the lease may still be putting its file away
-            self._standing_by(str(error))
+            self._busy(str(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(BUSY_S):
                     await stop.wait()

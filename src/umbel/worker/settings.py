@@ -15,6 +15,7 @@ from umbel.protocol.pool.autoscale import COOL_DOWN_S
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.elections.handlers import Handler
 from umbel.worker.messages.after_settling import AfterSettle
+from umbel.worker.process.beside import Beside
 from umbel.worker.user_code.foreign_scheduler import FOREIGN_LEASE, MakeScheduler
 from umbel.worker.user_code.hooks import LifeHooks
 from umbel.worker.user_code.notices import NoticeHooks
@@ -115,7 +116,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     soft_grace_s: float = 5.0
     send_task_events: bool = False
     metrics_address: tuple[str, int] | None = None  # where Prometheus finds what this node counts
-    record_command: Sequence[str] | None = None  # records the history, when nothing else does
+    recorder: Beside | None = None  # records the history, when nothing else does
     control_mailbox: str = "auto"
     open_broker: Callable[[], Broker] | None = None  # one more connection, for a separate mailbox
     autoscale: tuple[int, int] | None = None  # the most children and the least

@@ -109,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     storage_max_bytes: int | None = None  # of the embedded broker's file
     history_lake: str = "umbel-lake"  # a folder, relative to where the command runs, or s3://
     lake_mode: str = "0700"  # octal: who else may read the lake
-    worker_record: bool = False  # workers write the history, one at a time
+    worker_record: bool = False  # workers have the history written, one of them at a time
     worker_metrics: str = ""  # PORT or HOST:PORT, where Prometheus finds what a worker counts
     outbox: str | tuple[str, ...] = ()  # databases in which tasks are sent by transactions
     outbox_table: str = "umbel_outbox"

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -121,7 +122,7 @@ def command(
         end_with_parent()
     return ask_broker(
         app_name,
-        lambda broker: _record(broker, settings, no_wait=no_wait or with_parent, beside=with_parent),
+        lambda broker: _record(broker, settings, no_wait=no_wait, beside=with_parent),
         url=url,
     )
 
@@ -132,18 +133,24 @@ async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool,
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    refused = ""
+    told = ""
 
-    def standing_by(who: str) -> None:
-        nonlocal refused
-        if no_wait:
-            refused = who
+    def tell(why: str, *, ends: bool) -> None:
+        nonlocal told
+        if ends:
             stop.set()
-        else:
-            logging.getLogger("umbel.history").warning("standing by: %s", who)
+        elif why != told:
+            logging.getLogger("umbel.history").warning("standing by: %s", why)
+        told = why
 
-    owner = f"record@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1000}"
-    candidate = RecorderCandidate(broker, settings, owner, quiet=beside, standing_by=standing_by)
+    candidate = RecorderCandidate(
+        broker,
+        settings,
+        f"record@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1000}",
+        quiet=beside,
+        elsewhere=partial(tell, ends=no_wait or beside),
+        busy=partial(tell, ends=no_wait),
+    )
     is_shown = sys.stderr.isatty() and not beside
     showing = asyncio.create_task(_show(candidate)) if is_shown else None
     try:
@@ -152,8 +159,8 @@ async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool,
         if showing is not None:
             showing.cancel()
             click.echo(err=True)
-    if refused and not beside:
-        click.echo(f"umbel: {refused}; leave --no-wait out to stand by", err=True)
+    if told and no_wait:
+        click.echo(f"umbel: {told}; leave --no-wait out to stand by", err=True)
         return exits.PARTIAL
     return exits.OK
 

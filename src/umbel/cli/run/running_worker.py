@@ -17,9 +17,10 @@ from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
 from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.workers import make_worker
+from umbel.logs import log_path
 from umbel.pools.loops import loop_factory
 from umbel.pools.prefork.server_process import StartedServer
-from umbel.worker.process.beside import command_beside, keep_beside
+from umbel.worker.process.beside import Beside, command_beside, keep_beside
 
 log = logging.getLogger("umbel.worker")
 
@@ -63,11 +64,11 @@ def run_worker(
             run_directory=what.run_directory,
             logs=logs,
             choose=partial(choose_pool, first_server=first_server),
-            record_command=_record_command(what) if settings.worker_record else None,
+            recorder=_recorder(what) if settings.worker_record else None,
         )
         if purge:
             await _purge(project.for_broker(settings), settings)
-        async with _dashboard_beside(what.app_name, dashboard):
+        async with _dashboard_beside(what, dashboard):
             await worker.run()
 
     with (
@@ -78,12 +79,13 @@ def run_worker(
 
 
 @asynccontextmanager
-async def _dashboard_beside(app_name: str | None, options: Sequence[str] | None) -> AsyncIterator[None]:
+async def _dashboard_beside(what: Running, options: Sequence[str] | None) -> AsyncIterator[None]:
     """While the block runs, so does the dashboard; without options there is none."""
     if options is None:
         yield
         return
-    keeping = asyncio.create_task(keep_beside(command_beside("web", app_name, *options), "dashboard"))
+    command = command_beside("web", what.app_name, *options)
+    keeping = asyncio.create_task(keep_beside(Beside("dashboard", command, _log_file(what))))
     try:
         yield
     finally:
@@ -91,15 +93,24 @@ async def _dashboard_beside(app_name: str | None, options: Sequence[str] | None)
         await asyncio.wait([keeping])
 
 
-def _record_command(what: Running) -> list[str]:
+def _recorder(what: Running) -> Beside:
     from umbel.history.arrow import require_arrow  # few workers do this
 
     require_arrow()
     chosen = what.settings
-    options = {"--lake": chosen.history_lake, "--lease": f"{chosen.lease_s:g}", "--loglevel": what.loglevel}
-    if what.logs.log_json:
-        options["--log-format"] = "json"
-    return command_beside("record", what.app_name, *chain.from_iterable(options.items()))
+    options = {
+        "--lake": chosen.history_lake,
+        "--lease": f"{chosen.lease_s:g}",
+        "--loglevel": what.loglevel,
+        "--log-format": "json" if what.logs.log_json else "plain",
+    }
+    command = command_beside("record", what.app_name, *chain.from_iterable(options.items()))
+    return Beside("recorder", command, _log_file(what))
+
+
+def _log_file(what: Running) -> str | None:
+    """Of the main process, for what processes beside it say."""
+    return log_path(what.logs.logfile, what.node, 0) if what.logs.logfile else None
 
 
 async def _purge(of_broker: BrokerSettings, settings: Settings) -> None:

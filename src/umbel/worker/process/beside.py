@@ -10,9 +10,11 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from contextlib import nullcontext, suppress
+from subprocess import DEVNULL, PIPE, Popen
+from typing import NamedTuple
 
+from umbel.chance import random
 from umbel.protocol.retry import reconnect_wait_s
 
 log = logging.getLogger("umbel.worker")
@@ -22,6 +24,12 @@ WAIT_MAX_S = 60.0  # before one is started that has failed again and again
 WITH_PARENT = "--with-parent"
 
 
+class Beside(NamedTuple):
+    what: str
+    command: Sequence[str]
+    log_file: str | None = None  # where its stderr goes; None: where the worker's does
+
+
 def command_beside(name: str, app_name: str | None, *options: str) -> list[str]:
     """One of umbel's own commands, which ends with the process that starts it."""
     of_app = ["-A", app_name] if app_name else []
@@ -29,11 +37,7 @@ def command_beside(name: str, app_name: str | None, *options: str) -> list[str]:
 
 
 async def keep_beside(
-    command: Sequence[str],
-    what: str,
-    *,
-    until_due: Callable[[], Awaitable[None]] | None = None,
-    stop_s: float = STOP_S,
+    process: Beside, *, until_due: Callable[[], Awaitable[None]] | None = None, stop_s: float = STOP_S
 ) -> None:
     """Run it until this is cancelled, again whenever it ends; one that ends with 0 had nothing to do.
 
@@ -41,36 +45,50 @@ async def keep_beside(
     """
     loop, failures = asyncio.get_running_loop(), 0
     while True:
+        began = loop.time()
         if until_due is not None:
             await until_due()
-        began = loop.time()
-        code = await _run(command, stop_s)
-        failures = 1 if code == 0 or loop.time() - began > WELL_S else failures + 1
+        code = await _run(process, stop_s)
+        failures = 1 if loop.time() - began > WELL_S else failures + 1
         if code:
-            log.warning("%s process ended; restarting it", what, extra={"code": code, "failures": failures})
-        await asyncio.sleep(reconnect_wait_s(failures, 0.5, most_s=WAIT_MAX_S))
+            fields = {"code": code, "failures": failures}
+            log.warning("%s process ended; restarting it", process.what, extra=fields)
+        await asyncio.sleep(reconnect_wait_s(failures, random(), most_s=WAIT_MAX_S))
 
 
-async def _run(command: Sequence[str], stop_s: float) -> int | str:
+async def _run(beside: Beside, stop_s: float) -> int | str:
     """Its exit code, or why it could not start. By a thread: loops differ in what they can start."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
     try:
-        process = Popen(command, stdin=PIPE, stdout=DEVNULL, process_group=0)  # noqa: ASYNC220 (takes a moment)
+        process = _start(beside)
     except OSError as error:
         return str(error)
+    threading.Thread(target=_wait, args=(process, loop, ended), name="umbel-beside", daemon=True).start()
     try:
-        return await asyncio.to_thread(process.wait)
+        return await asyncio.shield(ended)
     finally:
-        await asyncio.to_thread(_end, process, stop_s)
+        process.terminate()  # does nothing where it has ended
+        try:
+            async with asyncio.timeout(stop_s):
+                await asyncio.shield(ended)
+        except TimeoutError:
+            pass
+        finally:
+            process.kill()
 
 
-def _end(process: Popen[bytes], stop_s: float) -> None:
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        process.send_signal(signum)  # does nothing where it has ended
-        with suppress(TimeoutExpired):
-            process.wait(stop_s)
-            break
-    assert process.stdin is not None
-    process.stdin.close()
+def _start(beside: Beside) -> Popen[bytes]:
+    with open(beside.log_file, "ab") if beside.log_file else nullcontext() as stderr:
+        return Popen(beside.command, stdin=PIPE, stdout=DEVNULL, stderr=stderr, process_group=0)
+
+
+def _wait(process: Popen[bytes], loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[int]") -> None:
+    code = process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+    with suppress(RuntimeError):  # the loop has gone before it
+        loop.call_soon_threadsafe(ended.set_result, code)
 
 
 def end_with_parent() -> None:

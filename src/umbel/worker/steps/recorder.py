@@ -4,12 +4,13 @@ Off unless the worker was given the command for it. Of all workers and `umbel re
 broker, the holder of the lease `recorder` records. While somebody has it, this step only looks on; when
 nobody has, it starts the process, which ends by itself where another one was quicker. Tasks matter more than
 their history: decoding and Parquet cost the worker's loop nothing, and a lake that cannot be used is
-reported again and again, and never stops the worker.
+reported again, ever more rarely, and never stops the worker.
 """
 
 import asyncio
 import logging
 
+from umbel.chance import uniform
 from umbel.errors import BrokerError
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
@@ -18,6 +19,7 @@ from umbel.worker.process.beside import keep_beside
 log = logging.getLogger("umbel.history")
 RECORDER_LEASE = "recorder"
 LOOK_EVERY_S = 0.5
+SPREAD_S = 2.0
 STOP_S = 15.0  # for what it has read and not written yet
 
 
@@ -30,20 +32,19 @@ class RecorderStep(Step):
         self._context = context
 
     async def start(self) -> None:
-        command = self._context.settings.record_command
-        if command is None:
+        recorder = self._context.settings.recorder
+        if recorder is None:
             return
         capabilities = self._context.broker.capabilities
         if not (capabilities.event_log and capabilities.leases):
             missing = "leases" if capabilities.event_log else "event_log"
             log.warning("history recording disabled: %s", capabilities.why_not(missing))
             return
-        self.run_in_background(
-            keep_beside(command, self.name, until_due=self._until_nobody_records, stop_s=STOP_S)
-        )
+        self.run_in_background(keep_beside(recorder, until_due=self._until_nobody_records, stop_s=STOP_S))
 
     async def _until_nobody_records(self) -> None:
-        outages = self._context.outages
+        """Where somebody did, wait a moment more: other workers have noticed it too."""
+        outages, was_recorded = self._context.outages, False
         while True:
             try:
                 lease = await self._context.broker.coordination.read_lease(RECORDER_LEASE)
@@ -51,6 +52,7 @@ class RecorderStep(Step):
                 outages.failed(self.name, error)
             else:
                 outages.worked(self.name)
-                if not lease.holder:
+                if not lease.holder and not was_recorded:
                     return
-            await asyncio.sleep(LOOK_EVERY_S)
+                was_recorded = bool(lease.holder)
+            await asyncio.sleep(LOOK_EVERY_S + (0 if was_recorded else uniform(0, SPREAD_S)))
