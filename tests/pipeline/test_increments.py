@@ -101,6 +101,24 @@ def test_an_increment_folds_what_got_events_and_keeps_the_rest(
     assert published(tmp_path) == counted(tables_of([old, new, late], buckets=1))
 
 
+@pytest.mark.usefixtures("small")
+def test_a_lake_that_is_built_as_it_grows_is_read_by_time(tmp_path: Path) -> None:
+    """D4: readers leave files out by their statistics; those of the first quarter are the fewer half."""
+    told = pa.concat_tables(slices(6000)).sort_by("recorded_at")
+    (tmp_path / HOUR).mkdir(parents=True)
+    for number in range(12):
+        pq.write_table(told.slice(number * 500, 500), tmp_path / HOUR / f"ev-test-1-{number:03}.parquet")
+        build(HereEngine(), tmp_path, looked(tmp_path))
+    built = io.newest_manifest(tmp_path)
+    assert built is not None
+    quarter = told.column("recorded_at")[1500].as_py()
+    for name, column in (("timeline", "recorded_at"), ("attempts", "ended_at"), ("tasks", "state_at")):
+        files = [pq.ParquetFile(tmp_path / "tables" / file).metadata for file in built.tables[name]]
+        first = [one.row_group(0).column(one.schema.names.index(column)).statistics.min for one in files]
+        assert len(files) > 20
+        assert 0 < sum(one is None or one <= quarter for one in first) < len(files) / 2, name
+
+
 def test_what_housekeeping_wrote_anew_is_known(tmp_path: Path, events: pa.Table) -> None:
     """D2: hours put together are no news; a day that was dropped is built without, from all events."""
     lake = Lake(tmp_path)
