@@ -84,7 +84,7 @@ async def _close(broker: BrokerConnection, ends: float) -> None:
 
 
 def _settings_of(app_name: str | None) -> BrokerSettings:
-    """As the app's workers open it: a Celery project has options and queues of its own for that."""
+    """As the app's workers open it: a Celery project names its own options and queues."""
     found = find_app(app_name)
     settings = found.app.settings
     return settings.for_broker() if found.project is None else found.project.for_broker(settings)
