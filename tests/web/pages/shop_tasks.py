@@ -12,9 +12,15 @@ app = App("shop")
 HOSTILE_NAME = "shop.<script>document.title='taken'</script>"
 
 
+def _wait_for(gate: str) -> None:
+    while not Path(gate).exists():
+        Event().wait(0.02)
+
+
 @app.task(name="shop.add")
-def add(x: int, y: int, *, pause_s: float = 0.0) -> int:
-    Event().wait(pause_s)
+def add(x: int, y: int, *, gate: str = "") -> int:
+    if gate:
+        _wait_for(gate)
     return x + y
 
 
@@ -24,10 +30,10 @@ def total(parts: list[int]) -> int:
 
 
 @app.task(name="shop.order")
-def order() -> str:
-    """A chord of chains: the middle part is the slow one."""
+def order(*, gate: str) -> str:
+    """A chord of chains: the middle part ends when the file is there."""
     quick = chain(add.s(1, 2), add.s(3))
-    slow = chain(add.s(4, 5, pause_s=0.2), add.s(6, pause_s=0.4))
+    slow = chain(add.s(4, 5), add.s(6, gate=gate))
     return str(chord([quick, slow, add.s(7, 8)], total.s()).delay().id)
 
 
@@ -52,8 +58,7 @@ def again(self: Task[..., Any], order: str) -> str:
 def pack(self: Task[..., Any], gate: str) -> str:
     """Runs until the file is there."""
     self.progress(3, 8)
-    while not Path(gate).exists():
-        Event().wait(0.02)
+    _wait_for(gate)
     return f"packed by {os.getpid()}"
 
 
