@@ -33,10 +33,13 @@ RIGHT: dict[tuple[str, str], str] = {  # (group, name): verdict
     ("settings", "broker_transport_options"): "works",
     ("settings", "broker_connection_retry_on_startup"): "differs",
     ("settings", "result_backend"): "works",
+    ("settings", "result_backend_transport_options"): "works",
     ("settings", "result_expires"): "works",
     ("settings", "result_extended"): "works",
     ("broker transport options", "visibility_timeout"): "no effect",
     ("broker transport options", "queue_order_strategy"): "no effect",
+    ("broker transport options", "global_keyprefix"): "works",
+    ("result backend options", "global_keyprefix"): "works",
     **{
         ("queues", name): "works"
         for name in ["audit", "default", "mail", "media", "orders", "priority", "refunds", "reports", "stock"]

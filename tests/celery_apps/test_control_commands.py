@@ -2,13 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from celery import Celery
 
 from tests.celery_apps.programs import SHOP, Home, home
+from tests.celery_apps.shop import celeryconfig
 from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
+from tests.web.serving import serving
+from umbel.celery.configuration import app_for
 
 
 class Ran(NamedTuple):
@@ -16,6 +21,7 @@ class Ran(NamedTuple):
     by_umbel: dict[str, Any]
     log: str
     journal: list[str]
+    in_dashboard: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +31,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     server.start()
     try:
         shop = home(place, SHOP_BROKER=server.url)
-        yield used(shop)
+        yield used(shop, server.url)
     finally:
         server.stop()
 
 
-def used(shop: Home) -> Ran:
+def used(shop: Home, url: str) -> Ran:
     with shop.worker("-n", "till@%h", "-c", "2", "-l", "INFO", "-O", "fair", "-X", "media,audit") as log:
         told = shop.data("tests.celery_apps.shop_client")
         by_umbel = {
@@ -46,7 +52,17 @@ def used(shop: Home) -> Ran:
             "failed": shop.data("umbel", "task", "failed", "-A", SHOP, "--json"),
         }
         wait_until(lambda: "the report is broken" in log.read_text(), what="the failure in the log")
-    return Ran(told, by_umbel, log.read_text(), shop.journal())
+        in_dashboard = shown_nodes(url, shop.directory)
+    return Ran(told, by_umbel, log.read_text(), shop.journal(), in_dashboard)
+
+
+def shown_nodes(url: str, place: Path) -> list[str]:
+    """In a dashboard of the project, when it has found its worker."""
+    celery = Celery("shop", broker=url)
+    celery.conf.broker_transport_options = celeryconfig.broker_transport_options
+    with serving(app_for(celery), place / "web.db") as served:
+        wait_until(served.dashboard.nodes, deadline_s=60.0, what="the worker in the dashboard")
+        return [one.node for one in served.dashboard.nodes()]
 
 
 def test_its_tasks_end_as_they_do_under_celery(ran: Ran) -> None:
@@ -96,6 +112,13 @@ def test_our_commands_reach_them_too(ran: Ran) -> None:
     (limits,) = ran.by_umbel["limits"]["replies"].values()
     assert limits["discount"] == 30
     assert re.search(r"set_discount \[PERCENT\] +Change the highest discount", ran.by_umbel["listed"])
+
+
+def test_commands_and_dashboard_look_where_its_options_put_the_keys(ran: Ran) -> None:
+    """A3: what else of ours asks the broker opens it as the project's workers do."""
+    (node,) = ran.in_dashboard
+    assert node.startswith("till@")
+    assert list(ran.by_umbel["limits"]["replies"]) == [node]
 
 
 def test_excluded_queues_are_not_consumed(ran: Ran) -> None:

@@ -84,24 +84,6 @@ def test_a_lake_is_its_owners_alone_unless_its_mode_opens_it(
         assert modes_below(opened) == {"d0750", "f0640"}
 
 
-KEYS = """
-from celery import Celery
-
-app = Celery("shop", broker="redis://127.0.0.1:1/0")
-app.conf.broker_transport_options = {"global_keyprefix": "shop:"}
-"""
-
-
-def test_a_celery_project_is_recorded_where_its_workers_are(tmp_path: Path) -> None:
-    """A3: commands open its broker with its options, as its workers do."""
-    (tmp_path / "keyed_shop.py").write_text(KEYS)
-    asked = "from umbel.cli.broker import _settings_of; print(_settings_of('keyed_shop').key_prefix)"
-    ran = subprocess.run(
-        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert ran.stdout == "shop:\n", ran.stderr
-
-
 def test_beside_a_worker_a_busy_lake_is_waited_for_and_another_recorder_is_not(tmp_path: Path) -> None:
     """D1: a process that ended would be started again at once, for as long as the lake is busy."""
     lake, log = tmp_path / "lake", tmp_path / "beside.log"

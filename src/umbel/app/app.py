@@ -237,7 +237,7 @@ class App(Sending, AsyncSending):
         """Hold a lease while the block runs: `async with app.lease("name") as lease:`."""
         from umbel.app.cluster.leases import hold_lease
 
-        return hold_lease(self.settings.for_broker(), name, ttl=ttl, timeout=timeout)
+        return hold_lease(self.broker_settings(), name, ttl=ttl, timeout=timeout)
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class App(Sending, AsyncSending):
             return self.eager_backend
         with self._opening:
             if self._backend is None:
-                self._backend = open_backend(self.settings.backend, self.settings.for_broker())
+                self._backend = open_backend(self.settings.backend, self.broker_settings())
             return self._backend
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from umbel.app.running.request import Request
 from umbel.app.sending.options import SendOptions
 from umbel.app.sending.prepare import Prepared
 from umbel.app.signals import Signals
-from umbel.brokers.interface import Producer
+from umbel.brokers.interface import BrokerSettings, Producer
 from umbel.wire.message import Outgoing
 
 T = TypeVar("T")
@@ -122,6 +122,7 @@ class AppBase(SendingApp, Protocol):
     def begin_publishing(self, prepared: Sequence[Prepared]) -> list[Outgoing]: ...
     def end_publishing(self, prepared: Sequence[Prepared]) -> None: ...
     def tell_sent(self, sent: Sequence[tuple[Sequence[Outgoing], float]]) -> None: ...
+    def broker_settings(self) -> BrokerSettings: ...
     def close(self) -> None: ...
 
 

@@ -30,7 +30,7 @@ def ask_broker(
 ) -> T:
     """Ask the broker at the address, or that of the app, which need not be loaded where one is given."""
 
-    settings = BrokerSettings(url, keyring=_keyring()) if url else _settings_of(app_name)
+    settings = BrokerSettings(url, keyring=_keyring()) if url else find_app(app_name).app.broker_settings()
 
     async def ask() -> T:
         broker = open_broker(settings)
@@ -52,7 +52,7 @@ def ask_in_time(
 ) -> T:
     """The same with a timeout that covers connecting; the question gets the time that is left."""
 
-    settings = BrokerSettings(url, keyring=_keyring()) if url else _settings_of(app_name)
+    settings = BrokerSettings(url, keyring=_keyring()) if url else find_app(app_name).app.broker_settings()
 
     async def ask() -> T:
         ends = asyncio.get_running_loop().time() + timeout_s
@@ -81,13 +81,6 @@ async def _close(broker: BrokerConnection, ends: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(left_s):
             await broker.close()
-
-
-def _settings_of(app_name: str | None) -> BrokerSettings:
-    """As the app's workers open it: a Celery project names its own options and queues."""
-    found = find_app(app_name)
-    settings = found.app.settings
-    return settings.for_broker() if found.project is None else found.project.for_broker(settings)
 
 
 def _keyring() -> "Keyring | None":

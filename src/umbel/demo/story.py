@@ -95,7 +95,7 @@ class Demo:
         for signum in (signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(signum, itself.cancel)
         self._first_slot = int(time.time())
-        broker = open_broker(self._app.settings.for_broker())
+        broker = open_broker(self._app.broker_settings())
         await broker.open()
         feed = Feed(broker, enable=True)
         view = View(feed, self._progress)

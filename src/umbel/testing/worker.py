@@ -93,7 +93,7 @@ class EmbeddedWorker:
     def wait_idle(self, timeout: float = IDLE_S) -> None:
         """Wait until it has nothing to do: all that was sent has run, but for what is not due yet."""
         ends, pause_s = monotonic() + timeout, FIRST_LOOK_S
-        look = look_into(self._app.settings.for_broker())
+        look = look_into(self._app.broker_settings())
         try:
             while left := look.left(self._queues):
                 if self._error is not None:
@@ -119,7 +119,7 @@ class EmbeddedWorker:
     # -- for the clock ---------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
-        look = look_into(self._app.settings.for_broker())
+        look = look_into(self._app.broker_settings())
         try:
             return look.next_due()
         finally:

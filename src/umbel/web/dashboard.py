@@ -78,7 +78,7 @@ class Dashboard:
         self.app, self.settings = app, settings
         self.journal = Journal(settings.state_file)
         self.visitors = Visitors(settings, self.journal.tokens)
-        self._broker = open_broker(app.settings.for_broker())
+        self._broker = open_broker(app.broker_settings())
         model = ClusterModel(tasks_max=settings.tasks_max, stories_max=min(STORIES_MAX, settings.tasks_max))
         self.cluster = KnownCluster(self._make_feed(model), redact, self.hides)
         self.hub = Hub(self.cluster, clients_max=settings.clients_max)
@@ -112,7 +112,7 @@ class Dashboard:
 
     def _begin_again(self) -> None:
         """With another connection; what is known stays."""
-        self._broker = open_broker(self.app.settings.for_broker())
+        self._broker = open_broker(self.app.broker_settings())
         self.cluster.feed = self._make_feed(self.cluster.model)
         self._make_performer()
 

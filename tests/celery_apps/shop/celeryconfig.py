@@ -8,7 +8,12 @@ from kombu import Exchange, Queue
 
 broker_url = os.environ.get("SHOP_BROKER", "redis://:secret@localhost:6379/0")
 result_backend = os.environ.get("SHOP_RESULTS", broker_url)
-broker_transport_options = {"visibility_timeout": 7200, "queue_order_strategy": "priority"}
+broker_transport_options = {
+    "visibility_timeout": 7200,
+    "queue_order_strategy": "priority",
+    "global_keyprefix": "shop:",
+}
+result_backend_transport_options = {"global_keyprefix": "outcomes:"}
 broker_connection_retry_on_startup = True
 imports = ("tests.celery_apps.shop.signals",)
 

@@ -26,7 +26,7 @@ from umbel.app.aio.gate import Gate, Turns
 from umbel.app.aio.sent_teller import SentTeller
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend, Lasting
-from umbel.brokers.interface import AsyncProducer
+from umbel.brokers.interface import AsyncProducer, BrokerSettings
 from umbel.brokers.registry import open_async_producer
 from umbel.errors import BrokerUnavailable
 from umbel.wire.message import Outgoing
@@ -42,6 +42,7 @@ class ConnectedApp(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+    def broker_settings(self) -> BrokerSettings: ...
     @property
     def backend(self) -> Backend: ...
     def tell_sent(self, sent: Sequence[tuple[Sequence[Outgoing], float]]) -> None: ...
@@ -55,7 +56,7 @@ class LoopClient:
         self._on_end = on_end
         self.gate = Gate()
         self.turns = Turns()
-        self.events = EventFeed(app.settings.for_broker)
+        self.events = EventFeed(app.broker_settings)
         self.sent = SentTeller(app.tell_sent)
         self._app = app
         self._process = os.getpid()
@@ -161,7 +162,7 @@ class LoopClient:
                 if self._producer is None:
                     await self._begin()
                     # It imports the broker's modules, which takes a while the first time.
-                    opened = await self.in_thread(open_async_producer, self._app.settings.for_broker())
+                    opened = await self.in_thread(open_async_producer, self._app.broker_settings())
                     if self.is_closed:
                         await opened.close()
                     self.check_open()

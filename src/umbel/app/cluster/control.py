@@ -26,7 +26,7 @@ from umbel.app.cluster.elections import ElectionOutcome, hold_election, make_ele
 from umbel.app.cluster.queue_commands import AsyncQueueCommands, QueueCommands, Work
 from umbel.app.cluster.topics import Topics
 from umbel.app.configuration.settings import Settings
-from umbel.brokers.interface import Broadcast, Broker, Producer
+from umbel.brokers.interface import Broadcast, Broker, BrokerSettings, Producer
 from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, Asker, make_request
@@ -50,6 +50,7 @@ class ControlledApp(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+    def broker_settings(self) -> BrokerSettings: ...
     @property
     def producer(self) -> Producer: ...
     @property
@@ -241,7 +242,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
     def _open_thread(self) -> ControlThread:
         with self._making:
             if self._thread is None or self._thread.pid != os.getpid():
-                settings = self._the_app().settings.for_broker()
+                settings = self._the_app().broker_settings()
                 self._thread = ControlThread(lambda: open_broker(settings))
             return self._thread
 

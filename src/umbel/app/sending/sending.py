@@ -36,7 +36,7 @@ from umbel.app.sending.routing import Router
 from umbel.app.sending.sent_events import SentEvents
 from umbel.app.sending.uniqueness import send_unique
 from umbel.app.signals import Signals
-from umbel.brokers.interface import Producer
+from umbel.brokers.interface import BrokerSettings, Producer
 from umbel.brokers.registry import open_producer
 from umbel.errors import AccessRefused, BrokerUnavailable, BufferFull, SendUnknown
 from umbel.outbox.current import OPEN, open_block
@@ -151,6 +151,10 @@ class Sending(SendingApp):
 
     # -- where it goes ---------------------------------------------------------------------------
 
+    def broker_settings(self) -> BrokerSettings:
+        """How every client of this app opens its broker."""
+        return self.settings.for_broker()
+
     @property
     def producer(self) -> Producer:
         opened = self._producer  # mostly it is open, and no lock is needed to see that
@@ -158,7 +162,7 @@ class Sending(SendingApp):
             return opened
         with self._opening:
             if self._producer is None:
-                self._producer = open_producer(self.settings.for_broker())
+                self._producer = open_producer(self.broker_settings())
             return self._producer
 
     @property
