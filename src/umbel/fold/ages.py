@@ -80,12 +80,20 @@ def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Age
     recent = np.flatnonzero((~is_hot & ~is_old)[task])
     recent = recent[np.argsort(last[task[recent]], kind="stable")]
     return Aged(
-        old=events.filter(pa.array(is_old[task])),
+        old=_where(is_old[task], events),
         recent=events.take(pa.array(recent)),
-        hot=events.filter(pa.array(is_hot[task])),
+        hot=events.take(pa.array(np.flatnonzero(is_hot[task]))),
         _task=task[recent],
         _silent_us=silent_us[task[recent]],
     )
+
+
+def _where(wanted: Flags, events: pa.Table) -> pa.Table:
+    """These rows. Those before the first that is not wanted are not copied: in a lake most of what is old
+    comes first."""
+    first = len(wanted) if wanted.all() else int(np.argmin(wanted))
+    rest = events.slice(first).filter(pa.array(wanted[first:]))
+    return pa.concat_tables([events.slice(0, first), rest])
 
 
 def _numbered(events: pa.Table) -> Ints:

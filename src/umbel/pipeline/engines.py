@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from umbel.pipeline.failing import gist_of
 from umbel.pipeline.faults import BuildFailed, NoSpark, UnreadFile
 from umbel.pipeline.folding import Answer, work
-from umbel.pipeline.session import this_machine
+from umbel.pipeline.session import KEEPS_MEMORY, this_machine
 
 PROCESS_BYTES = 1536 * 1024**2
 """What one process of this machine may need."""
@@ -93,9 +93,8 @@ class _Worker:
         path = os.pathsep.join(
             [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
-        )
+        env = {**KEEPS_MEMORY, **os.environ, "PYTHONPATH": path}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -49,6 +49,7 @@ def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: in
         for field in table.schema
         if field.type in (pa.string(), pa.bool_()) and field.name not in DIFFERING
     ]
+    instants = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
     with store.writer(name) as file:
         pq.write_table(
             table,
@@ -56,6 +57,7 @@ def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: in
             compression="zstd",
             compression_level=1,
             use_dictionary=repeated,
+            write_statistics=instants,  # what is asked for by a range, and lies by it
             row_group_size=row_group_size,
         )
     return Counted(name, table.num_rows)

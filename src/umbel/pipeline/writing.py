@@ -13,7 +13,7 @@ from umbel.pipeline.parts import write_dealt, write_index, write_part
 from umbel.pipeline.plan import Counted, Dealt, Folded, Plan, Samples, Segment
 from umbel.stores.interface import Store
 
-SAMPLES_A_GROUP = 65_536
+SAMPLES_A_GROUP = 8_192
 KEPT = "kept"
 """The folder of what is not a table: events, samples, suspects, keys."""
 
@@ -70,7 +70,7 @@ class Written:
         every, last_us, ids = list[Counted](), 0, list[pa.ChunkedArray]()
         for part in events:
             if part.num_rows:
-                every.append(self._kept(part))
+                every.append(self._kept(_without_nulls(part)))
                 last_us = max(last_us, pc.max(part.column("recorded_at").cast(pa.int64())).as_py() or 0)
                 ids.append(part.column("uuid"))
         index = write_index(self._store, index_of(ids), f"{self._plan.folder}/{KEPT}")
@@ -104,6 +104,13 @@ class Written:
     def _part(self, table: pa.Table, name: str, *, row_group_size: int = 2**20) -> Counted:
         folder = f"{self._plan.folder}/{name}"
         return kept_name(write_part(self._store, table, folder, row_group_size=row_group_size))
+
+
+def _without_nulls(events: pa.Table) -> pa.Table:
+    """Without columns that are null throughout, half of them: who reads events fills in what is missing."""
+    return events.select(
+        [name for name in events.schema.names if events.column(name).null_count < len(events)]
+    )
 
 
 def kept_name(written: Counted) -> Counted:
