@@ -51,8 +51,16 @@ _REPEATED = (
 
 def event_writer(sink: Any) -> Any:
     """How every file of events is written."""
+    from umbel.fold.schemas import by_difference  # with Arrow
+
+    schema = event_schema()
     return parquet().ParquetWriter(
-        sink, event_schema(), compression="zstd", compression_level=1, use_dictionary=list(_REPEATED)
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=list(_REPEATED),
+        column_encoding=by_difference(schema),
     )
 
 

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from umbel.events.columns import REQUIRED
 from umbel.fold.buckets import bucket_of
 from umbel.fold.names import TABLES
-from umbel.fold.schemas import EVENTS, settled
+from umbel.fold.schemas import EVENTS, by_difference, settled
 from umbel.pipeline.plan import Counted, Dealt, Fold, Plan
 from umbel.stores.interface import Store
 from umbel.stores.refusals import raise_unavailable
@@ -57,6 +58,7 @@ def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: in
             compression="zstd",
             compression_level=1,
             use_dictionary=repeated,
+            column_encoding=by_difference(table.schema) or None,
             write_statistics=instants,  # what is asked for by a range, and lies by it
             row_group_size=row_group_size,
         )
@@ -67,12 +69,29 @@ def event_batches(store: Store, name: str, columns: Sequence[str] | None = None)
     """The events of a file of the lake, a bounded number at a time, in the lake's columns and types."""
     try:
         with store.open(name) as opened, pq.ParquetFile(opened) as file:
-            wanted = [name for name in file.schema_arrow.names if name in (columns or EVENTS.names)]
+            wanted = _filled(file.metadata, columns or [*EVENTS.names], columns or REQUIRED)
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted, use_threads=False):
                 table = pa.Table.from_batches([batch])
                 yield settled(table) if columns is None else table
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UnreadPart(name, error) from None
+
+
+def _filled(metadata: pq.FileMetaData, names: Sequence[str], needed: Sequence[str]) -> list[str]:
+    """Those of the columns that the file has, without those that it says are null throughout."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    places = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
+    return [
+        name
+        for name in names
+        if name in places
+        and (name in needed or not all(_is_null(group.column(places[name])) for group in groups))
+    ]
+
+
+def _is_null(chunk: pq.ColumnChunkMetaData) -> bool:
+    told = chunk.statistics
+    return told is not None and told.has_null_count and bool(told.null_count == chunk.num_values)
 
 
 class Source:
