@@ -46,14 +46,14 @@ async def put_back(session: Session, channel: Channel, queue: str, held: int) ->
 
     RabbitMQ takes a time that grows with the square of their number to put messages back that are named
     to it (38 s for 10,000, in which the queue answers nobody), and next to none when their channel ends.
-    But then the queue hears of it a moment later.
+    Either way the queue may hear of it a moment after the channel has closed: who looked and asks again
+    would see fewer.
     """
-    if held > PORTION:
-        await channel.close()
-        await _wait_returned(session, queue, held)
-        return
-    channel.send(encode_method(channel.number, Method.BASIC_NACK, 0, True, True))
+    if 0 < held <= PORTION:
+        channel.send(encode_method(channel.number, Method.BASIC_NACK, 0, True, True))
     await channel.close()
+    if held:
+        await _wait_returned(session, queue, held)
 
 
 async def get_some(channel: Channel, queue: str, limit: int) -> list[Incoming]:
