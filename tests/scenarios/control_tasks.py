@@ -67,8 +67,8 @@ def stubborn(started: str) -> None:
 @app.task
 def tidies_up(started: str, tidied: str) -> None:
     """Ends in good order when it is cancelled."""
-    Path(started).touch()
     try:
+        Path(started).touch()
         Event().wait(WAIT_MAX_S)
     except TaskCancelled:
         Path(tidied).touch()
@@ -79,8 +79,8 @@ def tidies_up(started: str, tidied: str) -> None:
 async def awaits(started: str, tidied: str) -> None:
     """The same as a coroutine."""
     touch = methodcaller("touch")
-    touch(Path(started))
     try:
+        touch(Path(started))
         await asyncio.Event().wait()
     finally:
         touch(Path(tidied))

@@ -19,9 +19,9 @@ from typing import Any
 import gevent
 from gevent import monkey
 
-from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
 from umbel.pools.guard import Raised, Returned, call_to_the_end, is_guarded
-from umbel.pools.hosting import in_one_line, soft_limit_reached
+from umbel.pools.hosting import in_one_line, soft_limit_reached, worker_stops
 from umbel.pools.interface import Job, Outcome, Runner, Told
 from umbel.pools.prefork.messages import EndJob, NoOutcome, ToChild, no_outcome
 from umbel.wire.frames import (
@@ -99,7 +99,7 @@ class GreenChild:
                 for job in jobs:
                     self._jobs[job.number] = gevent.spawn(self._run, job, runner)
             case SoftLimit(job, stopping):
-                error = WorkerStopping("the worker is shutting down; the task returns to its queue")
+                error = worker_stops()
                 self._throw(job, error if stopping else soft_limit_reached(self._raised_at_limit))
             case Cancel(job):
                 self._throw(job, TaskCancelled("cancelled"))

@@ -6,6 +6,7 @@ one child, too: what that raises must end nothing else.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
 
@@ -118,5 +119,18 @@ def is_guarded(frame: FrameType | None, *, within: CodeType | None = None) -> bo
         below, frame = frame.f_code, frame.f_back
     return False
 
+
+def interrupt_here(error: Exception) -> None:
+    """Raise it in the users' code that runs in this thread; of a coroutine that waits, where it waits.
+
+    Raised in the code of the loop it would be lost, or the coroutine would never be woken again.
+    """
+    on_loop = on_loops.get(get_ident())
+    if on_loop is None or not on_loop(error):
+        raise error
+
+
+# By thread: how the coroutine that runs on a loop of ours there is interrupted. False while its code runs.
+on_loops: dict[int, Callable[[Exception], bool]] = {}
 
 _GUARDS = frozenset({call_guarded.__code__, await_guarded.__code__})

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from umbel.errors import SoftTimeLimitExceeded
+from umbel.errors import SoftTimeLimitExceeded, WorkerStopping
 from umbel.pools.interface import Host, HostSpec, LimitedHost, PreparedHost
 from umbel.text import leaving
 
@@ -34,6 +34,10 @@ def soft_limit_of(host: Host) -> type[Exception]:
 
 def soft_limit_reached(kind: type[Exception]) -> Exception:
     return kind("soft time limit exceeded") if kind is SoftTimeLimitExceeded else kind()
+
+
+def worker_stops() -> Exception:
+    return WorkerStopping("the worker is shutting down; the task returns to its queue")
 
 
 def in_one_line(error: BaseException) -> str:

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
+from umbel.errors import TaskError
+from umbel.pools.guard import on_loops
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,14 +38,15 @@ class LastingLoop:
             import asyncio
 
             runner = self._runners[here] = asyncio.Runner()
+        awaited = _Awaited(coroutine, runner.get_loop())
+        on_loops[here] = awaited.interrupt
         try:
             with cancelled_is_failed():
-                return runner.run(coroutine, context=contextvars.copy_context())
-        except (SoftTimeLimitExceeded, TaskCancelled):
-            # It may have hit the loop while it waited: the coroutine is still pending then, and
-            # would go on during the next task. Closing the loop cancels it.
-            self._runners.pop(here).close()
-            raise
+                return runner.run(awaited.coroutine, context=contextvars.copy_context())
+        finally:
+            del on_loops[here]
+            if awaited.interrupted:  # what it has started on the loop would go on during the next task
+                self._runners.pop(here).close()
 
     def close(self) -> None:
         """Close all of them; none may be running."""
@@ -61,6 +63,24 @@ class LastingLoop:
     def _close_all(self) -> None:
         while self._runners:
             self._runners.popitem()[1].close()
+
+
+class _Awaited:
+    """A coroutine on its loop, and how it is interrupted there."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], loop: "asyncio.AbstractEventLoop") -> None:
+        from umbel.pools.interruptible import Interruptible
+
+        self.coroutine = Interruptible(coroutine)
+        self.interrupted = False
+        self._loop = loop
+
+    def interrupt(self, error: Exception) -> bool:
+        self.interrupted = True
+        if self.coroutine.runs:
+            return False
+        self._loop.call_soon_threadsafe(self.coroutine.interrupt, error)
+        return True
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -86,11 +106,15 @@ def cancelled_is_failed() -> Iterator[None]:
     try:
         yield
     except cancelled_type() as error:
-        raise cancelled_from_within() from error
+        raise_meaning_of(error)
 
 
-def cancelled_from_within() -> TaskError:
-    return TaskError("the task awaited something that had been cancelled, and so failed")
+def raise_meaning_of(cancelled: BaseException) -> NoReturn:
+    """The pool's interruptions are cancellations for the task; from here on they are what they mean."""
+    meaning: Exception | None = getattr(cancelled, "meaning", None)
+    if meaning is not None:
+        raise meaning.with_traceback(cancelled.__traceback__) from None
+    raise TaskError("the task awaited something that had been cancelled, and so failed") from cancelled
 
 
 def cancelled_type() -> type[BaseException]:

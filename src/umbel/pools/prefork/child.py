@@ -38,9 +38,9 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
-from umbel.pools.guard import is_guarded
-from umbel.pools.hosting import in_one_line, load_host, soft_limit_of, soft_limit_reached
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
+from umbel.pools.guard import interrupt_here, is_guarded
+from umbel.pools.hosting import in_one_line, load_host, soft_limit_of, soft_limit_reached, worker_stops
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner, Told
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.limits import KINDS, Limits, note_calls
@@ -265,12 +265,11 @@ class Child:
             self._armed = job
             return
         if self._cancelled == job:
-            raise TaskCancelled("cancelled")
-        if limit is not None and limit.job == job:
-            if limit.stopping:
-                raise WorkerStopping("the worker is shutting down; the task returns to its queue")
-            raise soft_limit_reached(self._raised_at_limit)
-        self._armed = job
+            interrupt_here(TaskCancelled("cancelled"))
+        elif limit is not None and limit.job == job:
+            interrupt_here(worker_stops() if limit.stopping else soft_limit_reached(self._raised_at_limit))
+        else:
+            self._armed = job
 
 
 def _outcome_frame(outcome: Outcome) -> bytearray:

@@ -1,0 +1,132 @@
+"""A coroutine in a child is interrupted where it waits, whatever its loop is at just then (P3)."""
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.app.test_tracer import job_of
+from umbel import App
+from umbel.app.running.tracer import Tracer
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
+from umbel.pools.guard import interrupt_here
+from umbel.pools.interface import Outcome
+
+ROUNDS = 60
+TURNS_MAX = 200_000  # of a loop that nothing has ended
+Arm = Callable[[], object]  # have the signal come soon
+
+
+@contextmanager
+def signals_raise(error: Exception) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, lambda *_: interrupt_here(error))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class Turn:
+    """Lets the loop turn once."""
+
+    def __await__(self) -> Generator[None]:
+        yield
+
+
+async def turns(arm: Arm) -> None:
+    arm()
+    for _ in range(TURNS_MAX):
+        await Turn()
+
+
+async def waits_briefly(arm: Arm) -> None:
+    arm()
+    for _ in range(TURNS_MAX):
+        woken = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.0001, wake, woken)
+        await woken
+
+
+def wake(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+async def waits(arm: Arm) -> None:
+    arm()
+    await asyncio.Event().wait()
+
+
+async def holds_a_group(arm: Arm) -> None:
+    async with asyncio.timeout(600), asyncio.TaskGroup() as group:
+        for one in (list, list, arm):
+            group.create_task(turns(one))
+
+
+async def computes(arm: Arm) -> None:
+    arm()
+    for _ in range(TURNS_MAX * 1000):
+        pass
+
+
+@pytest.mark.parametrize("wait", [turns, waits_briefly, waits, holds_a_group, computes])
+def test_a_cancel_ends_it_at_any_moment(app: App, wait: Callable[[Arm], Coroutine[Any, Any, None]]) -> None:
+    tidied: list[str] = []
+
+    @app.task
+    async def task() -> None:
+        try:
+            await wait(lambda: signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.0001, 0.01)))
+        finally:
+            tidied.append("up")
+
+    @app.task
+    async def left_over() -> list[str]:
+        await Turn()
+        return sorted(str(one.get_coro()) for one in asyncio.all_tasks())
+
+    tracer, moments = Tracer(app, hostname="w@host"), random.Random(1)
+    for _ in range(ROUNDS):
+        tidied.clear()
+        with signals_raise(TaskCancelled("cancelled")):
+            ended = tracer(job_of(app, task.name))
+        assert (ended.kind, tidied) == ("cancelled", ["up"])
+    assert tracer(job_of(app, left_over.name)).summary.count("Interruptible") == 1
+    tracer.close()
+
+
+def test_it_may_catch_its_soft_limit_and_tidy_up_with_awaits(app: App) -> None:
+    @app.task
+    async def task() -> str:
+        try:
+            await waits(lambda: signal.setitimer(signal.ITIMER_REAL, 0.001))
+        except SoftTimeLimitExceeded:
+            await Turn()
+            return "tidied up"
+        return "went on"
+
+    def limited() -> Outcome:
+        with signals_raise(SoftTimeLimitExceeded("soft time limit exceeded")):
+            return tracer(job_of(app, task.name))
+
+    tracer = Tracer(app, hostname="w@host")
+    assert [limited().summary for _ in range(3)] == ["'tidied up'"] * 3
+    tracer.close()
+
+
+def test_one_that_fails_while_it_tidies_up_was_cancelled_all_the_same(app: App) -> None:
+    @app.task
+    async def task() -> None:
+        try:
+            await waits(lambda: signal.setitimer(signal.ITIMER_REAL, 0.001))
+        finally:
+            raise LookupError("gone")
+
+    tracer = Tracer(app, hostname="w@host")
+    with signals_raise(TaskCancelled("cancelled")):
+        assert tracer(job_of(app, task.name)).kind == "cancelled"
+    tracer.close()
