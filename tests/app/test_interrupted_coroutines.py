@@ -3,19 +3,25 @@
 import asyncio
 import random
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from tests.app.test_tracer import job_of
+from tests.waiting import wait_until
 from umbel import App
 from umbel.app.running.tracer import Tracer
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
 from umbel.pools.guard import interrupt_here
 from umbel.pools.interface import Outcome
+from umbel.pools.thread_workers import Began, Ended, Left, Report, ThreadWorkers
 
+ENOUGH_S = 60.0
 ROUNDS = 60
 TURNS_MAX = 200_000  # of a loop that nothing has ended
 Arm = Callable[[], object]  # have the signal come soon
@@ -129,4 +135,36 @@ def test_one_that_fails_while_it_tidies_up_was_cancelled_all_the_same(app: App) 
     tracer = Tracer(app, hostname="w@host")
     with signals_raise(TaskCancelled("cancelled")):
         assert tracer(job_of(app, task.name)).kind == "cancelled"
+    tracer.close()
+
+
+def test_in_a_thread_it_is_woken_to_be_cancelled(app: App) -> None:
+    """Nothing else would wake the loop; a plain function waits in C and gets it when that returns."""
+    tidied: list[str] = []
+
+    @app.task
+    async def task() -> None:
+        try:
+            await waits(began.set)
+        except TaskCancelled:
+            await Turn()
+            tidied.append("up")
+            raise
+
+    tracer, reports, began = Tracer(app, hostname="w@host"), SimpleQueue[Report](), threading.Event()
+    workers = ThreadWorkers("test", tracer, reports.put)
+    workers.start_threads(1)
+    for _ in range(3):
+        began.clear()
+        job = job_of(app, task.name)
+        workers.put(job)
+        assert isinstance(reports.get(timeout=ENOUGH_S), Began)
+        assert began.wait(ENOUGH_S)
+        wait_until(partial(workers.raise_in, job.number, TaskCancelled), what="the right moment")
+        ended = reports.get(timeout=ENOUGH_S)
+        assert isinstance(ended, Ended)
+        assert ended.outcome.kind == "cancelled"
+    workers.stop_threads(1)
+    assert isinstance(reports.get(timeout=ENOUGH_S), Left)
+    assert tidied == ["up"] * 3
     tracer.close()

@@ -5,7 +5,7 @@ atomic: a job is run or withdrawn, never both.
 
 Soft limits, cancels and the worker's shutdown are exceptions. Python can raise one in another thread, at
 that thread's next step of Python code: a job that waits in C (a long `time.sleep`, a driver that
-blocks) gets it when that returns.
+blocks) gets it when that returns. A coroutine gets it from its loop, where it waits.
 The taker of the run's one ticket decides: the loop, to raise, or the thread, whose job has ended.
 So the exception cannot reach a later job. It is raised only while the thread is inside a guarded
 call, where it is caught; should the thread leave that call in the very moment, its job's outcome is
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
-from umbel.pools.guard import Raised, call_to_the_end, is_guarded
+from umbel.pools.guard import Raised, call_to_the_end, is_guarded, on_loops
 from umbel.pools.interface import Job, Outcome, Runner
 
 INTERRUPTIONS: tuple[type[Exception], ...] = (SoftTimeLimitExceeded, TaskCancelled)
@@ -143,7 +143,9 @@ class ThreadWorkers:
             return False
         if not run.take_ticket():
             return True
-        _raise_in(run.ident, error)
+        on_loop = on_loops.get(run.ident)
+        if on_loop is None or not on_loop(error()):
+            _raise_in(run.ident, error)
         run.raised = True
         return True
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from umbel.errors import TaskError
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
 from umbel.pools.guard import on_loops
 
 if TYPE_CHECKING:
@@ -43,9 +43,14 @@ class LastingLoop:
         try:
             with cancelled_is_failed():
                 return runner.run(awaited.coroutine, context=contextvars.copy_context())
+        except (SoftTimeLimitExceeded, TaskCancelled):
+            awaited.interrupted = True  # where greenlets are, wherever it was
+            raise
         finally:
             del on_loops[here]
-            if awaited.interrupted:  # what it has started on the loop would go on during the next task
+            # What it has started on the loop, and itself if the loop was hit, would go on during the next
+            # task. Closing the loop cancels that.
+            if awaited.interrupted:
                 self._runners.pop(here).close()
 
     def close(self) -> None:
