@@ -13,10 +13,8 @@ from umbel.app.running.async_tracer import AsyncTracer
 from umbel.app.running.child_tracer import make_tracer
 from umbel.app.running.request import current_request
 from umbel.app.running.tracer import Tracer
-from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
-from umbel.pools.hosting import soft_limit_reached, worker_stops
 from umbel.pools.interface import ChildContext, Outcome
-from umbel.pools.interruptible import interruption
+from umbel.pools.loop_thread import CancelAsked, SoftLimitPassed, WorkerStops
 
 
 @pytest.fixture
@@ -65,13 +63,10 @@ def test_arguments_are_of_the_types_that_the_task_states(app: App, tracer: Async
     ("error", "kind", "summary"),
     [
         (ValueError("why"), "failure", "ValueError('why')"),
-        (
-            interruption(soft_limit_reached(SoftTimeLimitExceeded)),
-            "failure",
-            "SoftTimeLimitExceeded('soft time limit exceeded')",
-        ),
-        (interruption(worker_stops()), "requeued", "the worker is shutting down"),
-        (interruption(TaskCancelled("cancelled")), "cancelled", "TaskCancelled('cancelled')"),
+        (SoftLimitPassed(), "failure", "SoftTimeLimitExceeded('soft time limit exceeded')"),
+        (WorkerStops(), "requeued", "the worker is shutting down"),
+        (CancelAsked(), "cancelled", "TaskCancelled('cancelled')"),
+        (ExceptionGroup("in a TaskGroup", [WorkerStops()]), "requeued", "the worker is shutting down"),
         (
             asyncio.CancelledError(),
             "failure",

@@ -15,10 +15,10 @@ import pytest
 from tests.app.test_tracer import job_of
 from tests.waiting import wait_until
 from umbel import App
+from umbel.app.running.own_loop import OwnLoop
 from umbel.app.running.tracer import Tracer
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
 from umbel.pools.guard import interrupt_here
-from umbel.pools.interface import Outcome
 from umbel.pools.thread_workers import Began, Ended, Left, Report, ThreadWorkers
 
 ENOUGH_S = 60.0
@@ -73,13 +73,41 @@ async def holds_a_group(arm: Arm) -> None:
             group.create_task(turns(one))
 
 
+async def waits_in_a_group(arm: Arm) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(turns(list))
+        await waits(arm)
+
+
+async def computes_in_a_group(arm: Arm) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(turns(list))
+        await computes(arm)
+
+
+async def another_computes(arm: Arm) -> None:
+    await asyncio.gather(turns(list), computes(arm))
+
+
 async def computes(arm: Arm) -> None:
     arm()
     for _ in range(TURNS_MAX * 1000):
         pass
 
 
-@pytest.mark.parametrize("wait", [turns, waits_briefly, waits, holds_a_group, computes])
+WAYS = [
+    turns,
+    waits_briefly,
+    waits,
+    holds_a_group,
+    waits_in_a_group,
+    computes_in_a_group,
+    computes,
+    another_computes,
+]
+
+
+@pytest.mark.parametrize("wait", WAYS)
 def test_a_cancel_ends_it_at_any_moment(app: App, wait: Callable[[Arm], Coroutine[Any, Any, None]]) -> None:
     tidied: list[str] = []
 
@@ -101,27 +129,42 @@ def test_a_cancel_ends_it_at_any_moment(app: App, wait: Callable[[Arm], Coroutin
         with signals_raise(TaskCancelled("cancelled")):
             ended = tracer(job_of(app, task.name))
         assert (ended.kind, tidied) == ("cancelled", ["up"])
-    assert tracer(job_of(app, left_over.name)).summary.count("Interruptible") == 1
+    assert tracer(job_of(app, left_over.name)).summary.count("left_over") == 1
     tracer.close()
 
 
-def test_it_may_catch_its_soft_limit_and_tidy_up_with_awaits(app: App) -> None:
+def test_at_its_soft_limit_it_may_tidy_up_with_awaits(app: App) -> None:
+    tidied: list[str] = []
+
     @app.task
-    async def task() -> str:
+    async def task() -> None:
         try:
             await waits(lambda: signal.setitimer(signal.ITIMER_REAL, 0.001))
-        except SoftTimeLimitExceeded:
+        finally:
             await Turn()
-            return "tidied up"
-        return "went on"
-
-    def limited() -> Outcome:
-        with signals_raise(SoftTimeLimitExceeded("soft time limit exceeded")):
-            return tracer(job_of(app, task.name))
+            tidied.append("up")
 
     tracer = Tracer(app, hostname="w@host")
-    assert [limited().summary for _ in range(3)] == ["'tidied up'"] * 3
+    with signals_raise(SoftTimeLimitExceeded("soft time limit exceeded")):
+        ended = [tracer(job_of(app, task.name)) for _ in range(3)]
+    assert {one.summary for one in ended} == {"SoftTimeLimitExceeded('soft time limit exceeded')"}
+    assert tidied == ["up"] * 3
     tracer.close()
+
+
+def test_what_comes_when_it_has_just_ended_is_not_lost() -> None:
+    """A plain task may run one coroutine after the other."""
+
+    async def ends() -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        current.add_done_callback(lambda _: interrupt_here(TaskCancelled("cancelled")))
+
+    loop = OwnLoop()
+    for _ in range(3):
+        with pytest.raises(TaskCancelled):
+            loop.run(ends())
+    loop.close()
 
 
 def test_one_that_fails_while_it_tidies_up_was_cancelled_all_the_same(app: App) -> None:
@@ -146,7 +189,7 @@ def test_in_a_thread_it_is_woken_to_be_cancelled(app: App) -> None:
     async def task() -> None:
         try:
             await waits(began.set)
-        except TaskCancelled:
+        except asyncio.CancelledError:
             await Turn()
             tidied.append("up")
             raise

@@ -23,20 +23,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never, cast
 
-from umbel.errors import TaskCancelled
+from umbel.errors import TaskCancelled, WorkerStopping
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.guarded_listener import GuardedListener
-from umbel.pools.hosting import soft_limit_of, soft_limit_reached, worker_stops
+from umbel.pools.hosting import soft_limit_of
 from umbel.pools.interface import AsyncRunner, Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.loop_thread import (
     Cancel,
+    CancelAsked,
     Cancelled,
     End,
     Interrupt,
+    Interruption,
     LoopEnded,
     LoopThread,
     Report,
     ShowSign,
+    SoftLimitPassed,
+    WorkerStops,
 )
 from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, broken, cut_off, ended_by, not_started
 from umbel.pools.own_host import start_host, stop_host
@@ -127,7 +131,7 @@ class AsyncioPool:
         return tuple(jobs)
 
     def cancel_job(self, number: int) -> bool:
-        self._interrupt(number, TaskCancelled("cancelled"))
+        self._interrupt(number, TaskCancelled, CancelAsked)
         return number in self._running
 
     def terminate_job(self, number: int, signum: int) -> bool:
@@ -140,7 +144,7 @@ class AsyncioPool:
 
     def interrupt(self) -> int:
         for number in self._running:
-            self._interrupt(number, worker_stops())
+            self._interrupt(number, WorkerStopping, WorkerStops)
         return len(self._running)
 
     def resize(self, by: int) -> int:
@@ -269,16 +273,16 @@ class AsyncioPool:
     # ---- limits ------------------------------------------------------------------------------------
 
     def _on_soft_limit(self, number: int) -> None:
-        self._interrupt(number, soft_limit_reached(self._soft_limit))
+        self._interrupt(number, self._soft_limit, SoftLimitPassed)
 
-    def _interrupt(self, number: int, error: Exception) -> None:
+    def _interrupt(self, number: int, in_thread: type[Exception], on_loop: Interruption) -> None:
         running = self._running.get(number)
         if running is None:
             return
         if running.loop_thread is not None:
-            running.loop_thread.tell(Interrupt(number, error))
+            running.loop_thread.tell(Interrupt(number, on_loop))
         else:
-            self._raise_in_thread(number, type(error))
+            self._raise_in_thread(number, in_thread)
 
     def _raise_in_thread(self, number: int, error: type[Exception]) -> None:
         running = self._running.get(number)

@@ -5,7 +5,7 @@ call through here and look at what came back. A pool calls through here what it 
 one child, too: what that raises must end nothing else.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
@@ -91,19 +91,25 @@ def interruption_or(error: BaseException) -> BaseException:
     An interruption is raised anywhere, so also where it breaks something: between two steps of a lock, whose
     `with` then complains that it is not held; or in front of a `finally` that fails. The task was
     interrupted all the same. What it says on purpose stays as it is: `raise … from None`, and to retry,
-    ignore or reject, unless it is to retry because of the interruption.
+    ignore or reject, unless it is to retry because of the interruption. A group of asyncio's tasks puts what
+    was raised into a group of exceptions.
     """
-    found, seen = error, set[int]()
-    while not isinstance(found, TaskCancelled | WorkerStopping):
-        seen.add(id(found))
-        if isinstance(found, Retry | Ignore | Reject):
-            led_to_it = getattr(found, "exc", None)
-        else:
-            led_to_it = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-        if not isinstance(led_to_it, BaseException) or id(led_to_it) in seen:
-            return error
-        found = led_to_it
-    return found
+    seen, to_see = set[int](), [error]
+    while to_see:
+        found = to_see.pop()
+        if isinstance(found, TaskCancelled | WorkerStopping):
+            return found
+        if id(found) not in seen:
+            seen.add(id(found))
+            to_see += [one for one in _what_led_to(found) if isinstance(one, BaseException)]
+    return error
+
+
+def _what_led_to(error: BaseException) -> Sequence[object]:
+    if isinstance(error, Retry | Ignore | Reject):
+        return [getattr(error, "exc", None)]
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [*members, error.__cause__ or (None if error.__suppress_context__ else error.__context__)]
 
 
 def is_guarded(frame: FrameType | None, *, within: CodeType | None = None) -> bool:
@@ -121,16 +127,13 @@ def is_guarded(frame: FrameType | None, *, within: CodeType | None = None) -> bo
 
 
 def interrupt_here(error: Exception) -> None:
-    """Raise it in the users' code that runs in this thread; of a coroutine that waits, where it waits.
-
-    Raised in the code of the loop it would be lost, or the coroutine would never be woken again.
-    """
+    """Raise it in the users' code that runs in this thread; where that waits on a loop, by the loop."""
     on_loop = on_loops.get(get_ident())
     if on_loop is None or not on_loop(error):
         raise error
 
 
-# By thread: how the coroutine that runs on a loop of ours there is interrupted. False while its code runs.
+# By thread: interrupts the loop of ours that runs there. False while users' code runs on it: raise it there.
 on_loops: dict[int, Callable[[Exception], bool]] = {}
 
 _GUARDS = frozenset({call_guarded.__code__, await_guarded.__code__})

@@ -4,7 +4,9 @@ Whatever the main loop wants of it goes through one inbox; what happens comes ba
 coroutine that does not give the loop back holds up this loop thread and nothing else, and the main loop can
 see that it does: a loop thread that is asked for a sign does not give one.
 
-Soft limits, cancels, and the word that the worker stops are raised where the coroutine waits.
+Soft limits, cancels, and the word that the worker stops are raised where the coroutine waits. They are
+cancellations and what they mean at once: a group or a time-out inside the task then cancels what
+it holds, as it would for a plain cancellation, and the task may catch `SoftTimeLimitExceeded`.
 """
 
 import asyncio
@@ -13,20 +15,38 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, await_guarded, await_to_the_end
 from umbel.pools.interface import AsyncRunner, Job, LoopChoice
-from umbel.pools.interruptible import Interruptible
 from umbel.pools.loops import loop_factory
 from umbel.pools.reports import Reports
 from umbel.pools.thread_workers import Began, Broke, Ended
 
 _AGAIN_S = 0.01  # until the next try to interrupt a job
 _END_S = 1.0  # for cancelled coroutines to end, when the thread does
+
+
+class SoftLimitPassed(SoftTimeLimitExceeded, asyncio.CancelledError):
+    def __init__(self) -> None:
+        super().__init__("soft time limit exceeded")
+
+
+class WorkerStops(WorkerStopping, asyncio.CancelledError):
+    def __init__(self) -> None:
+        super().__init__("the worker is shutting down; the task returns to its queue")
+
+
+class CancelAsked(TaskCancelled, asyncio.CancelledError):
+    def __init__(self) -> None:
+        super().__init__("cancelled")
+
+
+Interruption = type[SoftLimitPassed] | type[WorkerStops] | type[CancelAsked]
 
 
 class _Broken(asyncio.CancelledError):
@@ -41,7 +61,7 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Interrupt:
     number: int
-    error: Exception
+    error: Interruption
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +96,7 @@ class LoopThread:
         self._runner = runner
         self._loop_choice = loop
         self._report = report
-        self._tasks: dict[int, tuple[asyncio.Task[None], Interruptible]] = {}
+        self._tasks: dict[int, tuple[asyncio.Task[None], _Interruptible]] = {}
         self._started = threading.Event()
         self._ending: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._live, name="umbel-loop", daemon=True)
@@ -147,16 +167,13 @@ class LoopThread:
                     assert_never(order)
 
     def _begin(self, job: Job) -> None:
-        coroutine = Interruptible(self._run(job))
-        task: asyncio.Task[None] = self._loop.create_task(coroutine)
+        coroutine = _Interruptible(self._run(job))
+        task: asyncio.Task[None] = self._loop.create_task(cast(Coroutine[Any, Any, None], coroutine))
         self._tasks[job.number] = task, coroutine
 
-    def _interrupt(self, number: int, error: Exception) -> None:
-        if (found := self._tasks.get(number)) is None:
-            return
-        if _is_guarded(found[1].coroutine):
-            found[1].interrupt(error)
-        else:  # not the moment
+    def _interrupt(self, number: int, error: Interruption) -> None:
+        found = self._tasks.get(number)
+        if found is not None and not found[1].interrupt(found[0], error):
             self._loop.call_later(_AGAIN_S, self._interrupt, number, error)
 
     async def _run(self, job: Job) -> None:
@@ -169,6 +186,43 @@ class LoopThread:
         finally:
             del self._tasks[job.number]
         self._report(Broke(job, ran.error) if isinstance(ran, Raised) else Ended(ran.value))
+
+
+class _Interruptible(Coroutine[Any, Any, None]):
+    """A coroutine in which an exception of ours can be raised where it waits.
+
+    asyncio can only cancel. So it is cancelled, and gets our exception in place of the plain one.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._coroutine = coroutine
+        self._error: Interruption | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def interrupt(self, task: asyncio.Task[None], error: Interruption) -> bool:
+        """False when this is not the moment: try again."""
+        if not _is_guarded(self._coroutine):
+            return False
+        if not task.cancelling():  # else it is being cancelled already
+            self._task, self._error = task, error
+            task.cancel()
+        return True
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
+        ours, self._error = self._error, None
+        if ours is None or self._task is None:
+            return self._coroutine.throw(error)
+        self._task.uncancel()  # for the task it is an exception, not the end
+        return self._coroutine.throw(ours())
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._coroutine.__await__()
 
 
 def _is_guarded(coroutine: Any) -> bool:

@@ -5,7 +5,7 @@ atomic: a job is run or withdrawn, never both.
 
 Soft limits, cancels and the worker's shutdown are exceptions. Python can raise one in another thread, at
 that thread's next step of Python code: a job that waits in C (a long `time.sleep`, a driver that
-blocks) gets it when that returns. A coroutine gets it from its loop, where it waits.
+blocks) gets it when that returns. A loop of ours on which a coroutine waits is woken.
 The taker of the run's one ticket decides: the loop, to raise, or the thread, whose job has ended.
 So the exception cannot reach a later job. It is raised only while the thread is inside a guarded
 call, where it is caught; should the thread leave that call in the very moment, its job's outcome is

@@ -8,16 +8,19 @@ run on the loop, as the task does.
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from umbel.app.running.awaiting import raise_meaning_of
+from umbel.app.running.awaiting import cancelled_from_within
 from umbel.app.running.request import Request, Running, parse_arguments
 from umbel.app.running.tracer import Tracer
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, await_guarded
 from umbel.pools.interface import Job, Outcome
-from umbel.pools.interruptible import Interruption
 from umbel.wire.task import TaskCall
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import RunnableTask
+
+
+_MEANINGS = (WorkerStopping, SoftTimeLimitExceeded, TaskCancelled)  # the special before the general
 
 
 class AsyncTracer(Tracer):
@@ -50,7 +53,12 @@ async def _await(task: "RunnableTask", call: TaskCall, request: Request) -> Any:
             task.hooks.before(request)
         return await task.entry(*call.args, **call.kwargs)
     except asyncio.CancelledError as error:
+        # The pool's exceptions are cancellations as well, so that groups and time-outs in the task
+        # let go of what they hold. From here on they are what they mean.
+        for meaning in _MEANINGS:
+            if isinstance(error, meaning):
+                raise meaning(*error.args).with_traceback(error.__traceback__) from None
         current = asyncio.current_task()
-        if current is not None and current.cancelling() and not isinstance(error, Interruption):
+        if current is not None and current.cancelling():
             raise  # the pool ends it
-        raise_meaning_of(error)
+        raise cancelled_from_within() from error

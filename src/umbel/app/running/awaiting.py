@@ -14,49 +14,42 @@ import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
-from umbel.pools.guard import on_loops
 
 if TYPE_CHECKING:
-    import asyncio
+    from umbel.app.running.own_loop import OwnLoop
 
 
 class LastingLoop:
     """A loop for each thread, made when it is first needed; lasts until `close`."""
 
     def __init__(self) -> None:
-        self._runners: dict[int, asyncio.Runner] = {}  # by thread, of which a pool has so many
+        self._loops: dict[int, OwnLoop] = {}  # by thread, of which a pool has so many
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if _a_loop_runs_here():
             return run_to_end(coroutine)
         here = get_ident()
-        runner = self._runners.get(here)
-        if runner is None:
-            import asyncio
+        loop = self._loops.get(here)
+        if loop is None:
+            from umbel.app.running.own_loop import OwnLoop
 
-            runner = self._runners[here] = asyncio.Runner()
-        awaited = _Awaited(coroutine, runner.get_loop())
-        on_loops[here] = awaited.interrupt
+            loop = self._loops[here] = OwnLoop()
         try:
             with cancelled_is_failed():
-                return runner.run(awaited.coroutine, context=contextvars.copy_context())
+                return loop.run(coroutine)
         except (SoftTimeLimitExceeded, TaskCancelled):
-            awaited.interrupted = True  # where greenlets are, wherever it was
+            # It may have come out of the loop while the coroutine waited, which is still pending then and
+            # would go on during the next task. Closing the loop cancels it.
+            self._loops.pop(here).close()
             raise
-        finally:
-            del on_loops[here]
-            # What it has started on the loop, and itself if the loop was hit, would go on during the next
-            # task. Closing the loop cancels that.
-            if awaited.interrupted:
-                self._runners.pop(here).close()
 
     def close(self) -> None:
         """Close all of them; none may be running."""
         if (
-            self._runners and _a_loop_runs_here()
+            self._loops and _a_loop_runs_here()
         ):  # they ran in threads beside it, and a loop closes nowhere else
             from concurrent.futures import ThreadPoolExecutor
 
@@ -66,26 +59,8 @@ class LastingLoop:
             self._close_all()
 
     def _close_all(self) -> None:
-        while self._runners:
-            self._runners.popitem()[1].close()
-
-
-class _Awaited:
-    """A coroutine on its loop, and how it is interrupted there."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], loop: "asyncio.AbstractEventLoop") -> None:
-        from umbel.pools.interruptible import Interruptible
-
-        self.coroutine = Interruptible(coroutine)
-        self.interrupted = False
-        self._loop = loop
-
-    def interrupt(self, error: Exception) -> bool:
-        self.interrupted = True
-        if self.coroutine.runs:
-            return False
-        self._loop.call_soon_threadsafe(self.coroutine.interrupt, error)
-        return True
+        while self._loops:
+            self._loops.popitem()[1].close()
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -111,15 +86,11 @@ def cancelled_is_failed() -> Iterator[None]:
     try:
         yield
     except cancelled_type() as error:
-        raise_meaning_of(error)
+        raise cancelled_from_within() from error
 
 
-def raise_meaning_of(cancelled: BaseException) -> NoReturn:
-    """The pool's interruptions are cancellations for the task; from here on they are what they mean."""
-    meaning: Exception | None = getattr(cancelled, "meaning", None)
-    if meaning is not None:
-        raise meaning.with_traceback(cancelled.__traceback__) from None
-    raise TaskError("the task awaited something that had been cancelled, and so failed") from cancelled
+def cancelled_from_within() -> TaskError:
+    return TaskError("the task awaited something that had been cancelled, and so failed")
 
 
 def cancelled_type() -> type[BaseException]:

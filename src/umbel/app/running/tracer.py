@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from umbel.app.running.attempts import changed_attempt, next_attempt
-from umbel.app.running.awaiting import LastingLoop, cancelled_type, raise_meaning_of
+from umbel.app.running.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.running.child_logs import UNFINISHED, end_lines
 from umbel.app.running.chord_parts import NOTHING_FOLLOWS, UNCOUNTED, BodyOutcome, part_ended, time_left_s
 from umbel.app.running.follow_ups import after_failure, after_success, steps_that_never_run
@@ -158,7 +158,7 @@ class Tracer:
         try:  # not cancelled_is_failed(): every task passes here, and a generator costs as much as some
             value = task.entry(*call.args, **call.kwargs)
         except cancelled_type() as error:
-            raise_meaning_of(error)
+            raise cancelled_from_within() from error
         # A decorated `async def` may look like a plain function that returns a coroutine.
         return self._loop.run(value) if iscoroutine(value) else value
 
