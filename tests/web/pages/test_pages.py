@@ -73,7 +73,7 @@ def test_the_first_page_is_small_and_says_that_all_is_well(shop: Shop, ledger: L
     sizes = {one.url: one.request.sizes()["responseBodySize"] for one in bodies}
     assert sum(sizes.values()) < FIRST_PAGE_MAX, sizes
     assert len(sizes) >= 7, "page, style sheets, scripts, rates"
-    assert page.locator("#sentence").inner_text() == "All 2 workers answer."
+    shop.until(page.locator("#sentence:text-is('All 2 workers answer.')"), "all to be well")
     assert page.locator(".badge").inner_text() == "staging"
     shop.until(page.locator(f"#failing:has-text('{PAID} of {PAID}')"), "what fails most")
     context.close()
@@ -184,7 +184,8 @@ def test_the_slider_goes_back_through_what_the_lake_has(shop: Shop) -> None:
     assert "elected for reindex" in page.locator("#happened").inner_text()
     page = shop.open("/cluster?since=2026-01-01T00:00&until=2026-01-02T00:00")
     assert "Nothing was recorded then" in page.locator(".replay").inner_text()
-    assert "All 2 workers" in page.locator("#sentence").inner_text() and page.locator(".ring").count() == 1
+    shop.until(page.locator("#sentence:has-text('All 2 workers')"), "all to be well")
+    assert page.locator(".ring").count() == 1
     page = shop.open("/cluster?since=2026-01-02T00:00&until=2026-01-01T00:00")
     assert "exchange its two times" in page.locator(".replay").inner_text()
 
