@@ -167,6 +167,26 @@ def test_what_comes_when_it_has_just_ended_is_not_lost() -> None:
     loop.close()
 
 
+class ChosenLoop(asyncio.SelectorEventLoop):
+    """What an app's policy makes."""
+
+
+def test_a_loop_that_the_app_has_chosen_is_interrupted_too(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    went_on: list[str] = []
+
+    @app.task
+    async def task() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=ENOUGH_S)
+        went_on.append(type(asyncio.get_running_loop()).__name__)
+
+    monkeypatch.setattr(asyncio, "new_event_loop", ChosenLoop)
+    tracer = Tracer(app, hostname="w@host")
+    with signals_raise(TaskCancelled("cancelled")):
+        assert (tracer(job_of(app, task.name)).kind, went_on) == ("cancelled", [])
+    tracer.close()
+
+
 def test_one_that_fails_while_it_tidies_up_was_cancelled_all_the_same(app: App) -> None:
     @app.task
     async def task() -> None:

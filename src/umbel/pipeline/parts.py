@@ -105,8 +105,8 @@ class Source:
 
     def rows(self) -> int:
         """At most; files of fewer buckets have events of others too."""
-        kept = sum(one.rows for one in self._job.kept)
-        return kept + self.fresh_rows() + sum(_rows_in(self._store, name) for name, _ in self._of_lake)
+        of_lake = sum(_rows_in(self._store, name) for name, _ in self._of_lake)
+        return self._job.kept_rows + self.fresh_rows() + of_lake
 
     def fresh_rows(self) -> int:
         """Of what was dealt out."""

@@ -128,12 +128,17 @@ def is_guarded(frame: FrameType | None, *, within: CodeType | None = None) -> bo
 
 def interrupt_here(error: Exception) -> None:
     """Raise it in the users' code that runs in this thread; where that waits on a loop, by the loop."""
-    on_loop = on_loops.get(get_ident())
-    if on_loop is None or not on_loop(error):
+    if not interrupted_by_loop(get_ident(), error):
         raise error
 
 
-# By thread: interrupts the loop of ours that runs there. False while users' code runs on it: raise it there.
+def interrupted_by_loop(thread: int, error: Exception) -> bool:
+    """Have the loop that runs in this thread raise it; False when none does, or users' code runs on it."""
+    on_loop = on_loops.get(thread)
+    return on_loop is not None and on_loop(error)
+
+
+# By thread: interrupts the loop of ours that runs there. False while users' code runs on it.
 on_loops: dict[int, Callable[[Exception], bool]] = {}
 
 _GUARDS = frozenset({call_guarded.__code__, await_guarded.__code__})

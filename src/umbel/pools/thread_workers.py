@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
-from umbel.pools.guard import Raised, call_to_the_end, is_guarded, on_loops
+from umbel.pools.guard import Raised, call_to_the_end, interrupted_by_loop, is_guarded
 from umbel.pools.interface import Job, Outcome, Runner
 
 INTERRUPTIONS: tuple[type[Exception], ...] = (SoftTimeLimitExceeded, TaskCancelled)
@@ -143,8 +143,7 @@ class ThreadWorkers:
             return False
         if not run.take_ticket():
             return True
-        on_loop = on_loops.get(run.ident)
-        if on_loop is None or not on_loop(error()):
+        if not interrupted_by_loop(run.ident, error()):
             _raise_in(run.ident, error)
         run.raised = True
         return True

@@ -34,7 +34,12 @@ class _Selector(DefaultSelector):
 class OwnLoop:
     def __init__(self) -> None:
         self._selector = _Selector()
-        self._loop = _make_loop(self._selector)
+        self._loop = asyncio.new_event_loop()
+        # Another kind of loop, if the app has chosen one, is interrupted wherever it is.
+        self._is_ours = type(self._loop) is asyncio.SelectorEventLoop
+        if self._is_ours:
+            self._loop.close()
+            self._loop = asyncio.SelectorEventLoop(self._selector)
         self._runner = asyncio.Runner(loop_factory=lambda: self._loop)
         asyncio.set_event_loop(self._loop)
 
@@ -51,7 +56,7 @@ class OwnLoop:
         asyncio.set_event_loop(None)
 
     def _interrupt(self, error: Exception) -> bool:
-        if not isinstance(self._loop, asyncio.SelectorEventLoop) or self._runs_code():
+        if not self._is_ours or self._runs_code():
             return False
         self._selector.error = error
         with suppress(RuntimeError):  # it was closed meanwhile
@@ -62,15 +67,6 @@ class OwnLoop:
         """Whether the code of a task runs at this moment, and not asyncio's before or after it."""
         task = asyncio.current_task(self._loop)
         return task is not None and getattr(task.get_coro(), "cr_running", True)
-
-
-def _make_loop(selector: _Selector) -> asyncio.AbstractEventLoop:
-    """Another kind of loop, if the app has chosen one, is interrupted wherever it is."""
-    loop = asyncio.new_event_loop()
-    if type(loop) is not asyncio.SelectorEventLoop:
-        return loop
-    loop.close()
-    return asyncio.SelectorEventLoop(selector)
 
 
 def _wake() -> None:
