@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check static test versions soak mutants sim bench lock docs pictures site format clean
+.PHONY: help setup demo check static test versions soak mutants sim bench lock docs pictures site format sbom audit clean
 
 BIN := .venv/bin
 CODE := src tests $(wildcard scripts/*.py) docs/conf.py $(if $(wildcard benchmarks/*.py),benchmarks)
@@ -78,12 +78,22 @@ LOCK = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.
 
 lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for the newest)
 	@$(LOCK) pyproject.toml -o requirements/runtime.txt
-	@$(LOCK) pyproject.toml --group dev --extra history --extra connect --extra java --extra gevent --extra top --extra web --extra otel --extra gcpubsub --extra celery -c requirements/runtime.txt -o requirements/dev.txt
+	@$(LOCK) pyproject.toml --group dev --extra history --extra connect --extra java --extra gevent --extra top --extra web --extra oidc --extra otel --extra gcpubsub --extra celery --extra regex -c requirements/runtime.txt -o requirements/dev.txt
 	@$(LOCK) --group bench -o requirements/bench.txt
 	@$(LOCK) pyproject.toml --extra redis --group interop -o requirements/interop.txt
 	@$(LOCK) --group interop55 -o requirements/interop55.txt
 	@$(LOCK) --group docs -o requirements/docs.txt
+	@$(LOCK) pyproject.toml --all-extras -c requirements/dev.txt -o requirements/extras.txt
+	@$(LOCK) --group release -o requirements/release.txt
+
+sbom: ## write what a release consists of, as CycloneDX, to dist/ (offline, from the lock)
+	@scripts/setup release
+	@$(BIN)/python -m scripts.sbom $(ARGS)
+
+audit: ## known vulnerabilities of everything that `pip install 'umbel[…]'` may bring (asks OSV)
+	@scripts/setup release
+	@.venv-release/bin/pip-audit --strict --require-hashes --disable-pip --vulnerability-service osv -r requirements/extras.txt $(ARGS)
 
 clean: ## remove what the targets made
-	@rm -rf .venv .venv-bench .venv-celery .venv-celery55 .venv-docs .venv-3.* .venv-pyodide build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-bench .venv-celery .venv-celery55 .venv-docs .venv-release .venv-3.* .venv-pyodide build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

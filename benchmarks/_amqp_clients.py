@@ -33,10 +33,10 @@ PROPERTIES: dict[str, Any] = {
 
 
 async def with_umbel(url: str) -> tuple[float, float]:
+    from umbel.brokers.amqp.envelope import Properties, decode_properties, encode_properties
     from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publish
+    from umbel.brokers.amqp.handshake import locations_from_url
     from umbel.brokers.amqp.link import open_link
-    from umbel.brokers.amqp.location import locations_from_url
-    from umbel.brokers.amqp.properties import Properties, decode_properties, encode_properties
 
     link = await open_link(locations_from_url(url)[0], timeout_s=4, heartbeat_s=10, name="bench")
     channel = await link.channel(confirms=True)
@@ -45,7 +45,7 @@ async def with_umbel(url: str) -> tuple[float, float]:
     for _ in range(COUNT // BATCH):
         properties = [encode_properties(Properties(**PROPERTIES)) for _ in range(BATCH)]
         frames = [encode_publish(channel.number, "", QUEUE, one, BODY) for one in properties]
-        await channel.publish(frames, list)
+        await channel.answered(channel.publish(frames, list))
     published, seen, done = time.process_time() - began, 0, asyncio.Event()
     consumer = await link.channel()
 
@@ -108,7 +108,7 @@ async def with_aiormq(url: str) -> tuple[float, float]:
 async def with_amqp(url: str) -> tuple[float, float]:
     import amqp  # type: ignore[import-untyped]
 
-    from umbel.brokers.amqp.location import locations_from_url
+    from umbel.brokers.amqp.handshake import locations_from_url
 
     place = locations_from_url(url)[0]
     connection = amqp.Connection(

@@ -29,7 +29,7 @@ from tests.cluster import Cluster
 from tests.scenarios.places import place
 from tests.servers.way import Way
 from tests.waiting import wait_until
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 from umbel.launch.workers import MAILBOX
 
 TASKS_FILE = Path(__file__).resolve().parent.parent / "tests" / "scenarios" / "control_tasks.py"

@@ -27,7 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.servers.redis import RedisServer, free_port
+from tests.servers.ports import free_port
+from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent

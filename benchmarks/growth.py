@@ -6,8 +6,12 @@ contender an empty server for each size. Look at the CPU per task: it says what 
     scripts/setup bench; scripts/setup servers
     .venv/bin/python benchmarks/growth.py [--json] [--rounds N] [--tasks N] [--only payload] [--only umbel]
     .venv/bin/python benchmarks/growth.py --against COMMIT --only payload   # now, and then; no peers
+    .venv/bin/python benchmarks/growth.py --decades [--broker sqlite] [--kind chord] [--most 10000]
 
 Fewer `--tasks` leave large sizes out: 20 times as many may wait, a chain has at most a tenth as many steps.
+
+`--decades` is a benchmark apart, of Umbel alone, on SQLite, Redis and RabbitMQ: what 100 to 100,000 parts of
+chords and groups, unique and limited tasks, revokes and retained failures cost, and with which exponent.
 """
 
 import sys
@@ -15,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks._growth import decades
 from benchmarks._growth.sections import SECTIONS, measures
 from benchmarks._harness.benchmark import Benchmark
 from benchmarks._harness.measures import Target
@@ -55,7 +60,9 @@ BENCHMARK = Benchmark(
 
 if __name__ == "__main__":
     try:
-        status = BENCHMARK.main()
+        is_decades = "--decades" in sys.argv
+        arguments = [one for one in sys.argv[1:] if one != "--decades"]
+        status = decades.main(arguments) if is_decades else BENCHMARK.main()
     finally:
         stop_servers()
     sys.exit(status)

@@ -31,7 +31,8 @@ from urllib.request import urlopen
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks._harness.processes import Running, answer_of, running, wait_for
-from tests.servers.redis import RedisServer, free_port
+from tests.servers.ports import free_port
+from tests.servers.redis import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
 VISITORS = 50

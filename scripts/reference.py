@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -10,8 +9,8 @@ import click
 import msgspec
 
 from scripts import api_page
-from umbel.app.configuration.settings import Settings
-from umbel.app.configuration.settings_help import HELP
+from umbel.app.settings import Settings
+from umbel.app.settings_help import HELP
 from umbel.celery.settings_table import TABLE
 from umbel.cli.main import COMMANDS
 
@@ -66,7 +65,7 @@ def celery_page() -> str:
 def commands_page() -> str:
     lines = ["# Every command", "", MADE, "", "[commands.md](commands.md) says what they are for.", ""]
     for name, place in COMMANDS.items():
-        command = import_module(f"umbel.cli.{place.module}").command
+        command = place.load()
         for path, one in _with_below(f"umbel {name}", command):
             lines += _section(path, one)
     return "\n".join(lines).rstrip() + "\n"

@@ -17,7 +17,7 @@ from tests.commanding import run_beside, run_here
 from tests.waiting import DEADLINE_S, wait_until
 from umbel.app.app import App
 from umbel.launch.loading import load_app
-from umbel.worker.process.run_directory import NodeState, read_states
+from umbel.worker.run_directory import NodeState, read_states
 
 
 class Cluster:

@@ -3,8 +3,11 @@
 import asyncio.events
 import os
 import signal
+import subprocess
 import sys
+import tarfile
 from compileall import compile_dir
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import umbel
 from tests.dealing import LongestFirst
 from tests.servers.postgres import end_shared_postgres
 from tests.servers.rabbitmq import end_shared_server
-from umbel.app.configuration.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
+from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 
 # New examples on every run, in CI too; a failing one prints the blob that brings it back. No
 # deadline: how long an example takes says more about the machine than about the code.
@@ -47,6 +50,38 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hundreds of processes import Umbel: where Python is told to keep no bytecode, each would compile it."""
     if not hasattr(config, "workerinput"):  # once for all that run a share of the tests
         compile_dir(Path(umbel.__file__).parent, quiet=2)
+
+
+SHORT_S = 600  # no single test may hold up `make test` for longer: a hang is then a failure with its stacks
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("UMBEL_SOAK"):
+        return
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        if limit is not None and limit.args[0] > SHORT_S:
+            item.add_marker(pytest.mark.timeout(SHORT_S), append=False)
+
+
+RELEASE_0_3 = "f8599897"
+
+
+@pytest.fixture(scope="session")
+def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as released in 0.3.0, for workers of that version in a cluster: its PYTHONPATH."""
+    repository = Path(__file__).resolve().parent.parent
+    command = ["git", "-C", str(repository), "archive", "--format=tar", RELEASE_0_3, "src"]
+    try:
+        archive = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("git is not installed")
+    if archive.returncode:
+        pytest.skip(f"this checkout has no commit {RELEASE_0_3}: its history is cut, or it is no clone")
+    folder = tmp_path_factory.mktemp("umbel-0.3.0")
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder / "src"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.waiting import wait_until
-from umbel.cli.cluster.events import LISTENING
+from umbel.cli.watch import LISTENING
 
 
 class EventsTail:

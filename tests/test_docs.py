@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -11,8 +10,8 @@ import pytest
 
 from scripts import reference
 from scripts.screenshots import BYTES_MAX, PICTURES
-from umbel.app.configuration.settings import Settings
-from umbel.app.configuration.settings_help import HELP
+from umbel.app.settings import Settings
+from umbel.app.settings_help import HELP
 from umbel.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +43,7 @@ def test_each_command_is_listed_with_its_options(name: str) -> None:
     table, asking = text("docs/commands.md").split("## Asking workers")
     rows = "\n".join(re.findall(rf"^\| `umbel {name}\b.*$", table, re.MULTILINE))
     assert rows, f"docs/commands.md has no row for 'umbel {name}'"
-    for spellings in options_of(import_module(f"umbel.cli.{COMMANDS[name].module}").command):
+    for spellings in options_of(COMMANDS[name].load()):
         named = any(re.search(rf"`{spelling}\b", rows + asking) for spelling in spellings)
         assert named or not SAID_FOR_ALL.isdisjoint(spellings), f"umbel {name} {spellings}"
 
@@ -78,11 +77,7 @@ def test_operating_names_commands_and_options_that_exist(name: str, named_at_lea
     ]
     assert named_at_least <= {command for command, _ in named}
     for command, options in named:
-        known = {
-            spelling
-            for spellings in options_of(import_module(f"umbel.cli.{COMMANDS[command].module}").command)
-            for spelling in spellings
-        }
+        known = {spelling for spellings in options_of(COMMANDS[command].load()) for spelling in spellings}
         assert options <= known, f"docs/{name}.md: umbel {command} {options - known}"
 
 

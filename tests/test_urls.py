@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_producer
 from umbel.errors import BadURL
-from umbel.urls import without_password
-from umbel.worker.remote.inspection import broker_map
+from umbel.text import without_password
+from umbel.worker.remote.view import broker_map
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from umbel import App
-from umbel.app.configuration.settings import override
+from umbel.app.settings import override
 from umbel.launch.loading import find_app
 from umbel.launch.workers import make_worker
 from umbel.logs import set_up_logging

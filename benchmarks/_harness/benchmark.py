@@ -72,7 +72,7 @@ class Benchmark(Generic[C]):
     def main(self, arguments: Sequence[str] | None = None) -> int:
         options = self._parse(arguments)
         try:
-            with ended_in_order(), self._former(options.against) as former:
+            with ended_in_order(), self._former(options.against, options.only) as former:
                 findings = self.run(
                     rounds=options.rounds or (ROUNDS_AGAINST if former else ROUNDS_MIN),
                     tasks=options.tasks,
@@ -91,8 +91,8 @@ class Benchmark(Generic[C]):
     def run(
         self, *, rounds: int, tasks: int, only: Iterable[str] | None = None, former: C | None = None
     ) -> Findings:
-        subject = self.contenders[0]
         named = list(only or ())
+        subject = self.contenders[0] if former is None else self._compared(named)
         stages = {title: stage for title, stage in self.stages.items() if title in named} or self.stages
         only = [name for name in named if name not in self.stages]
         contenders = self._chosen(only if former is None else only or [subject.name])
@@ -119,13 +119,19 @@ class Benchmark(Generic[C]):
         )
 
     @contextmanager
-    def _former(self, commit: str | None) -> Iterator[C | None]:
+    def _former(self, commit: str | None, only: Iterable[str] | None) -> Iterator[C | None]:
         if commit is None or self.at_commit is None:
             yield None
             return
         with checkout(ROOT, commit) as (name, source):
-            subject = self.contenders[0]
+            subject = self._compared(only)
             yield self.at_commit(subject, f"{subject.name}@{name}", source)
+
+    def _compared(self, only: Iterable[str] | None) -> C:
+        """What is run beside itself as it was: the first of ours that is named, else the subject."""
+        named = set(only or ())
+        ours = (one for one in self.contenders if one.name in named and not one.is_peer)
+        return next(ours, self.contenders[0])
 
     def _chosen(self, only: Iterable[str] | None) -> list[C]:
         names = set(only or ()) or {one.name for one in self.contenders}

@@ -24,8 +24,7 @@ from typing import Any
 
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
-from umbel.wire.event import decode_events, encode_event, routing_key
-from umbel.wire.told import Told, by_type
+from umbel.wire.event import EncodedEvent, by_type, decode_events, encode_event, routing_key
 
 EVENTS_PER_TASK = 3  # received, started, succeeded
 LOOK_EVERY_S = 0.2
@@ -123,7 +122,7 @@ async def _fill(broker: Broker, count: int) -> None:
 
     told: Counter[str] = Counter()
 
-    def told_events() -> Iterator[Told]:
+    def told_events() -> Iterator[EncodedEvent]:
         ours = [node for node in NODES if node[2]]
         for event in itertools.islice(History(nodes=ours).events(count), count):
             if "seq" in event:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from umbel.events.columns import COLUMNS, Kind
+from umbel.events.tables import COLUMNS, Kind
 
 Numbers = np.ndarray[Any, Any]
 

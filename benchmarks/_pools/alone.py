@@ -23,7 +23,7 @@ from umbel.pools.interface import (
     Outcome,
     PoolSettings,
     Runner,
-    Told,
+    UserEvent,
 )
 from umbel.pools.prefork.parent import PreforkPool
 from umbel.wire.message import Message, StoredResult
@@ -88,7 +88,7 @@ class Feeder:
         elif not self._awaited:
             self._done.set()
 
-    def on_told(self, told: Told) -> None:
+    def on_told(self, told: UserEvent) -> None:
         pass
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:

@@ -1,4 +1,7 @@
-"""Umbel's side: an app with its default settings, apart from the address and the results."""
+"""Umbel's side: an app with its default settings, apart from the address and the results.
+
+Where its messages are signed, it names its cluster; commits that are compared may know no such setting.
+"""
 
 import asyncio
 
@@ -6,8 +9,10 @@ import umbel
 from benchmarks._throughput import body
 from benchmarks._throughput.places import BATCH
 from umbel import App
+from umbel.app.settings import Settings
 
-app = App("bench", broker=body.URL, task_ignore_result=True)
+_CLUSTER = {"signing_cluster": "bench"} if "signing_cluster" in Settings.__struct_fields__ else {}
+app = App("bench", broker=body.URL, task_ignore_result=True, **_CLUSTER)
 noop = app.task(body.noop)
 probe = app.task(body.probe)
 

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from umbel import errors
     from umbel.app.app import App
     from umbel.app.canvas.chain import chain
-    from umbel.app.canvas.group import group
-    from umbel.app.canvas.open_chord import chord
-    from umbel.app.canvas.signature import Signature
-    from umbel.app.canvas.stamping import StampingVisitor
+    from umbel.app.canvas.group import chord, group
+    from umbel.app.canvas.signature import Signature, StampingVisitor
     from umbel.app.results import AsyncResult, GroupResult
     from umbel.app.task import Task
     from umbel.coordination.election_context import ElectionContext
@@ -28,10 +26,10 @@ _HOMES = {
     "App": "umbel.app.app",
     "Task": "umbel.app.task",
     "Signature": "umbel.app.canvas.signature",
-    "StampingVisitor": "umbel.app.canvas.stamping",
+    "StampingVisitor": "umbel.app.canvas.signature",
     "chain": "umbel.app.canvas.chain",
     "group": "umbel.app.canvas.group",
-    "chord": "umbel.app.canvas.open_chord",
+    "chord": "umbel.app.canvas.group",
     "AsyncResult": "umbel.app.results",
     "GroupResult": "umbel.app.results",
     "ElectionContext": "umbel.coordination.election_context",

@@ -1,7 +1,7 @@
-"""Chance: for pauses and choices that must not be the same on every node.
+"""Chance: random numbers for pauses and choices that must differ between nodes.
 
-Drawn from the operating system. A project that seeds Python's `random` gets the same numbers with Umbel
-in its process as without, and forked processes do not draw alike.
+They come from the operating system. So a project that seeds Python's `random` gets the same numbers with
+Umbel in its process as without, and forked processes draw different numbers.
 """
 
 from random import SystemRandom

@@ -1,11 +1,11 @@
-"""The clocks of a process: the cluster's time, as far as it is known here, and the time since boot.
+"""The clocks of a process: the cluster's time, as known in this process, and the time since boot.
 
-What is due, and what has expired, is judged by `cluster_now`. A client knows no better than its own clock; a
+What is due, and what has expired, is judged by `cluster_now`. A client uses its own clock unchanged; a
 worker corrects it (`worker/steps/cluster_clock.py`), and hands the correction to its children with each job.
 Stamps of events and results stay those of the wall clock.
 
-A test may have the cluster's time stand still and move it (`umbel/testing/clock.py`). Who waits for a moment
-listens for changes of the clock, and looks again.
+A test may stop the cluster's time and move it (`umbel/testing/bench.py`). Code that waits for a time
+subscribes to changes of the clock, and checks again after each.
 """
 
 import time as time_module
@@ -19,22 +19,23 @@ _listeners: set[Callable[[], None]] = set()
 
 
 def cluster_now() -> float:
-    """Unix time."""
+    """The cluster's time, as Unix time."""
     return time() + _offset_s if _stands_at is None else _stands_at
 
 
 def this_moment() -> Callable[[], float]:
-    """When it was asked for, in the cluster's time as it is known later."""
+    """Remember this moment; the returned function gives it in the cluster's time, with later corrections."""
     began = monotonic()
     return lambda: cluster_now() - (monotonic() - began)
 
 
 def offset_s() -> float:
+    """The correction of this process's wall clock, in seconds."""
     return _offset_s
 
 
 def correct(by_s: float) -> None:
-    """From now on this process's wall clock is taken for wrong by so much; 0: for right."""
+    """Set the correction of this process's wall clock to `by_s` seconds."""
     global _offset_s
     if by_s != _offset_s:
         _offset_s = by_s
@@ -42,14 +43,16 @@ def correct(by_s: float) -> None:
 
 
 def stand_still(at_s: float | None) -> None:
-    """From now on it is this moment in this process, until another is set; None: time passes again."""
+    """Stop the cluster's time of this process at a moment, for tests; None lets it pass again."""
     global _stands_at
     _stands_at = at_s
     _tell()
 
 
 def on_change(listener: Callable[[], None]) -> Callable[[], None]:
-    """Have it called, in any thread, when the cluster's time was changed; what ends that."""
+    """Call `listener`, in any thread, when the cluster's time is changed; returns the function that ends
+    that.
+    """
     _listeners.add(listener)
     return lambda: _listeners.discard(listener)
 
@@ -60,5 +63,5 @@ def _tell() -> None:
 
 
 def boot_time_s() -> float:
-    """A clock that no clock setting moves, the same for all processes of this machine."""
+    """Seconds since boot: unaffected by clock settings, the same for all processes of this machine."""
     return clock_gettime(_BOOT_CLOCK)

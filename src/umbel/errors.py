@@ -8,7 +8,8 @@ UmbelError
 │   ├── AppNotFound            -A names nothing that can be loaded
 │   │   └── NoApp              no app was named, and none is in the current directory
 │   ├── BadBootsteps           a cycle or an unknown requirement between worker steps
-│   └── DuplicateNode          a worker of that name is already running
+│   ├── DuplicateNode          a worker of that name is already running
+│   └── NoClusterId            messages are signed, and the broker has no id to bind signatures to
 ├── WireError                  bytes that are not what the protocol says
 │   ├── BadMessage             a task message that cannot be understood
 │   ├── BadFrame               a frame between the worker and a child that cannot be understood
@@ -19,6 +20,9 @@ UmbelError
 │   │   ├── BrokerSilent       gives no answer at all: check the network
 │   │   ├── AccessRefused      wrong user, password, right, database or file: a retry does not help
 │   │   ├── BufferFull         too many messages are buffered for an unavailable broker
+│   │   ├── MayHaveArrived     what was sent is not confirmed, and may still arrive (RabbitMQ)
+│   │   ├── RowsSetAside       malformed rows of the database file were set aside: retry
+│   │   ├── ClusterIdLost      the broker lost the id that signatures are bound to, while a worker runs
 │   │   └── SendUnknown        the broker was cut off while a task was sent: it may run, or not
 │   ├── StorageFull            no room left; nothing was changed
 │   ├── BrokerRefused          this message or result is refused for good; others are accepted
@@ -63,7 +67,7 @@ UmbelError
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-from umbel.urls import without_password
+from umbel.text import without_password
 
 
 class UmbelError(Exception):
@@ -75,6 +79,8 @@ class ConfigurationError(UmbelError):
 
 
 class UnknownSetting(ConfigurationError):
+    """A setting of this name does not exist; the text has the nearest known name."""
+
     def __init__(self, name: str, known: Iterable[str], *, source: str) -> None:
         near = nearest(name, known, cutoff=0.5)
         hint = f"; did you mean {near!r}?" if near else ""
@@ -82,17 +88,21 @@ class UnknownSetting(ConfigurationError):
 
 
 class BadSetting(ConfigurationError):
+    """A setting has a wrong type or is out of range."""
+
     def __init__(self, name: str, value: object, problem: str, *, source: str) -> None:
         super().__init__(f"setting {name!r} in {source} is {value!r}: {problem}")
 
 
 class BadURL(ConfigurationError):
+    """A broker or backend address cannot be understood."""
+
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"cannot use the address {without_password(url)!r}: {problem}")
 
 
 class AppNotFound(ConfigurationError):
-    pass
+    """The app that -A names cannot be loaded."""
 
 
 class NoApp(AppNotFound):
@@ -100,11 +110,24 @@ class NoApp(AppNotFound):
 
 
 class BadBootsteps(ConfigurationError):
-    pass
+    """Worker steps require each other in a cycle, or an unknown step."""
 
 
 class DuplicateNode(ConfigurationError):
-    pass
+    """A worker with this node name is already running."""
+
+
+class NoClusterId(ConfigurationError):
+    """Messages are signed, and the broker has no id of the cluster to bind signatures to."""
+
+    @classmethod
+    def at(cls, broker: str) -> "NoClusterId":
+        """The error for this broker, with the commands that repair it."""
+        return cls(
+            f"'signing_keys' are set, and {broker} has no id of its cluster, which signatures are bound to: "
+            "for a new cluster, or after the upgrade from 0.3, run `umbel cluster-id make`; if it had one, "
+            "run `umbel cluster-id restore ID`; or set 'signing_cluster'"
+        )
 
 
 class WireError(UmbelError):
@@ -112,19 +135,19 @@ class WireError(UmbelError):
 
 
 class BadMessage(WireError):
-    pass
+    """A task message cannot be understood."""
 
 
 class BadFrame(WireError):
-    pass
+    """A frame between the worker and a child process cannot be understood."""
 
 
 class BadValue(WireError):
-    pass
+    """No serializer can encode a value."""
 
 
 class TooLarge(WireError):
-    pass
+    """A size, depth or number exceeds its limit."""
 
 
 class BrokerError(UmbelError):
@@ -132,24 +155,45 @@ class BrokerError(UmbelError):
 
 
 class BrokerUnavailable(BrokerError):
-    pass
+    """The broker cannot be reached or opened: wait, then retry."""
+
+
+class MayHaveArrived(BrokerUnavailable):
+    """The message was written, and the broker has not confirmed it."""
 
 
 class BrokerSilent(BrokerUnavailable):
-    pass
+    """The broker does not answer at all: check the network."""
 
 
 class AccessRefused(BrokerUnavailable):
-    pass
+    """The broker refuses the user, password, database or file: a retry does not help."""
+
+
+class RowsSetAside(BrokerUnavailable):
+    """The database file had malformed rows, which are set aside now. Nothing else was changed."""
 
 
 class BufferFull(BrokerUnavailable):
-    pass
+    """Too many messages are buffered for an unavailable broker."""
+
+
+class ClusterIdLost(BrokerUnavailable):
+    """The broker lost the id that signatures are bound to, while a worker runs."""
+
+    @classmethod
+    def of(cls, expected: str, found: str) -> "ClusterIdLost":
+        """The error for the expected id and the one that the broker has now."""
+        now = f"names this cluster {found!r} now" if found else "lost the id of this cluster"
+        return cls(
+            f"the broker {now}, and with it maybe which signatures were used; no signed message runs until "
+            f"`umbel cluster-id restore {expected}` has run, or the workers start with another id"
+        )
 
 
 class SendUnknown(BrokerUnavailable):
     """The broker did not say whether it has these messages. On Redis and the embedded broker they can be sent
-    again with the same ids, and each runs once; on RabbitMQ one that had arrived runs twice."""
+    again with the same ids, and each runs once; on RabbitMQ one that had arrived may run twice."""
 
     def __init__(self, task_ids: Sequence[str], why: str) -> None:
         self.task_ids, self.why = tuple(task_ids), why
@@ -162,7 +206,7 @@ class SendUnknown(BrokerUnavailable):
 
 
 class StorageFull(BrokerError):
-    pass
+    """The broker has no room; nothing was changed."""
 
 
 class BrokerRefused(BrokerError):
@@ -178,11 +222,11 @@ class BrokerRefused(BrokerError):
 
 
 class NotSupported(BrokerError):
-    pass
+    """This broker declares that it cannot do this."""
 
 
 class RevokesFull(BrokerError):
-    pass
+    """The durable record of revokes reached its limit."""
 
 
 class TaskError(UmbelError):
@@ -190,8 +234,11 @@ class TaskError(UmbelError):
 
 
 class NotRegistered(TaskError):
+    """No task of this name is registered here."""
+
     @classmethod
     def named(cls, name: str) -> Self:
+        """The error for this name of a task."""
         return cls(
             f"no task named {name!r} is registered here; import its module in the app, or check the name"
         )
@@ -202,11 +249,11 @@ class WrongType(TaskError, TypeError):
 
 
 class WorkerLost(TaskError):
-    pass
+    """The process that ran the task died."""
 
 
 class TimeLimitExceeded(TaskError):
-    """`limit_s`: the hard limit that ended the task, where it is known."""
+    """The hard limit ended the task. `limit_s`: that limit, where it is known."""
 
     def __init__(self, *args: Any, limit_s: float | None = None) -> None:
         super().__init__(*args)
@@ -214,7 +261,7 @@ class TimeLimitExceeded(TaskError):
 
 
 class SoftTimeLimitExceeded(TaskError):
-    pass
+    """Raised inside a task at its soft time limit."""
 
 
 class WorkerStopping(SoftTimeLimitExceeded):
@@ -222,23 +269,23 @@ class WorkerStopping(SoftTimeLimitExceeded):
 
 
 class TaskCancelled(TaskError):
-    pass
+    """Raised inside a task that is revoked while it runs."""
 
 
 class TaskRevoked(TaskError):
-    pass
+    """The task was revoked before it ran, or ended because of that."""
 
 
 class TaskRejected(TaskError):
-    pass
+    """The task raised Reject, which made its message a dead letter."""
 
 
 class MaxRetriesExceeded(TaskError):
-    pass
+    """`retry()` was called more often than the task allows."""
 
 
 class ChordError(TaskError):
-    pass
+    """A task of a chord failed, so its body cannot run."""
 
 
 class RemoteError(TaskError):
@@ -258,17 +305,23 @@ class ElectionError(UmbelError):
 
 
 class UnknownTopic(ElectionError):
+    """No worker has a handler for the topic of an election."""
+
     @classmethod
     def answered(cls, topic: str, answers: Iterable[str]) -> Self:
-        said = "; ".join(sorted(set(answers))[:3])
+        """The error with the answers of the workers."""
+        listed = "; ".join(sorted(set(answers))[:3])
         return cls(
-            f"no worker handles elections of topic {topic!r}: {said}; define an election_handler for it"
+            f"no worker handles elections of topic {topic!r}: {listed}; define an election_handler for it"
         )
 
 
 class ElectionTimeout(ElectionError, TimeoutError):
+    """The election was not decided in time."""
+
     @classmethod
     def after(cls, election_id: str, state: str, timeout_s: float) -> Self:
+        """The error with the state that the election has after the timeout."""
         return cls(
             f"election {election_id!r} is still {state} after {timeout_s:g} s; "
             "it continues; ask again with the same id, or run `umbel election show`"
@@ -276,8 +329,11 @@ class ElectionTimeout(ElectionError, TimeoutError):
 
 
 class LeaseTimeout(UmbelError, TimeoutError):
+    """The lease was not free in time."""
+
     @classmethod
     def after(cls, name: str, leader: str, timeout_s: float) -> Self:
+        """The error with the current holder of the lease."""
         return cls(f"lease {name!r} was not free within {timeout_s:g} s; its holder is {leader or 'unknown'}")
 
 
@@ -290,10 +346,12 @@ class OutboxUnavailable(OutboxError):
 
 
 class HistoryError(UmbelError):
-    pass
+    """Recorded history cannot be read."""
 
 
 class NothingBuilt(HistoryError):
+    """The lake has no tables yet."""
+
     def __init__(self, lake: object) -> None:
         super().__init__(
             f"no tables in the lake {str(lake)!r}; build them with `umbel history build`, or name"
@@ -302,28 +360,31 @@ class NothingBuilt(HistoryError):
 
 
 class LakeError(HistoryError):
-    pass
+    """A lake cannot be used as requested."""
 
 
 class LakeBusy(LakeError):
-    pass
+    """Another process is using the lake."""
 
 
 class BadQuery(HistoryError):
-    pass
+    """SQL that cannot be run."""
 
 
 class SlowQuery(BadQuery):
-    pass
+    """A query was interrupted at its time limit."""
 
 
 class ResultTimeout(UmbelError, TimeoutError):
-    pass
+    """No result arrived within the timeout of `get()`."""
 
 
 class NotKept(UmbelError):
+    """A failed task cannot be retried: its message is not stored."""
+
     @classmethod
     def of(cls, task_id: str) -> Self:
+        """The error for this task, with the possible reasons."""
         return cls(
             f"no message of the task {task_id} is kept: it did not fail, was retried already, made room for"
             " newer failures, or is not to be kept (`failed_keep`, `keep_failed`); `umbel task failed` lists"
@@ -332,15 +393,15 @@ class NotKept(UmbelError):
 
 
 class JoinWouldBlock(UmbelError, RuntimeError):
-    pass
+    """A task waits for another task's result, which can block all workers."""
 
 
 class WorkerStalled(UmbelError):
-    pass
+    """A worker had messages and free slots, and took nothing."""
 
 
 class PoolError(UmbelError):
-    pass
+    """The pool of child processes cannot do its work."""
 
 
 class TaskControl(UmbelError):

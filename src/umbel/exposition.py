@@ -1,4 +1,4 @@
-"""Exposition: counts as families of metrics, as Prometheus reads them; for the dashboard and for a worker.
+"""Exposition: counts as metrics for Prometheus, of the dashboard and of a worker.
 
 It needs `prometheus_client` (`umbel[metrics]`), so it is imported only where metrics are wanted.
 """
@@ -10,26 +10,26 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from umbel.events.histogram import Histogram
-from umbel.events.meters import Meters
+from umbel.events.meters import Histogram, Meters
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 def text_of(collector: Collector) -> bytes:
+    """Metrics of a collector in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry)
 
 
 def of_tasks(meters: Meters) -> Iterator[Metric]:
-    """Copies are made first: another thread may count meanwhile."""
+    """Metrics of tasks. The counts are copied first, because another thread may count meanwhile."""
     ended, repeats = list(meters.ended.items()), list(meters.repeats.items())
     yield counter("umbel_tasks", "Tasks that ended, by end.", ("task", "end"), ended)
-    retried = [((name,), float(one)) for (name, end), one in ended if end == "retried"]
+    retried = [((name,), float(number)) for (name, end), number in ended if end == "retried"]
     yield counter("umbel_task_retries", "Attempts that asked for another.", ("task",), retried)
-    again = [((name,), float(one)) for name, one in repeats]
+    again = [((name,), float(number)) for name, number in repeats]
     yield counter("umbel_task_repeats", "Deliveries of an attempt beyond its first.", ("task",), again)
     yield histogram(
         "umbel_task_wait_seconds", "From sending (else receipt) to start.", ("task",), _of(meters.wait)
@@ -38,27 +38,30 @@ def of_tasks(meters: Meters) -> Iterator[Metric]:
 
 
 def _of(found: Mapping[str, Histogram]) -> list[tuple[tuple[str, ...], Histogram]]:
-    return [((task,), one) for task, one in sorted(found.items(), key=itemgetter(0))]
+    return [((task,), times) for task, times in sorted(found.items(), key=itemgetter(0))]
 
 
-def counter(name: str, said: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    metric = CounterMetricFamily(name, said, labels=labels)
+def counter(name: str, help_text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+    """A counter with one value per row of labels."""
+    metric = CounterMetricFamily(name, help_text, labels=labels)
     for values, number in rows:
         metric.add_metric(list(values), number)
     return metric
 
 
-def gauge(name: str, said: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    metric = GaugeMetricFamily(name, said, labels=labels)
+def gauge(name: str, help_text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+    """A gauge with one value per row of labels."""
+    metric = GaugeMetricFamily(name, help_text, labels=labels)
     for values, number in rows:
         metric.add_metric(list(values), number)
     return metric
 
 
 def histogram(
-    name: str, said: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], Histogram]]
+    name: str, help_text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], Histogram]]
 ) -> Metric:
-    metric = HistogramMetricFamily(name, said, labels=labels)
-    for values, one in rows:
-        metric.add_metric(list(values), one.cumulative(), one.total_s)
+    """A histogram per row of labels."""
+    metric = HistogramMetricFamily(name, help_text, labels=labels)
+    for values, times in rows:
+        metric.add_metric(list(values), times.cumulative(), times.total_s)
     return metric

@@ -1,8 +1,8 @@
-"""How a worker and its children log: one line a fact, its fields behind it, to stderr or a file.
+"""Logs of a worker and its children: one line per fact, followed by its fields, on stderr or in a file.
 
-Texts come from messages and tasks, so nothing in them is obeyed by a terminal or begins a line that
-was not logged (`text.py`). Only tracebacks have several lines; one that is known as text, because
-it comes from a child, is given as the field `traceback`.
+Texts come from messages and tasks, so they are escaped: they cannot control a terminal or forge a log line
+(`text.py`). Only tracebacks have several lines; a traceback that is text, because it comes from a child, is
+the field `traceback`.
 
 Umbel's own lines are limited in rate, each kind for itself: a flood of bad messages must not fill a
 disk. What users' code logs or prints is not limited.
@@ -24,18 +24,20 @@ from typing import Any
 import msgspec
 
 from umbel.errors import BadSetting
+from umbel.files import make_own
 from umbel.protocol.log_limit import Budget, LeftOut, LogLimit
 from umbel.text import leaving, lines, one_line
 from umbel.wire.show import show_value
 
 OF_ONE_KIND = Budget(100, 0.1)
-# How tasks end is what a log is read for. So each task has a budget, and all of them have one together,
-# because who sends messages chooses the names.
+# People read a log to see how tasks end, so each task has its own budget. All tasks share another one,
+# because senders of messages choose the names.
 OF_ONE_TASK = Budget(100, 10.0)
 OF_ALL_TASKS = Budget(1000, 100.0)
 TELL_EVERY_S = 10.0
 USERS = ("umbel.stdout", "umbel.stderr")  # what tasks print
 NAME_CHARS_MAX = LINE_CHARS_MAX = 200
+LOG_FILE = 0o666  # less the umask
 
 TRACEBACK = "traceback"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -44,10 +46,13 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 def set_up_logging(
     level: str, *, logfile: str | None = None, as_json: bool = False, node: str = "", child: int = 0
 ) -> None:
-    """`child`: 0 in the main process, else the number of the child, from 1 on."""
+    """Set up the logging of this process. `child`: 0 in the main process, else the child's number from 1 on.
+
+    BadSetting if the log file cannot be opened.
+    """
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if logfile:
-        path = log_path(logfile, node, child)
+        path = own_log(logfile, node, child)
         try:
             handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -58,7 +63,7 @@ def set_up_logging(
 
 
 def forget_logging() -> None:
-    """In a copy of a process that logs: as if logging had never been set up."""
+    """Remove the logging that a forked process inherited."""
     root = logging.getLogger()
     for handler in list(root.handlers):
         if isinstance(handler.formatter, PlainLines | JsonLines):
@@ -68,13 +73,14 @@ def forget_logging() -> None:
 
 
 def limit_lines(handler: logging.Handler) -> None:
+    """Limit the rate of Umbel's lines in a handler; at exit, omitted lines are reported."""
     limit = LineLimit(handler)
     handler.addFilter(limit)
     atexit.register(limit.tell)
 
 
 def log_path(logfile: str, node: str, child: int) -> str:
-    """The name with what stands for `%n`, `%h`, `%d`, `%p`, `%i` and `%I`, as Celery has it.
+    """The name of a log file with `%n`, `%h`, `%d`, `%p`, `%i` and `%I` replaced, as in Celery.
 
     `%n%I.log` is `w1.log` for the main process of the node w1, and `w1-1.log` for its first child.
     """
@@ -91,8 +97,18 @@ def log_path(logfile: str, node: str, child: int) -> str:
     return re.sub("%[nhdpiI%]", lambda found: stands_for[found[0]], logfile)
 
 
+def own_log(logfile: str, node: str, child: int) -> str:
+    """The path of a process's log file, created if missing; BadSetting if another user made it."""
+    path = log_path(logfile, node, child)
+    try:
+        make_own(Path(path), LOG_FILE)
+    except OSError as error:
+        raise BadSetting("--logfile", logfile, str(error), source="the command line") from None
+    return path
+
+
 def tell_left_out() -> None:
-    """Say now how many lines were left out: this process ends without its exit functions."""
+    """Log now how many lines were left out, for a process that ends without its exit functions."""
     for handler in logging.getLogger().handlers:
         for limit in handler.filters:
             if isinstance(limit, LineLimit):
@@ -100,9 +116,9 @@ def tell_left_out() -> None:
 
 
 class LineLimit(logging.Filter):
-    """Passes on what `LogLimit` admits, and says every ten seconds how many lines it left out.
+    """Passes the lines that `LogLimit` admits, and logs every ten seconds how many it left out.
 
-    The handler's lock guards it, which logging makes new in a forked process.
+    The handler's lock guards it; logging replaces that lock in a forked process.
     """
 
     def __init__(self, handler: logging.Handler, *, tell_every_s: float = TELL_EVERY_S) -> None:
@@ -110,10 +126,11 @@ class LineLimit(logging.Filter):
         self._handler = handler
         self._tell_every_s = tell_every_s
         self._limit = LogLimit()
-        self._examples: dict[Hashable, str] = {}  # how the first line began that was left out of a kind
+        self._examples: dict[Hashable, str] = {}  # by kind, the beginning of the first line that was left out
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is logged; a record that is not is counted."""
         is_ours = super().filter(record) and record.name not in USERS
         if not is_ours or record.levelno >= logging.CRITICAL or hasattr(record, "left_out"):
             return True
@@ -131,6 +148,7 @@ class LineLimit(logging.Filter):
             self._handler.release()
 
     def tell(self) -> None:
+        """Log a summary of the lines that were left out."""
         self._handler.acquire()
         try:
             examples, self._examples = self._examples, {}
@@ -163,6 +181,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def with_fields(line: str, record: logging.LogRecord) -> str:
+    """A line followed by the record's fields, and by its traceback."""
     fields = _fields(record)
     traceback = fields.pop(TRACEBACK, "")
     line += "".join(f" {name}={_shown(value)}" for name, value in fields.items())
@@ -170,32 +189,43 @@ def with_fields(line: str, record: logging.LogRecord) -> str:
 
 
 class PlainLines(logging.Formatter):
+    """Formats records as text lines with fields."""
+
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
         self._zone = os.environ.get("TZ")
 
     def converter(self, seconds: float | None) -> struct_time:
-        """In the zone in which the process began: users' code may change it (Django does)."""
+        """Local time in the time zone of the process's start: users' code may change TZ (Django does)."""
         if os.environ.get("TZ") == self._zone:
             return localtime(seconds)
         return datetime.fromtimestamp(seconds or time(), zone_of(self._zone)).timetuple()
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """The record's line, escaped, with its fields."""
         return with_fields(one_line(super().formatMessage(record)), record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """The traceback, escaped, with its line breaks."""
         return lines(super().formatException(ei))
 
 
 class JsonLines(logging.Formatter):
+    """Formats records as JSON objects, one per line."""
+
     def format(self, record: logging.LogRecord) -> str:
+        """The record as one line of JSON."""
         ours: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line = {**ours, **_fields(record), **ours}  # in this order; no field of a user's takes a name of ours
+        line = {
+            **ours,
+            **_fields(record),
+            **ours,
+        }  # in this order; a user's field cannot replace one of Umbel's
         if record.exc_info:
             line[TRACEBACK] = self.formatException(record.exc_info)
         try:
@@ -210,7 +240,7 @@ class JsonLines(logging.Formatter):
 
 @cache
 def zone_of(variable: str | None) -> tzinfo:
-    """What a value of TZ stands for; None: the machine's zone. UTC where that cannot be told."""
+    """The time zone of a value of TZ, or of the machine for None; UTC if it cannot be determined."""
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # a hundredth of a worker's start
 
     try:

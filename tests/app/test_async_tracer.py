@@ -9,9 +9,9 @@ import pytest
 
 from tests.app.test_tracer import job_of
 from umbel import App
+from umbel.app.app import make_tracer
+from umbel.app.request import current_request
 from umbel.app.running.async_tracer import AsyncTracer
-from umbel.app.running.child_tracer import make_tracer
-from umbel.app.running.request import current_request
 from umbel.app.running.tracer import Tracer
 from umbel.pools.interface import ChildContext, Outcome
 from umbel.pools.loop_thread import CancelAsked, SoftLimitPassed, WorkerStops

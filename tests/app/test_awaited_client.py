@@ -16,12 +16,11 @@ import pytest
 from tests.servers.redis import RedisServer
 from tests.waiting import until, wait_until
 from umbel import App, chain, chord, group
-from umbel.app.aio import loop_warning, sent_teller
-from umbel.app.aio.clients import THREADS_MAX
-from umbel.app.aio.event_feed import EventFeed, Heard
-from umbel.app.aio.gate import Gate, Turns
-from umbel.app.aio.sent_teller import SentTeller
-from umbel.app.running.request import Request, Running
+from umbel.app import waiting
+from umbel.app.event_feed import EventFeed, EventSubscription
+from umbel.app.request import Request, RequestScope
+from umbel.app.sending import loop_client
+from umbel.app.sending.loop_client import THREADS_MAX, InFlightLimit, SendTurns, SentEventSender
 from umbel.brokers.interface import BATCH_MAX
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, BufferFull, SendUnknown, TooLarge
 from umbel.wire.message import Message, Outgoing
@@ -37,7 +36,7 @@ def messages(count: int, size: int = 2) -> list[Outgoing]:
 
 def test_who_finds_no_room_waits_for_a_turn_in_order() -> None:
     async def scenario() -> list[int]:
-        gate, order, release = Gate(messages_max=2), list[int](), asyncio.Event()
+        gate, order, release = InFlightLimit(messages_max=2), list[int](), asyncio.Event()
 
         async def send(number: int, count: int) -> None:
             async with gate.room(messages(count)):
@@ -60,7 +59,7 @@ def test_who_finds_no_room_waits_for_a_turn_in_order() -> None:
 
 def test_bytes_count_as_well_and_so_many_may_wait() -> None:
     async def scenario() -> None:
-        gate, entered = Gate(bytes_max=100, waiting_max=1), asyncio.Event()
+        gate, entered = InFlightLimit(bytes_max=100, waiting_max=1), asyncio.Event()
 
         async def send() -> None:
             async with gate.room(messages(1, size=60)):
@@ -83,7 +82,7 @@ def test_bytes_count_as_well_and_so_many_may_wait() -> None:
 
 def test_a_turn_that_comes_in_the_moment_of_a_cancellation_is_passed_on() -> None:
     async def scenario() -> None:
-        gate = Gate(messages_max=1)
+        gate = InFlightLimit(messages_max=1)
 
         async def send() -> None:
             async with gate.room(messages(1)):
@@ -102,7 +101,7 @@ def test_a_turn_that_comes_in_the_moment_of_a_cancellation_is_passed_on() -> Non
 
 def test_a_thousand_sends_at_once_leave_the_loop_to_others_in_between() -> None:
     async def scenario() -> list[int]:
-        turns, begun, seen = Turns(begin_max=10), 0, list[int]()
+        turns, begun, seen = SendTurns(begin_max=10), 0, list[int]()
 
         async def begin() -> None:
             nonlocal begun
@@ -140,7 +139,7 @@ def test_a_batch_has_a_limit(app: App) -> None:
 
 @pytest.fixture
 def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_warning, "_told", set())
+    monkeypatch.setattr(waiting, "_warned", set())
 
 
 @pytest.mark.usefixtures("_untold")
@@ -223,7 +222,7 @@ def test_arguments_and_options_are_checked_before_anything_is_sent(app: App) -> 
             await add.adelay(1)  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="unknown option 'ques'"):
             await add.aapply_async((1, 2), ques="x")  # type: ignore[call-arg]
-        with pytest.raises(TypeError, match="no callbacks of its own"):
+        with pytest.raises(TypeError, match="a group has no callbacks"):
             await group(add.s(1, 2)).aapply_async(link=add.s(1))
         assert await chain().adelay() is None
 
@@ -250,7 +249,7 @@ def test_signals_and_events_tell_of_awaited_sends(redis: RedisServer) -> None:
 def test_nobody_waits_for_the_events_of_sends_and_only_so_many_are_kept(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sent_teller, "MESSAGES_MAX", 3)
+    monkeypatch.setattr(loop_client, "WAITING_MESSAGES_MAX", 3)
     told, begun, release = list[list[tuple[int, float]]](), threading.Event(), threading.Event()
 
     def tell(sent: Any) -> None:
@@ -259,7 +258,7 @@ def test_nobody_waits_for_the_events_of_sends_and_only_so_many_are_kept(
         told.append([(len(batch), at) for batch, at in sent])
 
     async def scenario() -> None:
-        teller = SentTeller(tell)
+        teller = SentEventSender(tell)
         teller.add(messages(5), 1.0)  # one alone may exceed the limit
         await asyncio.to_thread(begun.wait, 30)
         for at in (2.0, 3.0, 4.0, 5.0):
@@ -297,7 +296,7 @@ def test_a_running_task_keeps_what_it_cannot_send(tmp_path: Path) -> None:
     request = Request(id="t", task="sends", called_directly=False)
 
     async def scenario() -> None:
-        with Running(request):
+        with RequestScope(request):
             sent = await asyncio.gather(*(app.asend_task("anything", (number,)) for number in range(2)))
             assert {one.message.correlation_id for one in request.unsent} == {one.id for one in sent}
             assert set(request.children) == {one.id for one in sent}
@@ -315,7 +314,7 @@ def test_a_running_task_is_told_when_nobody_knows_whether_its_message_was_sent(t
 
     async def scenario() -> None:
         await app.asend_task("anything")
-        with app.producer.database.write(), Running(request):  # type: ignore[attr-defined]
+        with app.producer.database.write(), RequestScope(request):  # type: ignore[attr-defined]
             request.unsent[:] = kept = messages(1)
             with pytest.raises(SendUnknown) as caught:
                 await app.asend_task("anything", task_id="a")
@@ -373,7 +372,7 @@ def test_names_are_resolved_beside_the_loop(redis: RedisServer, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("scheme", "module"), [("rediss", "redis.address"), ("amqps", "amqp.location")], ids=["redis", "amqp"]
+    ("scheme", "module"), [("rediss", "redis.address"), ("amqps", "amqp.handshake")], ids=["redis", "amqp"]
 )
 def test_certificates_are_read_beside_the_loop(
     scheme: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -415,7 +414,7 @@ def test_a_listener_that_is_cancelled_while_it_subscribes_leaves_nobody_deaf(red
         assert feed._receiving is None, "nobody listens"
         second, third = (asyncio.create_task(listen(feed, hears)) for _ in range(2))
         await until(lambda: feed._receiving, "the second to subscribe")
-        feed._listening["u"] = {Heard()}  # somebody listens since before the connection was lost
+        feed._listening["u"] = {EventSubscription()}  # somebody listens since before the connection was lost
         second.cancel()
         await asyncio.wait([second])
         await until(lambda: feed._listening.get("t"), "the third to come")

@@ -190,5 +190,5 @@ def test_a_callback_of_a_chord_does_not_replace_those_of_its_body() -> None:
 
 
 def test_a_group_refuses_callbacks_for_all_of_it() -> None:
-    with pytest.raises(TypeError, match="a group has no callbacks of its own"):
+    with pytest.raises(TypeError, match="a group has no callbacks: make a chord"):
         group(same.s(1)).apply_async(link=complain.s())

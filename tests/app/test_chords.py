@@ -1,7 +1,9 @@
 """Chords in a store: what is sent when, what is left after a crash or a failure, whom the options reach."""
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,18 @@ import pytest
 from umbel import App, chain, chord
 from umbel.app.canvas.group import Chord
 from umbel.app.canvas.signature import Signature, signature_from
-from umbel.app.running.chord_parts import BodyOutcome, part_ended
-from umbel.app.running.request import request_of
-from umbel.app.sending.prepare import Prepared
+from umbel.app.request import request_of
+from umbel.app.running.follow_ups import BodyOutcome, part_ended
+from umbel.app.sending.preparation import Prepared
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.brokers.sqlite.files import path_from_url
 from umbel.errors import BrokerRefused
 from umbel.protocol.delivery.states import FAILURE, SUCCESS
+from umbel.wire.call import TaskCall, decode_task
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.wire.steps import step_map
-from umbel.wire.task import TaskCall, decode_task
 
 NO = {"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"}
 
@@ -427,6 +430,23 @@ def test_a_part_that_cannot_be_counted_fails_the_body_and_not_the_part(
     assert [(one.task_id, one.status) for one in outcome.results] == [("body", "FAILURE")]
     assert b"so the chord fails: the key holds a list" in outcome.results[0].payload
     assert outcome.follow_ups == ()
+
+
+@pytest.mark.parametrize("payload", [b"no JSON", b"[" * 100_000, b"\xff", b""])
+@pytest.mark.parametrize("status", [SUCCESS, FAILURE])
+def test_a_chord_with_a_part_that_cannot_be_read_fails_with_its_reason(
+    bench: Bench, status: str, payload: bytes
+) -> None:
+    """Somebody wrote into the store: the other parts keep their outcome, and nobody waits for ever."""
+    first, second = bench.chord().prepare()
+    bench.ended(first)
+    with closing(sqlite3.connect(path_from_url(bench.app.settings.backend))) as db, db:
+        db.execute("UPDATE chord_parts SET status = ?, payload = ?", (status, payload))
+    outcome = bench.ended(second)
+    (failure,) = outcome.results
+    assert (failure.task_id, failure.status) == ("body", FAILURE)
+    assert "cannot be read" in str(decode_result(failure.payload).result)
+    assert outcome.follow_ups == []
 
 
 def test_a_body_that_is_refused_fails_and_the_chord_has_ended(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from umbel import App, AsyncResult, Ignore, Reject, Task
-from umbel.app.running.request import current_request
+from umbel.app.request import current_request
 from umbel.errors import NotRegistered, RemoteError, ResultTimeout, TaskError
 from umbel.wire.result import decode_result
 

@@ -1,6 +1,7 @@
 """Groups, chords, maps and chunks, in eager mode: composing, results, failures, the wire form."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from umbel import App, GroupResult, chain, chord, group
 from umbel.app.canvas.group import Chord
 from umbel.app.canvas.signature import signature_from
-from umbel.errors import ChordError, ResultTimeout
+from umbel.errors import ChordError, ConfigurationError, ResultTimeout
 
 app = App("groups", broker="sqlite:////nowhere/groups.db")
 
@@ -209,3 +210,57 @@ def test_a_chord_fails_with_a_part_that_is_a_chain_to_several_tasks(part: Any) -
         result = chord([add.s(1, 1), part()], total.s()).delay()
         with pytest.raises(ChordError, match=r"raised ValueError\('no'\)"):
             result.get(timeout=1)
+
+
+EMPTY = [
+    group,
+    lambda: group([]),
+    lambda: group(iter(())),
+    lambda: group(group(), chain()),
+    lambda: group() | group(),
+    lambda: chain(group()),
+    lambda: chord([], group()),
+]
+
+
+@pytest.mark.parametrize("compose", EMPTY)
+def test_a_group_without_members_needs_no_app_and_is_done_at_once(compose: Any) -> None:
+    """As Celery has it: `tests/interop/test_workflows.py` compares the two."""
+    results = [compose().delay(), compose().apply_async((1,), countdown=5), compose().apply(), compose()()]
+    results += [asyncio.run(compose().adelay()), asyncio.run(compose().aapply_async())]
+    for result in results:
+        assert isinstance(result, GroupResult) and result
+        assert (result.get(timeout=0), list(result), result.completed_count()) == ([], [], 0)
+        assert (result.ready(), result.successful(), result.failed()) == (True, True, False)
+        assert asyncio.run(result.aget(timeout=0)) == [] and asyncio.run(result.aready())
+        result.revoke()
+        result.forget()
+        asyncio.run(result.arevoke())
+        asyncio.run(result.aforget())
+        assert result.as_tuple()[1] == []
+        with pytest.raises(ConfigurationError, match="has no members"):
+            result.save()
+    assert len({result.id for result in results}) == len(results)
+
+
+def test_an_empty_group_among_calls_sends_what_the_others_send(tmp_path: Path) -> None:
+    here = App("here", broker=f"sqlite:///{tmp_path}/queue.db")
+    one = here.task(name="one")(lambda: None)
+    sent: list[Any] = list(here.send_many([group(), group(one.s(), group()), one.s()]))
+    assert sent[0].get(timeout=0) == [] and len(sent[1]) == 1
+    body = chord([one.s(), one.s()], group()).delay()
+    assert body.get(timeout=0) == [] and len(body.parent) == 2
+    assert here.control.purge() == 4
+    here.close()
+
+
+def test_a_chord_with_an_empty_body_is_an_empty_list_to_an_outer_one() -> None:
+    with app.eager():
+        inner = chord([same.s([1]), same.s([2])], group())
+        assert chord([add.s(1, 2), inner], same.s()).delay().get() == [3, []]
+
+
+def test_a_callback_that_is_an_empty_group_sends_nothing() -> None:
+    with app.eager():
+        assert add.s(1, 2).set(link=group()).delay().get() == 3
+        assert (add.s(1, 2) | group() | add.s(5)).delay().get() == 8

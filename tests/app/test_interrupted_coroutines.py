@@ -15,11 +15,11 @@ import pytest
 from tests.app.test_tracer import job_of
 from tests.waiting import wait_until
 from umbel import App
-from umbel.app.running.own_loop import OwnLoop
+from umbel.app.running.own_loop import InterruptibleLoop
 from umbel.app.running.tracer import Tracer
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
 from umbel.pools.guard import interrupt_here
-from umbel.pools.thread_workers import Began, Ended, Left, Report, ThreadWorkers
+from umbel.pools.threads import JobBegan, JobEnded, Report, ThreadEnded, ThreadWorkers
 
 ENOUGH_S = 60.0
 ROUNDS = 60
@@ -160,7 +160,7 @@ def test_what_comes_when_it_has_just_ended_is_not_lost() -> None:
         assert current is not None
         current.add_done_callback(lambda _: interrupt_here(TaskCancelled("cancelled")))
 
-    loop = OwnLoop()
+    loop = InterruptibleLoop()
     for _ in range(3):
         with pytest.raises(TaskCancelled):
             loop.run(ends())
@@ -221,13 +221,13 @@ def test_in_a_thread_it_is_woken_to_be_cancelled(app: App) -> None:
         began.clear()
         job = job_of(app, task.name)
         workers.put(job)
-        assert isinstance(reports.get(timeout=ENOUGH_S), Began)
+        assert isinstance(reports.get(timeout=ENOUGH_S), JobBegan)
         assert began.wait(ENOUGH_S)
         wait_until(partial(workers.raise_in, job.number, TaskCancelled), what="the right moment")
         ended = reports.get(timeout=ENOUGH_S)
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, JobEnded)
         assert ended.outcome.kind == "cancelled"
     workers.stop_threads(1)
-    assert isinstance(reports.get(timeout=ENOUGH_S), Left)
+    assert isinstance(reports.get(timeout=ENOUGH_S), ThreadEnded)
     assert tidied == ["up"] * 3
     tracer.close()

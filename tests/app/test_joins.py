@@ -1,6 +1,7 @@
 """F9: a task that waits for another's result could wait for ever; it is told so, not left to hang."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from umbel import App, GroupResult
 from umbel.app.running.tracer import Tracer
+from umbel.backends.sqlite import SqliteBackend
 from umbel.errors import JoinWouldBlock
 from umbel.pools.interface import Job, Outcome
 from umbel.wire.result import encode_success
@@ -105,6 +107,27 @@ def test_the_call_may_allow_waiting_for_a_group(app: App) -> None:
         return await others.aget(allow_join=True)
 
     assert [run_as_worker(app, function).summary for function in (wait, wait_async)] == ["[5]", "[5]"]
+
+
+def test_a_group_waits_once_for_all_its_results(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever portions they come in: to wait again for the rest after each would be quadratic."""
+    ids = [str(number) for number in range(30)]
+    waits: list[int] = []
+    wait = SqliteBackend.wait
+
+    def counted(backend: SqliteBackend, task_ids: Iterable[str], *rest: Any) -> Any:
+        wanted = list(task_ids)
+        waits.append(len(wanted))
+        return wait(backend, wanted, *rest)
+
+    monkeypatch.setattr(SqliteBackend, "wait", counted)
+    group = GroupResult("g", [app.AsyncResult(one) for one in ids], app=app)
+    with ThreadPoolExecutor(1) as threads:
+        joined = threads.submit(group.get, 60)
+        for one in ids:
+            app.backend.store([encode_success(one, int(one), done_at=time())])
+        assert joined.result(60) == list(range(30))
+    assert waits == [30]
 
 
 def test_in_eager_mode_it_is_allowed_because_it_never_waits(app: App) -> None:

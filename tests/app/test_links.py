@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from umbel import App, Task
-from umbel.app.running.request import Request
+from umbel.app.request import Request
 
 
 class OutOfStock(ValueError):

@@ -12,7 +12,7 @@ from umbel import App
 from umbel.app.cluster.periodic import Cron, slot_id
 from umbel.errors import ConfigurationError
 from umbel.protocol.leadership.schedule import CatchUp, Every
-from umbel.wire.task import read_headers
+from umbel.wire.call import read_headers
 
 VIENNA = ZoneInfo("Europe/Vienna")
 

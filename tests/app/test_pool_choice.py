@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from umbel import App
-from umbel.app.configuration.settings import override
+from umbel.app.settings import override
 from umbel.errors import BadSetting
-from umbel.launch.native import NativeProject
-from umbel.launch.pool_choice import ChildLogs, choose_pool
+from umbel.launch.preparation import ChildLogs, choose_pool
+from umbel.launch.project import NativeProject
 from umbel.launch.workers import tasks_for
 from umbel.pools.abilities import ABILITIES, OPTIONS, lacks
 from umbel.pools.interface import HostSpec, Pool

@@ -11,7 +11,7 @@ from umbel import App, Task
 from umbel.app.running.progress import BURST, EVENT_MAX_BYTES, Reports, check_type
 from umbel.backends.interface import Backend
 from umbel.errors import WireError
-from umbel.pools.interface import Told
+from umbel.pools.interface import UserEvent
 from umbel.wire.message import StoredResult
 from umbel.wire.result import decode_result
 
@@ -36,8 +36,8 @@ class FewNames:
         self.backend: Backend = Kept()  # type: ignore[assignment]
 
 
-def made() -> tuple[Reports, Kept, list[Told]]:
-    app, told = FewNames(), list[Told]()
+def made() -> tuple[Reports, Kept, list[UserEvent]]:
+    app, told = FewNames(), list[UserEvent]()
     reports = Reports(app, "t", "", told.append, 7)
     return reports, app.backend, told  # type: ignore[return-value]
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from umbel import App, Reject, Retry
 from umbel.app.running.tracer import Tracer
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
-from umbel.errors import AccessRefused, BrokerUnavailable, BufferFull
+from umbel.errors import AccessRefused, BrokerUnavailable, BufferFull, MayHaveArrived
 
 __all__ = ["redis_server"]  # fixture
 
@@ -160,6 +161,38 @@ def test_what_a_task_sends_meanwhile_goes_out_with_its_end(
     assert sent[:3] == ["child 0", "child 1", "child 2"]
     place.come_back()
     assert place.waiting() == ["first"]
+
+
+def test_what_may_have_arrived_goes_out_as_redelivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ may still read what a task's process wrote, when the worker sends it again."""
+    app = App("shop", broker=f"sqlite:///{tmp_path}/umbel.db", publish_timeout_s=0.0)
+
+    @app.task
+    def parent() -> None:
+        for task_id, error in (("buffered", BrokerUnavailable), ("written", MayHaveArrived)):
+            monkeypatch.setattr(app.producer, "publish", raises(error("the broker is away")))
+            parent.request.try_again_at = 0.0
+            app.send_task("child", task_id=task_id)
+        parent.request.try_again_at = inf
+        app.send_task("child", task_id="not tried")
+
+    with closing(app), closing(Tracer(app, hostname="w@host")) as tracer:
+        sent = tracer(job_of(app, parent.name)).follow_ups
+    # With the second attempt both were written.
+    assert [(child.message.correlation_id, child.redelivered) for child in sent] == [
+        ("buffered", True),
+        ("written", True),
+        ("not tried", False),
+    ]
+
+
+def raises(error: Exception) -> Callable[..., None]:
+    def raise_it(*_given: object) -> None:
+        raise error
+
+    return raise_it
 
 
 def test_what_a_task_sent_meanwhile_goes_out_when_the_broker_is_back(place: Place, tracer: Tracer) -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from umbel.brokers.interface import Broker, BrokerSettings, Pause
 from umbel.brokers.registry import open_broker
-from umbel.control.client import Asker
+from umbel.control.client import ControlClient
 from umbel.control.queue_pauses import move_messages, pause_queue, resume_queue
 from umbel.errors import ConfigurationError
-from umbel.protocol.pidbox import Answers, Known
+from umbel.protocol.pidbox import Answers, MemberReport
 
 QUEUE = "mail"
 
 
-class Cluster(Asker):
+class Cluster(ControlClient):
     """Answers as a cluster of five would, of which Celery's do not look at the mark."""
 
     def __init__(self, broker: Broker) -> None:
@@ -43,9 +43,9 @@ class Cluster(Asker):
             consumes: list[Any] = [{"name": QUEUE}, {"name": "other"}]
             replies: dict[str, Any] = dict.fromkeys(("obeys@c", "refuses@c", "sleeps@c"), consumes)
             replies |= {"ours@u": [{"name": QUEUE, "paused": True}], "elsewhere@c": [{"name": "other"}]}
-            return Answers(replies, silent=(Known("lost@c"),))
+            return Answers(replies, silent=(MemberReport("lost@c"),))
         replies = {"obeys@c": {"ok": "done"}, "refuses@c": {"error": "not allowed"}}
-        silent = tuple(Known(node) for node in destination or () if node not in replies)
+        silent = tuple(MemberReport(node) for node in destination or () if node not in replies)
         return Answers({node: said for node, said in replies.items() if node in (destination or ())}, silent)
 
 

@@ -11,7 +11,7 @@ from umbel.app.canvas.signature import Signature
 from umbel.app.running.tracer import Tracer
 from umbel.errors import ChordError, ConfigurationError
 from umbel.pools.interface import Job
-from umbel.wire.task import decode_task
+from umbel.wire.call import decode_task
 
 eager_app = App("replacing", broker="sqlite:////nowhere/replacing.db")
 told: list[Any] = []

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from umbel import App, AsyncResult, GroupResult, group
-from umbel.app.rebuilding import rebuild_exception
+from umbel.app.request import Request, RequestScope
 from umbel.app.running.eager import RESULTS_MAX, EagerBackend
-from umbel.app.running.request import Request, Running
+from umbel.app.waiting import rebuild_exception
 from umbel.brokers.interface import Claim
 from umbel.brokers.registry import open_broker
 from umbel.errors import (
@@ -321,7 +321,7 @@ def test_a_task_may_join_if_it_says_so_in_celerys_words(app: App) -> None:
     sent = app.AsyncResult("t")
     with app.eager():
         sent = task.delay(1)
-    with Running(Request(id="outer", task="outer")):
+    with RequestScope(Request(id="outer", task="outer")):
         with pytest.raises(JoinWouldBlock):
             sent.get()
         assert sent.get(disable_sync_subtasks=False) == 2

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from umbel import App, Retry, Task
+from umbel.app.options import SendOptions
 from umbel.app.running.tracer import Tracer
-from umbel.app.sending.options import SendOptions
 from umbel.errors import MaxRetriesExceeded
 from umbel.pools.interface import Job
+from umbel.wire.call import decode_task
 from umbel.wire.message import Outgoing
-from umbel.wire.task import decode_task
 
 
 class Unreachable(ConnectionError):

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from umbel.app.sending.routing import NAMES_MAX, Router
+from umbel.app.options import NAMES_MAX, Router
 from umbel.errors import BadSetting
 
 

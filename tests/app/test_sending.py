@@ -11,19 +11,19 @@ import msgspec
 import pytest
 
 from umbel import App
-from umbel.app.running.request import Request
-from umbel.app.sending.prepare import Prepared, new_id
-from umbel.app.sending.routing import NAMES_MAX
+from umbel.app.options import NAMES_MAX
+from umbel.app.request import Request
+from umbel.app.sending.preparation import Prepared, new_id
 from umbel.errors import BadValue, TooLarge
+from umbel.wire.call import decode_task
 from umbel.wire.show import brief
-from umbel.wire.task import decode_task
 
 NOW = 1_750_000_000.25  # 2025-06-15T15:06:40.250000+00:00
 
 
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.app.sending.stated.cluster_now", lambda: NOW)
+    monkeypatch.setattr("umbel.app.sending.preparation.cluster_now", lambda: NOW)
 
 
 def prepared(app: App, *args: Any, sender: Request | None = None, **options: Any) -> Prepared:

@@ -10,25 +10,24 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from umbel import App, Reject, Task
-from umbel.app.running.tracebacks import traceback_text
-from umbel.app.running.tracer import Tracer
-from umbel.app.secrecy import sensitive_of
+from umbel.app.options import sensitive_of
+from umbel.app.running.tracer import Tracer, traceback_text
 from umbel.brokers.interface import Delivery
 from umbel.errors import ConfigurationError
-from umbel.pools.interface import Job, Outcome, Told
+from umbel.pools.interface import Job, Outcome, UserEvent
 from umbel.protocol.delivery.sensitive import HIDDEN, MASK, Secrets, Sensitive
+from umbel.wire.call import read_headers
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
-from umbel.wire.task import read_headers
-from umbel.worker.messages.admission import arrival_of
-from umbel.worker.messages.claimed import Claimed
-from umbel.worker.messages.requests import _arguments
+from umbel.worker.delivery.admit import arrival_of
+from umbel.worker.delivery.claimed import Claimed
+from umbel.worker.remote.requests import _arguments
 
 ALPHABET = st.characters(codec="utf-8", exclude_characters="*")
 SECRETS = st.text(ALPHABET, min_size=4, max_size=3000)
 
 
-def made_app(told: list[Told]) -> tuple[App, Tracer]:
+def made_app(told: list[UserEvent]) -> tuple[App, Tracer]:
     app = App("shop", broker="sqlite:////never/opened.db", result_extended=True)
 
     @app.task(name="log-in", bind=True, sensitive=("password", "card"))
@@ -55,7 +54,7 @@ def made_app(told: list[Told]) -> tuple[App, Tracer]:
     return app, Tracer(app, hostname="w@host", tell=told.append)
 
 
-def outward(outcome: Outcome, told: list[Told]) -> Iterator[str]:
+def outward(outcome: Outcome, told: list[UserEvent]) -> Iterator[str]:
     """Every text that is for people, not for the caller."""
     yield outcome.summary
     yield outcome.traceback
@@ -91,7 +90,7 @@ def held_of(app: App, message: Message) -> Claimed:
 def test_a_secret_never_stands_in_an_outward_text(secret: str, how: str, by_celery: bool) -> None:
     secret = f"#{secret}"  # so that no text of ours has it by chance
     assume(len(secret.strip()) >= 4)
-    told: list[Told] = []
+    told: list[UserEvent] = []
     app, tracer = made_app(told)
     card = {"number": secret}
     message = app.prepare("log-in", ["bob", secret, how], {"card": card}, {"task_id": "t"}).outgoing.message

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from umbel import App
-from umbel.app.sending.prepare import origin
+from umbel.app.sending.preparation import origin
 from umbel.brokers.registry import open_broker
 from umbel.errors import StorageFull
 from umbel.wire.event import decode_events

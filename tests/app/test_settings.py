@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from umbel import App
-from umbel.app.configuration.settings import Settings, assemble, override
+from umbel.app.settings import Settings, assemble, override
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
 
 

@@ -3,13 +3,13 @@ from copy import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from umbel import App, Signature, chain, chord, group
 from umbel.app.canvas.chain import Chain
 from umbel.app.canvas.signature import signature_from
-from umbel.app.sending.options import SendOptions
+from umbel.app.options import SendOptions
 from umbel.errors import BadMessage, ConfigurationError, NotRegistered
 from umbel.wire.values import decode_json, encode_json
 
@@ -226,6 +226,8 @@ def _as_options(given: dict[str, Any]) -> SendOptions:
 
 @settings(max_examples=50)
 @given(signatures())
+@example(Signature[Any]("group", [1], app=APP))
+@example(Signature[Any]("celery.chain", [1], app=APP))
 def test_a_signature_is_the_same_after_a_trip_over_the_wire(call: Signature[Any]) -> None:
     again = signature_from(decode_json(encode_json(call.to_map())), APP)
     assert again == call

@@ -12,7 +12,8 @@ from umbel import App, Task
 from umbel.app.running.tracer import Tracer
 from umbel.app.task import AsyncTask
 from umbel.errors import ConfigurationError
-from umbel.wire.task import parse_instant, read_headers
+from umbel.wire.call import read_headers
+from umbel.wire.message import parse_instant
 
 
 def pack(box: str, count: int = 1) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from umbel import App, chain
-from umbel.app.cluster.topics import send_elected
+from umbel.app.cluster.commands import send_elected
 from umbel.brokers.interface import Delivery
 from umbel.brokers.registry import open_broker
 from umbel.coordination.election_context import ElectionContext
@@ -21,7 +21,7 @@ from umbel.protocol.leadership.coordination import (
     Policy,
     election_key,
 )
-from umbel.wire.task import decode_task
+from umbel.wire.call import decode_task
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from umbel import App, Ignore, Reject, Task
+from umbel.app.options import SendOptions
 from umbel.app.running.tracer import Tracer
-from umbel.app.sending.options import SendOptions
 from umbel.errors import BrokerUnavailable
 from umbel.pools.interface import ChildContext, Job, Outcome
 from umbel.wire.message import Message

@@ -16,12 +16,12 @@ import pytest
 
 from tests.app.test_tracer import job_of
 from umbel import App, Reject, Task, chord
+from umbel.app.app import make_tracer
 from umbel.app.running.async_tracer import AsyncTracer
 from umbel.app.running.child_logs import LoggedStream
-from umbel.app.running.child_tracer import make_tracer
 from umbel.app.running.progress import BURST
-from umbel.app.running.showing import EXCEPTION_ARGS_MAX
 from umbel.app.running.tracer import (
+    EXCEPTION_ARGS_MAX,
     EXCEPTION_MAX_CHARS,
     STRUCK_MAX_CHARS,
     Tracer,
@@ -29,7 +29,7 @@ from umbel.app.running.tracer import (
 from umbel.backends.interface import ChordPart
 from umbel.clock import correct, offset_s
 from umbel.errors import BrokerUnavailable, Retry, TaskCancelled, WorkerStopping
-from umbel.pools.interface import ChildContext, Job, Told
+from umbel.pools.interface import ChildContext, Job, UserEvent
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import decode_result
 
@@ -247,7 +247,7 @@ def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_he
     name = failing(app, raised) if raised else app.task(name="part")(lambda: 5).name
     job = job_of(app, name, task_id="t", group_id="g", chord={"task": "body", "options": {"task_id": "b"}})
     outcome = tracer(msgspec.structs.replace(job, soft_limit_s=0.5))
-    assert "waiting" not in caplog.text
+    assert not any("waiting" in record.getMessage() for record in caplog.records)
     states = [(one.task_id, one.status) for one in outcome.results]
     assert (outcome.kind, states) == (("requeued", []) if may_help else (ended, [("t", "FAILURE")]))
     assert list(outcome.follow_ups) == []
@@ -329,7 +329,7 @@ def test_a_child_takes_over_its_workers_correction_of_the_clock(
 def test_what_a_task_tells_is_told_as_of_its_job_and_the_last_of_it_before_its_result(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Told] = []
+    told: list[UserEvent] = []
     monkeypatch.setattr(app.backend, "store", lambda _: None)
 
     @app.task(bind=True, name="talk")

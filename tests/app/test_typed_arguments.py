@@ -17,11 +17,11 @@ import pytest
 
 from tests.app import late_types
 from umbel import App, Task, chain, chord, group
-from umbel.app.types.call_types import CallTypes
+from umbel.app.types import CallTypes
 from umbel.errors import ChordError, ConfigurationError, WrongType
-from umbel.launch.native import task_rules
-from umbel.testing.calls import SentCall
-from umbel.wire.task import decode_task
+from umbel.launch.project import task_rules
+from umbel.testing.inbox import SentCall
+from umbel.wire.call import decode_task
 
 
 class Colour(enum.Enum):

@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 
 from umbel import App
-from umbel.app.configuration.settings import override
-from umbel.app.configuration.sizes import size_bytes
+from umbel.app.settings import override, size_bytes
 from umbel.errors import BadSetting, WorkerLost
-from umbel.launch.native import Leftovers, task_rules
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
+from umbel.launch.project import NativeEndings, task_rules
 from umbel.protocol.delivery.delivery import TaskRules
+from umbel.wire.call import read_headers
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
-from umbel.wire.task import read_headers
 
 HOST = socket.gethostname()
 
@@ -73,7 +72,7 @@ def message_of(app: App, **options: Any) -> Message:
 
 
 def test_it_leaves_its_failure(app: App) -> None:
-    ending = Leftovers(app)(message_of(app), "q", LOST, "FAILURE")
+    ending = NativeEndings(app)(message_of(app), "q", LOST, "FAILURE")
     [stored] = ending.results
     found = decode_result(stored.payload)
     assert (stored.task_id, found.status, found.result["exc_type"]) == ("t", "FAILURE", "WorkerLostError")
@@ -82,10 +81,10 @@ def test_it_leaves_its_failure(app: App) -> None:
 
 def test_it_leaves_nothing_when_nobody_keeps_its_result(app: App) -> None:
     app.task(name="shop.pack", ignore_result=True)(lambda value: None)
-    assert list(Leftovers(app)(message_of(app), "q", LOST, "FAILURE").results) == []
+    assert list(NativeEndings(app)(message_of(app), "q", LOST, "FAILURE").results) == []
     # Celery writes null for "as the receiver's task is set".
     undecided = Message(b'{"task":"shop.pack","id":"t","ignore_result":null}', b"[[], {}, {}]")
-    assert list(Leftovers(app)(undecided, "q", LOST, "FAILURE").results) == []
+    assert list(NativeEndings(app)(undecided, "q", LOST, "FAILURE").results) == []
 
 
 def test_the_steps_behind_it_end_with_it(app: App) -> None:
@@ -93,14 +92,14 @@ def test_the_steps_behind_it_end_with_it(app: App) -> None:
         app.signature("shop.pack", (1,)) | app.signature("b", task_id="b") | app.signature("c", task_id="c")
     )
     [first] = steps.prepare()
-    ending = Leftovers(app)(first.outgoing.message, "q", LOST, "REVOKED")
+    ending = NativeEndings(app)(first.outgoing.message, "q", LOST, "REVOKED")
     assert {one.task_id for one in ending.results} == {first.task_id, "b", "c"}
     assert {one.status for one in ending.results} == {"REVOKED"}
 
 
 def test_its_errbacks_are_sent(app: App) -> None:
     message = message_of(app, link_error=app.signature("shop.alarm", ("red",)))
-    [sent] = Leftovers(app)(message, "q", LOST, "FAILURE").follow_ups
+    [sent] = NativeEndings(app)(message, "q", LOST, "FAILURE").follow_ups
     headers = read_headers(sent.message)
     assert (headers.task, headers.argsrepr, headers.parent_id) == ("shop.alarm", "('t', 'red')", "t")
 
@@ -110,14 +109,14 @@ def test_an_errback_that_cannot_be_sent_does_not_harm_the_worker(
 ) -> None:
     app.task(name="shop.alarm")(nothing)
     message = message_of(app, link_error=app.signature("shop.alarm"))
-    ending = Leftovers(app)(message, "q", LOST, "FAILURE")
+    ending = NativeEndings(app)(message, "q", LOST, "FAILURE")
     assert (len(ending.results), list(ending.follow_ups)) == (1, [])
     assert [record.message for record in caplog.records] == ["errback raised an exception"]
 
 
 def test_a_body_that_cannot_be_read_still_leaves_its_failure(app: App) -> None:
     broken = Message(b'{"task":"shop.pack","id":"t"}', b"[1, ")
-    assert [one.task_id for one in Leftovers(app)(broken, "q", LOST, "FAILURE").results] == ["t"]
+    assert [one.task_id for one in NativeEndings(app)(broken, "q", LOST, "FAILURE").results] == ["t"]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.brokers.under_test import LONG_S, result, run
 from tests.waiting import wait_until
 from umbel.backends.interface import Backend
+from umbel.wire.message import StoredResult
 
 Stores = Callable[..., Backend]
 """Opens one more backend on the same store; keywords change its settings."""
@@ -47,6 +48,47 @@ class BackendContract:
             worker.store([result("a", "STARTED"), result("other")])
             worker.store([result("b", "FAILURE")])
             assert waiting.result(LONG_S / 2) == {"b": result("b", "FAILURE")}
+
+    def test_of_many_each_is_handed_over_once_in_whatever_portions_they_end(self, stores: Stores) -> None:
+        waiter, worker = stores(), stores()
+        names = [str(number) for number in range(40)]
+        worker.store([result("0"), result("1", "STARTED")])
+        handed: list[str] = []
+
+        def take(found: Mapping[str, StoredResult]) -> bool:
+            handed.extend(found)
+            return False
+
+        def store_the_rest() -> None:
+            for first in (1, 3, 20):
+                last = {1: 3, 3: 20, 20: 40}[first]
+                worker.store([result(name, "FAILURE") for name in names[first:last]])
+
+        async def scenario() -> Mapping[str, StoredResult]:
+            return await waiter.wait_async(names, LONG_S, take)
+
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(waiter.wait, names, LONG_S, take)
+            store_the_rest()
+            assert set(waiting.result(LONG_S / 2)) == set(names)
+        assert sorted(handed) == sorted(names)
+        handed.clear()
+        assert set(run(scenario())) == set(names)
+        assert sorted(handed) == sorted(names)
+
+    def test_who_has_enough_waits_for_no_more(self, stores: Stores) -> None:
+        waiter, worker = stores(), stores()
+        worker.store([result("a", "FAILURE")])
+
+        def take(found: Mapping[str, StoredResult]) -> bool:
+            return any(one.status == "FAILURE" for one in found.values())
+
+        async def scenario() -> Mapping[str, StoredResult]:
+            return await waiter.wait_async(["a", "never"], LONG_S, take)
+
+        assert set(waiter.wait(["a", "never"], LONG_S, take)) == {"a"}
+        assert set(run(scenario())) == {"a"}
+        assert waiter.wait(["never"], 0.05, take) == {}
 
     def test_waiting_for_what_is_there_ends_at_once_and_without_a_time_out(self, stores: Stores) -> None:
         backend = stores()

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.brokers.under_test import LONG_S, outgoing, result, run, take_one
+from tests.servers.ports import free_ports
 from tests.servers.rabbitmq import amqp_url, shared_server
 from tests.servers.redis import RedisServer, redis_server, redis_url
 from tests.servers.way import Way
@@ -99,6 +100,18 @@ def test_eight_threads_and_the_event_loop_can_wait_at_once(backend: RpcBackend, 
         found = [threads.submit(backend.wait, [str(number)], LONG_S) for number in range(8)]
         run(scenario())
         assert [set(one.result(LONG_S / 2)) for one in found] == [{str(number)} for number in range(8)]
+
+
+def test_results_are_received_from_the_first_server_that_answers(amqp_url: str) -> None:
+    (port,) = free_ports(1)
+    listed = AmqpPost(f"amqp://127.0.0.1:{port}//;{amqp_url}", BrokerSettings(amqp_url))
+    worker = post(amqp_url)
+    for address in ("one", "two"):  # each connection begins with the next server
+        inbox = listed.open(address)
+        send(worker, address, result("a"))
+        assert [task_id for task_id, _ in inbox.receive()] == ["a"]
+        inbox.close()
+    worker.close()
 
 
 def test_waiting_ends_at_the_time_out_and_for_nothing_at_once(backend: RpcBackend) -> None:

@@ -1,6 +1,7 @@
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing as closed
 from pathlib import Path
 
@@ -9,12 +10,15 @@ from msgspec.structs import replace
 
 from tests.backends.contract import BackendContract, Stores, closing
 from tests.backends.contract_chords import ChordContract
-from tests.brokers.under_test import result
+from tests.brokers.under_test import result, run
+from tests.waiting import wait_until
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite import wakeup
+from umbel.brokers.sqlite.store import Store
 from umbel.errors import BadURL
+from umbel.wire.message import StoredResult
 
 
 @pytest.fixture
@@ -53,6 +57,38 @@ class TestSqlite(BackendContract, ChordContract):
         monkeypatch.setattr(wakeup, "_SUPPORTED", False)
         self.test_waiting_ends_with_the_first_final_state(stores)
         self.test_waiting_on_the_event_loop_does_not_block_it(stores)
+
+    def test_waiting_for_many_looks_at_each_a_few_times_however_many_there_are(
+        self, stores: Stores, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each ends by itself. To look at all that are missing whenever one comes would be 90,000 looks."""
+        monkeypatch.setattr(wakeup, "RECHECK_S", 3600.0)
+        waiter, worker = stores(), stores()
+        names, looked_at = [str(number) for number in range(600)], list[int]()
+        read = Store.read_results
+
+        def counted(store: Store, task_ids: Sequence[str]) -> dict[str, StoredResult]:
+            looked_at.append(len(task_ids))
+            return read(store, task_ids)
+
+        monkeypatch.setattr(Store, "read_results", counted)
+
+        async def scenario() -> None:
+            await waiter.wait_async(names, None, lambda _: False)
+
+        def judge(wait: Callable[[], object]) -> None:
+            worker.forget(names)
+            looked_at.clear()
+            with ThreadPoolExecutor(1) as threads:
+                waiting = threads.submit(wait)
+                wait_until(lambda: waiting.running() and len(looked_at) > 1, what="the first looks")
+                for name in names:
+                    worker.store([result(name)])
+                waiting.result(60)
+            assert sum(looked_at) < 40 * len(names)
+
+        judge(lambda: waiter.wait(names, None, lambda _: False))
+        judge(lambda: run(scenario()))
 
     def test_a_wait_begun_before_a_fork_does_not_disturb_the_child(self, stores: Stores) -> None:
         backend = stores()

@@ -16,10 +16,9 @@ from benchmarks.pipeline import TARGETS
 from tests.events.histories import ORDER_DEPENDENT_IN_CELERY
 from tests.history.test_story import write_file
 from umbel.events.merge import Registers, put
-from umbel.events.reading import EventReader
 from umbel.events.types import TaskEvent
-from umbel.events.view import TaskRecord, view
-from umbel.history.arrow import event_schema
+from umbel.events.view import EventReader, TaskRecord, view
+from umbel.history.lake import event_schema
 from umbel.history.story import as_wire
 
 COMPARED = [

@@ -10,6 +10,7 @@ from umbel.brokers.amqp.consumer import Consumer
 from umbel.brokers.amqp.envelope import NO_MARK, Mark, encode
 from umbel.brokers.amqp.frames import Incoming, Method
 from umbel.brokers.amqp.link import Link
+from umbel.brokers.amqp.streams import StartsView
 from umbel.errors import BrokerError
 from umbel.wire.message import Message
 
@@ -103,11 +104,11 @@ class Worker:
     def __init__(self) -> None:
         self.server = Server()
         self.deleted: list[tuple[str, set[object]]] = []
-        self.starts: dict[tuple[str, str], int] = {}
+        self.starts = StartsView()
         self.claims = Claims(
             cast(Link, self.server),
             LEASE_S,
-            starts_of=lambda queue, key: self.starts.get((queue, key), 0),
+            starts=self.starts,
             needs_own_limit=lambda queue: False,
             on_deleted=lambda queue, tags: self.deleted.append((queue, set(tags))),
         )

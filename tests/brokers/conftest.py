@@ -1,4 +1,4 @@
-"""Redis as the tests of its broker have it: one server for each file, empty for each test."""
+"""Servers as the tests of brokers have them: Redis for each file, empty for each test; a way to RabbitMQ."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,9 @@ import pytest
 
 from tests.brokers.redis_claims import LEASE_S
 from tests.brokers.under_test import BrokerUnderTest
+from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import redis_server, redis_url
+from tests.servers.way import Way
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.redis.broker import CAPABILITIES
 
@@ -26,3 +28,11 @@ def patient(redis_url: str) -> Iterator[BrokerUnderTest]:
     under_test = BrokerUnderTest(BrokerSettings(redis_url, lease_s=LEASE_S), CAPABILITIES)
     yield under_test
     under_test.close()
+
+
+@pytest.fixture
+def way() -> Iterator[Way]:
+    """A way to the RabbitMQ of all tests, which a test can break."""
+    way = Way(shared_server().port)
+    yield way
+    way.end()

@@ -21,7 +21,7 @@ from tests.brokers.under_test import (
 from umbel.brokers.interface import Ack, Broadcast, Broker, Delivery
 from umbel.errors import RevokesFull
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
-from umbel.wire.revoke import Revoke
+from umbel.wire.records import Revoke
 
 
 async def first(count: int, heard: AsyncIterator[Broadcast]) -> list[bytes]:
@@ -63,7 +63,7 @@ class ControlContract:
             async with under_test.open() as broker:
                 transport = broker.capabilities.transport
                 counts = transport == "redis"
-                knows_of_none = transport in ("redis", "amqp")
+                knows_of_none = broker.capabilities.reports_nobody
                 assert await request(broker, b"anybody?") == (0 if knows_of_none else None)
                 async with (
                     broker.subscribe(REQUEST_EXCHANGE, ["a@x"]),

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from tests.brokers.contract_verdicts import lose
 from tests.brokers.under_test import (
     OWNER,
@@ -20,7 +22,8 @@ from tests.brokers.under_test import (
     take_one,
     texts,
 )
-from umbel.brokers.interface import Ack, Broker, Bury, DeadLetter, Refused, Resend
+from umbel.brokers.interface import Ack, Broker, Bury, DeadLetter, Refused, Resend, Return, Started
+from umbel.wire.call import read_headers
 from umbel.wire.message import Outgoing
 
 MANY = 1000
@@ -58,6 +61,25 @@ class FailuresContract:
                 assert ids(await broker.failed(MANY, task_id="a")) == ["a"]
                 assert not (await take(broker)).deliveries
                 assert await broker.dead_letters() == []
+
+        run(scenario())
+
+    @needs("failures")
+    def test_a_failure_is_kept_with_its_starts_and_its_attempt(self, under_test: BrokerUnderTest) -> None:
+        headers = b'{"task":"t","id":"a","retries":4,"umbel_starts":3}'  # it was a dead letter before
+
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish([Outgoing(QUEUE, replace(message("a"), headers=headers))])
+                first = await take_one(broker)
+                await broker.settle([Started(first.tag)])
+                await broker.settle([Return(first.tag, charged=1, ran=True)])
+                (again,) = await take_in_time(broker, 1, what="the redelivered message")
+                await broker.settle([Started(again.tag)])
+                await broker.settle([Ack(again.tag, keep="it broke")])
+                (letter,) = await broker.failed(MANY)
+                kept = read_headers(letter.message)
+                assert (letter.starts, kept.retries, kept.umbel_starts) == (3, 4, 3)
 
         run(scenario())
 

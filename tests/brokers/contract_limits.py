@@ -328,12 +328,12 @@ class LimitsContract:
             async with under_test.open(remembers_signatures=True) as broker:
                 await broker.publish(outgoing("a", "b"))
                 held = (await take(broker)).deliveries
-                await broker.spend([Spend(one.tag, one.message.correlation_id, FAR) for one in held])
+                await broker.spend([Spend(one.tag, one.message.correlation_id, FAR, FAR) for one in held])
                 (first,) = await start(broker, held, ONE)
                 assert list(marks_of(broker)) == [first.tag]
                 await settle_all(broker, Ack(first.tag))
                 called = await take_one(broker)
-                assert not await broker.spend([Spend(called.tag, held[1].message.correlation_id, FAR)])
+                assert not await broker.spend([Spend(called.tag, held[1].message.correlation_id, FAR, FAR)])
                 assert await start(broker, [called], ONE) == [called]
                 await settle_all(broker, Ack(called.tag))
                 assert not marks_of(broker)

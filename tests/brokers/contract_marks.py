@@ -1,7 +1,7 @@
 """What every broker promises about knowing of a node that others do not hear."""
 
 from tests.brokers.under_test import LONG_S, SHORT_LEASE_S, BrokerUnderTest, eventually, needs, run
-from umbel.brokers.evidence import Evidence
+from umbel.brokers.interface import Evidence
 
 CONTROL = "celery.pidbox"
 NODE = "ada@here"

@@ -21,8 +21,7 @@ from tests.brokers.under_test import (
     texts,
 )
 from umbel.brokers.interface import Ack, Bury, Depth, Return
-from umbel.wire.message import Message, Outgoing
-from umbel.wire.properties import encode_others, others_of
+from umbel.wire.message import Message, Outgoing, encode_others, others_of
 
 
 class MessagesContract:
@@ -83,6 +82,7 @@ class MessagesContract:
                 taken = await take_in_time(broker, 3, what="three messages")
                 await broker.settle([Bury(one.tag, "broken") for one in taken])
                 ids = {one.message.body: one.letter_id for one in await broker.dead_letters()}
+                assert await broker.count_dead(100) == len(ids) > await broker.count_dead(1) == 1
                 assert await broker.drop_dead([ids[b"a"], ids[b"c"]]) == 2
                 (left,) = await broker.dead_letters()
                 assert left.message.body == b"b"
@@ -226,15 +226,15 @@ class MessagesContract:
             async with under_test.open() as broker:
                 due = time.time() + 0.3 * under_test.pace
                 await broker.publish(outgoing("later", not_before=due))
-                assert not (await take(broker)).deliveries
+                taken = texts((await take(broker)).deliveries)
+                assert not taken or time.time() >= due  # a busy machine may be late
 
                 async def claimed() -> list[str]:
                     await broker.wait_ready([QUEUE], LONG_S)
                     return texts((await take(broker)).deliveries)
 
-                assert await eventually(claimed, what="the delayed message", deadline_s=LONG_S / 2) == [
-                    "later"
-                ]
+                taken = taken or await eventually(claimed, what="the message", deadline_s=LONG_S / 2)
+                assert taken == ["later"]
                 assert time.time() >= due
 
         run(scenario())

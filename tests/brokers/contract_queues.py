@@ -19,7 +19,7 @@ from tests.brokers.under_test import (
     take_in_time,
     texts,
 )
-from umbel.brokers.interface import MOVED_AT_ONCE_MAX, Ack, Broker, Delivery, Depth, Pause, Return
+from umbel.brokers.interface import MOVED_AT_ONCE_MAX, Ack, Broker, Delivery, Depth, Pause, Return, Started
 from umbel.errors import BrokerRefused
 from umbel.wire.message import Message, Outgoing
 
@@ -239,6 +239,71 @@ class QueueControlContract:
 
         run(scenario())
 
+    def test_a_moved_message_has_the_starts_and_the_mark_of_redelivery_that_it_had(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        """There and back, as often as an operator likes."""
+        expected = {"new": (0, False), "again": (0, False), "started": (2, True)}
+
+        async def scenario() -> None:
+            async with under_test.open() as worker:
+                await worker.publish(outgoing("again", "started"))
+                tags = {
+                    delivery.message.correlation_id: delivery.tag
+                    for delivery in (await take(worker, 2)).deliveries
+                }
+                await worker.leave_queue(OWNER, QUEUE)
+                await worker.settle([Started(tags["started"])])
+                await worker.settle([Return(tags["again"]), Return(tags["started"], charged=1, ran=True)])
+            async with under_test.open() as operator:
+                await operator.publish(outgoing("new"))
+                for source, target in ((QUEUE, OTHER), (OTHER, QUEUE), (QUEUE, OTHER)):
+                    await move_in_time(operator, source, target, 3)
+            async with under_test.open() as worker:
+                taken = await take_in_time(worker, 3, what="the moved messages", queues=[OTHER])
+                found = {
+                    delivery.message.correlation_id: (delivery.starts, delivery.redelivered)
+                    for delivery in taken
+                }
+                if "unstarted" in under_test.capabilities.reasons:
+                    found["again"] = (0, False)  # this broker may say so, or not
+                assert found == expected
+                await worker.settle([Ack(delivery.tag) for delivery in taken])
+                # The next attempt of the task has the same id, and no starts of its own.
+                await worker.publish(outgoing("started"))
+                (next_attempt,) = await take_in_time(worker, 1, what="the next attempt")
+                assert (next_attempt.starts, next_attempt.redelivered) == (0, False)
+
+        run(scenario())
+
+    def test_what_a_move_leaves_has_the_starts_and_the_mark_of_redelivery_that_it_had(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        if "unstarted" in under_test.capabilities.reasons:
+            pytest.skip(under_test.capabilities.reasons["unstarted"])
+        signed = Message(b'{"task":"t","umbel_signature":"1:k:1:0"}', b"s", correlation_id="s")
+
+        async def scenario() -> None:
+            async with under_test.open() as worker:
+                await worker.publish([*outgoing("a"), Outgoing(QUEUE, signed), *outgoing("b")])
+                await worker.publish(outgoing("started", queue=OTHER))
+                (first,) = await take_in_time(worker, 1, what="the message", queues=[OTHER])
+                await worker.leave_queue(OWNER, OTHER)
+                await worker.settle([Started(first.tag)])
+                await worker.settle([Return(first.tag, charged=1, ran=True)])
+            async with under_test.open() as operator:
+                await move_in_time(operator, OTHER, QUEUE, 1)
+                assert await operator.move(QUEUE, OTHER, 5) == 1
+            async with under_test.open() as worker:
+                stayed = await take_in_time(worker, 3, what="the messages that stayed")
+                found = {
+                    delivery.message.correlation_id: (delivery.starts, delivery.redelivered)
+                    for delivery in stayed
+                }
+                assert found == {"s": (0, False), "b": (0, False), "started": (2, True)}
+
+        run(scenario())
+
     def test_a_message_that_is_signed_for_its_queue_stays(self, under_test: BrokerUnderTest) -> None:
         signed = Message(b'{"task":"t","umbel_signature":"1:k:1:0"}', b"s", correlation_id="s")
 
@@ -261,6 +326,18 @@ async def known(worker: Broker) -> None:
         return QUEUE in await worker.paused()
 
     await eventually(heard, what="the pause to be known")
+
+
+async def move_in_time(broker: Broker, source: str, target: str, count: int) -> None:
+    """So many messages, of which not all may be back in their queue at once."""
+    moved = 0
+
+    async def enough() -> bool:
+        nonlocal moved
+        moved += await broker.move(source, target, count - moved)
+        return moved == count
+
+    await eventually(enough, what=f"{count} messages to move to {target}")
 
 
 async def move_all(broker: Broker, source: str, target: str) -> int:

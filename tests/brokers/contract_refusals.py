@@ -1,6 +1,9 @@
 """What every broker promises about things it says no to (N2): they end alone."""
 
+import asyncio
+import re
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -23,7 +26,8 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.servers.redis import ask_redis
-from umbel.brokers.interface import Ack, Bury, Refused, Return
+from umbel.brokers.interface import Ack, Attempt, Bury, Refused, Resend, Return
+from umbel.brokers.registry import open_async_producer
 from umbel.errors import BrokerRefused
 from umbel.wire.message import Outgoing
 
@@ -35,7 +39,7 @@ def refusing_queue(under_test: BrokerUnderTest) -> str:
         case "sqlite":
             with closing(sqlite3.connect(Path(url.removeprefix("sqlite:///")))) as db, db:
                 db.execute(
-                    "CREATE TRIGGER no BEFORE INSERT ON messages WHEN NEW.queue = 'closed'"
+                    "CREATE TRIGGER IF NOT EXISTS no BEFORE INSERT ON messages WHEN NEW.queue = 'closed'"
                     " BEGIN SELECT RAISE(ABORT, 'closed for repairs'); END"
                 )
             return "closed"
@@ -47,6 +51,11 @@ def refusing_queue(under_test: BrokerUnderTest) -> str:
         case transport:
             assert transport == "amqp"
             return "amq.closed"
+
+
+def reserved_names(under_test: BrokerUnderTest) -> list[str]:
+    """Some names of each kind that this broker reserves."""
+    return [name.replace("*", "starts") for name in under_test.capabilities.reserved][:4]
 
 
 class RefusalsContract:
@@ -114,6 +123,87 @@ class RefusalsContract:
                     under_test.producer().publish(outgoing("bad", queue=closed))
                 under_test.producer().publish(outgoing("good"))
                 assert texts([await take_one(broker)]) == ["good"]
+
+        run(scenario())
+
+    def test_a_queue_whose_name_is_reserved_is_refused_whoever_sends_there(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        """Umbel's own data would be spoilt, or the task would wait for ever."""
+        later = time.time() + 600
+
+        async def scenario() -> None:
+            producer, awaited = under_test.producer(), open_async_producer(under_test.settings)
+            async with under_test.open() as broker:
+                await take(broker)  # it makes all that a broker of ours makes
+                for name in reserved_names(under_test):
+                    why = f"the queue '{re.escape(name)}' is reserved .*: use a queue with another name"
+                    for not_before in (0.0, later):
+                        bad = outgoing("bad", queue=name, not_before=not_before)
+                        for batch in (bad, [*outgoing("good"), *bad]):
+                            for sending in (
+                                asyncio.to_thread(producer.publish, batch),
+                                broker.publish(batch),
+                                awaited.publish(batch, Attempt()),
+                            ):
+                                with pytest.raises(BrokerRefused, match=why) as refused:
+                                    await sending
+                                assert refused.value.places == ()  # nothing of the batch was sent
+                    with pytest.raises(BrokerRefused, match=why):
+                        await broker.purge(name)
+                    for source, target in ((QUEUE, name), (name, QUEUE)):
+                        with pytest.raises(BrokerRefused, match=why):
+                            await broker.move(source, target, 5)
+                assert not (await take(broker)).deliveries
+                assert await broker.dead_letters() == []
+            await awaited.close()
+
+        run(scenario())
+
+    def test_a_follow_up_to_a_reserved_queue_ends_alone_and_can_be_retried_nowhere(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                for name in reserved_names(under_test):
+                    await broker.publish(outgoing("a"))
+                    delivery = await take_one(broker)
+                    bad = [*outgoing("bad", queue=name), *outgoing("later", queue=name, not_before=4e9)]
+                    settled = await broker.settle([Ack(delivery.tag, (), [*bad, *outgoing("good")])])
+                    assert (settled.applied, settled.conflicts) == (1, frozenset())
+                    assert {one.part for one in settled.refused} == set(bad)
+                    assert all("is reserved" in one.reason for one in settled.refused)
+                    good = await take_one(broker)
+                    assert texts([good]) == ["good"]
+                    await broker.settle([Ack(good.tag)])
+                    letters = await broker.dead_letters()
+                    assert sorted(letter.queue for letter in letters) == [name] * 2
+                    with pytest.raises(BrokerRefused, match="is reserved"):
+                        await broker.requeue_dead([letter.letter_id for letter in letters])
+                    if under_test.capabilities.failures:
+                        again = [Resend(one, Outgoing(name, one.message)) for one in letters]
+                        resent = await broker.resend(again)
+                        assert not resent.sent and all(
+                            "is reserved" in why for why in resent.refused.values()
+                        )
+                    assert len(await broker.dead_letters()) == 2
+                    assert await broker.drop_dead([letter.letter_id for letter in letters]) == 2
+
+        run(scenario())
+
+    @needs("leases")
+    def test_a_leader_that_sends_to_a_reserved_queue_sends_all_else(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                for name in reserved_names(under_test)[:1]:
+                    reply = await broker.coordination.acquire_lease("l", "me", ttl_s=LONG_S)
+                    batch = [*outgoing("bad", queue=name), *outgoing("good")]
+                    assert await broker.coordination.fenced_publish("l", "me", reply.term, batch)
+                    assert texts([await take_one(broker)]) == ["good"]
+                    (letter,) = await broker.dead_letters()
+                    assert letter.queue == name and "is reserved" in letter.reason
 
         run(scenario())
 

@@ -1,7 +1,13 @@
-"""What every broker promises about signatures: each is used by one message, however often it is delivered."""
+"""What every broker promises about signatures: each is used by one message, however often it is delivered.
+
+And about what they are bound to: a broker has one id of its cluster, and makes none by itself.
+"""
 
 import asyncio
 import time
+
+import pytest
+from msgspec.structs import replace
 
 from tests.brokers.contract_verdicts import lose, settle_all
 from tests.brokers.under_test import (
@@ -19,18 +25,23 @@ from tests.brokers.under_test import (
     take_one,
 )
 from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Return, Spend
-from umbel.protocol.delivery.trust import Doubt, Doubted, Signed
+from umbel.errors import ConfigurationError, NoClusterId
+from umbel.protocol.delivery.trust import ClusterId, Doubt, Signed
 from umbel.wire.message import Outgoing
-from umbel.wire.signing import Keyring
+from umbel.wire.signing import Keyring, signer_of
 
 MARK = "0123456789abcdef" * 2
 KEYRING = Keyring([("one", b"k" * 32)])
+SIGNER = signer_of(KEYRING, "here")
 STRICT = {"remembers_signatures": True}
+SIGNED = {"keyring": KEYRING, "signing_cluster": "here", **STRICT}
+BORN = time.time()
 
 
 async def is_copy(broker: Broker, delivery: Delivery, mark: str = MARK) -> bool:
-    copies = await broker.spend([Spend(delivery.tag, mark, time.time() + 600)])
-    assert copies <= {delivery.tag}
+    now = time.time()
+    copies = await broker.spend([Spend(delivery.tag, mark, now + 600, BORN)])
+    assert copies in ({}, {delivery.tag: Doubt.REPLAYED})
     return bool(copies)
 
 
@@ -42,8 +53,8 @@ class SignaturesContract:
                 await broker.publish(outgoing("a", "a", "a"))
                 first, second = (await take(broker, 2)).deliveries
                 third = await take_one(peer, owner=PEER)
-                marks = [Spend(one.tag, MARK, time.time() + 600) for one in (first, second)]
-                assert await broker.spend(marks) == {second.tag}
+                marks = [Spend(one.tag, MARK, time.time() + 600, BORN) for one in (first, second)]
+                assert await broker.spend(marks) == {second.tag: Doubt.REPLAYED}
                 assert await is_copy(peer, third)
                 await settle_all(broker, Bury(second.tag, "copy"))  # the end of a copy ends nothing else
                 assert await is_copy(peer, third)
@@ -139,28 +150,95 @@ class SignaturesContract:
         run(scenario())
 
     @needs("signatures")
-    def test_dead_letters_are_signed_anew_unless_they_are_forged_or_copies(
+    def test_a_copy_that_comes_back_is_a_copy_while_its_original_runs(
         self, under_test: BrokerUnderTest
     ) -> None:
-        async def scenario() -> list[Delivery]:
-            async with under_test.open(keyring=KEYRING, **STRICT) as broker:
-                signed = [KEYRING.sign_task(one, 1000.0) for one in outgoing("dead", "copy")]
+        """A server may say of both that they are redelivered; the original's claim stands."""
+
+        async def scenario() -> None:
+            async with under_test.open(**STRICT) as broker, under_test.open(**STRICT) as third:
+                await broker.publish(outgoing("a"))
+                original = await take_one(broker)
+                assert not await is_copy(broker, original)
+                async with under_test.open(**STRICT) as stops:
+                    await stops.publish(outgoing("a"))
+                    await take_one(stops, owner=PEER)
+                    await stops.forget_owner(PEER)
+                again = await take_one(third, owner="third")
+                assert await is_copy(third, again)
+                await settle_all(broker, Return(original.tag))
+                both = [await is_copy(broker, await take_one(broker)), await is_copy(third, again)]
+                assert both == [False, True]
+
+        run(scenario())
+
+    @needs("signatures")
+    def test_dead_letters_are_signed_again_if_a_worker_vouches_for_them(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> tuple[list[Delivery], list[Delivery]]:
+            async with under_test.open(**SIGNED) as broker:
+                signed = [SIGNER.sign_task(one, 1000.0) for one in outgoing("dead", "copy")]
                 await broker.publish([*signed, *outgoing("forged")])
                 dead, copy, forged = await take_in_time(broker, 3, what="the messages")
-                reason = Doubted(Doubt.REPLAYED, "why").reason
-                burials = [Bury(dead.tag, "why"), Bury(copy.tag, reason), Bury(forged.tag, "why")]
+                stored = SIGNER.vouched("why", dead.message, QUEUE, time.time())
+                burials = [Bury(dead.tag, stored), Bury(copy.tag, "why"), Bury(forged.tag, "why")]
                 await settle_all(broker, *burials)
                 letters = await broker.dead_letters()
+                assert [one.reason for one in letters] == ["why"] * 3
                 assert await broker.requeue_dead([one.letter_id for one in letters]) == 3
-                return await take_in_time(broker, 3, what="the messages again")
+                first = await take_in_time(broker, 3, what="the messages again")
+                await settle_all(broker, *(Bury(one.tag, "again") for one in first))
+                ids = [one.letter_id for one in await broker.dead_letters()]
+                assert await broker.requeue_dead(ids, even_if_used=True) == 3
+                return first, await take_in_time(broker, 3, what="the messages once more")
 
-        at = {}
-        for delivery in run(scenario()):
-            proof, _ = KEYRING.check_task(delivery.message, delivery.queue)
-            at[delivery.message.body] = proof.at if isinstance(proof, Signed) else None
-        assert at[b"forged"] is None
-        assert at[b"copy"] == 1000.0
-        assert (at[b"dead"] or 0.0) > 1_000_000.0
+        def signed_at(deliveries: list[Delivery]) -> dict[bytes, float | None]:
+            proofs = {one.message.body: SIGNER.check_task(one.message, one.queue)[0] for one in deliveries}
+            return {body: one.at if isinstance(one, Signed) else None for body, one in proofs.items()}
+
+        first, second = map(signed_at, run(scenario()))
+        assert (first[b"copy"], first[b"forged"], second[b"forged"]) == (1000.0, None, None)
+        assert min(first[b"dead"] or 0.0, second[b"copy"] or 0.0, second[b"dead"] or 0.0) > 1_000_000.0
+
+    @needs("signatures")
+    def test_a_cluster_has_one_id_and_gets_none_by_itself(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            with pytest.raises(NoClusterId, match="umbel cluster-id make"):
+                async with under_test.open(keyring=KEYRING, **STRICT):
+                    pass
+            async with under_test.open(keyring=KEYRING) as client:  # it can still make one
+                assert await client.cluster_id() is None
+                with pytest.raises(NoClusterId):
+                    assert client.signer
+                made = ClusterId("here", 1234.5)
+                assert await client.keep_cluster_id(made) == made
+                assert await client.keep_cluster_id(ClusterId("there", 9.0)) == made
+            async with under_test.open(keyring=KEYRING, **STRICT) as worker, under_test.open() as other:
+                assert worker.signer is not None and worker.signer.cluster == made
+                assert other.signer is None and await other.cluster_id() == made
+            with pytest.raises(ConfigurationError, match="'signing_cluster' is 'there'"):
+                async with under_test.open(**SIGNED | {"signing_cluster": "there"}):
+                    pass
+
+        run(scenario())
+        assert under_test.producer().cluster_id() == ClusterId("here", 1234.5)
+
+    @needs("signatures")
+    def test_a_worker_whose_settings_name_the_cluster_stores_that(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> ClusterId | None:
+            async with under_test.open(**SIGNED | {"remembers_signatures": False}) as client:
+                assert await client.cluster_id() is None
+            async with under_test.open(**SIGNED):
+                pass
+            async with under_test.open() as client:
+                return await client.cluster_id()
+
+        assert under_test.producer().cluster_id() is None
+        before = time.time()
+        kept = run(scenario())
+        assert kept is not None and kept.id == "here"
+        assert before - 60 < kept.since < time.time() + 60
 
     @needs("signatures")
     def test_a_signature_survives_the_way_through_the_broker(self, under_test: BrokerUnderTest) -> None:
@@ -173,14 +251,15 @@ class SignaturesContract:
                 odd = Outgoing(
                     QUEUE, type(plain)(headers.encode(), b"\xff\x00", "application/data", "binary")
                 )
-                signed = KEYRING.sign_task(odd, time.time())
+                odd = replace(odd, message=replace(odd.message, properties=b'{"app_id":"x"}', priority=3))
+                signed = SIGNER.sign_task(odd, time.time())
                 await broker.publish([signed])
                 delivery = await take_one(broker)
                 await settle_all(broker, Return(delivery.tag, ran=True, not_before=time.time() + 0.1))
                 (delivery,) = await take_in_time(broker, 1, what="the parked message")
                 await settle_all(broker, Return(delivery.tag, charged=1))
                 delivery = await take_one(broker)
-                proof, _ = KEYRING.check_task(delivery.message, delivery.queue)
+                proof, _ = SIGNER.check_task(delivery.message, delivery.queue)
                 assert isinstance(proof, Signed)
 
         run(scenario())

@@ -4,6 +4,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import pytest
+from msgspec.structs import replace
+
 from tests.brokers.under_test import (
     OWNER,
     PEER,
@@ -12,6 +15,7 @@ from tests.brokers.under_test import (
     BrokerUnderTest,
     address_of,
     eventually,
+    message,
     outgoing,
     read_results,
     result,
@@ -22,6 +26,7 @@ from tests.brokers.under_test import (
     texts,
 )
 from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Return, Started, Verdict
+from umbel.wire.message import Outgoing
 
 
 async def settle_all(broker: Broker, *verdicts: Verdict) -> None:
@@ -43,6 +48,11 @@ async def lose(broker: Broker, deliveries: Sequence[Delivery], *, holder: Broker
         return count == len(deliveries)
 
     await eventually(returned, what="the return of a silent owner's messages")
+
+
+def _is_over(renewed: float) -> bool:
+    """Whether a short lease may have ended since then: on a busy machine one does within a few steps."""
+    return time.monotonic() - renewed >= SHORT_LEASE_S
 
 
 class OwnershipContract:
@@ -129,9 +139,10 @@ class OwnershipContract:
             async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
                 await broker.publish(outgoing("a"))
                 await lose(broker, [await take_one(broker)])
+                renewed = time.monotonic()
                 assert await broker.renew(OWNER) is False
-                assert await broker.renew(OWNER) is True
-                assert not (await take(broker)).lease_ended  # as it knows
+                assert await broker.renew(OWNER) is True or _is_over(renewed)
+                assert not (await take(broker)).lease_ended or _is_over(renewed)  # as it knows
 
         run(scenario())
 
@@ -140,16 +151,18 @@ class OwnershipContract:
     ) -> None:
         async def scenario() -> None:
             async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
+                renewed = time.monotonic()
                 await broker.renew(OWNER)
                 await broker.publish(outgoing("a"))
                 claim = await take(broker)
-                assert not claim.lease_ended
+                assert not claim.lease_ended or _is_over(renewed)
                 await lose(broker, claim.deliveries)
+                renewed = time.monotonic()
                 again = await take(broker)
                 assert again.lease_ended and texts(again.deliveries) == ["a"]
                 await settle_all(broker, Ack(again.deliveries[0].tag))
                 await broker.publish(outgoing("b"))
-                assert not (await take(broker)).lease_ended
+                assert not (await take(broker)).lease_ended or _is_over(renewed)
 
         run(scenario())
 
@@ -211,6 +224,30 @@ class VerdictsContract:
 
         run(scenario())
 
+    def test_what_goes_back_unstarted_is_redelivered_to_nobody(self, under_test: BrokerUnderTest) -> None:
+        """Not even in the eyes of another worker; until somebody takes it, and dies with it."""
+        if "unstarted" in under_test.capabilities.reasons:
+            pytest.skip(under_test.capabilities.reasons["unstarted"])
+
+        async def scenario() -> None:
+            async with under_test.open() as broker, under_test.open() as other:
+                await broker.publish(outgoing("a", "b", "c"))
+                fetched = (await take(broker, 2)).deliveries
+                await broker.leave_queue(OWNER, QUEUE)  # which RabbitMQ may have sent the third already
+                await settle_all(broker, *(Return(delivery.tag) for delivery in fetched))
+                again = await take_in_time(other, 3, owner=PEER, what="the three messages")
+                assert {(delivery.starts, delivery.redelivered) for delivery in again} == {(0, False)}
+                await other.leave_queue(PEER, QUEUE)
+                await settle_all(other, *(Return(delivery.tag) for delivery in again[:1]))
+                (third,) = await take_in_time(broker, 1, what="the message that was returned twice")
+                assert (third.starts, third.redelivered) == (0, False)
+                await broker.leave_queue(OWNER, QUEUE)
+                assert await broker.forget_owner(OWNER) == 1  # as if it had died
+                (last,) = await take_in_time(other, 1, owner=PEER, what="the message of the dead worker")
+                assert last.redelivered
+
+        run(scenario())
+
     def test_a_returned_message_can_be_parked_until_it_is_due(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -221,8 +258,9 @@ class VerdictsContract:
                 async def due() -> Sequence[Delivery]:
                     return (await take(broker)).deliveries
 
-                assert not await due()
-                assert texts(await eventually(due, what="the parked message")) == ["a"]
+                early = await due()
+                assert not early or time.time() >= later  # on a busy machine it may be due by now
+                assert texts(early or await eventually(due, what="the parked message")) == ["a"]
 
         run(scenario())
 
@@ -385,8 +423,8 @@ class VerdictsContract:
                 assert await broker.requeue_dead([letter.letter_id]) == 1
                 assert await broker.requeue_dead([letter.letter_id]) == 0
                 again = await take_one(broker)
-                assert again.message == letter.message
-                assert (again.starts, again.redelivered) == (0, False)
+                assert again.message.body == letter.message.body
+                assert again.message.priority == letter.message.priority
                 (left,) = await broker.dead_letters()
                 assert left.message.body == b"b"
 
@@ -394,6 +432,35 @@ class VerdictsContract:
                 assert await broker.drop_dead([left.letter_id]) == 0
                 assert not await broker.dead_letters()
                 assert not (await take(broker)).deliveries
+
+        run(scenario())
+
+    def test_a_requeued_letter_is_marked_and_its_earlier_starts_are_kept_apart_from_new_ones(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        """Or it would run as one that never ran, or be a dead letter again at once."""
+        headers = b'{"task":"t","id":"a","retries":4}'
+
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish([Outgoing(QUEUE, replace(message("a"), headers=headers))])
+                delivery = await take_one(broker)
+                for earlier in (2, 4):
+                    burial = Bury(delivery.tag, "it crashed", charged=True)
+                    await settle_all(broker, Started(delivery.tag), burial)
+                    (letter,) = await broker.dead_letters()
+                    assert letter.starts == 2
+                    assert await broker.requeue_dead([letter.letter_id]) == 1
+                    delivery = await take_one(broker)
+                    assert (delivery.starts, delivery.redelivered) == (0, True)
+                    counted = headers[:-1] + b',"umbel_starts":%d}' % earlier
+                    assert delivery.message == replace(message("a"), headers=counted)
+                # One that never started has nothing to tell but that it may have run.
+                await settle_all(broker, Bury(delivery.tag, "rejected"))
+                (letter,) = await broker.dead_letters()
+                assert await broker.requeue_dead([letter.letter_id]) == 1
+                again = await take_one(broker)
+                assert (again.starts, again.redelivered, again.message) == (0, True, delivery.message)
 
         run(scenario())
 

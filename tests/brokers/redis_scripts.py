@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.servers.redis import RedisServer
-from umbel.brokers.interface.settings import DEFAULT_SEP as SEP
+from umbel.brokers.interface.connection import DEFAULT_SEP as SEP
 from umbel.brokers.redis.scripts import script
 
 PREFIX = "P:"
@@ -36,6 +36,9 @@ class Scripts:
 
     def run(self, name: str, *args: object) -> Any:
         return self._server.ask("EVAL", script(name).text, 0, *(_argument(one) for one in args))
+
+    def evaluate(self, text: str, *args: object) -> Any:
+        return self._server.ask("EVAL", text, 0, *(_argument(one) for one in args))
 
     def ask(self, command: str, key: str = "", *args: object) -> Any:
         return self._server.ask(command, PREFIX + key, *(_argument(one) for one in args))
@@ -108,8 +111,10 @@ class Scripts:
         owner: str = ADA,
         lease: float = LEASE_S,
         apart: bool = False,
+        most_bytes: int = 10**9,
     ) -> "ClaimReply":
-        args = (PREFIX, owner, lease, ticket, generation, limit, after, page, int(apart), *(queues or ("q",)))
+        sizes = (int(apart), most_bytes, most_bytes)
+        args = (PREFIX, owner, lease, ticket, generation, limit, after, page, *sizes, *(queues or ("q",)))
         return ClaimReply(self.run("claim", *args))
 
     def owners(self, verb: str, owner: str = "", *, lease: float = LEASE_S, known: int = 0) -> Any:
@@ -124,7 +129,14 @@ class ClaimReply:
 
     @property
     def envelopes(self) -> list[bytes]:
-        return [envelope for group in self.taken[3::4] for envelope in group]
+        groups = zip(self.taken[2::4], self.taken[3::4], strict=True)
+        return [envelope for sign, group in groups if sign != b"!" for envelope in group]
+
+    @property
+    def aside(self) -> list[tuple[bytes, int]]:
+        """The lists and sizes of messages that are dead letters now."""
+        groups = zip(self.taken[::4], self.taken[1::4], self.taken[2::4], strict=True)
+        return [(list_key, size) for list_key, size, sign in groups if sign == b"!"]
 
 
 def _argument(value: object) -> str | bytes | int:

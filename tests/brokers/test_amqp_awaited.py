@@ -10,14 +10,13 @@ import pytest
 from tests.brokers.under_test import BrokerUnderTest, message, outgoing, run, take_in_time, texts
 from tests.servers.rabbitmq import amqp_url
 from umbel.brokers.amqp import outbox
-from umbel.brokers.amqp.async_producer import AmqpAsyncProducer
-from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.declared import TaskQueues
+from umbel.brokers.amqp.envelope import Properties, encode_properties
 from umbel.brokers.amqp.frames import Method, encode_method, encode_publish
+from umbel.brokers.amqp.handshake import BrokerStarting, Undecided, locations_from_url
 from umbel.brokers.amqp.link import Channel, Link
-from umbel.brokers.amqp.properties import Properties, encode_properties
-from umbel.brokers.amqp.publisher import Publisher
-from umbel.brokers.amqp.refusals import Undecided
+from umbel.brokers.amqp.outbox import Unanswered
+from umbel.brokers.amqp.publisher import AmqpAsyncProducer, Publisher
+from umbel.brokers.amqp.topology import CAPABILITIES, TaskQueues
 from umbel.brokers.interface import Attempt, BrokerSettings
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing
@@ -62,7 +61,9 @@ async def outcomes(*work: Coroutine[Any, Any, object]) -> list[object]:
 async def close_it(channel: Channel) -> None:
     """Somebody's message that RabbitMQ answers by closing the channel."""
     bad = ("gone", "k", encode_properties(Properties()), b"")
-    await channel.publish([encode_publish(channel.number, *bad, mandatory=True)], lambda: [bad])
+    await channel.answered(
+        channel.publish([encode_publish(channel.number, *bad, mandatory=True)], lambda: [bad])
+    )
 
 
 def test_an_exchange_that_was_deleted_concerns_nobody_else(under_test: BrokerUnderTest) -> None:
@@ -102,7 +103,7 @@ def test_who_was_under_way_when_another_closed_the_channel_is_not_refused(
 def test_a_worker_sends_it_again_and_knows_whom_a_refusal_concerns(under_test: BrokerUnderTest) -> None:
     async def scenario() -> None:
         async with client(under_test) as producer:
-            publisher = Publisher(parts(producer)[0])
+            publisher = Publisher(parts(producer)[0], Unanswered())
             posts = outbox.tasks(outgoing("a", "b"), TaskQueues(under_test.settings), 0.0)
             assert await publisher.try_send(posts[:1]) == {}
             channel = publisher._channels["/"]
@@ -130,6 +131,27 @@ def test_many_first_sends_open_one_channel_and_declare_each_queue_once(
         assert sorted(opened) == [False, False, True]  # the stream of facts, the queue; to publish on
         assert len(parts(producer)[0]._channels) == 1
         await producer.close()
+
+    run(scenario())
+
+
+def test_what_failed_before_anything_was_written_is_not_out(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a virtual host that nobody has used, whose streams are being made: so it is tried again."""
+
+    async def starts(*_given: object) -> None:
+        raise BrokerStarting(locations_from_url(under_test.settings.url)[0], 541, "INTERNAL_ERROR")
+
+    async def scenario() -> None:
+        async with client(under_test) as producer:
+            attempt = Attempt()
+            with monkeypatch.context() as patched:
+                patched.setattr(Publisher, "declare", starts)
+                with pytest.raises(BrokerStarting):
+                    await producer.publish(outgoing("a", queue="new"), attempt)
+            assert not attempt.is_out
+            await producer.publish(outgoing("a", queue="new"), attempt)
 
     run(scenario())
 

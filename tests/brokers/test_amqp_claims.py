@@ -6,7 +6,7 @@ import pytest
 
 from tests.brokers.amqp_worker import ADA, BOB, LEASE_S, Worker, run, skip
 from umbel.brokers.amqp.frames import Incoming, Method
-from umbel.brokers.amqp.refusals import ChannelClosed, QueueRefused
+from umbel.brokers.amqp.handshake import ChannelClosed, QueueRefused
 from umbel.errors import BrokerUnavailable
 
 # -- shares ------------------------------------------------------------------------------------------

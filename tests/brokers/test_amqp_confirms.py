@@ -1,13 +1,14 @@
 """The account of what RabbitMQ has answered for: ranges of numbers, and messages that come back."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.brokers.amqp.confirms import Batch, Sent, Unconfirmed
 from umbel.brokers.amqp.frames import Incoming, Method
-from umbel.brokers.amqp.refusals import ChannelClosed, Undecided
+from umbel.brokers.amqp.handshake import ChannelClosed, Undecided
+from umbel.brokers.amqp.outbox import Batch, Sent, Unconfirmed
 
 A: Sent = ("", "celery", b"p", b"a")
 B: Sent = ("", "celery", b"p", b"b")
@@ -20,10 +21,7 @@ def returned(sent: Sent) -> Incoming:
 
 
 def put(unconfirmed: Unconfirmed, *sent: Sent) -> Batch:
-    def on_done() -> None:
-        """Each sender has its own."""
-
-    return unconfirmed.add(len(sent), lambda: sent, on_done)
+    return unconfirmed.add(len(sent), lambda: sent, object())
 
 
 answers = st.lists(st.tuples(st.integers(1, 24), st.booleans(), st.booleans()), max_size=30)
@@ -34,10 +32,9 @@ def test_ranges_account_as_a_list_of_numbers_would(
     sizes: Sequence[int], said: Sequence[tuple[int, bool, bool]]
 ) -> None:
     unconfirmed, ended = Unconfirmed(), list[int]()
-    batches = [
-        unconfirmed.add(size, tuple, lambda nth=nth: ended.append(nth))  # type: ignore[misc]
-        for nth, size in enumerate(sizes)
-    ]
+    batches = [unconfirmed.add(size, tuple, object()) for size in sizes]
+    for nth, batch in enumerate(batches):
+        batch.waiters.append(partial(ended.append, nth))
     owner = [nth for nth, size in enumerate(sizes) for _ in range(size)]
     waiting, refused = dict(enumerate(owner, 1)), [set[int]() for _ in sizes]
     for number, multiple, accepted in said:
@@ -84,10 +81,7 @@ def test_what_was_under_way_beside_others_when_the_channel_closed_is_undecided()
 
 def test_pieces_of_one_sender_are_refused_together() -> None:
     unconfirmed, closed = Unconfirmed(), ChannelClosed(404, "no exchange")
-
-    def on_done() -> None:
-        """One for both."""
-
-    pieces = [unconfirmed.add(2, tuple, on_done) for _ in range(2)]
+    sender = object()
+    pieces = [unconfirmed.add(2, tuple, sender) for _ in range(2)]
     unconfirmed.fail(closed)
     assert [piece.error for piece in pieces] == [closed, closed]

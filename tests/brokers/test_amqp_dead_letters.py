@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from time import time
+from typing import Any
 
 import pytest
 
-from tests.brokers.under_test import QUEUE, BrokerUnderTest, eventually, outgoing, run, take, texts
+from tests.brokers.under_test import QUEUE, BrokerUnderTest, eventually, message, outgoing, run, take, texts
 from tests.servers.rabbitmq import shared_server
-from umbel.brokers.amqp import dead_letters
-from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp import dead_letters, outbox
 from umbel.brokers.amqp.outbox import Post, Refusals
+from umbel.brokers.amqp.producer import AmqpProducer
 from umbel.brokers.amqp.session import Session
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Refused
 from umbel.errors import BrokerRefused, BrokerUnavailable
 
@@ -98,6 +101,30 @@ def test_a_letter_that_its_queue_refuses_stays_and_the_others_are_requeued(
             assert raised.value.places == (0,)
             assert await letters_of(broker) == ["refused"]
             assert texts((await take(broker, 20)).deliveries) == ["good"]
+
+    run(scenario())
+
+
+def test_a_letter_with_headers_that_nobody_of_ours_wrote_is_listed_with_the_others(
+    under_test: BrokerUnderTest,
+) -> None:
+    odd: list[tuple[Any, Any]] = [("many", "x"), (-1, -1.0), (2**62, 1e300), (None, None), ([], {})]
+    stranger = under_test.producer()
+    assert isinstance(stranger, AmqpProducer)
+    letters = [
+        outbox.dead_letter(QUEUE, message(f"odd {place}"), "why", starts, at)
+        for place, (starts, at) in enumerate(odd)
+    ]
+    stranger.send(letters)
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await bury(broker, "good")
+            found = await broker.dead_letters()
+            assert {one.message.body.decode() for one in found} == {"good", *(f"odd {n}" for n in range(5))}
+            assert {one.starts for one in found} == {0}
+            assert all(0 <= one.buried_at < time() + 60 for one in found)
+            assert await broker.requeue_dead(await ids_of(broker, "good", "odd 0")) == 2
 
     run(scenario())
 

@@ -1,83 +1,58 @@
 """What an AMQP worker makes of deliveries: marks of having run, consumers that end, waiting."""
 
 import asyncio
-from typing import Any, cast
 
 import pytest
 
 from tests.brokers.amqp_worker import ADA, BOB, LEASE_S, Worker, run, skip
 from tests.brokers.under_test import eventually
-from umbel.brokers.amqp import claims as claims_module
 from umbel.brokers.amqp.consumer import Arrived
 from umbel.brokers.amqp.envelope import NO_MARK, Mark
 from umbel.brokers.amqp.frames import Method
-from umbel.brokers.amqp.refusals import ChannelClosed
+from umbel.brokers.amqp.handshake import ChannelClosed
+from umbel.brokers.amqp.streams import Start, encode_record
 from umbel.errors import BrokerUnavailable
 from umbel.wire.message import Message
+
+MESSAGE = Message(b'{"retries": 1, "task": "t"}', b"", correlation_id="id")
 
 # -- what is delivered -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("by_server", "ran", "starts", "unrun", "wanted"),
+    ("by_server", "ran", "known", "unstarted", "wanted"),
     [
-        (False, False, 5, False, (0, False)),  # the first time: nobody is asked
-        (True, False, 0, False, (0, True)),
-        (True, False, 0, True, (0, False)),  # only its worker knows that it has not run
-        (True, False, 2, True, (2, True)),
-        (False, True, 0, True, (0, True)),
-        (False, True, 3, False, (3, True)),
+        (False, False, None, False, (0, False)),
+        (False, False, Start("b", "id", 5), False, (0, False)),
+        (False, False, Start("a", "id", 5, attempt=2), False, (0, False)),  # another attempt
+        (False, False, Start("a", "id", 5, attempt=1), False, (5, True)),  # a copy of it runs
+        (False, False, Start("a", "id", 0, attempt=1), False, (0, True)),  # or has run
+        (False, False, Start("a", "id", 0, attempt=0), False, (0, False)),
+        (True, False, None, False, (0, True)),
+        (True, False, None, True, (0, False)),  # it was returned, and RabbitMQ knows no more
+        (True, False, Start("a", "id", 2), True, (2, True)),
+        (True, False, Start("a", "id", 0, attempt=1), True, (0, True)),
+        (False, True, None, True, (0, True)),
+        (False, True, Start("a", "id", 3), False, (3, True)),
     ],
 )
 def test_a_delivery_says_whether_it_may_have_run(
-    by_server: bool, ran: bool, starts: int, unrun: bool, wanted: tuple[int, bool]
+    by_server: bool, ran: bool, known: Start | None, unstarted: bool, wanted: tuple[int, bool]
 ) -> None:
     async def scenario() -> None:
         worker = Worker()
         await worker.take("a", 1)
-        worker.starts["a", "id"] = starts
-        if unrun:
-            worker.claims.remember_unrun("id")
-        arrived = Arrived(Message(b"{}", b"", correlation_id="id"), 7, by_server, Mark(ran=ran))
-        (delivery,) = worker.claims.deliver(ADA, [(worker.consumer("a"), arrived)])
+        if known is not None:
+            worker.starts.apply(0, encode_record(known))
+        notes = {("a", "id"), ("b", "id")} if unstarted else set[tuple[str, str]]()
+        arrived = Arrived(MESSAGE, 7, by_server, Mark(ran=ran))
+        twice = [(worker.consumer("a"), arrived)] * 2
+        delivery, copy = worker.claims.deliver(ADA, twice, notes)
         assert (delivery.starts, delivery.redelivered, delivery.queue) == (*wanted, "a")
         claimed = worker.claims.standing[delivery.tag]
         assert (claimed.owner, claimed.delivery_tag, claimed.starts) == (ADA, 7, wanted[0])
-        (again,) = worker.claims.deliver(ADA, [(worker.consumer("a"), arrived)])
-        assert again.tag != delivery.tag
-        assert again.redelivered == (by_server or ran)  # what was remembered holds for once
-
-    run(scenario())
-
-
-def test_only_what_was_never_redelivered_is_noted_as_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims_module, "UNRUN_MAX", 2)
-
-    async def scenario() -> None:
-        worker = Worker()
-        await worker.take("a", 1)
-        consumer, claims = worker.consumer("a"), worker.claims
-
-        def deliver(text: str, *, redelivered: bool) -> object:
-            arrived = Arrived(Message(b"{}", b"", correlation_id=text), 7, redelivered, NO_MARK)
-            (delivery,) = claims.deliver(ADA, [(consumer, arrived)])
-            return delivery.tag, delivery.redelivered
-
-        for text, redelivered in (("new", False), ("old", True), ("", False)):
-            tag, _ = cast(tuple[str, bool], deliver(text, redelivered=redelivered))
-            claims.note_unrun(claims.standing[tag])
-        assert [cast(Any, deliver(text, redelivered=True))[1] for text in ("new", "old", "")] == [
-            False,
-            True,
-            True,
-        ]
-        for text in ("one", "two", "three"):
-            claims.remember_unrun(text)
-        assert [cast(Any, deliver(text, redelivered=True))[1] for text in ("one", "two", "three")] == [
-            True,  # the oldest makes room
-            False,
-            False,
-        ]
+        assert copy.tag != delivery.tag
+        assert copy.redelivered == (by_server or wanted[1])  # one note is for one message
 
     run(scenario())
 
@@ -116,17 +91,22 @@ def test_a_consumer_that_ended_is_begun_anew_and_its_claims_are_forgotten() -> N
     run(scenario())
 
 
+async def leave(worker: Worker, owner: str, queue: str) -> None:
+    async with worker.claims.leaving(owner, queue, is_busy=False):
+        pass
+
+
 def test_who_leaves_a_queue_is_handed_nothing_more() -> None:
     async def scenario() -> None:
         worker = Worker()
         await worker.take("ab", 2)
-        await worker.claims.leave(ADA, "a")
+        await leave(worker, ADA, "a")
         cancelled = [Method.BASIC_CANCEL in channel.methods for channel in worker.server.channels]
         assert cancelled == [True, False]
-        await worker.claims.leave(ADA, "nowhere")
-        await worker.claims.leave(BOB, "a")
+        await leave(worker, ADA, "nowhere")
+        await leave(worker, BOB, "a")
         worker.server.consumed["b"].end(BrokerUnavailable("gone"))
-        await worker.claims.leave(ADA, "b")
+        await leave(worker, ADA, "b")
         assert Method.BASIC_CANCEL not in worker.server.channels[1].methods
 
     run(scenario())

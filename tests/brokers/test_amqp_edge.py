@@ -8,15 +8,15 @@ import pytest
 from tests.brokers.under_test import QUEUE, BrokerUnderTest, outgoing, run, take_one
 from tests.servers.rabbitmq import RabbitServer, shared_server
 from umbel.brokers.amqp.blocking import BlockingLink
-from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.envelope import Properties, encode_properties
 from umbel.brokers.amqp.frames import encode_publish
-from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.properties import Properties, encode_properties
+from umbel.brokers.amqp.handshake import locations_from_url
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings, Bury
 from umbel.errors import BadMessage, TooLarge, WireError
-from umbel.wire.compat.legacy import to_v2
+from umbel.wire.call import read_headers
 from umbel.wire.message import Message, Outgoing
-from umbel.wire.task import read_headers
+from umbel.wire.task import to_v2
 
 HEADERS = {"task": "t", "id": "1"}
 DEEP = '{"task":"t","id":"1","x":' + "[" * 5000 + "]" * 5000 + "}"

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.brokers.amqp import forms
-from umbel.brokers.amqp.envelope import decode
-from umbel.brokers.amqp.forms import BYTES_MAX, FORMS_MAX, encode_alike
+from umbel.brokers.amqp import envelope
+from umbel.brokers.amqp.envelope import (
+    BYTES_MAX,
+    FORMS_MAX,
+    Properties,
+    decode,
+    decode_properties,
+    encode_alike,
+    encode_properties,
+)
 from umbel.brokers.amqp.frames import (
     FRAME_MAX,
     HEARTBEAT_FRAME,
@@ -17,14 +24,14 @@ from umbel.brokers.amqp.frames import (
     FrameReader,
     Incoming,
     Method,
+    decode_table,
     encode_ack,
     encode_method,
     encode_publish,
+    encode_table,
 )
-from umbel.brokers.amqp.properties import Properties, decode_properties, encode_properties
-from umbel.brokers.amqp.table import decode_table, encode_table
 from umbel.errors import TooLarge, WireError
-from umbel.wire.task import read_headers
+from umbel.wire.call import read_headers
 
 NAMES = st.text(max_size=40)
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -58,11 +65,11 @@ def test_tables_that_are_alike_are_written_as_they_are_alone(rows: list[tuple[An
 
 
 def test_only_so_many_forms_are_kept_and_none_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "_forms", {})
+    monkeypatch.setattr(envelope, "_forms", {})
     for number in range(FORMS_MAX + 10):
         encode_alike({f"name{number}": "x"})
         encode_alike({"large": "x" * BYTES_MAX, f"name{number}": number})
-    assert len(forms._forms) == 10
+    assert len(envelope._forms) == 10
 
 
 @given(

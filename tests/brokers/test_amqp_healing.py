@@ -20,22 +20,16 @@ from tests.brokers.under_test import (
     take_one,
     texts,
 )
-from tests.servers.rabbitmq import RabbitServer, amqp_url, free_ports, shared_server
+from tests.servers.ports import free_ports
+from tests.servers.rabbitmq import RabbitServer, amqp_url, shared_server
 from tests.servers.way import Way
 from tests.waiting import DEADLINE_S
-from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import Ack, Broadcast, Broker, BrokerSettings, Delivery
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.errors import BadURL, BrokerError, BrokerUnavailable
 
 __all__ = ["amqp_url"]
-
-
-@pytest.fixture
-def way() -> Iterator[Way]:
-    way = Way(shared_server().port)
-    yield way
-    way.end()
 
 
 @pytest.fixture

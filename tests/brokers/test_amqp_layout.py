@@ -7,28 +7,16 @@ from itertools import pairwise
 
 import pytest
 
-from tests.brokers.under_test import (
-    OWNER,
-    QUEUE,
-    BrokerUnderTest,
-    eventually,
-    outgoing,
-    run,
-    take,
-    texts,
-)
+from tests.brokers.under_test import OWNER, QUEUE, BrokerUnderTest, eventually, outgoing, run, take, texts
 from tests.servers.rabbitmq import RabbitServer, shared_server
 from tests.waiting import wait_until
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.blocking import BlockingLink
-from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.frames import Incoming, Method, encode_publish
-from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.properties import Properties, decode_properties, encode_properties
-from umbel.brokers.amqp.refusals import ChannelClosed
-from umbel.brokers.amqp.table import Table
-from umbel.brokers.evidence import Evidence
-from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery
+from umbel.brokers.amqp.envelope import Properties, decode_properties, encode_properties
+from umbel.brokers.amqp.frames import Incoming, Method, Table, encode_publish
+from umbel.brokers.amqp.handshake import ChannelClosed, locations_from_url
+from umbel.brokers.amqp.topology import CAPABILITIES
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Evidence
 from umbel.errors import BrokerError
 from umbel.wire.message import Message, Outgoing
 

@@ -14,10 +14,10 @@ from tests.brokers.under_test import LONG_S, OWNER, PEER, BrokerUnderTest, event
 from tests.servers.rabbitmq import amqp_url, shared_server
 from tests.servers.way import Way
 from tests.waiting import until
-from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.handshake import locations_from_url
 from umbel.brokers.amqp.locks import HEARTBEATS_S, Locks, heartbeat_for
-from umbel.brokers.amqp.records import ElectionFact, FactsView, LeaseFact, encode_record
+from umbel.brokers.amqp.streams import ElectionFact, FactsView, LeaseFact, encode_record
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.errors import BrokerUnavailable
 from umbel.protocol.leadership.coordination import (

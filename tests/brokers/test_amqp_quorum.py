@@ -13,7 +13,7 @@ from tests.brokers.contract import BrokerContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.under_test import QUEUE, BrokerUnderTest, message, outgoing, run, take, texts
 from tests.servers.rabbitmq import amqp_url
-from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings, Bury, DeclaredQueue
 from umbel.errors import BrokerRefused
 

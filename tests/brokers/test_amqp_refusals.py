@@ -2,10 +2,10 @@
 
 import pytest
 
-from umbel.brokers.amqp.location import Location
-from umbel.brokers.amqp.refusals import (
+from umbel.brokers.amqp.handshake import (
     BrokerStarting,
     ChannelClosed,
+    Location,
     channel_refusal,
     connection_refusal,
 )
@@ -20,7 +20,9 @@ QUEUE = "queue 'umbel.facts' in vhost '/'"
     [
         (404, f"NOT_FOUND - home node 'rabbit@h' of durable {QUEUE} is down or inaccessible"),
         (404, f"NOT_FOUND - failed to perform operation on {QUEUE} due to timeout"),
+        (406, f"PRECONDITION_FAILED - queue '{QUEUE}' does not a have a replica on the local node"),
         (406, f"PRECONDITION_FAILED - queue '{QUEUE}' does not have a replica on the local node"),
+        (406, f"PRECONDITION_FAILED - stream {QUEUE} does not have a running replica on the local node"),
         (404, f"NOT_FOUND - {QUEUE} process is stopped by supervisor"),
         (541, f"INTERNAL_ERROR - {QUEUE} timeout occurred during consume operation"),
         (541, f"INTERNAL_ERROR - Stream coordinator unavailable for {QUEUE}"),

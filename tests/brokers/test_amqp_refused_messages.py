@@ -20,11 +20,10 @@ from tests.brokers.under_test import (
 from tests.servers.rabbitmq import amqp_url
 from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.blocking import BlockingLink
-from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.envelope import PROPERTIES_MAX_BYTES
+from umbel.brokers.amqp.envelope import PROPERTIES_MAX_BYTES, Properties, encode_properties
 from umbel.brokers.amqp.frames import encode_publish
-from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.properties import Properties, encode_properties
+from umbel.brokers.amqp.handshake import locations_from_url
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import Ack, BrokerSettings, Refused
 from umbel.control.queue_pauses import move_messages
 from umbel.errors import BrokerRefused
@@ -119,7 +118,7 @@ def test_failures_that_are_refused_where_they_are_kept_are_dead_letters(
 def test_a_full_queue_takes_what_it_can_of_a_move_and_the_rest_stays(
     under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.brokers.amqp.pauses.PORTION", 2)
+    monkeypatch.setattr("umbel.brokers.amqp.dead_letters.PORTION", 2)
     names = [f"m{number}" for number in range(5)]
     with a_stranger(under_test) as link:
         declare(link, "small", max_length=3, overflow="reject-publish")

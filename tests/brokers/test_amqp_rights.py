@@ -11,7 +11,7 @@ from tests.brokers.contract import BrokerContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.under_test import BrokerUnderTest
 from tests.servers.rabbitmq import shared_server
-from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings
 
 DOCS = Path(__file__).parents[2] / "docs" / "brokers.md"

@@ -16,22 +16,15 @@ from tests.servers.rabbitmq import shared_server
 from tests.servers.way import Way
 from tests.waiting import DEADLINE_S, wait_until
 from umbel.brokers.amqp.blocking import BlockingLink
-from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.confirms import Unconfirmed
 from umbel.brokers.amqp.frames import Method
+from umbel.brokers.amqp.outbox import Unconfirmed
 from umbel.brokers.amqp.producer import AmqpProducer
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing
 
 THREADS = 8
-
-
-@pytest.fixture
-def way() -> Iterator[Way]:
-    way = Way(shared_server().port)
-    yield way
-    way.end()
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 from tests.brokers.under_test import LONG_S, OWNER, QUEUE, BrokerUnderTest, outgoing, run, take, texts
 from tests.servers.rabbitmq import amqp_url
-from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.link import Channel
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings
 
 __all__ = ["amqp_url"]

@@ -17,7 +17,7 @@ from tests.brokers.contract_unique import UniqueContract
 from tests.brokers.contract_verdicts import VerdictsContract
 from tests.brokers.under_test import BrokerUnderTest
 from tests.servers.pubsub import pubsub_url
-from umbel.brokers.composed.capabilities import composed
+from umbel.brokers.composed.producer import composed
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.redis.broker import CAPABILITIES as OF_REDIS

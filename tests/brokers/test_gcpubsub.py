@@ -4,18 +4,34 @@ import asyncio
 import json
 import os
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.brokers.contract import BrokerContract
-from tests.brokers.under_test import BrokerUnderTest, outgoing, run, take_in_time, texts
-from tests.servers.pubsub import pubsub_url
-from umbel.brokers.gcpubsub.address import EMULATOR_VARIABLE
+from tests.brokers.under_test import (
+    LONG_S,
+    OWNER,
+    QUEUE,
+    BrokerUnderTest,
+    outgoing,
+    run,
+    take,
+    take_in_time,
+    texts,
+)
+from tests.servers.pubsub import pubsub_url, subscriptions
+from tests.waiting import until
+from umbel.brokers.gcpubsub.broker import PubsubBroker
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
-from umbel.brokers.interface import BrokerSettings
-from umbel.cli.cluster.status import FEATURES
+from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE, Answer
+from umbel.brokers.gcpubsub.service import Link, Service
+from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.cli.workers import FEATURES
+from umbel.wire.control import REPLY_EXCHANGE
 
 __all__ = ["pubsub_url"]
 PACE = 4.0
@@ -60,6 +76,113 @@ def test_the_layout_is_that_of_celery(under_test: BrokerUnderTest) -> None:
     assert found["filter"] == 'attributes.routing_key="mail.eu"'
     assert (found["expirationPolicy"]["ttl"], found["messageRetentionDuration"]) == ("86400s", "86400s")
     assert found["deadLetterPolicy"]["deadLetterTopic"].endswith("/topics/umbel.dead")
+
+
+@pytest.mark.parametrize("cut_off", [1, 2, 3])
+def test_a_listener_leaves_nothing_behind_whenever_it_is_cancelled(
+    cut_off: int, under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is in the middle of its first, second or third request; the broker is closed at once."""
+    listening: list[asyncio.Task[None]] = []
+    calls = 0
+
+    async def read_or_cancel(link: Link, reader: asyncio.StreamReader) -> Answer:
+        nonlocal calls
+        if listening:  # the request is on its way
+            calls += 1
+            if calls == cut_off:
+                listening[0].cancel()
+        return await read(link, reader)
+
+    async def listen(broker: Broker) -> None:
+        async with broker.subscribe(REPLY_EXCHANGE, ["somebody"]) as heard:
+            async for _ in heard:
+                pass
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            before = await asyncio.to_thread(subscriptions, under_test.settings.url)
+            listening.append(asyncio.create_task(listen(broker)))
+            await until(lambda: calls >= cut_off, "the listener to be cancelled")
+        assert await asyncio.to_thread(subscriptions, under_test.settings.url) == before
+
+    read = Link._read
+    monkeypatch.setattr(Link, "_read", read_or_cancel)
+    run(scenario())
+
+
+def test_a_listener_that_goes_on_is_removed_when_its_broker_is_closed(under_test: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as kept:
+            async with under_test.open() as broker:
+                before = await asyncio.to_thread(subscriptions, under_test.settings.url)
+                await kept.enter_async_context(broker.subscribe(REPLY_EXCHANGE, ["somebody"]))
+                assert await asyncio.to_thread(subscriptions, under_test.settings.url) > before
+            assert await asyncio.to_thread(subscriptions, under_test.settings.url) == before
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_broker_that_is_closed_leaves_no_pull_waiting_for_a_message(
+    leaves: bool, under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator would hand it the next message, which then waits for its deadline."""
+    cut_off: list[str] = []
+
+    def note(link: Link, streams: Any, answer: Answer | None) -> None:
+        if answer is None:
+            cut_off.append("pull")
+        put_back(link, streams, answer)
+
+    async def scenario() -> None:
+        async with under_test.open() as stopping:
+            assert not (await take(stopping)).deliveries
+            waiting = asyncio.create_task(stopping.wait_ready([QUEUE], LONG_S, owner=OWNER))
+            await until(lambda: pulls_waiting(stopping), "a pull that waits")
+            waiting.cancel()
+            if leaves:
+                await stopping.leave_queue(OWNER, QUEUE)
+        assert cut_off == []
+        async with under_test.open() as other:
+            await other.publish(outgoing("next"))
+            assert texts(await take_in_time(other, 1, what="the next message")) == ["next"]
+
+    put_back = Link._put_back
+    monkeypatch.setattr(Link, "_put_back", note)
+    run(scenario())
+
+
+def test_what_a_waiting_pull_brings_to_a_worker_that_has_left_goes_back_at_once(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[int] = []
+
+    async def note(service: Service, subscription: str, ids: Sequence[str], deadline_s: int) -> Any:
+        given_back.append(deadline_s)
+        return await set_deadline(service, subscription, ids, deadline_s)
+
+    async def scenario() -> None:
+        async with under_test.open() as stopping, under_test.open() as sender:
+            assert not (await take(stopping)).deliveries
+            waiting = asyncio.create_task(stopping.wait_ready([QUEUE], LONG_S, owner=OWNER))
+            await until(lambda: pulls_waiting(stopping), "a pull that waits")
+            waiting.cancel()
+            await stopping.leave_queue(OWNER, QUEUE)
+            await sender.publish(outgoing("late"))
+            await until(lambda: not pulls_waiting(stopping), "the pull to end")
+            assert given_back in ([], [0])  # the pull had ended, or brought it
+        async with under_test.open() as other:
+            assert texts(await take_in_time(other, 1, what="the message")) == ["late"]
+
+    set_deadline = Service.set_deadline
+    monkeypatch.setattr(Service, "set_deadline", note)
+    run(scenario())
+
+
+def pulls_waiting(broker: Broker) -> bool:
+    assert isinstance(broker, PubsubBroker)
+    return any(consumer.waiting is not None for consumer in broker._claims._consumers.values())
 
 
 def test_a_queue_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> None:

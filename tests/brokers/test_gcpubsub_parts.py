@@ -1,21 +1,29 @@
 """What the Pub/Sub broker decides without a server: addresses, names, marks, answers, refusals."""
 
+import json
+
 import pytest
 
-from umbel.brokers.gcpubsub.address import address_from_url
-from umbel.brokers.gcpubsub.http import Answer, AnswerReader, encode_request
-from umbel.brokers.gcpubsub.names import Names
+from umbel.brokers.gcpubsub.http import (
+    AcksRefused,
+    Answer,
+    AnswerReader,
+    NotFound,
+    address_from_url,
+    encode_request,
+    error_of,
+)
 from umbel.brokers.gcpubsub.posts import (
     MESSAGE_MAX_BYTES,
     REQUEST_MAX,
     Mark,
+    Names,
     Post,
     read_letter,
     read_mark,
     requests,
     task,
 )
-from umbel.brokers.gcpubsub.refusals import AcksRefused, Missing, error_of
 from umbel.brokers.interface import BrokerSettings, DeclaredBinding, DeclaredExchange, DeclaredQueue
 from umbel.brokers.options import Support, changes_of, judge_options
 from umbel.brokers.registry import open_broker
@@ -43,7 +51,7 @@ def test_an_address_names_a_project_at_google_or_at_an_emulator(monkeypatch: pyt
     ("url", "problem"),
     [
         ("gcpubsub://shop", "names a project"),
-        ("gcpubsub://projects/", "no project id"),
+        ("gcpubsub://projects/", "not a project id"),
         (f"{URL}?exactly_once=maybe", "true or false"),
         (f"{URL}?speed=9", "unknown option 'speed'"),
         (f"{URL}?endpoint=ftp://x", "https://HOST"),
@@ -112,6 +120,36 @@ def test_what_pubsub_itself_buried_is_a_letter_too() -> None:
     assert "delivered too often" in letter.reason and letter.buried_at > 1_700_000_000
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"starts": -1},
+        {"starts": 10**30},
+        {"starts": "many"},
+        {"buried_at": 1e300},
+        {"buried_at": -1.0},
+        {"buried_at": None},
+        {"queue": "q" * 300},
+        {"queue": None},
+        {"umbel_letter": 7},
+        {"umbel_letter": "x" * 300},
+        {"data": "no base64!"},
+        {"reason": []},
+    ],
+)
+def test_a_letter_with_values_that_no_writer_of_ours_has_is_a_message_as_it_is(
+    change: dict[str, object],
+) -> None:
+    """Anybody may publish there; a time like that could not even be shown, and all letters with it."""
+    whole = {"umbel_letter": "a", "queue": "q", "reason": "r", "starts": 1, "buried_at": 1.0, "data": ""}
+    letter, _ = read_letter(json.dumps(whole).encode(), "17", "")
+    assert (letter.letter_id, letter.starts) == ("a", 1)
+    data = json.dumps(whole | change).encode()
+    for body in (data, data[:-1] + b', "more": ' + b"[" * 100_000, b"[" * 100_000):
+        letter, raw = read_letter(body, "17", "")
+        assert (letter.letter_id, letter.starts, raw) == ("gcpubsub-17", 0, body)
+
+
 def test_an_answer_is_read_in_whatever_pieces_it_comes() -> None:
     plain = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
     chunked = b"HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x\r\nlo\r\n0\r\n\r\n"
@@ -147,7 +185,7 @@ def test_a_refusal_says_what_to_do_and_which_acknowledgements_came_too_late() ->
     found = error_of(Answer(400, late, True), address, "acknowledging")
     assert isinstance(found, AcksRefused)
     assert (set(found.late), set(found.again)) == ({"a"}, {"b"})
-    assert isinstance(error_of(Answer(404, b"{}", True), address, "x"), Missing)
+    assert isinstance(error_of(Answer(404, b"{}", True), address, "x"), NotFound)
     assert isinstance(error_of(Answer(429, b"{}", True), address, "x"), BrokerUnavailable)
     assert isinstance(error_of(Answer(503, b"no json", True), address, "x"), BrokerUnavailable)
     refused = error_of(Answer(403, b"{}", True), address, "publishing")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.brokers.evidence import Evidence, judge_mark
+from umbel.brokers.interface import Evidence, judge_mark
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.handshake import locations_from_url
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.options import (
     Support,

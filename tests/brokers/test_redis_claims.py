@@ -31,8 +31,8 @@ from tests.brokers.under_test import (
 from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import Ack, Broker, Replaced, Settled, Spend
 from umbel.errors import BrokerUnavailable
-from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored
-from umbel.wire.revoke import Revoke
+from umbel.protocol.shutdown import LinkChange, LinkLost, LinkRestored
+from umbel.wire.records import Revoke
 
 # -- claims whose replies are lost -------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def test_a_message_that_is_gone_before_it_was_adopted_has_ended_and_uses_no_sign
             await be_handed(broker, patient, "b")
             (second,) = (await take(broker)).deliveries
             redis_server.ask("DEL", HANDED)
-            assert await broker.spend([Spend(second.tag, MARK, time.time() + 600)]) == frozenset()
+            assert await broker.spend([Spend(second.tag, MARK, time.time() + 600)]) == {}
             assert redis_server.ask("EXISTS", f"umbel.signature.{MARK}") == 0
 
     run(scenario())

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.brokers.under_test import run
-from tests.servers.redis import RedisServer, free_port
+from tests.servers.ports import free_port
+from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from umbel import App
 from umbel.brokers.interface import BrokerSettings

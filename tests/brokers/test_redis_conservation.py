@@ -278,6 +278,17 @@ class World:
         source, target = chance.choice([(QUEUE, OTHER), (OTHER, QUEUE), (QUEUE, f"{QUEUE}\x06\x163")])
         await self.broker.move(source, target, chance.randint(1, 12))
 
+    async def purge(self, chance: random.Random) -> None:
+        """All that waits in one queue goes, and nothing else, whether or not it is looked into."""
+        queue = chance.choice([QUEUE, OTHER])
+        if chance.random() < 0.5:
+            self.server.ask("SET", "umbel.holding", "", "PX", 60_000)
+        before = tokens_in(self.server)
+        removed = await self.broker.purge(queue)
+        gone = before - tokens_in(self.server)
+        assert removed >= gone.total()  # one without a token may be among them
+        self.expected -= gone
+
     async def requeue(self, chance: random.Random) -> None:
         letters = await self.broker.dead_letters()
         await self.broker.requeue_dead([one.letter_id for one in letters])
@@ -318,6 +329,7 @@ STEPS: dict[str, Callable[[World, random.Random], Any]] = {
         World.renew,
         World.look,
         World.requeue,
+        World.purge,
         World.pause,
         World.resume,
         World.move,

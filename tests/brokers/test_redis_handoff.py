@@ -23,7 +23,7 @@ from tests.brokers.under_test import (
 from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import Ack, Broker, Claim, Depth, Settled
 from umbel.errors import BrokerError
-from umbel.wire.revoke import Revoke
+from umbel.wire.records import Revoke
 
 HANDED = f"umbel.handed.{OWNER}"
 

@@ -25,7 +25,8 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer, exchange, free_port
+from tests.servers.ports import free_port
+from tests.servers.redis import RedisServer, exchange
 from tests.waiting import wait_until
 from umbel.brokers.interface import Ack, Broadcast, Broker, BrokerSettings, Delivery, Replaced, Settled
 from umbel.brokers.redis.address import parse_address

@@ -8,8 +8,8 @@ import time
 from tests.brokers.under_test import LONG_S, OWNER, BrokerUnderTest, outgoing, run, take, texts
 from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import Ack, Broker, Pause
-from umbel.brokers.redis.idle_queues import IdleQueues
 from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.waiting import IdleQueues
 
 MANY = tuple(f"queue-{number}" for number in range(200))
 SOME = MANY[:30]

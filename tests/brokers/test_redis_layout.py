@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import re
 import time
 from base64 import b64decode
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.brokers.under_test import (
     OWNER,
@@ -22,8 +25,10 @@ from tests.brokers.under_test import (
 )
 from tests.servers.redis import RedisServer
 from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Return
-from umbel.brokers.redis import answers
+from umbel.brokers.redis import broadcasts
 from umbel.brokers.redis.broker import CAPABILITIES
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.publishing import Bindings, pattern_of
 from umbel.wire.envelope_redis import seal
 
 
@@ -53,6 +58,32 @@ def test_a_queue_is_bound_for_good_as_celery_binds_it(
     member = [b"mine\x06\x16\x06\x16mine"]
     assert redis_server.ask("SMEMBERS", "_kombu.binding.mine") == member
     assert redis_server.ask("SMEMBERS", "_kombu.binding_permanent.mine") == member
+
+
+def queues_reached(binding_key: str, pattern: str, routing_key: str) -> list[str]:
+    """What a message for an exchange with this one binding goes to."""
+    keys = Keys("", 0)
+    sent = msgspec.structs.replace(*outgoing("m"), exchange="topics", routing_key=routing_key)
+    table = {"topics": [keys.binding_member(binding_key, pattern, "bound").encode()]}
+    return [one.queue for one in Bindings(keys).route([sent], table).batch]
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "ab", "*", "#"]), min_size=1, max_size=5),
+    st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=1, max_size=5),
+)
+def test_a_binding_of_a_topic_exchange_fits_what_celerys_pattern_fits(
+    bound: list[str], sent: list[str]
+) -> None:
+    key, routing_key = ".".join(bound), ".".join(sent)
+    fits = re.match(pattern_of(key), routing_key) is not None
+    assert queues_reached(key, pattern_of(key), routing_key) == (["bound"] if fits else [])
+
+
+def test_a_pattern_that_somebody_wrote_into_redis_is_not_matched() -> None:
+    """Publishers would compute for years."""
+    assert queues_reached("a.*", "(a+)+$", "a" * 100 + "!") == []
+    assert queues_reached("a.*", "(a+)+$", "a.b") == ["bound"]
 
 
 def test_a_client_publishes_for_later_as_celery_does_and_a_claim_moves_it_aside(
@@ -239,7 +270,7 @@ def test_what_a_dead_asker_leaves_behind_is_swept(
     async def scenario() -> None:
         async with on_redis.open() as worker:
             with monkeypatch.context() as patch:
-                patch.setattr(answers, "ASKER_LIFE_S", -1)  # as if it had been silent for too long
+                patch.setattr(broadcasts, "ASKER_LIFE_S", -1)  # as if it had been silent for too long
                 asker = worker.subscribe(exchange, ["dead"])
                 await asker.__aenter__()
             await worker.broadcast([Broadcast(exchange, "dead", b"{}")], ttl_s=10)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from tests.brokers.under_test import (
 from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import Ack, Broker, Delivery, Depth, Replaced, Return, Settled, Spend, Started
 from umbel.errors import BrokerRefused, BrokerUnavailable
+from umbel.protocol.delivery.trust import Doubt
 
 # -- the lease of an owner ---------------------------------------------------------------------------
 
@@ -333,7 +335,7 @@ def test_a_verdict_counts_although_the_data_has_lost_the_claim(
 # -- signatures that held messages have used ---------------------------------------------------------
 
 
-async def spend(broker: Broker, *held: Delivery) -> frozenset[Any]:
+async def spend(broker: Broker, *held: Delivery) -> Mapping[Any, Doubt]:
     marks = [Spend(one.tag, MARK[:-1] + one.message.body.decode(), time.time() + 600) for one in held]
     return await broker.spend(marks)
 

@@ -28,7 +28,7 @@ from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import Script
 from umbel.errors import BrokerRefused
 from umbel.wire.message import Outgoing
-from umbel.wire.revoke import Revoke
+from umbel.wire.records import Revoke
 
 LATER = 4102444800.0
 

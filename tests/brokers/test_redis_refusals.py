@@ -22,7 +22,7 @@ from umbel.brokers.interface import Ack, Broker, Bury, Refused, Return, Started,
 from umbel.brokers.redis import publishing
 from umbel.errors import BrokerRefused
 from umbel.wire.message import Outgoing, StoredResult
-from umbel.worker.messages.keeping import keep_or_drop
+from umbel.worker.delivery.settle import store_failed
 
 NOT_A_LIST = "the key 'bad' holds a string, not a list: delete or rename it"
 LATER = 4102444800.0
@@ -392,7 +392,7 @@ def test_a_worker_goes_on_where_failures_cannot_be_kept(
 
     async def scenario() -> None:
         async with on_redis.open() as broker:
-            await keep_or_drop(broker, [Refused(one, "broke") for one in outgoing("a", "b")])
+            await store_failed(broker, [Refused(one, "broke") for one in outgoing("a", "b")])
 
     run(scenario())
     (told,) = [one.__dict__ for one in caplog.records if one.levelno == logging.ERROR]

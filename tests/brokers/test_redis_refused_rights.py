@@ -11,7 +11,7 @@ from tests.brokers.under_test import outgoing, run
 from tests.servers.redis import RedisServer
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Attempt, BrokerSettings
-from umbel.brokers.redis.rights import missing_right
+from umbel.brokers.redis.replies import missing_right
 from umbel.brokers.registry import open_async_producer, open_broker, open_producer
 from umbel.errors import AccessRefused, BrokerError, BrokerRefused
 

@@ -1,11 +1,12 @@
 """What `limit.lua` does, step by step: who starts, who waits, who is called, and what is left in the data."""
 
+import json
 import random
 
 import pytest
 from hiredis import ReplyError
 
-from tests.brokers.redis_scripts import ADA, BOB, EPOCH, LEASE_S, PREFIX, Scripts
+from tests.brokers.redis_scripts import ADA, BOB, EPOCH, LEASE_S, PREFIX, Scripts, at_step
 from tests.servers.redis import RedisServer
 from umbel.protocol.delivery.limits import Pace
 
@@ -317,9 +318,107 @@ def test_what_waits_is_purged_by_its_queue(scripts: Scripts) -> None:
         *("limit", "take", PREFIX, LEASE_S, ADA, EPOCH),
         *(other, "id9", BUCKET, 1, 0, 0),
     )
-    assert scripts.run("limit", "purge", PREFIX, LEASE_S, "q") == 2
+    assert purge_limited(scripts, "q") == [2, 1]
     assert waiting(scripts) == [f"3:id9{other}\0o".encode()]
     assert scripts.ask("HGETALL", "umbel.waits") == [b"other", b"1"]
-    assert scripts.run("limit", "purge", PREFIX, LEASE_S, "q") == 0
-    assert scripts.run("limit", "purge", PREFIX, LEASE_S, "other") == 1
+    assert purge_limited(scripts, "q") == [0, 1]
+    assert purge_limited(scripts, "other") == [1, 1]
     assert scripts.ask("EXISTS", "umbel.limits") == 0
+
+
+def purge_limited(scripts: Scripts, queue: str, *buckets: str) -> list[int]:
+    """How many messages were removed, and how many of the buckets are done."""
+    reply: list[int] = scripts.run("purge", "limited", PREFIX, LEASE_S, queue, *(buckets or (BUCKET,)))
+    return reply
+
+
+def purge_rest(scripts: Scripts, queue: str = "q") -> list[int]:
+    """How many were removed, and whether there may be more."""
+    reply: list[int] = scripts.run("purge", "rest", PREFIX, LEASE_S, queue)
+    return reply
+
+
+def holding(number: int = 1, size: int = 0, /, **headers: str) -> bytes:
+    """An envelope of a message that holds something."""
+    said = {"task": "t", "id": f"id{number}", **headers}
+    return json.dumps({"body": "x" * size, "headers": said, "properties": {}}).encode()
+
+
+def test_what_is_purged_frees_the_keys_and_turns_that_it_holds_and_no_other(scripts: Scripts) -> None:
+    for number, key in enumerate("abcd", 1):
+        scripts.run("unique", "hold", PREFIX, key, f"id{number}", 60_000)
+    three = at_step("q", 3)
+    scripts.fill("q", holding(1, umbel_unique="a"), "junk", '{"headers": {"umbel_unique": 3}}', holding())
+    scripts.fill(three, marked_holding(2, umbel_unique="b"), holding(9, umbel_unique="d"))
+    scripts.fill("other", holding(4, umbel_unique="d"))
+    scripts.delay("q", scripts.now + 60, b"t:1:P:q\0" + holding(3, umbel_unique="c"))
+    scripts.delay("q", scripts.now + 60, '{"umbel_limit"')
+    assert purge_rest(scripts) == [8, 0]
+    assert scripts.keys() == {"P:umbel.unique.d", "P:umbel.holding", "P:other"}
+    assert scripts.ask("EXISTS", "q") == scripts.ask("EXISTS", "umbel.delayed.q") == 0
+    assert scripts.ask("LLEN", "other") == 1
+    assert purge_rest(scripts) == [0, 0]
+
+
+def marked_holding(number: int, **headers: str) -> bytes:
+    return b'{"umbel": {"starts": 1}, ' + holding(number, **headers)[1:]
+
+
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_a_message_that_is_purged_in_its_turn_passes_it_on(scripts: Scripts, is_delayed: bool) -> None:
+    second = holding(2, umbel_limit="k")
+    scripts.hold(_1=holding(1, umbel_limit="k"), _2=second, _3=holding(3, umbel_limit="k"))
+    take(scripts, 1, 2, 3)
+    assert free(scripts, 1) == 1
+    scripts.ask("HDEL", f"umbel.inflight.{ADA}", field(1))
+    assert scripts.waiting("q") == [second]
+    assert scripts.ask("EXISTS", "umbel.holding") == 1
+    scripts.ask("RENAME", "q", f"{PREFIX}elsewhere")  # that of the third stays
+    if is_delayed:
+        scripts.delay("elsewhere", scripts.now + 1, b"t:1:P:elsewhere\0" + second)
+        scripts.ask("DEL", "elsewhere")
+    assert purge_rest(scripts, "elsewhere") == [1, 0]
+    assert scripts.waiting("q") == [holding(3, umbel_limit="k")]
+    assert scripts.ask("ZRANGE", f"umbel.slots.{BUCKET}", 0, -1) == [b"\nid3"]
+
+
+def test_a_purge_is_done_in_portions_by_count_and_by_size(scripts: Scripts) -> None:
+    scripts.run("unique", "hold", PREFIX, "k", "id1100", 60_000)
+    scripts.fill("q", *(holding(number, umbel_unique="k") for number in range(1, 1101)))
+    assert [purge_rest(scripts) for _ in range(3)] == [[500, 1], [500, 1], [100, 0]]
+    assert scripts.ask("EXISTS", "umbel.unique.k") == 0
+    scripts.fill("q", *(holding(number, 400_000) for number in range(4)))
+    assert [purge_rest(scripts) for _ in range(2)] == [[3, 1], [1, 0]]
+    for number in range(2):
+        scripts.delay("q", 1, b"t:1:P:q\0" + holding(number, 1_000_000))
+    assert [purge_rest(scripts) for _ in range(3)] == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_what_waits_for_limits_is_purged_in_portions_too(scripts: Scripts) -> None:
+    entries = [f"3:id1{field(1)}\0".encode() + holding(1) for _ in range(750)]
+    for name in ("a", "b"):
+        scripts.ask("LPUSH", f"umbel.waiting.{name}", *entries)
+        scripts.ask("HINCRBY", "umbel.waits", "q", 750)
+    scripts.ask("SET", "umbel.waiting.bad", "no list")
+    assert purge_limited(scripts, "q", "bad", "a", "b") == [500, 1]
+    assert purge_limited(scripts, "q", "a", "b") == [500, 1]
+    assert scripts.ask("HGET", "umbel.waits", "q") == b"500"
+    assert purge_limited(scripts, "q", "b") == [500, 0]
+    assert purge_limited(scripts, "q", "b") == [0, 1]
+    assert scripts.ask("EXISTS", "umbel.waits") == 0
+
+
+def test_where_nothing_can_be_held_no_message_is_looked_at(scripts: Scripts) -> None:
+    """And what somebody has made of another type goes as well."""
+    scripts.fill("q", *([holding(1, umbel_unique="k")] * 1500))
+    scripts.delay("q", 1, "a")
+    scripts.ask("SET", "umbel.unique.k", "id1")  # of a sender of 0.3, which makes no note
+    scripts.ask("SET", at_step("q", 3), "no list")
+    assert purge_rest(scripts) == [1501, 0]
+    assert scripts.keys() == {"P:umbel.unique.k"}
+    scripts.ask("SET", "umbel.holding", "")
+    scripts.ask("SET", at_step("q", 3), "no list")
+    scripts.ask("SET", "umbel.delayed.q", "no zset")
+    scripts.fill("q", "a")
+    assert purge_rest(scripts) == [1, 0]
+    assert scripts.keys() == {"P:umbel.unique.k", "P:umbel.holding"}

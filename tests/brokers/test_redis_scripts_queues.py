@@ -7,7 +7,7 @@ from hiredis import ReplyError
 
 from tests.brokers.redis_scripts import ADA, BOB, HOUR_S, PREFIX, Scripts, at_step, marked
 from tests.servers.redis import RedisServer
-from umbel.brokers.interface.settings import DEFAULT_SEP as SEP
+from umbel.brokers.interface.connection import DEFAULT_SEP as SEP
 
 
 @pytest.fixture

@@ -269,7 +269,7 @@ def test_what_a_leader_sends_is_fenced_and_what_is_refused_is_named_by_its_place
         ("claim", (PREFIX, ADA, LEASE_S, EPOCH, 1, 10, 0, 10, "q")),
         ("abandon", (PREFIX, ADA, 4, EPOCH)),
         ("reconcile", (PREFIX, ADA, "0.0", 0)),
-        ("spend", (PREFIX, "m", ADA, "n.2:1:P:q", 1000)),
+        ("spend", (PREFIX, "", "m", ADA, "n.2:1:P:q", 1000)),
         ("adopt", (PREFIX, ADA, EPOCH, "n.2:1:P:q", 6, "handed")),
         *(("owners", (verb, PREFIX, LEASE_S, ADA, 0)) for verb in ("renew", "forget", "unpark", "reap")),
     ],

@@ -3,7 +3,7 @@
 import pytest
 from hiredis import ReplyError
 
-from tests.brokers.redis_scripts import PREFIX, Scripts, marked
+from tests.brokers.redis_scripts import ADA, PREFIX, Scripts, marked
 from tests.servers.redis import RedisServer
 
 
@@ -237,8 +237,27 @@ def test_a_key_is_held_by_the_first_until_it_gives_it_back(scripts: Scripts) -> 
     scripts.ask("LPUSH", "umbel.unique.n", "not a string")
     pairs = ("k", "two", "l", "three", "n", "five", "m", "four", "gone", "six")
     assert scripts.run("unique", "release", PREFIX, *pairs) == 2
-    assert scripts.keys() == {"P:umbel.unique.k", "P:umbel.unique.n"}
+    assert scripts.keys() == {"P:umbel.unique.k", "P:umbel.unique.n", "P:umbel.holding"}
     assert scripts.run("unique", "release", PREFIX, "k", "one") == 1
+
+
+def test_a_message_that_no_list_takes_back_frees_its_key_among_the_dead_letters(scripts: Scripts) -> None:
+    for key in "kl":
+        scripts.run("unique", "hold", PREFIX, key, "one", 60_000)
+    scripts.hold(_1='{"headers": {"id": "one", "umbel_unique": "k"}}', _2="no envelope")
+    scripts.ask("SET", "q", "not a list")
+    assert scripts.run("abandon", PREFIX, ADA, 1, "n.1") == 2
+    assert len(scripts.letters()) == 2
+    assert scripts.ask("EXISTS", "umbel.unique.k") == 0
+    assert scripts.ask("EXISTS", "umbel.unique.l") == 1
+
+
+def test_as_long_as_a_key_may_be_held_there_is_a_note_of_it(scripts: Scripts) -> None:
+    scripts.run("unique", "hold", PREFIX, "k", "one", 60_000)
+    scripts.run("unique", "hold", PREFIX, "l", "two", 30_000)  # a shorter time shortens nothing
+    assert 50_000 < scripts.ask("PTTL", "umbel.holding") <= 60_000
+    scripts.run("unique", "hold", PREFIX, "m", "three", 90_000)
+    assert 80_000 < scripts.ask("PTTL", "umbel.holding") <= 90_000
 
 
 # -- signatures that were used ----------------------------------------------------------------------------
@@ -247,7 +266,7 @@ def test_a_key_is_held_by_the_first_until_it_gives_it_back(scripts: Scripts) -> 
 def test_a_signature_is_used_by_one_claim_until_that_is_given_back(scripts: Scripts) -> None:
     def spend(*claims: tuple[str, str, str]) -> list[int]:
         parts = [part for claim in claims for part in (*claim, 60_000)]
-        reply: list[int] = scripts.run("spend", PREFIX, *parts)
+        reply: list[int] = scripts.run("spend", PREFIX, "", *parts)
         return reply
 
     scripts.hold("ada", _1="a", _2="b")
@@ -267,7 +286,17 @@ def test_a_signature_of_another_type_is_named(scripts: Scripts) -> None:
     scripts.ask("LPUSH", "umbel.signature.m", "not a string")
     refused = r"^(ERR )?REFUSED the key 'P:umbel\.signature\.m' holds a list, not a string: "
     with pytest.raises(ReplyError, match=refused):
-        scripts.run("spend", PREFIX, "m", "ada", "n.1:1:P:q", 60_000)
+        scripts.run("spend", PREFIX, "", "m", "ada", "n.1:1:P:q", 60_000)
+
+
+def test_no_signature_is_used_where_the_id_of_the_cluster_is_another_or_lost(scripts: Scripts) -> None:
+    claim = ("m", "ada", "n.1:1:P:q", 60_000)
+    scripts.hold("ada", _1="a")
+    assert scripts.run("spend", PREFIX, "here", *claim) == b""
+    for stored, found in ((b"1.5 there", b"there"), (b"odd", b""), (b"1.5 here", [])):
+        scripts.ask("SET", "umbel.cluster", stored)
+        assert scripts.run("spend", PREFIX, "here", *claim) == found
+    assert scripts.ask("EXISTS", "umbel.signature.m") == 1
 
 
 # -- dead letters ------------------------------------------------------------------------------------------

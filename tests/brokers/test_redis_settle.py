@@ -7,17 +7,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from tests.brokers.under_test import (
-    OWNER,
-    PEER,
-    QUEUE,
-    BrokerUnderTest,
-    outgoing,
-    result,
-    run,
-    take,
-    texts,
-)
+from tests.brokers.under_test import OWNER, PEER, QUEUE, BrokerUnderTest, outgoing, result, run, take, texts
 from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import (
     Ack,

@@ -29,10 +29,10 @@ from tests.brokers.under_test import (
 )
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
-from umbel.brokers.amqp import capabilities as amqp
+from umbel.brokers.amqp import topology as amqp
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.frames import Method
-from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.handshake import locations_from_url
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Permit, Replaced, Return, Settled
 from umbel.brokers.redis.broker import CAPABILITIES as REDIS
 from umbel.brokers.sqlite.broker import CAPABILITIES as SQLITE

@@ -11,6 +11,7 @@ from tests.brokers.under_test import message, texts
 from umbel.brokers.interface import Delivery
 from umbel.brokers.sqlite import claims, publishing
 from umbel.brokers.sqlite.claims import Heap, share
+from umbel.brokers.sqlite.rows import Malformed
 from umbel.brokers.sqlite.schema import MIGRATIONS, migrate
 from umbel.wire.message import Outgoing
 
@@ -32,7 +33,9 @@ def put(db: sqlite3.Connection, *names: str) -> None:
 def claim(
     db: sqlite3.Connection, queues: str, limit: int = 100, *, owner: str = "ada", ticket: int = 7
 ) -> tuple[list[Delivery], str]:
-    return claims.claim(db, owner, list(queues), limit, ticket)
+    found, large, last = claims.claim(db, owner, list(queues), limit, ticket, 10**9)
+    assert large == {}
+    return found, last
 
 
 def ready(db: sqlite3.Connection) -> list[int]:
@@ -114,13 +117,15 @@ def test_a_row_that_is_not_ours_is_handed_on_and_the_others_are_whole(
     assert {one.queue for one in taken} == {"a"}
 
 
-def test_starts_that_are_no_number_count_as_none(db: sqlite3.Connection) -> None:
+@pytest.mark.parametrize("change", ["starts = 'many'", "queue = x'00'", "redelivered = 1.5", "id = 7"])
+def test_a_message_that_is_not_what_the_schema_says_is_not_handed_out(
+    db: sqlite3.Connection, change: str
+) -> None:
+    """Neither as it is nor with a value that we made up: the claim is rolled back, and the row set aside."""
     put(db, "a0", "a0x")
-    db.execute("UPDATE messages SET starts = 'many', redelivered = 1 WHERE id = 1")
-    db.execute("UPDATE messages SET starts = 3 WHERE id = 2")
-    first, second = claim(db, "a")[0]
-    assert (first.starts, first.redelivered, first.tag, first.queue) == (0, True, "7:1", "a")
-    assert (second.starts, second.redelivered) == (3, False)
+    db.execute(f"UPDATE messages SET {change} WHERE id = 1")
+    with pytest.raises((Malformed, sqlite3.OperationalError)):  # the database takes both for a malformed row
+        claim(db, "a")
 
 
 def test_more_than_one_row_takes_is_fetched_one_by_one(db: sqlite3.Connection) -> None:

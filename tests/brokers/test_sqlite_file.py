@@ -30,7 +30,7 @@ from umbel.brokers.registry import open_broker, open_producer
 from umbel.brokers.sqlite import schema
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.database import Database
-from umbel.brokers.sqlite.location import network_file_system, path_from_url
+from umbel.brokers.sqlite.files import TRIES, network_file_system, path_from_url, prepare
 from umbel.errors import AccessRefused, BadURL, BrokerError, BrokerUnavailable, StorageFull
 
 
@@ -197,7 +197,7 @@ def test_a_file_on_a_network_file_system_is_refused_before_it_is_made(
 ) -> None:
     mounts = path.parent / "mountinfo"
     mounts.write_text(f"{MOUNTS}40 22 0:40 / {path.parent} rw - nfs server:/x rw\n")
-    monkeypatch.setattr("umbel.brokers.sqlite.location._MOUNTS", mounts)
+    monkeypatch.setattr("umbel.brokers.sqlite.files._MOUNTS", mounts)
     assert "network file system (nfs)" in refusal(f"sqlite:///{path}")
     assert not path.exists()
 
@@ -245,7 +245,7 @@ def test_a_migration_that_fails_changes_nothing(
     under_test.close()
     broken = (*schema.MIGRATIONS, "CREATE TABLE half (x);\nINSERT INTO missing VALUES (1);\n")
     monkeypatch.setattr(schema, "MIGRATIONS", broken)
-    with pytest.raises(sqlite3.OperationalError):
+    with pytest.raises(AccessRefused, match="no such table: missing"):
         under_test.producer().publish(outgoing("b"))
     monkeypatch.undo()
     assert waiting(under_test) == ["a"]
@@ -355,7 +355,7 @@ def test_after_a_reboot_nothing_is_held_any_more(
 
     term = run(before())
     (tmp_path / "boot_id").write_text("another boot\n")
-    monkeypatch.setattr("umbel.brokers.sqlite.clock._BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr("umbel.brokers.sqlite.coordination._BOOT_ID", tmp_path / "boot_id")
     run(after(term))
 
 
@@ -372,3 +372,25 @@ def test_a_fork_that_bypasses_the_hooks_is_refused_in_the_child(
     monkeypatch.undo()
     monkeypatch.setattr("umbel.brokers.sqlite.database._refused", set())
     assert waiting(under_test) == ["a"]
+
+
+@pytest.mark.parametrize("removals", [1, TRIES])
+def test_a_file_that_is_removed_while_it_is_looked_at_is_made_again(
+    removals: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = removals
+
+    def removed_meanwhile(looked_at: Path) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            looked_at.unlink()
+
+    monkeypatch.setattr("umbel.brokers.sqlite.files.refuse_planted_beside", removed_meanwhile)
+    if removals < TRIES:
+        prepare(path)
+        assert path.is_file()
+    else:
+        with pytest.raises(AccessRefused, match="another process removes the database"):
+            prepare(path)
+    assert left == 0

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,18 +29,28 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.waiting import wait_until
-from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Refused, Return, Started
-from umbel.brokers.sqlite import dead_letters, revokes, store, wakeup
+from umbel.brokers.interface import (
+    Ack,
+    Broadcast,
+    BrokerSettings,
+    Bury,
+    Delivery,
+    Refused,
+    Return,
+    Spend,
+    Started,
+)
+from umbel.brokers.sqlite import claims, messages, store, verdicts, wakeup
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.claims import Heap, share
 from umbel.brokers.sqlite.cluster_store import ClusterStore
-from umbel.brokers.sqlite.location import path_from_url
+from umbel.brokers.sqlite.files import path_from_url
 from umbel.brokers.sqlite.messages import DUE_MAX
 from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.verdicts import judge
-from umbel.wire.message import Outgoing
-from umbel.wire.revoke import Revoke
-from umbel.wire.topic import matches
+from umbel.brokers.sqlite.verdicts import sort_verdicts
+from umbel.protocol.delivery.trust import Doubt
+from umbel.wire.message import Message, Outgoing, matches
+from umbel.wire.records import Revoke
 
 
 @pytest.fixture
@@ -134,7 +145,7 @@ def test_a_pattern_of_many_hashes_is_matched_quickly() -> None:
 
 
 def test_verdicts_are_judged_in_order_and_only_the_first_one_ends_a_claim() -> None:
-    judged = judge(
+    judged = sort_verdicts(
         [
             Started("70:1"),
             Ack("70:1", follow_ups=outgoing("next")),
@@ -158,7 +169,7 @@ def test_verdicts_are_judged_in_order_and_only_the_first_one_ends_a_claim() -> N
 def test_dead_letters_are_bounded_and_the_oldest_goes(
     under_test: BrokerUnderTest, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "DEAD_LETTERS_MAX", 3)
+    monkeypatch.setattr(verdicts, "DEAD_LETTERS_MAX", 3)
 
     async def scenario() -> list[bytes]:
         async with under_test.open() as broker:
@@ -176,7 +187,7 @@ def test_dead_letters_are_bounded_and_the_oldest_goes(
 def test_refused_messages_are_dead_letters_within_the_same_limit(
     under_test: BrokerUnderTest, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "DEAD_LETTERS_MAX", 3)
+    monkeypatch.setattr(verdicts, "DEAD_LETTERS_MAX", 3)
 
     async def scenario() -> list[bytes]:
         async with under_test.open() as broker:
@@ -205,7 +216,7 @@ def test_burying_takes_no_longer_when_there_are_many_dead_letters(
 
     def steps_of_burying(db: sqlite3.Connection) -> int:
         before = steps
-        dead_letters.bury(db, {1: "why"}, 0.0)
+        verdicts.bury_claimed(db, {1: "why"}, 0.0)
         return steps - before
 
     with closing(sqlite3.connect(path)) as db:
@@ -252,7 +263,7 @@ def test_more_due_messages_than_one_claim_releases_all_come(under_test: BrokerUn
 def test_a_claim_hands_out_no_message_before_all_revokes(
     under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revokes, "PAGE_MAX", 4)
+    monkeypatch.setattr(messages, "PAGE_MAX", 4)
 
     async def scenario() -> None:
         async with under_test.open() as broker:
@@ -412,3 +423,25 @@ def test_a_broadcast_past_its_ttl_is_not_read_even_before_it_is_swept(path: Path
     cluster.broadcast([Broadcast("x", "stale", b"{}")], ttl_s=0.05)
     wait_until(lambda: cluster.heard_since("x", offset, 10) == ([], offset + 1), what="the end of its TTL")
     one.close()
+
+
+@pytest.mark.parametrize("size", [0, 2, 255, 256, 65_535, 65_536, 100_000])
+def test_headers_are_read_from_the_beginning_of_a_message(size: int) -> None:
+    headers = b"h" * size
+    stored = msgspec.msgpack.encode(Message(headers, b"b" * 1000))
+    assert messages.headers_of(stored) == messages.headers_of(stored[: size + 16]) == headers
+
+
+@pytest.mark.parametrize("odd", [None, 1, "text", b"", b"\x9b", b"\x9b\xc4", b"\x00" * 20])
+def test_what_is_no_message_has_no_headers(odd: object) -> None:
+    assert messages.headers_of(odd) == b""
+
+
+def test_a_message_of_the_number_that_stands_for_nobody_uses_no_signature_that_has_ended() -> None:
+    """Numbers begin at 1; who writes to the file may choose another."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute("CREATE TABLE signatures (mark TEXT PRIMARY KEY, message_id INTEGER, expires_at REAL)")
+        first, odd = (Spend(messages.tag(1, number), "m", 2e9, 1.0) for number in (7, claims.NOBODYS))
+        assert claims.use_signatures(db, [first, first]) == {}
+        claims.end_signatures(db, ["m"])
+        assert claims.use_signatures(db, [odd]) == {odd.tag: Doubt.REPLAYED}

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from tests.brokers.under_test import LONG_S, BrokerUnderTest, outgoing, result, run, take, texts
 from tests.servers.certificates import Certificates, Signed, make_certificates
+from tests.servers.ports import free_port
 from tests.servers.rabbitmq import shared_server
-from tests.servers.redis import RedisServer, free_port
+from tests.servers.redis import RedisServer
 from tests.servers.sentinel import MASTER, WatchedOverTls
 from umbel.backends.registry import open_backend
 from umbel.backends.rpc import Post, RpcBackend

@@ -44,8 +44,8 @@ class BrokerUnderTest:
     @asynccontextmanager
     async def open(self, **changes: Any) -> AsyncIterator[Broker]:
         broker = open_broker(replace(self.settings, **changes))
-        await broker.open()
         try:
+            await broker.open()
             yield broker
         finally:
             await broker.close()
@@ -168,13 +168,13 @@ async def take(
 
 
 async def take_in_time(
-    broker: Broker, count: int, *, what: str, queues: Sequence[str] = (QUEUE,)
+    broker: Broker, count: int, *, what: str, queues: Sequence[str] = (QUEUE,), owner: str = OWNER
 ) -> list[Delivery]:
     """So many messages, of which not all may be there at once."""
     taken: list[Delivery] = []
 
     async def enough() -> bool:
-        taken.extend((await take(broker, queues=queues)).deliveries)
+        taken.extend((await take(broker, queues=queues, owner=owner)).deliveries)
         return len(taken) >= count
 
     await eventually(enough, what=what)

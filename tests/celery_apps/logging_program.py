@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery, signals
 
-from umbel.celery.logs import LogSettings, in_main_process
+from umbel.celery.loading import LogSettings, in_main_process
 from umbel.logs import set_up_logging
 
 

@@ -14,6 +14,8 @@ from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from tests.web.serving import serving
 from umbel.celery.configuration import app_for
+from umbel.celery.control import revoking_panel
+from umbel.control.commands import builtin_panel
 
 
 class Ran(NamedTuple):
@@ -181,3 +183,10 @@ def test_a_worker_is_configured_by_its_name_before_it_starts(ran: Ran) -> None:
 def test_what_failed_can_be_retried(ran: Ran) -> None:
     """Acknowledged early, as Celery does by default, and kept all the same."""
     assert "OutOfStock(1)" in {row["reason"] for row in ran.by_umbel["failed"]}
+
+
+def test_revoke_and_terminate_are_replaced_by_commands_that_store_the_revoke() -> None:
+    plain = {command.name: command.handler for command in builtin_panel()}
+    replaced = {command.name: command.handler for command in revoking_panel()}
+    assert replaced.keys() == {"revoke", "terminate"}
+    assert all(replaced[name] is not plain[name] for name in replaced)

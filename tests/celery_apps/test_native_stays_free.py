@@ -22,7 +22,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from umbel.app.configuration.settings import override
+from umbel.app.settings import override
 from umbel.cli.run import worker
 from umbel.launch.loading import find_app
 from umbel.launch.workers import make_worker

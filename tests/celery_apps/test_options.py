@@ -11,14 +11,14 @@ import click
 import pytest
 
 from tests.waiting import wait_until
-from umbel.app.configuration.settings import Settings, override
+from umbel.app.settings import Settings, override
 from umbel.cli.options import level_of
-from umbel.cli.run import celery_options
+from umbel.cli.run import worker
 from umbel.cli.run.worker import command
 from umbel.errors import BadSetting
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 from umbel.logs import log_path
-from umbel.worker.process import daemon
+from umbel.worker import daemon
 
 # Of `celery worker --help` (Celery 5.7): every option, with a value where it takes one.
 CELERYS = """
@@ -44,12 +44,12 @@ def test_modules_to_include_are_for_the_app_to_name() -> None:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(celery_options.NOTES), **options}
+    return {**dict.fromkeys(worker.NOTES), **options}
 
 
 def test_an_option_without_effect_says_why() -> None:
     options = given(optimization="fair", beat=True, worker_concurrency=3)
-    assert celery_options.take_idle(options) == [
+    assert worker.take_idle(options) == [
         "-B has no effect here: every worker can send the schedule, and one does, under a lease",
         "-O has no effect here: a message goes to a child process that is free, which is what fair means",
     ]
@@ -58,10 +58,10 @@ def test_an_option_without_effect_says_why() -> None:
 
 def test_excluded_queues_are_taken_from_those_that_would_be_consumed() -> None:
     several = override(Settings(), worker_queues=["a", "b", "c"])
-    assert celery_options.without_queues(several, ["b", "z"]).worker_queues == ("a", "c")
-    assert celery_options.without_queues(several, None) is several
-    with pytest.raises(click.BadParameter, match="no queue is left to consume of celery"):
-        celery_options.without_queues(Settings(), ["celery"])
+    assert worker.without_queues(several, ["b", "z"]).worker_queues == ("a", "c")
+    assert worker.without_queues(several, None) is several
+    with pytest.raises(click.BadParameter, match="no queue remains to consume of celery"):
+        worker.without_queues(Settings(), ["celery"])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_excluded_queues_are_taken_from_those_that_would_be_consumed() -> None:
 )
 def test_the_limits_of_autoscale_may_be_in_either_order(typed: str, sizes: tuple[int, int]) -> None:
     context = click.Context(command)
-    assert celery_options.sizes_of(context, command.params[0], typed) == sizes
+    assert worker.sizes_of(context, command.params[0], typed) == sizes
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_who_it_cannot_be_is_refused(
     user: str | None, group: str | None, umask: str | None, problem: str
 ) -> None:
     with pytest.raises(BadSetting, match=problem):
-        daemon.become(user, group, umask)
+        daemon.switch_user(user, group, umask)
 
 
 APP = """

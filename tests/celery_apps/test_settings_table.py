@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from tests.celery_apps.programs import home
-from umbel.app.configuration.settings import Settings
+from umbel.app.settings import Settings
+from umbel.celery.connection_settings import backend_url, broker_url
 from umbel.celery.settings_table import TABLE
-from umbel.celery.table.addresses import backend_url, broker_url
-from umbel.celery.table.signals import SIGNALS
-from umbel.celery.table.verdicts import Judged, Verdict
+from umbel.celery.verdicts import SIGNALS, Judged, Verdict
 
 
 def test_each_setting_and_signal_of_celerys_has_a_verdict(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.running import Umbel
 from umbel.cli import exits
 from umbel.cli.run.demo import skips
-from umbel.cli.run.extras import EXTRAS, Extra
+from umbel.cli.run.doctor import EXTRAS, Extra
 
 ROOT = Path(__file__).resolve().parents[2]
 

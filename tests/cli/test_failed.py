@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.running import Ran, Umbel
 from umbel import App
+from umbel.app.options import SendOptions
 from umbel.brokers.interface import Refused
 from umbel.brokers.registry import open_broker
 from umbel.cli import exits
@@ -35,7 +36,8 @@ def fail(tmp_path: Path, *calls: tuple[str, str, str]) -> str:
         await broker.open()
         try:
             for task_id, name, reason in calls:  # as one sends it that does not know what is sensitive
-                outgoing = app.prepare(name, ("4111-1111",), {}, {"task_id": task_id}).outgoing
+                options: SendOptions = {"task_id": task_id, "retries": 2}
+                outgoing = app.prepare(name, ("4111-1111",), {}, options).outgoing
                 await broker.keep_failed([Refused(outgoing, reason)])
         finally:
             await broker.close()
@@ -60,7 +62,7 @@ def test_failed_tasks_are_listed_without_what_nobody_may_read(umbel: Umbel, tmp_
     without_app = umbel("task", "failed", "-b", url).out
     assert "t1" in without_app and "t2" in without_app and "4111" not in without_app
     (row,) = json.loads(umbel("task", "failed", "--name", "*.pay", "--json").out)
-    assert row["task_id"] == "t1"
+    assert (row["task_id"], row["attempt"], row["starts"]) == ("t1", 2, 0)
     listed = umbel("task", "failed", "--limit", "1")
     assert "t1" not in listed.out and "1 more" in listed.err
 
@@ -78,7 +80,7 @@ def test_a_retry_is_counted_and_asked_for(
     waiting = json.loads(umbel("queues", "peek", "celery", "--json").out)
     assert {row["task_id"] for row in waiting} == set(done["retried"].values())
     partly = umbel("task", "retry", "t3", "t1", "-y")
-    assert partly.code == exits.PARTIAL and "no message of the task t1 is kept" in partly.err
+    assert partly.code == exits.PARTIAL and "no message of the task t1 is stored" in partly.err
     assert partly.out.splitlines()[0].startswith("t3 retried as ")
     assert "no such failed task" in said(umbel("task", "retry", "--all", "-y"), exits.NOT_FOUND)
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ SLOW = "select count(*) from range(10000000000) a, range(1000) b where a.range %
     ("arguments", "code", "problem"),
     [
         (("sql", "selec"), exits.FAILED, "line 1, column 1"),
-        (("sql", "--timeout", "1e-9", SLOW), exits.FAILED, "1e-09 s; narrow it, or raise --timeout"),
+        (("sql", "--timeout", "0.5", SLOW), exits.FAILED, ", or raise --timeout"),
         (("sql", "--csv", "--json", "select 1"), exits.USAGE, "one of --csv and --json"),
         (("tables", "taks"), exits.USAGE, "did you mean 'tasks'"),
         (("tasks", "--since", "tomorrow"), exits.USAGE, "'tomorrow' is not a time"),
@@ -196,3 +197,13 @@ def test_other_tools_find_tables_and_views_in_a_database(history: Reader, tmp_pa
         assert connection.execute("select count(*) from tasks").fetchone() == (len(STORY.rows["tasks"]),)
         assert connection.execute("select count(*) from unusual(step_s := 3600)").fetchone() == (0,)
     assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_a_database_is_not_written_through_a_link_that_somebody_put_beside_it(
+    history: Reader, tmp_path: Path
+) -> None:
+    target, link = tmp_path / "target", tmp_path / f".history.duckdb.{os.getpid()}"
+    link.symlink_to(target)  # where the draft was
+    history("duckdb", str(tmp_path / "history.duckdb"))
+    assert link.is_symlink() and not target.exists()
+    assert not (tmp_path / "history.duckdb").is_symlink()

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from umbel.cli.cluster import members
+from umbel.cli import coordination
 from umbel.errors import BrokerUnavailable
-from umbel.monitor.membership import ClusterBroker
+from umbel.monitor.coordination import ClusterBroker
 
 
 def test_a_watch_goes_on_where_its_first_question_could_not_be_sent(
@@ -26,12 +26,12 @@ def test_a_watch_goes_on_where_its_first_question_could_not_be_sent(
         introduced.append(rows)
 
     async def watch() -> None:
-        watched = members.Watch(cast(ClusterBroker, None), as_json=True)
+        watched = coordination.Watch(cast(ClusterBroker, None), as_json=True)
         monkeypatch.setattr(watched._members, "introduce", introduce)
         await watched._begin(1.0)
 
-    monkeypatch.setattr(members, "known_members", known)
-    monkeypatch.setattr(members, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(coordination, "known_members", known)
+    monkeypatch.setattr(coordination, "ASK_AGAIN_S", 0.0)
     asyncio.run(watch())
     assert introduced == [[{"node": "w1@h"}]]
     assert "cannot ask which nodes are there; retrying: could not be sent" in capsys.readouterr().err

@@ -5,8 +5,7 @@ import pytest
 
 from tests.cli.running import Umbel
 from umbel import App
-from umbel.cli import exits
-from umbel.cli.tasks import queue_control
+from umbel.cli import exits, queues
 from umbel.control.queue_pauses import PauseOutcome
 
 TASKS = """
@@ -44,11 +43,11 @@ def test_what_nodes_answer_is_told_in_one_line_each(
             queue="q", paused=True, changed=True, told=("b\n@",), silent=("c\r@",), refused=refused
         )
 
-    monkeypatch.setattr(queue_control, "pause_queue", pause)  # answers as no worker of ours gives them
+    monkeypatch.setattr(queues, "pause_queue", pause)  # answers as no worker of ours gives them
     ran = umbel("queues", "pause", "-b", f"sqlite:///{tmp_path}/queue.db", "q")
     assert ran.code == exits.PARTIAL
     assert ran.err.splitlines() == [
-        r"umbel: b\n@ was told to stop consuming",
+        r"umbel: b\n@ was asked to stop consuming",
         r"umbel: c\r@ did not answer",
         r"umbel: a@\x1b[2J refused: no\nceleryd: all is well",
     ]

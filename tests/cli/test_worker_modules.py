@@ -20,7 +20,7 @@ settings = BrokerSettings(sys.argv[1])
 open_broker(settings), open_backend(settings.url, settings)
 print(json.dumps([shared, sorted(sys.modules)]))
 """
-OURS_MAX, SHARED_MAX, MAIN_MAX = 370, 360, 600
+OURS_MAX, SHARED_MAX, MAIN_MAX = 372, 360, 600
 URLS = ("sqlite:///modules.db", "redis://localhost/0", "amqp://localhost")
 # Large, and needed by few workers or by none.
 NOT_IN_CHILDREN = {"asyncio", "ssl", "subprocess", "sqlite3", "hiredis", "ctypes", "umbel.worker.worker"}

@@ -21,7 +21,8 @@ from tests.waiting import wait_until
 __all__ = ["postgres_url"]
 
 HERE = Path(__file__).parent
-STORE = HERE.parents[1] / "examples" / "django_store"
+ROOT = HERE.parents[1]
+STORE = ROOT / "examples" / "django_store"
 POOLS = ("prefork", "threads", "solo", "asyncio", "gevent")
 MANAGE = ["manage.py", "umbel", "worker"]
 LONG_S = 90.0
@@ -71,7 +72,7 @@ def test_sends_wait_for_the_commit(vendor: str, store: Path, request: pytest.Fix
     shutil.copy(HERE / "project_checks.py", store / "test_project.py")
     shutil.copy(HERE / "project_conftest.py", store / "conftest.py")
     (store / "pytest.ini").write_text(
-        "[pytest]\numbel_app = umbel.contrib.django:app\npythonpath = .\nfilterwarnings = error\n"
+        f"[pytest]\numbel_app = umbel.contrib.django:app\npythonpath = . {ROOT}\nfilterwarnings = error\n"
     )
     plugins = [
         word for name in ("asyncio", "anyio", "schemathesis", "xdist") for word in ("-p", f"no:{name}")

@@ -20,7 +20,8 @@ from urllib.request import Request, urlopen
 import pytest
 from fastapi import FastAPI, WebSocket
 
-from tests.servers.redis import free_port, redis_server, redis_url
+from tests.servers.ports import free_port
+from tests.servers.redis import redis_server, redis_url
 from tests.waiting import wait_until
 from umbel import App
 from umbel.contrib.fastapi import FULL_RARER, Umbel, lifespan

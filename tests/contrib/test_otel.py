@@ -14,7 +14,7 @@ from umbel import App, Task, chain, chord
 from umbel.app.running.async_tracer import AsyncTracer
 from umbel.contrib.otel import instrument, uninstrument
 from umbel.pools.interface import Job
-from umbel.wire.task import read_headers
+from umbel.wire.call import read_headers
 
 
 @pytest.fixture

@@ -91,6 +91,28 @@ def test_sensitive_arguments_never_leave(app: App, told: Told) -> None:
     assert not [one for one in error["stacktrace"]["frames"] if "vars" in one]
 
 
+def test_what_reads_like_a_secret_never_leaves(app: App, told: Told) -> None:
+    @app.task(name="t.call")
+    def call(url: str, options: dict[str, Any]) -> None:
+        password = options["password"]
+        logging.getLogger("t").warning("PIN 493021 of %s", options)
+        logging.getLogger("t").warning("trying %s", "with password hunter2", extra={"api_key": "hunter2"})
+        raise PermissionError(f"no entry with Bearer hunter2-493021 at {url}: password is {password}")
+
+    with app.eager():
+        call.delay("https://ann:hunter2@shop.example", options={"password": "hunter2", "limit": 3})
+    sentry_sdk.flush()
+    events = told()
+    assert '"trying with password ***"' in json.dumps(events)  # a log line
+    failure = next(event for event in events if "exception" in event)
+    assert "hunter2" not in json.dumps(events) and "493021" not in json.dumps(events)
+    (error,) = failure["exception"]["values"]
+    assert error["value"] == "no entry with Bearer *** at https://ann:***@shop.example: password is ***"
+    assert failure["extra"]["umbel-task"]["kwargs"] == {"options": {"password": "***", "limit": 3}}
+    (frame, *_) = [frame for frame in error["stacktrace"]["frames"] if frame["function"] == "call"]
+    assert frame["vars"]["password"] in {"***", "[Filtered]"} and frame["vars"]["options"]["limit"] == "3"
+
+
 @pytest.mark.parametrize("word", ["exception", "event_id", "values", "trace", "umbel", "task"])
 def test_a_secret_that_is_a_word_of_sentrys_protocol_costs_no_event(app: App, told: Told, word: str) -> None:
     @app.task(name="t.login", sensitive=("password",))

@@ -14,7 +14,10 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-Kind = Literal["task", "envelope", "event", "control", "reply", "result", "frame"]
+Kind = Literal[
+    "task", "envelope", "event", "control", "reply", "result", "frame",
+    "signed", "letter", "state", "row", "lake",  # the fuzzers' alone (`fuzz/stored.py`)
+]  # fmt: skip
 Broker = Literal["sqlite", "redis", "amqp"]
 Expected = Literal["dead", "error", "ignored", "runs", "waits"]
 BROKERS: tuple[Broker, ...] = get_args(Broker)

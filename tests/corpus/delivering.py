@@ -22,8 +22,8 @@ from tests.corpus.case import Case
 from tests.servers.redis import exchange
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.frames import Method, encode_publish
-from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.interface.settings import DEFAULT_SEP as SEP
+from umbel.brokers.amqp.handshake import locations_from_url
+from umbel.brokers.interface.connection import DEFAULT_SEP as SEP
 
 QUEUE = "celery"
 EVENTS, REQUESTS, REPLIES = "celeryev", "celery.pidbox", "reply.celery.pidbox"

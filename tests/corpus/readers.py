@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.corpus.case import Case
 from tests.corpus.delivering import amqp_properties, redis_envelope, sqlite_row
-from umbel.app.rebuilding import rebuild_exception
+from umbel.app.waiting import rebuild_exception
 from umbel.brokers.amqp import envelope as amqp_envelope
 from umbel.brokers.amqp.frames import BadFrames, Incoming
 from umbel.brokers.amqp.frames import FrameReader as AmqpFrameReader
@@ -17,21 +17,21 @@ from umbel.brokers.interface import Delivery
 from umbel.brokers.sqlite import messages as sqlite_messages
 from umbel.errors import WireError
 from umbel.pools.prefork.messages import FromChild, FromServer, ToChild
-from umbel.protocol.delivery.delivery import Run, TaskRules
-from umbel.wire.compat.legacy import to_v2
+from umbel.protocol.delivery.delivery import Admit, TaskRules
+from umbel.wire.call import decode_task, read_headers
 from umbel.wire.control import decode_reply, decode_request
+from umbel.wire.coordination import read_worker_event
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.event import decode_events
 from umbel.wire.frames import FrameReader, JobBatch, encode_frame
-from umbel.wire.gossip import read_worker_event
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
-from umbel.wire.task import decode_task, read_headers
-from umbel.worker.messages.admission import arrival_of, job_of, let_run
-from umbel.worker.messages.claimed import Claimed
+from umbel.wire.task import to_v2
+from umbel.worker.delivery.admit import arrival_of, job_of, let_run
+from umbel.worker.delivery.claimed import Claimed
 
 REFUSALS = (WireError, BadFrames)
-_RUN = Run(TaskRules())
+_RUN = Admit(TaskRules())
 
 
 def read_message(message: Message) -> object:

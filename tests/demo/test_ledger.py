@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from umbel.demo.ledger import Ledger, judge, read_ledger
+from umbel.demo.load import Ledger, judge, read_ledger
 
 SENT = {"a": "quick", "b": "failing", "c": "never"}
 STATES = {"a": "SUCCESS", "b": "FAILURE", "c": "REVOKED"}
@@ -40,7 +40,7 @@ def test_a_run_in_which_all_fits() -> None:
             "the periodic task missed 1 slot",
         ),
         ({"last_slot": 3}, "the periodic task missed 1 slot"),
-        ({"history": {**HISTORY, "a": "STARTED"}}, "history and results differ about quick a is STARTED"),
+        ({"history": {**HISTORY, "a": "STARTED"}}, "history and results differ in quick a is STARTED"),
         ({"ran": {**RAN, ("a", 0): ["w1", "w1"]}}, "1 task ran twice without a cause: a"),
         ({"ran": {**RAN, ("a", 0): ["w1", "w2"]}, "killed": "w2"}, "ran twice without a cause: a"),
         ({"killed": "w2", "interrupted": {"a"}}, "not run again by another worker: 1 task of w2"),
@@ -69,10 +69,11 @@ def test_repeats_have_a_cause_when_their_worker_was_killed_or_their_process_cras
 def test_what_a_killed_worker_held_may_be_there_twice() -> None:
     """On RabbitMQ: it put a copy aside, or sent the next attempt, and was killed before it acknowledged."""
     put_aside = Ledger({("a", 0): ["k"], ("a", 1): ["w", "w"]}, {("a", 1)})
-    sent_again = Ledger({("a", 0): ["k", "w"], ("a", 1): ["w", "w"]}, {("a", 0)})
+    sent_again = Ledger({("a", 0): ["k", "w"], ("a", 1): ["w", "w"]}, {("a", 0), ("a", 1)})
     assert put_aside.recovered("k") == {"a": 1} and sent_again.recovered("k") == {"a": 2}
     assert not put_aside.recovered("")
-    assert not Ledger({("a", 0): ["k"], ("a", 1): ["w", "w"]}).recovered("k")
+    unmarked = Ledger({("a", 0): ["k", "w"], ("a", 1): ["w", "w"]}, {("a", 0)})
+    assert unmarked.recovered("k") == {"a": 1}, "what was sent again says so"
 
 
 def test_runs_beyond_the_first_of_an_attempt_are_repeats(tmp_path: Path) -> None:

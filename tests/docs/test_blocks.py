@@ -3,7 +3,6 @@
 import re
 import shlex
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -42,7 +41,7 @@ def test_every_line_of_a_terminal_begins_with_its_prompt() -> None:
 def test_commands_and_options_that_are_typed_exist(line: str, place: str) -> None:
     words = shlex.split(line.removesuffix("&"))[1:]
     assert words[0] in COMMANDS, place
-    command: click.Command = import_module(f"umbel.cli.{COMMANDS[words[0]].module}").command
+    command: click.Command = COMMANDS[words[0]].load()
     context = click.Context(command)
     rest = words[1:]
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):

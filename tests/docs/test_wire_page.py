@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.docs.blocks import DOCS, blocks_of
 from umbel import App
-from umbel.wire import limits
+from umbel.wire import message
 from umbel.wire.call import HEADER_NAMES
 from umbel.wire.typed import restore, tag
 
@@ -44,18 +44,18 @@ def test_every_header_is_explained() -> None:
 
 
 def test_the_value_on_the_page_is_read_and_written_so() -> None:
-    value = restore(TYPED, limits.DEFAULT_LIMITS)
+    value = restore(TYPED, message.DEFAULT_LIMITS)
     assert value != TYPED and tag(value) == TYPED
 
 
 def test_the_limits_on_the_page_hold() -> None:
     table = PAGE.read_text().partition("## Limits")[2]
     shown = [int(number) for number in re.findall(r"^\| [^|]+ \| (\d+)", table, re.MULTILINE)]
-    default = limits.DEFAULT_LIMITS
+    default = message.DEFAULT_LIMITS
     assert shown == [
-        limits.HEADERS_MAX_BYTES,
-        limits.NAME_MAX_BYTES,
-        limits.TASK_MAX_CHARS,
+        message.HEADERS_MAX_BYTES,
+        message.NAME_MAX_BYTES,
+        message.TASK_MAX_CHARS,
         default.size_max_bytes,
         default.depth_max,
         default.number_digits_max,

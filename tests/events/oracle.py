@@ -5,7 +5,7 @@ Written to be compared with the code, so it shares nothing with it but the event
 
 from typing import Any
 
-from umbel.events.digest import eid
+from umbel.events.merge import eid
 from umbel.events.types import TaskEvent
 from umbel.events.view import TaskRecord
 

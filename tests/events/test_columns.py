@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from umbel.events.columns import COLUMNS, row
-from umbel.events.digest import eid
-from umbel.events.reading import EventReader
+from umbel.events.merge import eid
+from umbel.events.tables import COLUMNS, row
 from umbel.events.types import VOCABULARY, Event
+from umbel.events.view import EventReader
 
 
 def test_every_field_of_every_type_has_one_column() -> None:

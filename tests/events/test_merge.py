@@ -20,13 +20,10 @@ from tests.events.histories import (
     loose_events,
 )
 from tests.events.oracle import view_of
-from umbel.events.digest import eid
-from umbel.events.merge import is_later, join, order_key
-from umbel.events.reading import EventReader
+from umbel.events.merge import eid, is_later, join, order_key, registers_of, timeline
 from umbel.events.state import ClusterState
-from umbel.events.timeline import registers_of, timeline
 from umbel.events.types import TaskEvent
-from umbel.events.view import TaskRecord, view
+from umbel.events.view import EventReader, TaskRecord, view
 
 
 def fold(events: list[Wire]) -> ClusterState:

@@ -7,8 +7,8 @@ import pytest
 
 from tests.events.histories import event
 from umbel.events.precedence import ENDED, ENDINGS, STATES, STRENGTHS, attempt_of, rank, state_of
-from umbel.events.reading import EventReader
 from umbel.events.types import RETRIES_MAX, TaskEvent, TaskReceived
+from umbel.events.view import EventReader
 
 # Celery's order, the strongest first.
 BY_STRENGTH = (

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.events.histories import EXAMPLES, Wire, event, histories
-from umbel.events.digest import canonical, eid
-from umbel.events.reading import EventReader
+from umbel.events.merge import canonical, eid
 from umbel.events.types import (
     KNOWN_TYPES,
     SLOTS,
@@ -18,6 +17,7 @@ from umbel.events.types import (
     TaskSent,
     WorkerHeartbeat,
 )
+from umbel.events.view import EventReader
 
 CELERYS_HEARTBEAT = {
     "hostname": "w1@vm", "utcoffset": 0.0, "pid": 30756, "clock": 2, "freq": 2.0, "active": 0, "processed": 0,

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.events.receiver import EventReceiver
+from umbel.events.stamp import EventReceiver
 from umbel.protocol.clock import CLOCK_MAX, JUMP_MAX, LamportClock
 from umbel.wire.event import decode_events, encode_event, encode_events
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from tests.events.histories import event
-from umbel.events.digest import eid
 from umbel.events.merge import (
     COUNTED,
     DIGESTS_MAX,
     Registers,
     absorb,
     count,
+    eid,
     first_us,
     is_later,
     join,
@@ -20,8 +20,8 @@ from umbel.events.merge import (
     put,
     winner,
 )
-from umbel.events.reading import EventReader
 from umbel.events.types import TaskEvent
+from umbel.events.view import EventReader
 
 
 def told(kind: str, **fields: Any) -> TaskEvent:

@@ -5,24 +5,24 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.events.receiver import Heard
 from umbel.events.reorder import ReorderWindow
+from umbel.events.stamp import ReceivedEvent
 
 
-def heard(clock: int, node: str = "a", at: float = 0.0) -> Heard:
-    return Heard({"type": "task-started", "hostname": node, "timestamp": at}, clock)
+def heard(clock: int, node: str = "a", at: float = 0.0) -> ReceivedEvent:
+    return ReceivedEvent({"type": "task-started", "hostname": node, "timestamp": at}, clock)
 
 
-def of_task(kind: str, clock: int, task: str = "t", attempt: int | None = 0) -> Heard:
+def of_task(kind: str, clock: int, task: str = "t", attempt: int | None = 0) -> ReceivedEvent:
     said = {} if attempt is None else {"retries": attempt}
-    return Heard({"type": kind, "hostname": "a", "timestamp": 0.0, "uuid": task, **said}, clock)
+    return ReceivedEvent({"type": kind, "hostname": "a", "timestamp": 0.0, "uuid": task, **said}, clock)
 
 
-def kinds(events: list[Heard]) -> list[str]:
+def kinds(events: list[ReceivedEvent]) -> list[str]:
     return [one.event["type"] for one in events]
 
 
-def clocks(events: list[Heard]) -> list[int]:
+def clocks(events: list[ReceivedEvent]) -> list[int]:
     return [one.clock for one in events]
 
 
@@ -68,6 +68,14 @@ def test_too_many_are_not_held() -> None:
     assert clocks(window.rest()) == [3, 4, 5]
 
 
+def test_too_many_bytes_are_not_held() -> None:
+    window = ReorderWindow(60.0, bytes_max=100)
+    given = [one for clock in (4, 2, 5, 1, 3) for one in window.put(heard(clock), now=0.0, size_bytes=30)]
+    assert clocks(given) == [1, 2]
+    assert clocks(window.put(heard(9), now=0.0, size_bytes=1000)) == [3, 4, 5, 9]
+    assert window.rest() == []
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.floats(0, 10)), max_size=40),
     st.floats(0, 3),
@@ -76,7 +84,7 @@ def test_too_many_are_not_held() -> None:
 def test_nothing_is_lost_and_what_is_out_of_order_is_counted(
     told: list[tuple[int, float]], window_s: float, held_max: int
 ) -> None:
-    window, given, now = ReorderWindow(window_s, held_max=held_max), list[Heard](), 0.0
+    window, given, now = ReorderWindow(window_s, held_max=held_max), list[ReceivedEvent](), 0.0
     for clock, pause_s in told:
         now += pause_s
         given += window.due(now)

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.events.sequences import HOLES_MAX, SETTLED_AFTER_S, YOUNGER_BY_US, Gap, Known, Sequences
+from umbel.events.reorder import HOLES_MAX, SETTLED_AFTER_S, YOUNGER_BY_US, Gap, KnownSender, Sequences
 
 LATER = SETTLED_AFTER_S + 1.0
 
@@ -43,7 +43,7 @@ def test_a_sender_younger_than_the_recording_counts_from_one() -> None:
 def test_a_gap_across_a_restart_is_seen() -> None:
     before = Sequences()
     saw(before, 1, 2, 5)
-    kept = msgspec.json.decode(msgspec.json.encode(before.known()), type=list[Known])
+    kept = msgspec.json.decode(msgspec.json.encode(before.known()), type=list[KnownSender])
     after = Sequences(known=kept)
     saw(after, 5, 6, 9, now=1.0)
     assert gaps(after) == [(3, 4), (7, 8)]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.events.histories import EXAMPLES, Wire, event, histories
-from umbel.events.state import ClusterState
+from umbel.events.state import DIGEST_BYTES, RECOUNTED_BYTES, ClusterState, size_of_all
 
 RUN = ("received", "started", "succeeded")
 
@@ -148,6 +148,64 @@ def test_an_unfinished_task_that_was_dropped_goes_on_where_it_was() -> None:
     assert state.counts == {"RECEIVED": 1, "SUCCESS": 1}
     record = state.task("t1")
     assert record is None or record.partial
+
+
+def test_memory_is_bounded_in_bytes_and_the_oldest_finished_go_first() -> None:
+    state = ClusterState(bytes_max=100_000)
+    for number in range(50):
+        state.apply(task(f"t{number:02}", *RUN, clock=10 * number, args="x" * 5000))
+        assert state.size_bytes <= 100_000
+    known = ids(state, newest_first=False)
+    assert known == [f"t{number}" for number in range(50 - len(known), 50)] and len(known) in (5, 6)
+    assert state.counts == {"SUCCESS": 50}
+
+
+def test_repeats_are_counted_in_bytes_too() -> None:
+    state = ClusterState()
+    once = task("t", "received")
+    state.apply(once)
+    before = state.size_bytes
+    state.apply([event("received", "t", retries=0, clock=0, timestamp=0.0, pid=pid) for pid in range(10)])
+    assert state.size_bytes == before + 10 * DIGEST_BYTES
+    (known,) = state.tracked()
+    assert size_of_all(known) == before + 10 * DIGEST_BYTES
+
+
+def test_a_task_larger_than_all_may_be_goes_when_another_comes() -> None:
+    state = ClusterState(bytes_max=10_000)
+    state.apply(task("large", "received", args="x" * 50_000))
+    assert ids(state) == ["large"]
+    state.apply(task("small", "received", clock=2))
+    assert ids(state) == ["small"] and state.size_bytes < 10_000
+
+
+def test_states_of_users_making_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.events.state.STATES_MAX", 3)
+    state = ClusterState()
+    state.apply([event(f"state{number}", f"t{number}", retries=0, clock=1) for number in range(5)])
+    assert state.counts == {"OTHER": 2, "STATE0": 1, "STATE1": 1, "STATE2": 1}
+    state.apply([event("succeeded", f"t{number}", retries=0, clock=2) for number in range(5)])
+    assert sum(state.counts.values()) == 5
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from((*RUN, "progress")), st.integers(0, 9)), max_size=60
+    ),
+    st.integers(1_000, 30_000),
+)
+def test_whatever_comes_the_bytes_that_are_counted_are_those_that_are_known(
+    told: list[tuple[int, str, int]], bytes_max: int
+) -> None:
+    """Each task at no less than it has, and all of them at their sum."""
+    state = ClusterState(bytes_max=bytes_max)
+    for number, kind, clock in told:
+        state.apply(event(kind, f"t{number}", clock=clock, more="x" * 700 * clock))
+        assert state.size_bytes <= bytes_max or len(state) == 1
+    known = list(state.tracked())
+    assert state.size_bytes == sum(one.size_bytes for one in known)
+    for one in known:
+        assert size_of_all(one) <= one.size_bytes <= max(RECOUNTED_BYTES, 2 * size_of_all(one)) + 8_000
 
 
 @given(

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from umbel.events.state import ClusterState
-from umbel.events.workers import Workers
+from umbel.events.state import ClusterState, Workers
 
 
 def beat(kind: str = "heartbeat", at: float = 100.0, **fields: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.servers.ports import free_port
 from tests.servers.postgres import ask_postgres, postgres_url
 from tests.waiting import wait_until
 
@@ -53,12 +54,6 @@ def environment_for(home: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     ports = {name: str(free_port()) for name in PORTS.values()}
     return {**os.environ, "PATH": path, "UMBEL_RUN_DIR": str(home / "run"), **ports}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @contextmanager

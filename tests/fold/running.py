@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from umbel.events.tables import TABLES
-from umbel.fold import anomalies as odd
+from umbel.fold import nodes as odd
 from umbel.fold.buckets import buckets_for, divided
+from umbel.fold.columns import EVENTS, settled
 from umbel.fold.kernel import Bucket, fold_bucket, fold_others
-from umbel.fold.marks import marks_of, merged
-from umbel.fold.metrics import metrics
-from umbel.fold.schemas import EVENTS, settled
+from umbel.fold.senders import marks_of, merged
+from umbel.fold.tasks import metrics
 
 
 def tables_of(parts: Iterable[pa.Table], *, buckets: int | None = None) -> Mapping[str, pa.Table]:
@@ -24,7 +24,7 @@ def tables_of(parts: Iterable[pa.Table], *, buckets: int | None = None) -> Mappi
     count = buckets or buckets_for(of_tasks.num_rows, of_tasks.num_rows)
     folded = [fold_bucket(bucket) for bucket in divided(of_tasks, count)]
     nodes = fold_others(others, marks)
-    since = odd.first_told(_all(folded, "told"))
+    since = odd.earliest_sendings(_all(folded, "told"))
     suspected = odd.judged(_all(folded, "suspects"), since, nodes.workers, marks.horizon_us())
     found = {
         "tasks": _all(folded, "tasks"),

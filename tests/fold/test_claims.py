@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.fold import ages
-from umbel.fold.ages import RECENT_US, SECOND_US, aged
-from umbel.fold.claims import claimed, index_of
-from umbel.fold.schemas import INSTANT
+from umbel.fold import buckets
+from umbel.fold.buckets import RECENT_US, SECOND_US, aged, claimed, index_of
+from umbel.fold.columns import INSTANT
 
 IDS = st.lists(st.text(max_size=9), max_size=30)
 
@@ -41,7 +40,7 @@ def told(table: pa.Table) -> set[str]:
 
 
 def test_tasks_are_told_apart_by_their_end_and_their_silence() -> None:
-    silent_s, recent_s = ages.SILENT_US / SECOND_US, RECENT_US / SECOND_US
+    silent_s, recent_s = buckets.SILENT_US / SECOND_US, RECENT_US / SECOND_US
     rows = [
         event("just ended", "succeeded", 1),
         event("just ended", "sent", 900),
@@ -78,7 +77,7 @@ def test_every_event_is_in_one_part_and_a_task_is_not_divided(
     rows = [event(str(task), slot, silent_s) for task, slot, silent_s in found]
     events = pa.Table.from_pylist(rows, schema=SCHEMA)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(ages, "SEGMENT_EVENTS", 5)
+        monkeypatch.setattr(buckets, "SEGMENT_EVENTS", 5)
         by_age = aged(events, 10**15, hot_max=hot_max)
         parts, slices = list(by_age.parts()), [one for _, one in by_age.slices()]
     assert by_age.hot.num_rows <= hot_max

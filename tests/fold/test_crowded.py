@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.events.histories import Wire, event, histories
 from tests.fold.reading import EXAMPLES, of_tasks, rows_of, shaken
 from tests.pipeline.lakes import read
-from umbel.fold import crowded
-from umbel.fold.crowded import BINS, Keys, bin_sizes, large_tasks, reduced, shared_out, within
+from umbel.fold import registers
 from umbel.fold.kernel import fold_bucket
+from umbel.fold.registers import BINS, Keys, bin_sizes, large_tasks, reduced, shared_out, within
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -34,7 +34,7 @@ def test_tasks_and_attempts_rest_on_what_is_kept(history: list[Wire], seed: int)
 
 def test_few_are_kept_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each type and attempt, the earliest, and what is counted, up to a limit."""
-    monkeypatch.setattr(crowded, "ENDINGS_MAX", 5)
+    monkeypatch.setattr(registers, "ENDINGS_MAX", 5)
     started = [event("started", retries=0, clock=clock, timestamp=100.0 - clock) for clock in range(1, 50)]
     received = [event("received", retries=0, clock=clock, timestamp=float(clock)) for clock in range(1, 50)]
     kept = reduced(of_tasks(read([*started, *received, *received[:9]])))

@@ -15,16 +15,13 @@ from tests.events.histories import Wire, event, histories
 from tests.fold.reading import EXAMPLES, Row, by_key, holes, of_tasks, rows_of, shaken, stories_of
 from tests.pipeline.lakes import read
 from tests.pipeline.oracle import attempts_of, task_times
-from umbel.events.columns import to_json
-from umbel.events.digest import eid
-from umbel.events.merge import DIGESTS_MAX, Registers, join
-from umbel.events.tables import TABLES
-from umbel.events.timeline import registers_of, timeline
+from umbel.events.merge import DIGESTS_MAX, Registers, eid, join, registers_of, timeline
+from umbel.events.tables import TABLES, to_json
 from umbel.events.types import RETRIES_MAX, TaskEvent
 from umbel.events.view import TaskRecord, view
 from umbel.fold.buckets import divided
+from umbel.fold.columns import SCHEMAS
 from umbel.fold.kernel import Bucket, fold_bucket
-from umbel.fold.schemas import SCHEMAS
 
 SEEDS = st.integers(0, 2**16)
 

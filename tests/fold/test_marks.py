@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fold.reading import EXAMPLES, rows_of
-from umbel.fold.marks import RANGE, SEQ_MAX, Marks, gaps, marks_of, merged
-from umbel.fold.schemas import EVENTS
+from umbel.fold.columns import EVENTS
+from umbel.fold.senders import RANGE, SEQ_MAX, Marks, gaps, marks_of, merged
 
 SEQS = st.one_of(
     st.none(),

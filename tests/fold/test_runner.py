@@ -12,9 +12,8 @@ from tests.fold.reading import EXAMPLES, holes, rows_of, shaken
 from tests.fold.running import tables_of
 from tests.pipeline.lakes import read, table_of
 from umbel.events.tables import TABLES
-from umbel.fold.metrics import SAMPLES, metrics
-from umbel.fold.moments import moment
-from umbel.fold.schemas import SCHEMAS
+from umbel.fold.columns import SCHEMAS, moment
+from umbel.fold.tasks import SAMPLES, metrics
 
 Rows = Counter[tuple[Any, ...]]
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tests.corpus.case import Case, Kind, cases
 from tests.fuzz.seeds import seeds
-from umbel.wire.frames import Stop, encode_frame
+from umbel.wire.frames import StopChild, encode_frame
 
 SEED_MAX_BYTES = 4096
 NODES_MAX = 400
@@ -70,7 +70,7 @@ def _fitting(source: Sequence[Case], kinds: Sequence[Kind], broker: str) -> list
         case
         for case in source
         if (not kinds or case.kind in kinds)
-        and (broker in case.brokers or case.kind == "frame")
+        and (broker in case.brokers or not case.brokers)
         and max(map(len, (case.headers, case.body, case.raw or b""))) <= SEED_MAX_BYTES
         and "bomb" not in case.name
     ]
@@ -239,7 +239,7 @@ def _encode_frame(tree: Any) -> bytes:
     return _FRAME_MARK + len(data).to_bytes(4) + data
 
 
-_FRAME_MARK = bytes(encode_frame(Stop())[:4])
+_FRAME_MARK = bytes(encode_frame(StopChild())[:4])
 _FORMS: tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...] = (
     (json.loads, _encode_json),
     (_decode_frame, _encode_frame),

@@ -7,20 +7,21 @@ from typing import Any
 import msgspec
 
 from tests.corpus.case import BROKERS, Case, Kind
-from umbel.pools.interface import Job, Outcome, Told
+from tests.fuzz.stored import stored_seeds
+from umbel.pools.interface import Job, Outcome, UserEvent
 from umbel.pools.prefork.messages import Exited, Forked, Loaded
 from umbel.wire.call import Embed, TaskCall, TaskHeaders
 from umbel.wire.envelope_redis import seal
 from umbel.wire.frames import JobBatch, Outcomes, Ready, SoftLimit, encode_frame
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.wire.signature import check_signature
+from umbel.wire.steps import check_signature
 from umbel.wire.task import encode_task
 
 TASK = "corpus_tasks.take"
 
 
 def seeds() -> Sequence[Case]:
-    return [*_tasks(), *_broadcasts(), *_results(), *_frames()]
+    return [*_tasks(), *_broadcasts(), *_results(), *_frames(), *stored_seeds()]
 
 
 def _case(name: str, kind: Kind, brokers: Sequence[Any] = BROKERS, **fields: Any) -> Case:
@@ -103,7 +104,7 @@ def _frames() -> list[Case]:
     outcome = Outcome(1, "success", 1.0, 0.5, [stored], [sent], "1", "", 0.0)
     streams = {
         "to-child": [JobBatch(1, [job]), SoftLimit(1)],
-        "from-child": [Outcomes([outcome]), Ready(5), Told(1, "seed", 1.0, b"{}")],
+        "from-child": [Outcomes([outcome]), Ready(5), UserEvent(1, "seed", 1.0, b"{}")],
         "from-server": [Loaded("", 5), Forked(1, 2), Exited(1, 9)],
     }
     return [

@@ -15,11 +15,10 @@ from typing import Any
 from tests.waiting import wait_until
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
-from umbel.events.digest import eid
-from umbel.events.reading import EventReader
+from umbel.events.merge import eid
 from umbel.events.stamp import EventStamper
-from umbel.history.arrow import parquet
-from umbel.history.lake import Lake
+from umbel.events.view import EventReader
+from umbel.history.lake import Lake, parquet
 from umbel.protocol.clock import LamportClock
 from umbel.wire.event import decode_events, encode_event, routing_key
 

@@ -13,14 +13,13 @@ from umbel.brokers.interface import LoggedEvent
 from umbel.errors import LakeError
 from umbel.fold import buckets
 from umbel.fold.buckets import bucket_of
-from umbel.fold.marks import marks_of
 from umbel.fold.names import marks_file, place_of
-from umbel.history.arrow import parquet
+from umbel.fold.senders import marks_of
 from umbel.history.dealing import read_marks
-from umbel.history.housekeeping import GRACE_S, Behind, behind, compact, expire
-from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, hour_folder
+from umbel.history.housekeeping import GRACE_S, HousekeepingBacklog, backlog_of, compact, expire
+from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, hour_folder, parquet
 from umbel.history.rows import Rows
-from umbel.stores.manifests import MANIFESTS
+from umbel.stores.interface import MANIFESTS
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()
@@ -57,11 +56,11 @@ def contents(lake: Lake) -> Counter[int]:
 
 def test_the_files_of_a_past_hour_become_one_and_every_row_is_there(lake: Lake) -> None:
     before = contents(lake)
-    assert behind(lake, now=NOON) == Behind(files=4, days=0, replaced=0)
+    assert backlog_of(lake, now=NOON) == HousekeepingBacklog(files=4, days=0, replaced=0)
     report = compact(lake, now=NOON)
     assert [place_of(name) is not None for name in report.written] == [True, True]
     assert (len(report.replaced), report.removed) == (4, [])
-    assert behind(lake, now=NOON) == Behind(files=0, days=0, replaced=4)
+    assert backlog_of(lake, now=NOON) == HousekeepingBacklog(files=0, days=0, replaced=4)
     assert len(lake.event_files()) == 4
     assert contents(lake) == before
     assert len(lake.raw_files()) == 6  # a reader may still be at them
@@ -102,7 +101,7 @@ def test_more_events_get_more_buckets_and_older_days_follow(
     monkeypatch.setattr(buckets, "BUCKET_EVENTS", 10)
     assert compact(lake, now=tomorrow).written == []  # twice as many are no reason yet
     monkeypatch.setattr(buckets, "BUCKET_EVENTS", 1)
-    assert behind(lake, now=tomorrow).days == 0  # which can only be said with the number of buckets
+    assert backlog_of(lake, now=tomorrow).days == 0  # which can only be said with the number of buckets
     compact(lake, now=tomorrow)
     assert counts(lake) == {32}
     assert contents(lake) == before
@@ -130,7 +129,7 @@ def test_a_lake_of_an_earlier_version_is_moved_over(lake: Lake) -> None:
     )
     lake.publish_compacted(Compacted([together], raw, dict.fromkeys(raw, NOON - DAY_S)))
     assert contents(lake) == before
-    assert behind(lake, now=NOON).files == 2
+    assert backlog_of(lake, now=NOON).files == 2
     report = compact(lake, now=NOON)
     assert together in report.replaced
     assert contents(lake) == before

@@ -10,10 +10,8 @@ from tests.history.published import Story, publish
 from umbel.errors import BadQuery, HistoryError, NothingBuilt
 from umbel.events.tables import TABLES
 from umbel.history import query
-from umbel.history.export import as_csv, for_spreadsheets
-from umbel.history.query import Answer, Tables, read
-from umbel.history.spelling import percentiles
-from umbel.history.tables import newest_build
+from umbel.history.query import Answer, Tables, as_csv, for_spreadsheets, read
+from umbel.history.tables import newest_build, percentiles
 
 STORY = Story(tasks=40)
 

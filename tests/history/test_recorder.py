@@ -25,13 +25,12 @@ from tests.waiting import wait_until
 from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.errors import ConfigurationError, LakeError
-from umbel.events import sequences
+from umbel.events import reorder
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.history.arrow import arrow
-from umbel.history.lake import Lake
-from umbel.history.memory import read_memory
+from umbel.history.lake import Lake, arrow
 from umbel.history.recorder import Recorder, RecorderSettings
-from umbel.protocol.leadership.recording import RotationSettings
+from umbel.history.segment import read_memory
+from umbel.protocol.leadership.lease import RotationSettings
 from umbel.stores.interface import Where
 
 QUICK = RecorderSettings(rotation=RotationSettings(file_max_age_s=0.05, idle_poll_s=0.01))
@@ -99,7 +98,7 @@ def test_numbers_that_do_not_come_are_written_down(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the recorder was restarted in between: what it knows of senders is in the lake."""
-    monkeypatch.setattr(sequences, "SETTLED_AFTER_S", 0.0)
+    monkeypatch.setattr(reorder, "SETTLED_AFTER_S", 0.0)
     lake, teller = tmp_path / "lake", Teller()
 
     async def scenario() -> None:

@@ -16,14 +16,12 @@ from playwright.sync_api import sync_playwright
 from tests.history.browser import Shown, picture, show
 from tests.history.published import BEGAN, Story, publish
 from umbel.events.tables import TABLES
-from umbel.history import work_figures
-from umbel.history.figures import LISTED_MAX, Figures, figures
+from umbel.history import figures as work_figures
+from umbel.history.charts import count, duration, instant, percent, rate
+from umbel.history.figures import LISTED_MAX, NAMES_MAX, STEPS_MAX, Figures, figures
 from umbel.history.query import Tables, read
 from umbel.history.report import main_figures, page
-from umbel.history.scales import count, duration, instant, percent, rate
-from umbel.history.spelling import percentiles
-from umbel.history.wanted import Wanted
-from umbel.history.work_figures import NAMES_MAX, STEPS_MAX
+from umbel.history.tables import Wanted, percentiles
 
 NASTY = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">&amp;'\""

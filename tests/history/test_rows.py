@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from tests.events.histories import EXAMPLES, event
 from tests.history.recording import Teller
 from umbel.brokers.interface import LoggedEvent
-from umbel.events.columns import COLUMNS, row
-from umbel.events.reading import EventReader
-from umbel.events.sequences import Known, Sequences
+from umbel.events.reorder import KnownSender, Sequences
+from umbel.events.tables import COLUMNS, row
 from umbel.events.types import VOCABULARY
-from umbel.history.arrow import event_schema
-from umbel.history.numbering import account
+from umbel.events.view import EventReader
+from umbel.history.lake import event_schema
 from umbel.history.rows import TOGETHER_MAX, Rows
-from umbel.wire.event import decode_events, routing_key
-from umbel.wire.told import by_type
-from umbel.worker.steps.events import BATCH_MAX
+from umbel.history.segment import account_numbers
+from umbel.wire.event import by_type, decode_events, routing_key
+from umbel.worker.events import BATCH_MAX
 
 AT = 1_700_000_000.25
 INSTANTS = [column.name for column in COLUMNS if column.kind == "instant"]
@@ -214,8 +213,8 @@ def test_who_numbers_nothing_is_named_and_who_does_is_counted() -> None:
     rows, sequences = Rows("redis"), Sequences()
     heard = rows.add(as_logged(*[msgspec.json.encode(one) for one in told]))
     assert (heard.strangers, heard.arrived) == ({"celery@a", "celery@b"}, {"celery@a"})
-    account(sequences, rows.table(), 0.0)
-    assert sequences.known() == [Known("u1@a", 1, 5, 10), Known("umbel@c", 1, 5, 9)]
+    account_numbers(sequences, rows.table(), 0.0)
+    assert sequences.known() == [KnownSender("u1@a", 1, 5, 10), KnownSender("umbel@c", 1, 5, 9)]
 
 
 def test_what_a_worker_logged_at_once_may_be_read_in_parts() -> None:
@@ -227,7 +226,7 @@ def test_what_a_worker_logged_at_once_may_be_read_in_parts() -> None:
         for part in (entries[:cut], entries[cut:]):
             rows = Rows("redis")
             rows.add(part)
-            account(sequences, rows.table(), 0.0)
+            account_numbers(sequences, rows.table(), 0.0)
         assert sequences.settled(99.0) == []
         assert [one.highest for one in sequences.known()] == [BATCH_MAX]
 
@@ -244,7 +243,7 @@ def test_numbers_of_a_table_count_as_they_do_one_by_one(batches: list[list[tuple
         for name, number in batch:
             told = event("started", hostname=name, pid=1, inc=5, seq=number, timestamp=number / 1e6)
             rows.add(as_logged(msgspec.json.encode(told)))
-        account(by_table, rows.table(), 0.0)
+        account_numbers(by_table, rows.table(), 0.0)
         for name, number in sorted(batch):
             one_by_one.saw((name, 1, 5), [(number, number, number)], 0.0)
     assert sorted(by_table.settled(99.0), key=repr) == sorted(one_by_one.settled(99.0), key=repr)

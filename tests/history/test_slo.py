@@ -11,7 +11,7 @@ from tests.history.told import Told, Try, at
 from umbel.errors import ConfigurationError
 from umbel.history.query import read
 from umbel.history.slo import Objective, Verdict, judge, parse_objective
-from umbel.history.wanted import Wanted
+from umbel.history.tables import Wanted
 
 
 def judged(lake: Path, text: str, wanted: Wanted | None = None) -> Verdict | None:

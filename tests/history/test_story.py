@@ -19,17 +19,14 @@ from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.cli import exits
 from umbel.cli.main import main
-from umbel.cli.tasks.task import LINE_MAX
-from umbel.events.columns import row
-from umbel.events.digest import eid
-from umbel.events.reading import EventReader
-from umbel.events.timeline import registers_of, timeline
+from umbel.cli.task import LINE_MAX
+from umbel.events.merge import eid, registers_of, timeline
+from umbel.events.tables import row
 from umbel.events.types import TaskEvent
-from umbel.events.view import view
-from umbel.history.arrow import arrow, event_schema
-from umbel.history.retries import links_in_tables
-from umbel.history.story import events_in_files, rows_in_tables, story_of
-from umbel.stores.opening import store_at
+from umbel.events.view import EventReader, view
+from umbel.history.lake import arrow, event_schema
+from umbel.history.story import events_in_files, links_in_tables, rows_in_tables, story_of
+from umbel.stores.local import store_at
 from umbel.wire.event import encode_events
 from umbel.wire.result import encode_success
 
@@ -98,6 +95,16 @@ def test_what_files_and_tables_both_know_is_there_once(tmp_path: Path) -> None:
     story = story_of("t1", events[2:], rows)
     assert story is not None
     assert [one.type for one in story.events] == [one.type_name for one in timeline(events)]
+
+
+def test_a_requeued_letter_tells_its_earlier_starts_from_events_and_from_tables() -> None:
+    (received,) = settled([attempt(0, "received")[0] | {"earlier_starts": 3}])
+    row = {"digest": 1, "type": "task-received", "attempt": 0, "timestamp": None, "detail": "pay"}
+    row |= {"clock": 9, "hostname": "h", "pid": 1, "extra": '{"earlier_starts":6}'}
+    story = story_of("t1", [received], [row])
+    assert story is not None
+    first, second = (str(one.detail) for one in story.events)
+    assert first.endswith(", requeued after 3 starts") and second == "pay, requeued after 6 starts"
 
 
 def test_a_file_is_read_by_its_name_and_not_as_a_pattern(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 from tests.history.published import Rows, publish
 from tests.history.told import Told, Try, at, seconds
 from umbel.history.query import read
-from umbel.history.views import VIEWS
-from umbel.history.views.workflows import PATH_MAX
-from umbel.history.wanted import Wanted
+from umbel.history.tables import Wanted
+from umbel.history.views import PATH_MAX, VIEWS
 
 PARTS = ("queue_s", "run_s", "retry_s", "follow_s")
 

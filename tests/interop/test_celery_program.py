@@ -15,7 +15,7 @@ import pytest
 from tests.interop.mixed_cluster import MixedCluster, Process, program_of
 from tests.interop.test_control import ADD, OURS, THEIRS, form
 from tests.waiting import wait_until
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 
 TIMEOUT_S = "20"
 SAME = [

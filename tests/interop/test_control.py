@@ -14,7 +14,7 @@ import pytest
 
 from tests.interop.mixed_cluster import Client, MixedCluster
 from tests.waiting import wait_until
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 
 OURS, THEIRS = node_name("umbel"), node_name("celery")
 TIMEOUT_S = 20

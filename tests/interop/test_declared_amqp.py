@@ -21,8 +21,7 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.errors import BrokerRefused
-from umbel.wire.message import Outgoing
-from umbel.wire.properties import delivery_info_of, others_of
+from umbel.wire.message import Outgoing, delivery_info_of, others_of
 
 ORDERS = DeclaredExchange("orders", "topic")
 NEWS = DeclaredExchange("news", "fanout", durable=False)
@@ -39,10 +38,11 @@ QUORUM = DeclaredQueue(
     "sure", arguments={"x-queue-type": "quorum"}, bindings=(DeclaredBinding(ORDERS, "sure.one"),)
 )
 NAMES = [one.name for one in QUEUES]
+# Confirmed, so that a message is in its queues when the call ends.
 PROJECT = """
 app = Celery(broker=url)
 orders, news = Exchange('orders', 'topic'), Exchange('news', 'fanout', durable=False)
-app.conf.update(task_ignore_result=True, task_queues=[
+app.conf.update(task_ignore_result=True, broker_transport_options={'confirm_publish': True}, task_queues=[
     Queue('eu', bindings=[binding(orders, 'eu.#'), binding(orders, '*.urgent')]),
     Queue('ranked', Exchange('ranked'), 'ranked', max_priority=9),
     Queue('heard', news, durable=False, auto_delete=True),

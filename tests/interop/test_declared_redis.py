@@ -21,8 +21,7 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.errors import BrokerRefused, NotSupported
-from umbel.wire.message import Outgoing
-from umbel.wire.properties import delivery_info_of, others_of
+from umbel.wire.message import Outgoing, delivery_info_of, others_of
 
 __all__ = ["redis_server", "redis_url"]  # fixtures
 

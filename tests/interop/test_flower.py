@@ -17,7 +17,7 @@ from tests.interop.mixed_cluster import MixedCluster, Process, program_of
 from tests.waiting import wait_until
 from tests.web.serving import serving
 from umbel.app.app import App
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 
 ADD = "shared_tasks.add"
 pytestmark = ON_REDIS

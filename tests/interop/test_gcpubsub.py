@@ -14,7 +14,7 @@ from tests.interop.test_membership import LateWorker
 from tests.servers.pubsub import shared_emulator
 from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
-from umbel.brokers.gcpubsub.address import EMULATOR_VARIABLE
+from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE
 
 HOST = socket.gethostname()
 OURS, THEIRS = f"umbel@{HOST}", f"celery@{HOST}"

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.interop.conftest import Crossing
+from tests.interop.conftest import ON_REDIS, Crossing
 from tests.interop.mixed_cluster import Client, MixedCluster, Raised
 
 # ---- chains ----------------------------------------------------------------------------------------
@@ -194,3 +194,67 @@ def test_celerys_workers_live_with_our_events(cluster: MixedCluster) -> None:
         assert "CRITICAL" not in worker.log
         assert "Substantial drift" not in worker.log
         assert "Connection to broker lost" not in worker.log
+
+
+# ---- groups without members ------------------------------------------------------------------------
+
+SENT = """(lambda sent: [
+    type(sent).__name__, get(sent), bool(sent), type(sent.parent).__name__,
+    [sent.ready(), sent.successful(), sent.failed(), len(sent)] if hasattr(sent, "results") else None,
+])"""
+
+
+@ON_REDIS
+@pytest.mark.parametrize("client", ["umbel"], indirect=True)
+@pytest.mark.parametrize(
+    "composed",
+    [
+        "group([])",
+        "group()",
+        "group(one for one in [])",
+        "group([group([]), group()])",
+        "group([group([]), HERE(echo.s(1))])",
+        "group([chain(), HERE(echo.s(1))])",
+        "group([chord([], HERE(echo.s()))])",
+        "group([]) | group([])",
+        "group([]) | HERE(echo.s())",
+        "group([]) | group([]) | HERE(echo.s())",
+        "HERE(echo.s(1)) | group([])",
+        "HERE(echo.s(1)) | (group([]) | HERE(echo.s()))",
+        "(HERE(echo.s(1)) | HERE(add.s(1))) | group([]) | HERE(add.s(1))",
+        "group([HERE(echo.s(1)), HERE(echo.s(2))]) | group([])",
+        "chain(group([]))",
+        "chain(group([]), HERE(echo.s(5)))",
+        "chain(chain(group([])), HERE(echo.s(5)))",
+        "chain(group([])) | HERE(echo.s())",
+        "chain(HERE(echo.s(1)), group([]))",
+        "chain(HERE(echo.s(1)), group([]), HERE(add.s(1)))",
+        "chain(group([HERE(echo.s(1)), HERE(echo.s(2))]), group([]))",
+        "chord([], HERE(total.s()))",
+        "chord(group([]), HERE(echo.s()))",
+        "chord([group([])], HERE(echo.s()))",
+        "chord([chain()], HERE(echo.s()))",
+        "chord([HERE(echo.s(1)), group([])], HERE(echo.s()))",
+        "chord([HERE(echo.s(1)), HERE(echo.s(2))], group([]))",
+        "chord([HERE(echo.s(1))], group([]))",
+        "chord(group([]), group([]))",
+        "chord([HERE(echo.s(1)), HERE(echo.s(2))], HERE(echo.s())) | group([])",
+    ],
+)
+def test_an_empty_group_means_what_it_means_to_celery(
+    client: Client, cluster: MixedCluster, composed: str
+) -> None:
+    asked = f"(lambda HERE: {SENT}(({composed}).apply_async()))(lambda one: one.set(queue='on_umbel'))"
+    assert client(asked) == cluster.client("celery")(asked)
+
+
+@ON_REDIS
+@pytest.mark.parametrize("client", ["umbel"], indirect=True)
+@pytest.mark.parametrize("how", ["delay()", "apply_async()", "apply()", "apply_async((1,), countdown=5)"])
+def test_a_group_without_members_has_its_result_however_it_is_sent(
+    client: Client, cluster: MixedCluster, how: str
+) -> None:
+    asked = f"{SENT}(group([]).{how})"
+    found = client(asked)
+    assert found == cluster.client("celery")(asked)
+    assert found == ["GroupResult", [], True, "NoneType", [True, True, False, 0]]

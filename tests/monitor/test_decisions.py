@@ -2,21 +2,29 @@
 
 from typing import Any
 
+import pytest
+
 from umbel.events.meters import NAMES_MAX as METERED_MAX
-from umbel.events.reading import EventReader
-from umbel.events.state import ClusterState
+from umbel.events.state import TEXT_MAX, ClusterState
 from umbel.events.types import Event, TaskEvent
-from umbel.monitor.changes import NAMES_MAX, Changes
-from umbel.monitor.elections import CANDIDATES_MAX, ELECTIONS_MAX, ElectionBook, LeaseBook, node_of
-from umbel.monitor.filters import admits_of
-from umbel.monitor.health import health_of
-from umbel.monitor.membership import is_row
-from umbel.monitor.model import TEXT_MAX, ClusterModel
-from umbel.monitor.rates import STEP_S, STEPS_MAX, RateBook, Step, added, bucket_of, percentile
-from umbel.monitor.shapes import Node, TaskFilter
-from umbel.monitor.story import story_of
-from umbel.monitor.waiting import oldest_waiting
-from umbel.monitor.workflow import workflow_of
+from umbel.events.view import EventReader
+from umbel.monitor import coordination
+from umbel.monitor.cluster import health_of
+from umbel.monitor.coordination import CANDIDATES_MAX, ELECTIONS_MAX, ElectionBook, LeaseBook, node_of
+from umbel.monitor.model import NAMES_MAX, Changes, ClusterModel
+from umbel.monitor.rates import (
+    STEP_S,
+    STEPS_MAX,
+    RateBook,
+    Step,
+    added,
+    bucket_of,
+    oldest_waiting,
+    percentile,
+)
+from umbel.monitor.records import Node, TaskFilter
+from umbel.monitor.tasks import admits_of, story_of, workflow_of
+from umbel.wire.control import LeaseRow, is_member
 from umbel.wire.event import encode_events
 
 NOW = 1_000_000.0
@@ -81,6 +89,14 @@ def test_a_redelivered_task_shows_both_runs_and_why() -> None:
     first, second = attempts
     assert (first.node, first.state, first.ended_at, first.wait_s) == ("a@h", "INTERRUPTED", None, 2.0)
     assert (second.node, second.state, second.run_s, second.repeat) == ("b@h", "SUCCESS", 2.0, "redelivered")
+
+
+def test_a_requeued_letter_tells_its_earlier_starts_also_where_nothing_else_is_known_of_them() -> None:
+    events = [task("task-received", NOW, 1, name="pay", earlier_starts=3), task("task-started", NOW + 1, 2)]
+    dots, _, (attempt,) = story_of(events)
+    assert {dot.repeat for dot in dots} == {attempt.repeat} == {"requeued after 3 starts"}
+    odd = [task("task-received", NOW, 1, name="pay", earlier_starts="many")]
+    assert story_of(odd)[0][0].repeat == ""
 
 
 def test_a_retry_is_told_from_a_redelivery() -> None:
@@ -177,17 +193,30 @@ def test_elections_are_kept_with_their_candidates_and_broken_promises() -> None:
     assert book.take(other("worker-heartbeat")) == ""
 
 
+def test_the_oldest_elections_go_where_many_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination, "NODES_MAX", 100)
+    book = ElectionBook()
+    for number in range(20):
+        for node in range(5):
+            book.take(other("worker-elect", id=f"v1 {number}", hostname=f"w{node}@h"))
+            book.take(
+                other("worker-elected", eid=f"v2 {number}", phase="elected", winner=f"w{node}@h", term=node)
+            )
+    shown = {election.id for election in book.all()}
+    assert shown == {f"{version} {number}" for number in range(14, 20) for version in ("v1", "v2")} | {
+        "v2 13"
+    }
+
+
 def test_a_lease_changes_hands_with_a_higher_term_only() -> None:
     book = LeaseBook()
     held = book.take(other("worker-leader", lease="scheduler", leader="a@h.7.9", term=2, phase="acquired"))
     assert held is not None and (held.holder, held.since) == ("a@h", NOW)
-    assert (
-        book.answered([{"name": "scheduler", "holder": "a@h.7.9", "term": 2, "left_s": 9.0}], NOW + 5) == []
-    )
+    assert book.answered([LeaseRow("scheduler", "a@h.7.9", 2, 9.0)], NOW + 5) == []
     assert book.all()[0].left_s == 9.0 and book.all()[0].since == NOW
     late = other("worker-leader", lease="scheduler", leader="b@h.1.1", term=1, phase="acquired")
     assert book.take(late) is None and book.held_by("a@h") == ["scheduler"]
-    (taken,) = book.answered([{"name": "scheduler", "holder": "b.x@h.1.1", "term": 3}], NOW + 9)
+    (taken,) = book.answered([LeaseRow("scheduler", "b.x@h.1.1", 3)], NOW + 9)
     assert taken.holder == "b.x@h" and book.held_by("a@h") == []
     assert book.take(other("worker-leader", lease=5, leader="x", term="y")) is None
     assert node_of("app") == "app"
@@ -267,10 +296,10 @@ def test_a_new_version_of_a_node_is_a_mark_and_metered_names_are_bounded() -> No
 def test_a_row_about_a_member_with_numbers_beyond_all_bounds_is_not_believed() -> None:
     row = {"node": "w@h", "state": "alive", "software": "umbel", "pid": 1, "incarnation": 5, "clock": 1}
     row |= {"freq_s": 2.0, "silent_s": 0.0}
-    assert is_row(row)
+    assert is_member(row)
     for name, value in (("incarnation", 2**200), ("clock", -1), ("pid", 2**63), ("freq_s", 1e300)):
-        assert not is_row(row | {name: value}), name
-    assert not is_row(row | {"node": "n" * 5000})
+        assert not is_member(row | {name: value}), name
+    assert not is_member(row | {"node": "n" * 5000})
 
 
 def test_an_election_keeps_no_more_than_its_limits() -> None:
@@ -299,14 +328,14 @@ def test_texts_of_events_are_cut_before_they_are_kept() -> None:
 
 def test_a_lease_that_nobody_holds_any_more_is_free() -> None:
     book = LeaseBook()
-    book.answered([{"name": "scheduler", "holder": "a@h.7.9", "term": 2, "left_s": 9.0}], NOW)
+    book.answered([LeaseRow("scheduler", "a@h.7.9", 2, 9.0)], NOW)
     assert book.held() == {"scheduler"}
-    (freed,) = book.answered([{"name": "scheduler", "holder": "", "term": 2, "left_s": 0.0}], NOW + 30)
+    (freed,) = book.answered([LeaseRow("scheduler", "", 2, 0.0)], NOW + 30)
     assert (freed.holder, freed.since, book.held()) == ("", NOW + 30, set())
-    book.answered([{"name": "scheduler", "holder": "b@h.1.1", "term": 3, "left_s": 9.0}], NOW + 31)
-    (emptied,) = book.answered([{"name": "scheduler", "holder": "", "term": 0, "left_s": 0.0}], NOW + 32)
+    book.answered([LeaseRow("scheduler", "b@h.1.1", 3, 9.0)], NOW + 31)
+    (emptied,) = book.answered([LeaseRow("scheduler", "", 0, 0.0)], NOW + 32)
     assert (emptied.holder, emptied.term) == ("", 3)
-    book.answered([{"name": "scheduler", "holder": "b@h.1.1", "term": 4, "left_s": 9.0}], NOW + 33)
+    book.answered([LeaseRow("scheduler", "b@h.1.1", 4, 9.0)], NOW + 33)
     assert (
         book.take(other("worker-leader", lease="scheduler", leader="a@h.7.9", term=2, phase="lost")) is None
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.monitor.pace import LOOK_EVERY_S, REST_MAX_S, SHARE, CpuUse, Pace, cpu_use
+from umbel.monitor.feed import LOOK_EVERY_S, REST_MAX_S, SHARE, CpuUse, Pace, cpu_use
 
 
 class Machine:

@@ -10,7 +10,7 @@ The same holds for numbers with a name in capitals: limits and pauses that may b
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 Change = tuple[str, str]  # the operator, the new text of the node
@@ -23,6 +23,20 @@ class Mutant:
     before: str  # the line that was changed, stripped
     after: str
     text: str  # the whole file, changed
+
+
+_HEADER = re.compile(r"# ---- (.+?) -+")
+
+
+def within(text: str, sections: Sequence[str], mutants: Sequence[Mutant]) -> list[Mutant]:
+    """The mutants of these sections of a text; ValueError for a section that it does not have."""
+    section_of: list[str] = []
+    for line in text.splitlines():
+        header = _HEADER.fullmatch(line)
+        section_of.append(header[1] if header else section_of[-1] if section_of else "")
+    if missing := set(sections) - set(section_of):
+        raise ValueError(f"no section has the header {' or '.join(sorted(missing))}")
+    return [one for one in mutants if section_of[one.line - 1] in sections]
 
 
 def python_mutants(text: str) -> list[Mutant]:

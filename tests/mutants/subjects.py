@@ -1,6 +1,7 @@
 """Subjects: the modules whose tests are themselves tested, and the tests that guard each.
 
-The guards of one module take less than a minute together; the quickest comes first, because a mutant
+Of a module that also holds what other tests guard, sections are named, by their headers; only they are
+changed. The guards of one module take less than a minute together; the quickest comes first, because a mutant
 is killed by the first test that fails.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 class Subject:
     path: str  # below src/umbel
     guards: tuple[str, ...]  # what pytest is given, below tests
+    sections: tuple[str, ...] = ()  # the parts that are changed; none: the whole file
 
 
 _SLOTS = (
@@ -45,39 +47,41 @@ _SETTLE = (
 )
 
 SUBJECTS = (
-    Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py", "protocol/test_ending.py")),
-    Subject("protocol/delivery/ending.py", ("protocol/test_ending.py",)),
-    Subject("protocol/delivery/limits.py", ("protocol/test_limits.py",)),
-    Subject("brokers/sqlite/limits.py", ("brokers/test_sqlite.py",)),
     Subject(
-        "worker/messages/admission.py",
+        "protocol/delivery/delivery.py",
+        ("protocol/test_delivery.py", "protocol/test_ending.py"),
+        ("delivery", "ending"),
+    ),
+    Subject(
+        "protocol/delivery/limits.py",
+        ("protocol/test_limits.py",),
+        ("limits that hold for the whole cluster",),
+    ),
+    Subject("brokers/sqlite/limits.py", ("brokers/test_sqlite.py",), ("limits for the whole cluster",)),
+    Subject(
+        "worker/delivery/admit.py",
         ("worker/test_judging.py", "worker/test_verification.py", "worker/test_admission.py"),
+        ("admission",),
     ),
-    *(
-        Subject(
-            f"worker/messages/{name}.py",
-            ("worker/test_endings.py", "worker/test_endings_kept.py", "worker/test_endings_faults.py"),
-        )
-        for name in ("endings", "remains", "refused_parts")
+    Subject(
+        "worker/delivery/end.py",
+        ("worker/test_endings.py", "worker/test_endings_kept.py", "worker/test_endings_faults.py"),
     ),
-    *(
-        Subject(f"worker/messages/{name}.py", ("worker/test_settling_order.py", "worker/test_settling.py"))
-        for name in ("settling", "before_settling", "after_settling")
-    ),
+    Subject("worker/delivery/settle.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
     Subject("wire/retried.py", ("wire/test_retried.py",)),
-    Subject("coordination/failures.py", ("app/test_failures.py",)),
+    Subject("control/failures.py", ("app/test_failures.py",)),
+    Subject("patterns.py", ("test_patterns.py",)),
+    Subject("wire/control.py", ("web/test_odd_replies.py", "monitor/test_decisions.py"), ("replies",)),
+    Subject("events/state.py", ("monitor/test_memory.py", "events/test_state.py"), ("memory",)),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
-    Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
-    *(
-        Subject(f"fold/{name}.py", ("fold/test_kernel.py",))
-        for name in ("order", "registers", "view", "tasks", "attempts", "timeline")
-    ),
-    Subject("fold/marks.py", ("fold/test_marks.py",)),
-    Subject("fold/buckets.py", ("fold/test_buckets.py",)),
-    Subject("fold/crowded.py", ("fold/test_crowded.py",)),
-    Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",)),
-    *(Subject(f"protocol/pool/{name}.py", _SLOTS) for name in ("slots", "child", "fleet", "starts")),
-    Subject("app/running/chord_parts.py", ("app/test_chords.py", "app/test_groups.py")),
+    Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py"), ("merge",)),
+    Subject("fold/registers.py", ("fold/test_kernel.py", "fold/test_crowded.py")),
+    Subject("fold/tasks.py", ("fold/test_kernel.py",), ("view", "tasks", "attempts", "timeline")),
+    Subject("fold/senders.py", ("fold/test_marks.py",)),
+    Subject("fold/buckets.py", ("fold/test_buckets.py",), ("buckets",)),
+    Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",), ("lease", "events", "effects")),
+    *(Subject(f"protocol/pool/{name}.py", _SLOTS) for name in ("slots", "fleet")),
+    Subject("app/running/follow_ups.py", ("app/test_chords.py", "app/test_groups.py"), ("chord parts",)),
     Subject(
         "app/running/tracer.py",
         (
@@ -87,13 +91,15 @@ SUBJECTS = (
             "app/test_signals.py",
             "app/test_sensitive.py",
         ),
+        ("tracer",),
     ),
     Subject(
         "brokers/sqlite/claims.py",
         ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py", "brokers/test_sqlite.py"),
+        ("claims",),
     ),
     Subject("brokers/redis/claims.py", _REDIS),
-    Subject("brokers/redis/large.py", ("brokers/test_redis_large.py",)),
+    Subject("brokers/redis/holding.py", ("brokers/test_redis_large.py",), ("large messages",)),
     Subject(
         "brokers/amqp/claims.py",
         ("brokers/test_amqp_claims.py", "brokers/test_amqp_deliveries.py", "brokers/test_amqp.py"),
@@ -108,7 +114,11 @@ SUBJECTS = (
             ((*_SCRIPTS, *_SETTLE), ("marks",)),
             (_SETTLE, ("settle",)),
             ((*_SCRIPTS, "brokers/test_redis.py"), ("spend",)),  # with the contract of signatures
-            (("brokers/test_redis_scripts_limits.py", "brokers/test_redis_large.py"), ("limit",)),
+            (
+                ("brokers/test_redis_scripts_limits.py", "brokers/test_redis_large.py"),
+                ("limit", "buckets", "purge"),
+            ),
+            (("brokers/test_redis_scripts_limits.py", "brokers/test_redis_scripts_stores.py"), ("holds",)),
             (
                 _SCRIPTS,
                 (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutations import Mutant, lua_mutants, python_mutants
+from tests.mutants.mutations import Mutant, lua_mutants, python_mutants, within
 from tests.mutants.subjects import SUBJECTS, Subject
 from tests.mutants.survivors import SURVIVORS, explained_by, read, stale
 from tests.mutants.trial import PACKAGE, ROOT, Fate, Trial, mutants_of
@@ -68,6 +68,14 @@ def test_a_mutant_differs_in_the_line_it_names() -> None:
     assert (seven.line, seven.before, seven.text) == (2, "'Ü', 7,", source.replace("7", "8"))
 
 
+def test_of_a_file_only_the_sections_that_are_named_are_changed() -> None:
+    source = "a()\n# ---- one ----\n#\n# About it.\nb()\n# ---- two ----\nc()\n# ---- three ----\nd()\n"
+    mutants = python_mutants(source)
+    assert [one.before for one in within(source, ("one", "three"), mutants)] == ["b()", "d()"]
+    with pytest.raises(ValueError, match="no section has the header four"):
+        within(source, ("one", "four"), mutants)
+
+
 def test_lua_is_changed_outside_of_comments() -> None:
     script = (
         "-- if x == 1 then\nlocal LIMIT = 7 * 3600\nfor i = a, b do\n"
@@ -96,13 +104,20 @@ def test_every_script_is_a_subject_and_every_guard_is_there() -> None:
     assert not missing
 
 
+def test_a_file_is_named_once() -> None:
+    paths = [one.path for one in SUBJECTS]
+    assert sorted(paths) == sorted(set(paths))
+
+
 def test_what_is_explained_names_a_subject() -> None:
     assert set(read(SURVIVORS)) <= {one.path for one in SUBJECTS}
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.path)
 def test_what_is_explained_is_still_there(subject: Subject) -> None:
-    assert stale(read(SURVIVORS).get(subject.path, {}), mutants_of(subject)) == []
+    mutants = mutants_of(subject)
+    assert mutants, "a subject that cannot be changed says nothing of its tests"
+    assert stale(read(SURVIVORS).get(subject.path, {}), mutants) == []
 
 
 def test_a_stanza_says_module_operator_line_and_why(tmp_path: Path) -> None:
@@ -130,7 +145,7 @@ def test_mutants_of_a_script_are_told_apart_by_one_run_of_its_guards(tmp_path: P
 
 def test_guards_kill_what_they_see_and_let_the_rest_survive(tmp_path: Path) -> None:
     """By real processes on a copy: a change of behaviour, and one that makes no difference."""
-    subject = Subject("urls.py", ("test_urls.py",))
+    subject = Subject("text.py", ("test_urls.py",), ("urls",))
     trial = Trial(tmp_path / "trial")
     trial.prepare(subject)  # passes on the source, fails on a module that cannot be loaded
     source = (ROOT / PACKAGE / subject.path).read_text()

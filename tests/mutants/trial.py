@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.mutants import forked, killers
-from tests.mutants.mutations import Mutant, lua_mutants, python_mutants
+from tests.mutants.mutations import Mutant, lua_mutants, python_mutants, within
 from tests.mutants.subjects import Subject
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -45,7 +45,8 @@ class CannotJudge(Exception):
 
 def mutants_of(subject: Subject) -> list[Mutant]:
     text = (ROOT / PACKAGE / subject.path).read_text()
-    return lua_mutants(text) if subject.path.endswith(".lua") else python_mutants(text)
+    made = lua_mutants(text) if subject.path.endswith(".lua") else python_mutants(text)
+    return within(text, subject.sections, made) if subject.sections else made
 
 
 class Trial:

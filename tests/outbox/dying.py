@@ -18,7 +18,7 @@ from umbel import App
 from umbel.brokers.interface import Attempt
 from umbel.brokers.registry import open_async_producer
 from umbel.outbox.relay import Relay
-from umbel.outbox.rows import Problem, StoredRow
+from umbel.outbox.table import Problem, StoredRow
 from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Outgoing
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import psycopg
 
-from umbel.outbox.addresses import parse_address
-from umbel.outbox.database import OutboxDatabase
-from umbel.outbox.dialects import DEFAULT_TABLE
-from umbel.outbox.rows import decode_row
+from umbel.outbox.database import OutboxDatabase, parse_address
+from umbel.outbox.table import DEFAULT_TABLE, decode_row
 from umbel.wire.message import Outgoing
 
 

@@ -12,10 +12,8 @@ from tests.commanding import run_here
 from tests.outbox.places import Place
 from umbel import App
 from umbel.errors import BadSetting, BadURL, ConfigurationError, OutboxUnavailable
-from umbel.outbox.addresses import parse_address
-from umbel.outbox.database import OutboxDatabase, need_driver
-from umbel.outbox.dialects import DEFAULT_TABLE, Statements
-from umbel.outbox.rows import Problem
+from umbel.outbox.database import OutboxDatabase, need_driver, parse_address
+from umbel.outbox.table import DEFAULT_TABLE, Problem, Statements
 
 TASKS = "from umbel import App\napp = App('shop', broker='sqlite:///umbel.db')\n"
 
@@ -100,7 +98,7 @@ def test_what_waits_is_shown_without_the_broker(
     monkeypatch.setenv("UMBEL_BROKER", "redis://127.0.0.1:1/0")
     monkeypatch.setenv("UMBEL_CONNECT_TIMEOUT_S", "0.2")
     done = umbel(tmp_path, "status", "--json", outbox=place.url)
-    assert done.returncode == 0 and "who publishes is not known" in done.stderr
+    assert done.returncode == 0 and "cannot read which node publishes" in done.stderr
     assert json.loads(done.stdout)[0]["waiting"] == 0
 
 

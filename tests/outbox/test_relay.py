@@ -20,7 +20,7 @@ from umbel.brokers.registry import open_async_producer, open_broker
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable, OutboxUnavailable
 from umbel.outbox.database import OutboxDatabase
 from umbel.outbox.relay import Relay
-from umbel.outbox.rows import Problem, StoredRow
+from umbel.outbox.table import Problem, StoredRow
 from umbel.wire.message import Outgoing
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from tests.outbox.places import Place
 from umbel import App, chain, chord, group
-from umbel.errors import OutboxError
+from umbel.errors import BrokerRefused, OutboxError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the database during app initialization")
 Opened = tuple[Any, Callable[[], object], Callable[[], object]]  # for app.outbox(), commit, rollback
@@ -128,6 +128,22 @@ def test_a_task_is_written_if_and_only_if_the_transaction_commits(
     assert place.ids() == sent
     assert [one.queue for one in place.written()] == ["celery", "slow"]
     assert ready(app) == 0
+
+
+def test_a_reserved_queue_is_refused_when_it_is_sent_and_not_when_it_is_published(
+    place: Place, tmp_path: Path
+) -> None:
+    """The broker need not be there: its names are known."""
+    app = App("shop", broker="redis://127.0.0.1:1/0", backend=f"sqlite:///{tmp_path}/results.db")
+    with place.connection() as connection:
+        with app.outbox(connection):
+            with pytest.raises(BrokerRefused, match=r"'umbel\.dead' is reserved"):
+                app.send_task("shop.pay", (1,), queue="umbel.dead")
+            with pytest.raises(BrokerRefused, match=r"'umbel\.dead' is reserved"):
+                asyncio.run(app.asend_task("shop.pay", (1,), queue="umbel.dead"))
+            sent = app.send_task("shop.pay", (2,), queue="slow").id
+        connection.commit()
+    assert place.ids() == [sent]
 
 
 def test_everything_that_sends_goes_there_in_order(app: App, place: Place) -> None:

@@ -6,12 +6,11 @@ Some are the simulator's own, put where a worker looks for its machines.
 from typing import Any
 
 from tests.sim.mutants import ActsBeforeStart, LeadsOn
-from umbel.coordination import lease_keeper
+from umbel.coordination import driver
 from umbel.protocol.leadership.coordination import Instant
-from umbel.protocol.membership import events as said
+from umbel.protocol.membership import members as said
 from umbel.protocol.membership.gossip import Membership
-from umbel.worker.elections import stored
-from umbel.worker.steps import gossip
+from umbel.worker.steps import elections, gossip
 from umbel.worker.steps.scheduler import Scheduler
 
 
@@ -20,7 +19,7 @@ class NeverTakesBack(Membership):
 
     def step(self, event: Any, now: Instant) -> list[said.Effect]:
         gone = {one.node for one in self.members() if one.state is said.MemberState.LOST}
-        if isinstance(event, said.Heard | said.Introduced | said.Answered) and event.node in gone:
+        if isinstance(event, said.NodeEvent | said.Introduced | said.Answered) and event.node in gone:
             return []
         return super().step(event, now)
 
@@ -36,7 +35,7 @@ class GivesUpTheLiving(Membership):
 
     def step(self, event: Any, now: Instant) -> list[said.Effect]:
         known = {one.node for one in self.members()}
-        heard = isinstance(event, said.Heard | said.Answered | said.Introduced) and event.node in known
+        heard = isinstance(event, said.NodeEvent | said.Answered | said.Introduced) and event.node in known
         if heard and event.node.startswith("w5") and not self._node.startswith("w5"):
             return []
         if isinstance(event, said.Probed):
@@ -50,9 +49,9 @@ def break_rule(name: str) -> None:
         case "" | "drops-the-redelivered":  # that one is a matter of the tasks
             pass
         case "leads-on":
-            vars(lease_keeper)["Lease"] = LeadsOn
+            vars(driver)["Lease"] = LeadsOn
         case "acts-before-start":
-            vars(stored)["Elections"] = ActsBeforeStart
+            vars(elections)["Elections"] = ActsBeforeStart
         case "never-takes-back":
             vars(gossip)["Membership"] = NeverTakesBack
         case "joins-twice":

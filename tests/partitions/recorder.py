@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from umbel.coordination import lease_keeper
+from umbel.coordination import driver
 from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.leadership.lease import Role
 from umbel.protocol.machine import Tick
-from umbel.protocol.membership.events import Joined, Left, Lost, MemberState
-from umbel.worker.elections import stored
-from umbel.worker.steps import gossip
+from umbel.protocol.membership.members import Joined, Left, Lost, MemberState
+from umbel.worker.steps import elections, gossip
 
 holders: list[str] = []  # under which name this process takes part in elections
 PRESENT = {MemberState.ALIVE, MemberState.SUSPECT}
@@ -43,8 +42,8 @@ def record_machines(directory: Path) -> None:
     def write(record: Record) -> None:
         os.write(file, pickle.dumps(record))
 
-    _watch(vars(lease_keeper)["Lease"], _lease_record, write)
-    _watch(vars(stored)["Elections"], _election_record, write)
+    _watch(vars(driver)["Lease"], _lease_record, write)
+    _watch(vars(elections)["Elections"], _election_record, write)
     _watch(vars(gossip)["Membership"], _member_record, write)
 
 

@@ -25,9 +25,9 @@ from umbel.protocol.leadership.coordination import (
     Instant,
     LeaseRecord,
 )
-from umbel.protocol.membership.events import Joined, Left, Lost
+from umbel.protocol.membership.members import Joined, Left, Lost
 from umbel.sim.checkers import Checkers, Violation
-from umbel.sim.member_checks import MemberChecks
+from umbel.sim.membership import MemberChecks
 from umbel.sim.plan import Ask
 from umbel.sim.world import World
 
@@ -124,7 +124,7 @@ class Replay:
                 if reply.granted:
                     at_s = _placed(reply.term, asked_s, now)
                     self._at(at_s, self._lease_granted, name, who, reply.term, sent_s + self._ttl_s[name])
-            case lease.RenewReplied(term, sent_s, True):
+            case lease.LeaseRenewReplied(term, sent_s, True):
                 self._at(now.boot_s, self._lease_renewed, name, who, term, sent_s + self._ttl_s[name])
             case _:
                 pass
@@ -236,7 +236,7 @@ class Replay:
                 self._at(now.boot_s, checkers.prolonged, who, name, until)
             case election.CancelHandler(election_id=name):
                 self._at(now.boot_s, checkers.ended, who, name)
-            case election.Tell() as tell:
+            case election.PublishElected() as tell:
                 self._at(now.boot_s, checkers.told, tell)
             case _:
                 pass

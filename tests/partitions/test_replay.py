@@ -17,7 +17,7 @@ from umbel.protocol.leadership.coordination import (
     Policy,
 )
 from umbel.protocol.machine import Tick
-from umbel.protocol.membership.events import Joined, Left, Lost, Member, MemberState
+from umbel.protocol.membership.members import Joined, Left, Lost, Member, MemberState
 from umbel.sim.plan import Ask
 
 WALL_S = 1_800_000_000.0  # where the boot clock begins
@@ -68,18 +68,18 @@ def test_a_leader_after_another_is_right_and_one_beside_it_is_not() -> None:
 
 
 def test_a_lease_that_was_renewed_or_released_counts_as_that() -> None:
-    renewed = lease.RenewReplied(term(1.1), 6.0, True)
+    renewed = lease.LeaseRenewReplied(term(1.1), 6.0, True)
     renewal = Record(at(6.2), A, "lease", "scheduler", renewed, (), (term(1.1), 15.0))
     assert judged(*leads(A, 1.0, 1.1), renewal, *leads(B, 16.5, 16.6)) == []
     assert "L1" in judged(*leads(A, 1.0, 1.1), renewal, *leads(B, 12.0, 12.1))
     release = lease.CallRelease("scheduler", A, term(1.1))
-    released = Record(at(3.0), A, "lease", "scheduler", lease.Stop(), (release,))
+    released = Record(at(3.0), A, "lease", "scheduler", lease.StopCampaign(), (release,))
     assert judged(*leads(A, 1.0, 1.1), released, *leads(B, 3.5, 3.6)) == []
 
 
 def test_a_term_is_given_once() -> None:
     release = lease.CallRelease("scheduler", A, term(1.1))
-    released = Record(at(3.0), A, "lease", "scheduler", lease.Stop(), (release,))
+    released = Record(at(3.0), A, "lease", "scheduler", lease.StopCampaign(), (release,))
     assert "L1" in judged(*leads(A, 1.0, 1.1), released, *_with_term(leads(B, 3.5, 3.6), term(1.1)))
 
 
@@ -98,7 +98,7 @@ def test_what_the_store_was_seen_to_say_is_compared_with_who_believes_to_lead() 
     assert judged(*leads(A, 1.0, 1.1), samples=(agrees, early)) == []
     assert judged(*leads(A, 1.0, 1.1), samples=(other,)) == ["L1"]
     stale = Sample(5.9, 6.3, "scheduler", A, term(1.1), 4.5)  # renewed while it was asked
-    renewed = lease.RenewReplied(term(1.1), 6.0, True)
+    renewed = lease.LeaseRenewReplied(term(1.1), 6.0, True)
     renewal = Record(at(6.2), A, "lease", "scheduler", renewed, (), (term(1.1), 15.0))
     assert judged(*leads(A, 1.0, 1.1), renewal, samples=(stale,)) == []
     shorter = Sample(6.3, 6.4, "scheduler", A, term(1.1), 4.5)
@@ -123,7 +123,7 @@ def runs(who: str, name: str, asked_s: float, *, starts: bool = True, attempt: i
     given, wanted = term(asked_s + 0.1), request(name)
     claim = election.CallClaim(name, "key", who, wanted, TTL_S, asked_s)
     granted = election.ClaimReplied(name, asked_s, Granted(given, attempt))
-    tell = election.Tell(election.Phase.ELECTED, name, "task", wanted.policy, who, given, attempt)
+    tell = election.PublishElected(election.Phase.ELECTED, name, "task", wanted.policy, who, given, attempt)
     run = election.RunHandler(wanted, "key", given, attempt, asked_s + 0.2 + 0.9 * TTL_S)
     started = election.StartReplied(name, given, asked_s + 0.2, True) if starts else Tick()
     return [

@@ -69,14 +69,14 @@ def test_no_partition_loses_a_task_doubles_a_leader_or_goes_unseen(
     with open_field(broker, tmp_path, heartbeat_s=HEARTBEAT_S, handlers_s=15.0 if SOAK else 2.0) as field:
         field.run(schedule, random.Random(SEED), say)
         _settle(field, say)
+        # A slot that was sent may have to wait until the lease of its worker ends.
+        wait_until(lambda: not delivery(field)["left out"], what="the periodic task of every second to run")
         found = judge(field, schedule, say)
         figures = delivery(field)
     say(f"{broker}: {figures}")
     assert not found, "\n".join(map(str, found))
-    assert not figures["lost"] and not figures["sent twice"]
-    # RabbitMQ has no step that publishes and acknowledges, nor one that compares a term and publishes.
-    assert figures["followed twice"] <= (figures["repeated"] if broker == "amqp" else 0)
-    assert figures["left out"] <= (figures["leaderships"] if broker == "amqp" else 0)
+    assert not figures["lost"] and not figures["left out"]
+    assert not figures["sent twice"] and not figures["followed twice"]
 
 
 @pytest.mark.skipif(not SOAK, reason="a soak: seven clusters, each with one rule broken")

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.servers.s3 import s3, s3_lake, s3_server
-from umbel.pipeline.session import LAPTOP, spark_session
+from umbel.pipeline.engines import LAPTOP, spark_session
 
 __all__ = ["s3", "s3_lake", "s3_server"]  # fixtures
 

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from umbel.events.columns import COLUMNS, LAKE_VERSION, row
-from umbel.events.reading import EventReader
+from umbel.events.tables import COLUMNS, LAKE_VERSION, row
 from umbel.events.types import Event
+from umbel.events.view import EventReader
 
 Wire = dict[str, Any]
 RECORDED_US = 1_700_000_000_000_000

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from tests.events.oracle import STATE, STRENGTH, TERMINAL
-from umbel.events.digest import eid
+from umbel.events.merge import eid
 from umbel.events.types import TaskEvent
 
 Newest = dict[str, TaskEvent]

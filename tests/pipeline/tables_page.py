@@ -5,8 +5,7 @@
 
 from collections.abc import Iterable
 
-from umbel.events.columns import COLUMNS
-from umbel.events.tables import ANOMALY_KINDS, TABLES, Table
+from umbel.events.tables import ANOMALY_KINDS, COLUMNS, TABLES, Table
 from umbel.history.views import VIEWS
 
 KINDS = {
@@ -22,8 +21,8 @@ HEAD = """# The tables
 What [`umbel history build`](pipeline.md) makes of the recorded events, column by column. In Parquet a text
 is a string, a whole number has 64 bits, an instant has microseconds. **Bold** columns tell one row from
 another; a column without a `?` is never null. The [views](#the-views) are computed from the tables when they
-are asked for, and read in the same way. This page is made from `events/tables.py`, `history/views/` and
-`events/columns.py`.
+are asked for, and read in the same way. This page is made from `events/tables.py` and
+`history/views.py`.
 """
 VIEWS_HEAD = """## The views
 

@@ -20,17 +20,17 @@ from tests.pipeline.lakes import HOUR, read, table_of
 from tests.pipeline.test_fold import tables_in
 from tests.pipeline.test_tables import task
 from umbel.events.tables import TABLES
-from umbel.fold.schemas import SCHEMAS
+from umbel.fold.columns import SCHEMAS
 from umbel.history.housekeeping import compact
 from umbel.history.lake import Lake
 from umbel.pipeline import engines, folding, io, plan
-from umbel.pipeline.engines import LocalEngine, told
+from umbel.pipeline.build import build
+from umbel.pipeline.engines import LocalEngine, checked_answers
 from umbel.pipeline.faults import BuildFailed, NoSpark, UnreadFile
-from umbel.pipeline.files import look_into
 from umbel.pipeline.folding import Answer, work
-from umbel.pipeline.jobs.build import build
+from umbel.pipeline.io import look_into
 from umbel.stores.interface import Where
-from umbel.stores.opening import store_at
+from umbel.stores.local import store_at
 
 Rows = dict[str, Counter[tuple[Any, ...]]]
 
@@ -47,7 +47,7 @@ class HereEngine:
         answers = [[work(step, plan, number) for number in range(count)] for _ in range(self._tries)]
         chance = random.Random(count)
         chosen = [chance.choice(answers)[number] for number in range(count)]
-        return told([msgspec.json.decode(one, type=Answer) for one in chosen])
+        return checked_answers([msgspec.json.decode(one, type=Answer) for one in chosen])
 
 
 def recorded(lake: Path, parts: Sequence[pa.Table]) -> None:
@@ -183,9 +183,9 @@ def test_only_the_tables_that_were_asked_for_are_there(
 
 def test_what_a_job_could_not_do_is_said_by_name() -> None:
     with pytest.raises(UnreadFile, match="/lake/x cannot be read: cut off; move it away"):
-        told([Answer(unread="/lake/x", why="cut off")])
+        checked_answers([Answer(unread="/lake/x", why="cut off")])
     with pytest.raises(BuildFailed, match="/lake/y: No space left"):
-        told([Answer(), Answer(failed="/lake/y", why="No space left on device")])
+        checked_answers([Answer(), Answer(failed="/lake/y", why="No space left on device")])
 
 
 def test_a_process_that_dies_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.history.query import read
 from umbel.pipeline import io
+from umbel.pipeline.build import sound
 from umbel.pipeline.faults import UnreadFile
-from umbel.pipeline.files import Found, look_into
-from umbel.pipeline.jobs.build import sound
+from umbel.pipeline.io import Found, look_into
 
 HISTORY = attempt(0, "sent", "received", "started", "succeeded")
 
@@ -39,9 +39,9 @@ def in_our_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command in the session that is there: a second JVM would show nothing more."""
     from contextlib import nullcontext
 
-    from umbel.pipeline import session
+    from umbel.pipeline import engines
 
-    monkeypatch.setattr(session, "spark_session", lambda *_args, **_named: nullcontext(spark))
+    monkeypatch.setattr(engines, "spark_session", lambda *_args, **_named: nullcontext(spark))
 
 
 @pytest.mark.usefixtures("in_our_spark")

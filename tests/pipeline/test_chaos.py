@@ -21,11 +21,11 @@ from tests.pipeline.test_equality import expected, rows_by_task
 from tests.pipeline.test_follow import caught_up, contents, look
 from tests.scenarios.chaos_tasks import journal_of
 from tests.waiting import wait_until
-from umbel.events.columns import COLUMNS
-from umbel.events.timeline import registers_of
+from umbel.events.merge import registers_of
+from umbel.events.tables import COLUMNS
 from umbel.events.view import view
+from umbel.pipeline.build import build
 from umbel.pipeline.engines import SparkEngine
-from umbel.pipeline.jobs.build import build
 from umbel.protocol.delivery.states import READY_STATES
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))

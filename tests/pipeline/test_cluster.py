@@ -24,9 +24,9 @@ from tests.pipeline.test_s3 import put
 from tests.servers.s3 import S3Server
 from tests.waiting import wait_until
 from umbel.events.tables import TABLES
+from umbel.pipeline.build import build
 from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.java import find_java_home
-from umbel.pipeline.jobs.build import build
 from umbel.stores.interface import Where
 
 pytestmark = [

@@ -17,14 +17,14 @@ from tests.events.histories import attempt
 from tests.pipeline.lakes import record
 from tests.pipeline.test_equality import random_histories
 from tests.pipeline.test_follow import contents, look, numbered
-from tests.servers.redis import free_port
+from tests.servers.ports import free_port
 from tests.waiting import wait_until
 from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
+from umbel.pipeline.build import build
 from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.java import find_java_home
-from umbel.pipeline.jobs.build import build
 
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"

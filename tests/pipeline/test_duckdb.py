@@ -16,11 +16,11 @@ from tests.pipeline.transforms.states import states_of
 from tests.pipeline.transforms.tasks import tasks
 from umbel.history.lake import Lake
 from umbel.history.query import read
+from umbel.pipeline.build import build
 from umbel.pipeline.engines import LocalEngine, SparkEngine
-from umbel.pipeline.files import look_into
-from umbel.pipeline.jobs.build import build
+from umbel.pipeline.io import look_into
 from umbel.pipeline.parts import write_part
-from umbel.stores.opening import store_at
+from umbel.stores.local import store_at
 
 EVENTS = 4000
 

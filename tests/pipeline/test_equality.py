@@ -25,9 +25,8 @@ from tests.pipeline.transforms.schemas import EVENTS, SCHEMAS, STATES
 from tests.pipeline.transforms.states import merged, states_of
 from tests.pipeline.transforms.tasks import tasks
 from tests.pipeline.transforms.timeline import timeline as timeline_table
-from umbel.events.columns import to_json
-from umbel.events.tables import TABLES
-from umbel.events.timeline import registers_of, timeline
+from umbel.events.merge import registers_of, timeline
+from umbel.events.tables import TABLES, to_json
 from umbel.events.types import Event
 from umbel.events.view import TaskRecord, view
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.events.histories import attempt
 from tests.pipeline.lakes import record, with_dictionaries
-from umbel.events.columns import REQUIRED
-from umbel.pipeline.files import look_into
+from umbel.events.tables import REQUIRED
+from umbel.pipeline.io import look_into
 
 HISTORY = attempt(0, "sent", "received", "started", "succeeded")
 

@@ -30,8 +30,7 @@ from tests.pipeline.transforms.timeline import timeline
 from tests.pipeline.transforms.workers import workers
 from umbel.events.tables import TABLES
 from umbel.fold.buckets import bucket_of, hash_of
-from umbel.fold.moments import moments
-from umbel.fold.schemas import SCHEMAS
+from umbel.fold.columns import SCHEMAS, moments
 
 HISTORIES = 30
 BROKEN = 12

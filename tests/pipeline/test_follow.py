@@ -14,11 +14,10 @@ from tests.pipeline.test_equality import random_histories
 from umbel.events.tables import TABLES
 from umbel.history.lake import Lake
 from umbel.pipeline import io
+from umbel.pipeline.build import Following, build, follow
 from umbel.pipeline.engines import Engine, SparkEngine
 from umbel.pipeline.faults import BuildFailed
-from umbel.pipeline.files import Found, look_into
-from umbel.pipeline.jobs.build import build
-from umbel.pipeline.jobs.follow import Following, follow
+from umbel.pipeline.io import Found, look_into
 from umbel.stores.local import LocalStore
 
 NODE: Wire = {"hostname": "u1@a", "pid": 1, "inc": 7}

@@ -12,10 +12,9 @@ from tests.pipeline.lakes import record
 from tests.pipeline.test_equality import random_histories
 from tests.pipeline.test_follow import caught_up, contents, look, numbered
 from umbel.pipeline import io
-from umbel.pipeline.engines import SparkEngine
-from umbel.pipeline.failing import failing_as
+from umbel.pipeline.build import build
+from umbel.pipeline.engines import SparkEngine, failing_as
 from umbel.pipeline.faults import BuildFailed
-from umbel.pipeline.jobs.build import build
 
 SIZE = 3 * 1024**2
 LEFT = 24 * 1024

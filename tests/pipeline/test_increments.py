@@ -15,12 +15,12 @@ from tests.fold.running import tables_of
 from tests.pipeline.lakes import DAY, HOUR
 from tests.pipeline.test_build import HereEngine, Rows, counted, looked, published
 from tests.pipeline.test_fold import tables_in
-from umbel.fold import ages
+from umbel.fold import buckets
 from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.pipeline import io, plan
-from umbel.pipeline.files import look_into
-from umbel.pipeline.jobs.build import anything_new, build
+from umbel.pipeline.build import anything_new, build
+from umbel.pipeline.io import look_into
 
 FILES = 6
 DAY_S = 86_400.0
@@ -40,14 +40,14 @@ def expected(events: pa.Table) -> Rows:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a small lake reaches: segments are sealed, touched, put together; metrics have files."""
     monkeypatch.setattr("umbel.fold.buckets.BUCKET_EVENTS", 400)
-    monkeypatch.setattr(ages, "SEGMENT_EVENTS", 40)
-    monkeypatch.setattr(ages, "SLICE_US", 50_000)
-    monkeypatch.setattr(ages, "HOT_EVENTS", 200)
+    monkeypatch.setattr(buckets, "SEGMENT_EVENTS", 40)
+    monkeypatch.setattr(buckets, "SLICE_US", 50_000)
+    monkeypatch.setattr(buckets, "HOT_EVENTS", 200)
     monkeypatch.setattr(plan, "TIERS", ((0, 150, 3), (150, 400, 2)))
     monkeypatch.setattr(plan, "RECENT_MAX", 4)
     monkeypatch.setattr(plan, "CHUNK_SAMPLES", 20)
-    monkeypatch.setattr("umbel.pipeline.jobs.making.OTHERS_MAX", 3)
-    monkeypatch.setattr("umbel.pipeline.jobs.build.FEW_EVENTS", 10**9)
+    monkeypatch.setattr("umbel.pipeline.tables.OTHERS_MAX", 3)
+    monkeypatch.setattr("umbel.pipeline.build.FEW_EVENTS", 10**9)
 
 
 def arriving(lake: Path, events: pa.Table, seed: int, *, by_time: bool) -> Iterator[None]:

@@ -77,7 +77,7 @@ def test_a_java_home_that_does_not_do_is_named(tmp_path: Path, version: str | No
 COUNT = """
 import sys
 from pathlib import Path
-from umbel.pipeline.session import spark_session
+from umbel.pipeline.engines import spark_session
 conf = {"spark.master": "local[2]", "spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
 with spark_session(None, work_folder=Path(sys.argv[1]), conf=conf) as spark:
     print(spark.range(100).groupBy("id").count().count())
@@ -104,9 +104,9 @@ KILLED = """
 import sys
 from pathlib import Path
 import psutil
-from umbel.pipeline.failing import failing_as
+from umbel.pipeline.engines import failing_as
 from umbel.pipeline.faults import JavaExited
-from umbel.pipeline.session import spark_session
+from umbel.pipeline.engines import spark_session
 try:
     with spark_session(None, work_folder=Path(sys.argv[1])) as spark, failing_as("cannot build"):
         spark.sparkContext.parallelize([1]).count()  # Java has a connection for accumulators from now on

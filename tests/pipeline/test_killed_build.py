@@ -18,8 +18,8 @@ from tests.fold.running import tables_of
 from tests.pipeline.test_build import counted, looked, published, recorded
 from tests.pipeline.test_fold import tables_in
 from umbel.pipeline import io
+from umbel.pipeline.build import build
 from umbel.pipeline.engines import SparkEngine
-from umbel.pipeline.jobs.build import build
 
 BUILDS, KILLS = (7, 3) if os.environ.get("UMBEL_SOAK") else (1, 2)
 """Spark gives a job up when it has failed four times."""

@@ -30,7 +30,7 @@ from tests.pipeline.test_follow import contents, look, numbered
 from tests.waiting import wait_until
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
-from umbel.pipeline.jobs.build import build
+from umbel.pipeline.build import build
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 KILLS, EVENTS, HISTORIES, FILES = (50, 200_000, 500, 200) if SOAK else (2, 2_000, 20, 9)
@@ -39,9 +39,9 @@ TWICE = 0.05
 ENGINE = ["--master", "local[2]", "--conf", "spark.driver.memory=1g"] if SOAK else ["--engine", "local"]
 # The command as it is, but with limits that this lake reaches: else segments would be sealed too rarely.
 COMMAND = f"""
-from umbel.fold import ages
+from umbel.fold import buckets
 from umbel.pipeline import plan
-ages.SEGMENT_EVENTS, ages.HOT_EVENTS = {EVENTS // 50}, {EVENTS // 10}
+buckets.SEGMENT_EVENTS, buckets.HOT_EVENTS = {EVENTS // 50}, {EVENTS // 10}
 plan.TIERS, plan.RECENT_MAX = ((0, {EVENTS // 10}, 3), ({EVENTS // 10}, {EVENTS}, 2)), 4
 from umbel.cli.main import main
 main()

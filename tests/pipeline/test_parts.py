@@ -9,11 +9,10 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.lakes import read as read_wire
 from tests.pipeline.lakes import rows_of
-from umbel.fold.schemas import EVENTS, by_difference
-from umbel.pipeline.engines import LocalEngine
+from umbel.fold.columns import EVENTS, by_difference
+from umbel.pipeline.engines import KEEPS_MEMORY, LocalEngine
 from umbel.pipeline.parts import event_batches, write_part
-from umbel.pipeline.session import KEEPS_MEMORY
-from umbel.stores.opening import store_at
+from umbel.stores.local import store_at
 
 WIRE = [
     {"type": "task-received", "uuid": f"t{number}", "hostname": "w1@box", "clock": number, "pid": 7,

@@ -17,8 +17,7 @@ from tests.pipeline.transforms.states import merged
 from tests.pipeline.transforms.tasks import tasks
 from tests.pipeline.transforms.timeline import timeline
 from tests.pipeline.transforms.workers import workers
-from umbel.events.columns import COLUMNS
-from umbel.events.tables import TABLES
+from umbel.events.tables import COLUMNS, TABLES
 from umbel.events.types import VOCABULARY
 from umbel.pipeline.engines import answers
 

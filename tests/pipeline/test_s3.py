@@ -30,13 +30,13 @@ from umbel.history.lake import Lake
 from umbel.history.query import Tables
 from umbel.history.query import read as ask
 from umbel.pipeline import io
+from umbel.pipeline.build import build
 from umbel.pipeline.engines import SparkEngine
 from umbel.pipeline.faults import BuildFailed
-from umbel.pipeline.files import look_into
-from umbel.pipeline.jobs.build import build
-from umbel.stores import leases
+from umbel.pipeline.io import look_into
+from umbel.stores import s3 as leases
 from umbel.stores.interface import Where
-from umbel.stores.opening import store_at
+from umbel.stores.local import store_at
 
 __all__ = ["umbel"]  # a fixture
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_a_lake_in_s3_says_what_one_in_a_folder_says(
 ) -> None:
     """As recorded, written by bucket, extended by what is new, and with a day dropped; in every table."""
     monkeypatch.setattr("umbel.fold.buckets.BUCKET_EVENTS", 300)
-    monkeypatch.setattr("umbel.pipeline.jobs.build.FEW_EVENTS", 10**9)
+    monkeypatch.setattr("umbel.pipeline.build.FEW_EVENTS", 10**9)
     told: list[list[Rows]] = []
     for lake in (tmp_path / "lake", s3_lake):
         for number, part in enumerate(parts[:2]):

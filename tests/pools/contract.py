@@ -96,6 +96,29 @@ class PoolContract:
 
         asyncio.run(scenario())
 
+    def test_a_pool_is_free_for_what_it_can_start_at_once(self, tmp_path: Path) -> None:
+        """Unlike its room, however short its tasks were."""
+
+        async def scenario() -> None:
+            async with running(self.name, concurrency=1, **self.options) as (pool, recorder):
+                assert pool.free() == 1
+                pool.submit([make_job(number) for number in range(1, 21)])
+                await recorder.until_back(*range(1, 21))
+                assert (pool.free(), pool.room() > 1) == (1, True)
+                gate = tmp_path / "gate"
+                pool.submit([make_job(21, "wait-for", str(gate))])
+                await until_waiting(gate)
+                assert pool.free() == 0
+                pool.submit([make_job(22)])
+                assert pool.free() == 0
+                gate.touch()
+                await recorder.until_back(21, 22)
+                assert pool.free() == 1
+                await pool.stop(grace_s=1.0)
+                assert pool.free() == 0
+
+        asyncio.run(scenario())
+
     def test_stopping_waits_for_the_running_job_and_gives_back_the_rest(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with running(self.name, concurrency=1, **self.options) as (pool, recorder):

@@ -61,6 +61,9 @@ def load(target: str) -> "TestHost":
     for quirk in quirks:
         if quirk.startswith("version-in=") and "broken" in _version(quirk):
             raise ValueError("broken")
+    for quirk in quirks:
+        if quirk.startswith("dies-loading="):
+            _die_while_some_are_left(Path(quirk.partition("=")[2]))
     if "load-forever" in quirks:
         threading.Event().wait()
     return OwnWaysHost(quirks) if any(one.startswith("own-ways-in=") for one in quirks) else TestHost(quirks)
@@ -195,6 +198,13 @@ def _journal(host: "TestHost", folder: str, number: int, verb: str, argument: An
     value = _VERBS[verb](argument, host)
     os.write(host.journal[1], b"E%d\n" % number)
     return value
+
+
+def _die_while_some_are_left(deaths: Path) -> None:
+    """The file says how many processes die here."""
+    if left := int(deaths.read_text()):
+        deaths.write_text(str(left - 1))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _version(quirk: str) -> str:

@@ -7,9 +7,8 @@ from typing import Any
 
 from tests.pools.host import make_job
 from tests.pools.recorder import Recorder, running, settings
-from umbel.pools.prefork.first_server import ForkPoint
 from umbel.pools.prefork.messages import setup_of
-from umbel.pools.prefork.server_process import StartedServer
+from umbel.pools.prefork.server_process import ForkPoint, StartedServer
 from umbel.pools.registry import make_pool
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -29,8 +30,12 @@ def signals(pid: int, kind: str) -> set[signal.Signals]:
 
 
 def held_by(pid: int) -> set[str]:
-    """What it has open, by the kernel's names."""
-    return {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+    """What it has open, by the kernel's names, without what it closes meanwhile."""
+    names: set[str] = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names.add(os.readlink(link))
+    return names
 
 
 def parent_of(pid: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tests.pools.host import spec, value_of
 from tests.waiting import DEADLINE_S, wait_until
-from umbel.pools.interface import LostJob, Outcome, Pool, PoolSettings, Told
+from umbel.pools.interface import LostJob, Outcome, Pool, PoolSettings, UserEvent
 from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.registry import make_pool
 
@@ -23,9 +23,10 @@ class Recorder:
         self.begun: dict[int, int] = {}  # job -> pid
         self.begun_at: dict[int, float] = {}
         self.children: list[tuple[str, dict[str, Any]]] = []
-        self.told: list[Told] = []
+        self.told: list[UserEvent] = []
         self.came_back: list[int] = []  # a job that came back twice is here twice
         self.then: Callable[[], None] | None = None  # called after every report
+        self.pool: Pool | None = None  # whose jobs are settled as soon as they have ended
         self._changed = asyncio.Event()
 
     def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
@@ -38,9 +39,11 @@ class Recorder:
             self.outcomes[outcome.number] = outcome
             self.pids[outcome.number] = pid
             self.came_back.append(outcome.number)
+        if self.pool is not None:
+            self.pool.note_unsettled(0)
         self._note()
 
-    def on_told(self, told: Told) -> None:
+    def on_told(self, told: UserEvent) -> None:
         self.told.append(told)
         self._note()
 
@@ -100,6 +103,7 @@ async def running(
     """A started pool and what it reports; stopped at the end."""
     chosen = settings(*quirks, concurrency=concurrency, **fields)
     pool, recorder = make_pool(name, chosen, first_server), Recorder()
+    recorder.pool = pool
     await pool.start(recorder)
     try:
         yield pool, recorder

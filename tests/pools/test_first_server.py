@@ -19,9 +19,8 @@ from tests.waiting import until, wait_until
 from umbel.logs import forget_logging, set_up_logging
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.child_guard_script import children_of
-from umbel.pools.prefork.first_server import ForkPoint
 from umbel.pools.prefork.messages import Setup, setup_of
-from umbel.pools.prefork.server_process import ForkedProcess, StartedServer
+from umbel.pools.prefork.server_process import ForkedProcess, ForkPoint, StartedServer
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1)
 

@@ -5,9 +5,13 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.pools.contract import PoolContract
 from tests.pools.host import make_job
-from tests.pools.recorder import running, until_waiting
+from tests.pools.recorder import Recorder, running, settings, until_waiting
+from umbel.errors import PoolError
+from umbel.pools.registry import make_pool
 
 
 class TestGevent(PoolContract):
@@ -43,6 +47,38 @@ def test_jobs_are_shared_among_children(tmp_path: Path) -> None:
             assert len(set(recorder.pids.values())) == 2
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["prefork", "gevent"])
+def test_a_fork_server_that_dies_before_there_are_children_is_replaced_twice(
+    name: str, tmp_path: Path
+) -> None:
+    deaths = tmp_path / "deaths"
+    deaths.write_text("2")
+
+    async def scenario() -> None:
+        async with running(name, f"dies-loading={deaths}") as (pool, recorder):
+            pool.submit([make_job(1)])
+            await recorder.until_back(1)
+            assert [what for what, _ in recorder.children].count("server-died") == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["prefork", "gevent"])
+def test_a_pool_whose_third_fork_server_dies_before_there_are_children_has_failed(
+    name: str, tmp_path: Path
+) -> None:
+    deaths = tmp_path / "deaths"
+    deaths.write_text("9")
+
+    async def scenario() -> None:
+        pool = make_pool(name, settings(f"dies-loading={deaths}"))
+        with pytest.raises(PoolError, match=r"3 attempts failed; last error: the fork server .* SIGKILL"):
+            await pool.start(Recorder())
+
+    asyncio.run(scenario())
+    assert deaths.read_text() == "6"
 
 
 def test_when_a_child_dies_nobody_is_charged_who_was_not_alone(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from tests.pools.host import make_job
 from tests.pools.processes import parent_of
 from tests.pools.recorder import settings
 from tests.waiting import DEADLINE_S
-from umbel.pools.interface import Job, LostJob, Outcome, Pool, Told
-from umbel.pools.prefork.memory import resident_bytes
+from umbel.pools.interface import Job, LostJob, Outcome, Pool, UserEvent
+from umbel.pools.prefork.kernel import resident_bytes
 from umbel.pools.registry import make_pool
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
@@ -60,7 +60,7 @@ class Tally:
     def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
         pass
 
-    def on_told(self, told: Told) -> None:
+    def on_told(self, told: UserEvent) -> None:
         pass
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
@@ -69,6 +69,8 @@ class Tally:
             if "SoftTimeLimitExceeded" in outcome.summary:
                 self.interrupted.add(outcome.number)
         self.ended += len(outcomes)
+        if self.pool is not None:
+            self.pool.note_unsettled(0)
         self._changed.set()
         self.feed()
 

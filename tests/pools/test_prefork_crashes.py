@@ -1,6 +1,7 @@
 """F3, F8: a child that dies is replaced; its death is charged to the job that ran, and to no other."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -14,9 +15,9 @@ from tests.pools.processes import is_gone
 from tests.pools.recorder import Recorder, running, settings, until_waiting
 from tests.waiting import wait_until
 from umbel.errors import PoolError
-from umbel.pools.prefork.exits import exit_reason
+from umbel.pools.prefork.kernel import exit_reason
+from umbel.pools.prefork.links import ServerLink
 from umbel.pools.prefork.messages import Signal, setup_of
-from umbel.pools.prefork.server_link import ServerLink
 from umbel.pools.prefork.server_process import spawn_server
 from umbel.pools.registry import make_pool
 
@@ -204,7 +205,10 @@ def test_children_that_cannot_start_fail_the_pool_with_the_reason(quirk: str, re
     asyncio.run(scenario())
 
 
-def test_a_lack_of_descriptors_delays_children_and_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["prefork", "gevent"])
+def test_a_lack_of_descriptors_delays_children_and_is_survived(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     refusals = [OSError(24, "Too many open files"), OSError(24, "Too many open files")]
 
     def refuse_twice(*args: object, **kwargs: object) -> tuple[socket.socket, socket.socket]:
@@ -215,10 +219,13 @@ def test_a_lack_of_descriptors_delays_children_and_is_survived(monkeypatch: pyte
     make_pair = socket.socketpair
 
     async def scenario() -> None:
-        pool, recorder = make_pool("prefork", settings(concurrency=1)), Recorder()
+        pool, recorder = make_pool(name, settings(concurrency=1)), Recorder()
         monkeypatch.setattr(socket, "socketpair", refuse_twice)
         await pool.start(recorder)
         assert not refusals
+        (said,) = [one for one in caplog.records if one.levelno >= logging.ERROR]
+        assert said.getMessage() == "cannot start a child process; retrying"
+        assert "the limit of this process is" in said.why and "ulimit -n" in said.why  # type: ignore[attr-defined]
         pool.submit([make_job(1)])
         await recorder.until_back(1)
         await pool.stop(grace_s=1.0)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.pools.host import make_job
 from tests.pools.recorder import Recorder, running, settings, until_waiting
 from umbel.errors import BadFrame
-from umbel.pools.interface import Job, Outcome, Told
-from umbel.pools.prefork import child_link, children
-from umbel.pools.prefork.child_link import ChildLink
+from umbel.pools.interface import Job, Outcome, UserEvent
+from umbel.pools.prefork import children, links
+from umbel.pools.prefork.links import ChildLink
 from umbel.pools.prefork.messages import (
     Exited,
     Forked,
@@ -344,7 +344,7 @@ GARBAGE = {
 }
 HARMLESS = {
     "it is ready once more, under another number": hexed(Ready(1), Ready(0), Ready(2**63)),
-    "news of nobody": hexed(Told(77, "x", 0.0, b"{"), Armed(), Problem("x" * 100_000)),
+    "news of nobody": hexed(UserEvent(77, "x", 0.0, b"{"), Armed(), Problem("x" * 100_000)),
     "a runtime that is none": hexed(outcome(1, float("nan")), outcome(1, float("inf"))),
     "the smallest runtime there is": hexed(outcome(1, 5e-324)),
     "it is spoiled": hexed(Spoiled("by a task"), Spoiled("twice")),
@@ -355,7 +355,7 @@ HARMLESS = {
 def test_a_child_that_writes_what_it_should_not_harms_no_other(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_link, "STALL_S", 0.3)
+    monkeypatch.setattr(links, "STALL_S", 0.3)
 
     async def scenario() -> None:
         async with running("prefork") as (pool, recorder):
@@ -381,7 +381,7 @@ def test_a_child_that_writes_what_it_should_not_harms_no_other(
 from_child = st.one_of(
     st.builds(outcome, st.integers(0, 9), st.floats()),
     st.builds(NoOutcome, st.integers(0, 9), st.text(max_size=9)),
-    st.builds(Told, st.integers(0, 9), st.text(max_size=9), st.floats(), st.binary(max_size=9)),
+    st.builds(UserEvent, st.integers(0, 9), st.text(max_size=9), st.floats(), st.binary(max_size=9)),
     st.builds(Ready, st.integers(-(2**63), 2**64 - 1)),
     st.builds(Spoiled, st.text(max_size=9)),
 )

@@ -1,5 +1,5 @@
 from tests.pools.host import make_job
-from umbel.pools.prefork.child_link import batch_frames
+from umbel.pools.prefork.links import batch_frames
 from umbel.pools.prefork.messages import ToChild
 from umbel.wire.frames import FrameReader, JobBatch
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.pools.host import make_job
 from tests.pools.recorder import running, until_waiting
-from umbel.pools.prefork.exits import exit_of
-from umbel.pools.prefork.memory import OomKills, resident_bytes
+from umbel.pools.prefork.kernel import OomKills, exit_of, resident_bytes
 from umbel.pools.prefork.parent import PreforkPool
 
 MIB = 1024 * 1024

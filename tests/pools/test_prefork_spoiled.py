@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.pools.host import make_job
 from tests.pools.recorder import running, until_waiting
-from umbel.pools.prefork.limits import KINDS, Limits
+from umbel.pools.prefork.kernel import LIMITS as KINDS
+from umbel.pools.prefork.kernel import Limits
 
 LIMITS = ("NOFILE", "AS", "FSIZE", "NPROC", "CPU", "DATA", "STACK")
 

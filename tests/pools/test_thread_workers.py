@@ -5,7 +5,7 @@ import time
 
 from tests.pools.host import make_job
 from umbel.errors import SoftTimeLimitExceeded
-from umbel.pools import thread_workers as workers
+from umbel.pools import threads as workers
 from umbel.pools.interface import Job, Outcome
 
 

@@ -9,17 +9,17 @@ from umbel.protocol.election.events import (
     CallFinish,
     CallStart,
     ClaimReplied,
-    ClosedHeard,
+    ClosedReceived,
     Effect,
     Event,
     Finished,
     HandlerEnded,
     Phase,
+    PublishElected,
     RecordView,
     RunHandler,
     Stage,
     StartReplied,
-    Tell,
 )
 from umbel.protocol.election.table import ElectionSettings
 from umbel.protocol.leadership.coordination import (
@@ -79,7 +79,7 @@ def claiming(request: ElectionRequest = ONCE) -> Node:
 def starting(request: ElectionRequest = ONCE, term: int = 7) -> Node:
     node = claiming(request)
     assert node.do(ClaimReplied("e", 0.0, Granted(term, 1)), 0.1) == [
-        Tell(Phase.ELECTED, "e", "task", request.policy, ME, term, 1, request=request),
+        PublishElected(Phase.ELECTED, "e", "task", request.policy, ME, term, 1, request=request),
         CallStart("e", KEY, ME, term, sent_s=0.1),
     ]
     return node
@@ -110,7 +110,7 @@ def watching(request: ElectionRequest = ONCE, left_s: float = 4.0) -> Node:
 
 def closed(request: ElectionRequest = ONCE) -> Node:
     node = waiting(request)
-    assert node.do(ClosedHeard("e", Phase.DONE)) == [Finished("e", ElectionState.DONE)]
+    assert node.do(ClosedReceived("e", Phase.DONE)) == [Finished("e", ElectionState.DONE)]
     return node
 
 

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from umbel.protocol.pool.autoscale import Autoscale, Limit, Load, Resize
+from umbel.protocol.pool.autoscale import Autoscale, Load, ResizeBy, SizeLimits
 
 BUSY = Load(size=2, busy=2, waiting=100)
 
@@ -11,17 +11,17 @@ BUSY = Load(size=2, busy=2, waiting=100)
 def test_a_full_pool_grows_at_the_second_look_and_at_most_doubles() -> None:
     scale = Autoscale(most=10, least=1)
     assert scale.step(BUSY, now=0.0) == []
-    assert scale.step(BUSY, now=0.5) == [Resize(2)]
+    assert scale.step(BUSY, now=0.5) == [ResizeBy(2)]
     assert scale.step(Load(4, 4, 100), now=1.0) == []
-    assert scale.step(Load(4, 4, 100), now=1.5) == [Resize(4)]
+    assert scale.step(Load(4, 4, 100), now=1.5) == [ResizeBy(4)]
     assert scale.step(Load(8, 8, 100), now=2.0) == []
-    assert scale.step(Load(8, 8, 100), now=2.5) == [Resize(2)], "ten are the most"
+    assert scale.step(Load(8, 8, 100), now=2.5) == [ResizeBy(2)], "ten are the most"
 
 
 def test_it_grows_no_more_than_there_is_to_do() -> None:
     scale = Autoscale(most=10, least=1)
     scale.step(Load(4, 4, 1), now=0.0)
-    assert scale.step(Load(4, 4, 1), now=0.5) == [Resize(1)]
+    assert scale.step(Load(4, 4, 1), now=0.5) == [ResizeBy(1)]
     scale.step(Load(5, 5, 0), now=1.0)
     assert scale.step(Load(5, 5, 0), now=1.5) == []
 
@@ -31,21 +31,21 @@ def test_it_shrinks_after_a_cool_down_by_those_who_were_never_needed() -> None:
     assert scale.step(Load(8, 1, 0), now=0.0) == []
     assert scale.step(Load(8, 5, 0), now=10.0) == []
     assert scale.step(Load(8, 0, 0), now=29.9) == []
-    assert scale.step(Load(8, 0, 0), now=30.0) == [Resize(-3)]
+    assert scale.step(Load(8, 0, 0), now=30.0) == [ResizeBy(-3)]
     assert scale.step(Load(5, 0, 0), now=31.0) == [], "a new cool-down begins"
-    assert scale.step(Load(5, 0, 0), now=61.0) == [Resize(-3)]
+    assert scale.step(Load(5, 0, 0), now=61.0) == [ResizeBy(-3)]
     assert scale.step(Load(2, 0, 0), now=100.0) == []
     assert scale.step(Load(2, 0, 0), now=200.0) == [], "two stay"
 
 
 def test_new_limits_hold_at_the_next_look_and_spare_the_busy() -> None:
     scale = Autoscale(most=10, least=1)
-    assert scale.step(Limit(most=3, least=2), now=0.0) == []
-    assert scale.step(Load(8, 6, 50), now=0.5) == [Resize(-2)]
+    assert scale.step(SizeLimits(most=3, least=2), now=0.0) == []
+    assert scale.step(Load(8, 6, 50), now=0.5) == [ResizeBy(-2)]
     assert scale.step(Load(6, 6, 50), now=1.0) == []
-    assert scale.step(Load(6, 0, 0), now=1.5) == [Resize(-3)]
-    scale.step(Limit(most=9, least=5), now=2.0)
-    assert scale.step(Load(3, 0, 0), now=2.5) == [Resize(2)]
+    assert scale.step(Load(6, 0, 0), now=1.5) == [ResizeBy(-3)]
+    scale.step(SizeLimits(most=9, least=5), now=2.0)
+    assert scale.step(Load(3, 0, 0), now=2.5) == [ResizeBy(2)]
 
 
 _SEEDS = 20_000 if os.environ.get("UMBEL_SOAK") else 500
@@ -66,7 +66,7 @@ def test_whatever_the_load_it_stays_in_its_range_and_takes_only_the_idle(first: 
             if chance.random() < 0.03:
                 least = chance.randint(1, 5)
                 most = chance.randint(least, 20)
-                scale.step(Limit(most, least), now)
+                scale.step(SizeLimits(most, least), now)
             demand = max(0, demand + chance.randint(-6, 6)) if chance.random() < 0.3 else demand
             busy = min(size, demand)
             was_in_range = least <= size <= most

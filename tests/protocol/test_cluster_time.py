@@ -3,15 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.cluster_time import (
-    OWN,
-    PEERS,
-    SILENT_S,
-    STORE,
-    TOLERANCE_S,
-    VOICES_MAX,
-    ClusterTime,
-)
+from umbel.protocol.cluster_time import OWN, PEERS, SILENT_S, STORE, TOLERANCE_S, VOICES_MAX, ClusterTime
 from umbel.protocol.leadership.coordination import Instant
 
 TRUE_S = 1_800_000_000.0

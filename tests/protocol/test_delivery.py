@@ -8,12 +8,12 @@ from umbel.protocol.delivery.delivery import (
     DUE_SLACK_S,
     PROMISES_MAX,
     AdmissionPolicy,
+    Admit,
     Arrival,
     Decision,
     Park,
     Refusal,
     Refuse,
-    Run,
     TaskRules,
 )
 from umbel.protocol.delivery.revoked import RevokedTasks
@@ -46,26 +46,26 @@ ARRIVAL = Arrival("plain", "t")
 @pytest.mark.parametrize(
     ("arrival", "decision"),
     [
-        (ARRIVAL, Run(PLAIN)),
-        (ARRIVAL._replace(task="early"), Run(EARLY)),
+        (ARRIVAL, Admit(PLAIN)),
+        (ARRIVAL._replace(task="early"), Admit(EARLY)),
         # A task with a limit runs with nothing behind it: killing it must hit nobody else.
-        (ARRIVAL._replace(task="hard"), Run(LIMITED, alone=True)),
-        (ARRIVAL._replace(task="soft"), Run(RULES["soft"], alone=True)),
+        (ARRIVAL._replace(task="hard"), Admit(LIMITED, alone=True)),
+        (ARRIVAL._replace(task="soft"), Admit(RULES["soft"], alone=True)),
         (ARRIVAL._replace(task="no.such"), Refuse(Refusal.UNKNOWN)),
         (ARRIVAL._replace(expires_at=NOW - 1), Refuse(Refusal.EXPIRED)),
-        (ARRIVAL._replace(expires_at=NOW), Run(PLAIN)),
-        (ARRIVAL._replace(expires_at=NOW + 1), Run(PLAIN)),
+        (ARRIVAL._replace(expires_at=NOW), Admit(PLAIN)),
+        (ARRIVAL._replace(expires_at=NOW + 1), Admit(PLAIN)),
         (ARRIVAL._replace(due=NOW + 60), Park(NOW + 60)),
-        (ARRIVAL._replace(due=NOW), Run(PLAIN)),
-        (ARRIVAL._replace(due=NOW + DUE_SLACK_S / 2), Run(PLAIN)),
-        (ARRIVAL._replace(due=NOW + DUE_SLACK_S), Run(PLAIN)),
+        (ARRIVAL._replace(due=NOW), Admit(PLAIN)),
+        (ARRIVAL._replace(due=NOW + DUE_SLACK_S / 2), Admit(PLAIN)),
+        (ARRIVAL._replace(due=NOW + DUE_SLACK_S), Admit(PLAIN)),
         (ARRIVAL._replace(due=NOW + 0.5), Park(NOW + 0.5)),
-        (ARRIVAL._replace(starts=2), Run(PLAIN)),
+        (ARRIVAL._replace(starts=2), Admit(PLAIN)),
         (ARRIVAL._replace(starts=3), Refuse(Refusal.POISONOUS)),
         (ARRIVAL._replace(starts=9), Refuse(Refusal.POISONOUS)),
         # Its former worker died: nobody knows whether it ran, so it runs alone and counted.
-        (ARRIVAL._replace(redelivered=True), Run(PLAIN, alone=True, count_start=True)),
-        (ARRIVAL._replace(redelivered=True, starts=2), Run(PLAIN, alone=True, count_start=True)),
+        (ARRIVAL._replace(redelivered=True), Admit(PLAIN, alone=True, count_start=True)),
+        (ARRIVAL._replace(redelivered=True, starts=2), Admit(PLAIN, alone=True, count_start=True)),
         (ARRIVAL._replace(redelivered=True, starts=3), Refuse(Refusal.POISONOUS)),
         (ARRIVAL._replace(redelivered=True, due=NOW + 60), Park(NOW + 60)),
         # Which reason comes first where there are several.
@@ -98,7 +98,7 @@ def test_a_task_with_a_revoked_stamp_does_not_run() -> None:
     revoked.add_header("customer=7", NOW + 1000)
     stamped = ARRIVAL._replace(stamps={"customer": ["7", "8"]})
     assert admit(stamped, revoked=revoked) == Refuse(Refusal.REVOKED)
-    assert admit(stamped._replace(stamps={"customer": "9"}), revoked=revoked) == Run(PLAIN)
+    assert admit(stamped._replace(stamps={"customer": "9"}), revoked=revoked) == Admit(PLAIN)
 
 
 def test_why_a_message_was_refused_is_a_word_that_people_read() -> None:
@@ -118,7 +118,7 @@ def test_a_message_that_kills_its_process_each_time_starts_exactly_three_times()
     policy = AdmissionPolicy(RULES, max_deliveries=3)
     arrival = ARRIVAL
     for start in (1, 2, 3):
-        assert isinstance(policy.admit(arrival, NOTHING, NOW), Run)
+        assert isinstance(policy.admit(arrival, NOTHING, NOW), Admit)
         assert policy.is_poisonous_after(arrival) is (start == 3)
         arrival = arrival._replace(starts=start)
     assert policy.admit(arrival, NOTHING, NOW) == Refuse(Refusal.POISONOUS)
@@ -129,7 +129,7 @@ def test_a_message_that_kills_its_worker_each_time_is_stopped_one_delivery_later
     starts = 0
     ran = 1  # the first time nobody suspects it and nothing is counted
     while isinstance(
-        decision := policy.admit(ARRIVAL._replace(starts=starts, redelivered=True), NOTHING, NOW), Run
+        decision := policy.admit(ARRIVAL._replace(starts=starts, redelivered=True), NOTHING, NOW), Admit
     ):
         assert decision.count_start
         starts += 1
@@ -147,54 +147,57 @@ def rated(number: int) -> Arrival:
 def test_a_task_over_its_rate_is_parked_until_its_token_is_there() -> None:
     policy = AdmissionPolicy(RULES, max_deliveries=3)
     decisions = [policy.admit(rated(number), NOTHING, NOW) for number in range(4)]
-    assert decisions == [Run(RATED), Park(NOW + 1), Park(NOW + 2), Park(NOW + 3)]
+    assert decisions == [Admit(RATED), Park(NOW + 1), Park(NOW + 2), Park(NOW + 3)]
 
 
 def test_a_parked_task_does_not_pay_twice() -> None:
     policy = AdmissionPolicy(RULES, max_deliveries=3)
     for number in range(3):
         policy.admit(rated(number), NOTHING, NOW)
-    assert policy.admit(rated(1), NOTHING, NOW + 1) == Run(RATED)
-    assert policy.admit(rated(2), NOTHING, NOW + 2) == Run(RATED)
+    assert policy.admit(rated(1), NOTHING, NOW + 1) == Admit(RATED)
+    assert policy.admit(rated(2), NOTHING, NOW + 2) == Admit(RATED)
     # Had they paid again, the next one would have to wait for two more tokens.
-    assert policy.admit(rated(3), NOTHING, NOW + 3) == Run(RATED)
+    assert policy.admit(rated(3), NOTHING, NOW + 3) == Admit(RATED)
 
 
 def test_the_same_task_pays_again_when_it_comes_a_second_time() -> None:
     policy = AdmissionPolicy(RULES, max_deliveries=3)
-    assert policy.admit(rated(0), NOTHING, NOW) == Run(RATED)
+    assert policy.admit(rated(0), NOTHING, NOW) == Admit(RATED)
     assert policy.admit(rated(0), NOTHING, NOW) == Park(NOW + 1)
-    assert policy.admit(rated(0), NOTHING, NOW + 1) == Run(RATED)
+    assert policy.admit(rated(0), NOTHING, NOW + 1) == Admit(RATED)
     assert policy.admit(rated(0), NOTHING, NOW + 1) == Park(NOW + 2)
 
 
 def test_a_task_gets_other_rules_while_it_runs_on() -> None:
     policy = AdmissionPolicy(RULES, max_deliveries=3)
     policy.change("plain", LIMITED)
-    assert (policy.rules["plain"], policy.admit(ARRIVAL, NOTHING, NOW)) == (LIMITED, Run(LIMITED, alone=True))
+    assert (policy.rules["plain"], policy.admit(ARRIVAL, NOTHING, NOW)) == (
+        LIMITED,
+        Admit(LIMITED, alone=True),
+    )
     policy.change("rated", RATED.replaced(hard_limit_s=9.0))
-    assert isinstance(policy.admit(rated(0), NOTHING, NOW), Run)
+    assert isinstance(policy.admit(rated(0), NOTHING, NOW), Admit)
     policy.change("rated", RATED.replaced(hard_limit_s=8.0))  # the rate is the same: so are its tokens
     assert policy.admit(rated(1), NOTHING, NOW) == Park(NOW + 1)
     policy.change("rated", RATED.replaced(rate_per_second=0.5))
-    assert isinstance(policy.admit(rated(2), NOTHING, NOW), Run)  # another bucket, and it is full
+    assert isinstance(policy.admit(rated(2), NOTHING, NOW), Admit)  # another bucket, and it is full
     assert policy.admit(rated(3), NOTHING, NOW) == Park(NOW + 2)
     policy.change("rated", PLAIN)
-    assert [policy.admit(rated(number), NOTHING, NOW) for number in range(4, 9)] == [Run(PLAIN)] * 5
+    assert [policy.admit(rated(number), NOTHING, NOW) for number in range(4, 9)] == [Admit(PLAIN)] * 5
 
 
 def test_what_nobody_said_of_a_task_or_a_message_is_nothing_special() -> None:
     rules = TaskRules(False, 0.0, None, None, False, None, False, True, False, False, False)
-    assert Run(PLAIN) == Run(rules, False, False)
+    assert Admit(PLAIN) == Admit(rules, False, False)
     assert Arrival("plain", "t") == Arrival("plain", "t", 0.0, 0.0, 0, False, None)
     assert not PLAIN.has_limits
 
 
 def test_one_tasks_rate_is_not_anothers() -> None:
     policy = AdmissionPolicy(RULES | {"other": RATED}, max_deliveries=3)
-    assert policy.admit(rated(0), NOTHING, NOW) == Run(RATED)
-    assert policy.admit(Arrival("other", "o"), NOTHING, NOW) == Run(RATED)
-    assert policy.admit(ARRIVAL, NOTHING, NOW) == Run(PLAIN)
+    assert policy.admit(rated(0), NOTHING, NOW) == Admit(RATED)
+    assert policy.admit(Arrival("other", "o"), NOTHING, NOW) == Admit(RATED)
+    assert policy.admit(ARRIVAL, NOTHING, NOW) == Admit(PLAIN)
 
 
 def test_a_task_that_is_not_due_or_refused_pays_nothing() -> None:
@@ -202,7 +205,7 @@ def test_a_task_that_is_not_due_or_refused_pays_nothing() -> None:
     policy.admit(rated(0)._replace(due=NOW + 60), NOTHING, NOW)
     policy.admit(rated(1)._replace(starts=3), NOTHING, NOW)
     policy.admit(rated(2), revoked_ids("t2"), NOW)
-    assert policy.admit(rated(3), NOTHING, NOW) == Run(RATED)
+    assert policy.admit(rated(3), NOTHING, NOW) == Admit(RATED)
 
 
 def test_a_redelivered_task_keeps_to_its_rate_and_then_runs_alone() -> None:
@@ -210,7 +213,7 @@ def test_a_redelivered_task_keeps_to_its_rate_and_then_runs_alone() -> None:
     policy.admit(rated(0), NOTHING, NOW)
     again = rated(1)._replace(redelivered=True)
     assert policy.admit(again, NOTHING, NOW) == Park(NOW + 1)
-    assert policy.admit(again, NOTHING, NOW + 1) == Run(RATED, alone=True, count_start=True)
+    assert policy.admit(again, NOTHING, NOW + 1) == Admit(RATED, alone=True, count_start=True)
 
 
 def test_what_was_promised_is_bounded() -> None:
@@ -239,7 +242,7 @@ def test_nothing_runs_that_must_not_and_nothing_is_parked_in_the_past(arrivals: 
     policy = AdmissionPolicy(RULES, max_deliveries=3)
     for arrival in arrivals:
         decision = policy.admit(arrival, revoked_ids("a"), NOW)
-        if isinstance(decision, Run):
+        if isinstance(decision, Admit):
             assert arrival.task_id != "a" and arrival.task in RULES and arrival.starts < 3
             assert not arrival.redelivered or (decision.alone and decision.count_start)
         if isinstance(decision, Park):

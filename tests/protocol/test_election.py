@@ -32,19 +32,19 @@ from umbel.protocol.election.events import (
     CallStart,
     CancelHandler,
     ClaimReplied,
-    ClosedHeard,
+    ClosedReceived,
     Dropped,
-    ElectedHeard,
+    ElectedReceived,
     Finished,
     FinishReplied,
     HandlerEnded,
     Phase,
     Prolong,
+    PublishElected,
     RenewReplied,
     Stage,
     StartReplied,
     Swept,
-    Tell,
 )
 from umbel.protocol.election.table import ElectionSettings, cohort
 from umbel.protocol.leadership.coordination import (
@@ -100,7 +100,7 @@ def test_whether_a_request_is_over_is_for_the_store_to_judge_not_for_our_wall_cl
     ],
 )
 def test_a_malformed_request_is_dropped_from_wherever_it_comes(broken: ElectionRequest) -> None:
-    for event in (Asked(broken), Swept(broken), ElectedHeard(broken.election_id, OTHER, 5, 1, broken)):
+    for event in (Asked(broken), Swept(broken), ElectedReceived(broken.election_id, OTHER, 5, 1, broken)):
         node = Node()
         (dropped,) = node.do(event)
         assert isinstance(dropped, Dropped) and dropped.reason and not dropped.shed
@@ -127,7 +127,7 @@ def test_tombstones_make_room_for_new_elections_oldest_first_km1() -> None:
     node = Node(settings=ElectionSettings(records_max=2))
     for name in ("a", "b"):
         node.do(Asked(replace(ONCE, election_id=name)))
-        node.do(ClosedHeard(name, Phase.DONE))
+        node.do(ClosedReceived(name, Phase.DONE))
     assert node.do(Asked(ONCE)) == []
     assert [record.election_id for record in node.machine.snapshot().records] == ["b", "e"]
 
@@ -138,7 +138,7 @@ def test_the_weight_of_requests_is_bounded_and_tombstones_weigh_nothing_km1() ->
     assert node.do(Asked(heavy)) == []
     second = replace(heavy, election_id="f")
     assert node.do(Asked(second)) == [Dropped("f", "table full", shed=True)]
-    node.do(ClosedHeard("e", Phase.FAILED))
+    node.do(ClosedReceived("e", Phase.FAILED))
     assert node.machine.snapshot().request_bytes == 0
     assert node.do(Asked(second)) == []
 
@@ -173,7 +173,7 @@ def test_who_meets_a_holder_watches_until_its_time_is_over() -> None:
 def test_who_closes_an_election_tells_everyone(state: ElectionState) -> None:
     reply = Closed(state, OTHER, 5, "attempts", by_me=True)
     assert claiming().do(ClaimReplied("e", 0.0, reply)) == [
-        Tell(Phase(state), "e", "task", Policy.AT_MOST_ONCE, OTHER, 5, 0, "attempts"),
+        PublishElected(Phase(state), "e", "task", Policy.AT_MOST_ONCE, OTHER, 5, 0, "attempts"),
         Finished("e", state, "attempts"),
     ]
 
@@ -319,14 +319,14 @@ def test_a_lost_lease_lets_finish_what_nobody_else_will_run() -> None:
 def test_the_end_of_the_handler_is_stored_then_told(ok: bool, phase: Phase, outcome: str) -> None:
     node = finishing(ok=ok)
     assert node.do(FinishReplied("e", 7, ok=True)) == [
-        Tell(phase, "e", "task", Policy.AT_MOST_ONCE, ME, 7, 1, outcome),
+        PublishElected(phase, "e", "task", Policy.AT_MOST_ONCE, ME, 7, 1, outcome),
         Finished("e", ElectionState(phase), outcome),
     ]
 
 
 def test_the_end_is_told_even_when_the_store_says_no() -> None:
     tell, _ = finishing().do(FinishReplied("e", 7, ok=False))
-    assert isinstance(tell, Tell) and tell.phase is Phase.DONE
+    assert isinstance(tell, PublishElected) and tell.phase is Phase.DONE
 
 
 def test_the_end_is_repeated_to_a_silent_store_and_told_after_three_ttls() -> None:
@@ -334,7 +334,7 @@ def test_the_end_is_repeated_to_a_silent_store_and_told_after_three_ttls() -> No
     for second in range(2, 31):
         assert node.do(Tick(), float(second)) == [CallFinish("e", KEY, ME, 7, "ok")]
     tell, _ = node.do(Tick(), 31.0)
-    assert isinstance(tell, Tell) and tell.phase is Phase.DONE
+    assert isinstance(tell, PublishElected) and tell.phase is Phase.DONE
 
 
 @pytest.mark.parametrize("event", [HandlerEnded("e", 6, True), RenewReplied("e", 6, 0.0, False)])

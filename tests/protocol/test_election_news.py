@@ -24,18 +24,18 @@ from umbel.protocol.election.events import (
     Asked,
     CallClaim,
     ClaimReplied,
-    ClosedHeard,
-    ElectedHeard,
+    ClosedReceived,
+    ElectedReceived,
     Finished,
     FinishReplied,
     HandlerEnded,
     HolderLost,
     Phase,
+    PublishElected,
     Resend,
     Stage,
-    Stop,
+    StopElections,
     Swept,
-    Tell,
 )
 from umbel.protocol.election.table import cohort
 from umbel.protocol.leadership.coordination import (
@@ -50,26 +50,26 @@ from umbel.protocol.machine import Tick
 
 def test_an_election_first_heard_of_by_its_winner_is_watched() -> None:
     node = Node()
-    assert node.do(ElectedHeard("e", OTHER, 5, 1, ONCE)) == []
+    assert node.do(ElectedReceived("e", OTHER, 5, 1, ONCE)) == []
     assert (node.record.stage, node.machine.deadline) == (Stage.WATCH, TTL)
 
 
 def test_an_election_first_heard_of_without_its_request_cannot_be_followed() -> None:
     node = Node()
-    assert node.do(ElectedHeard("e", OTHER, 5, 1, None)) == []
-    assert node.do(ElectedHeard("e", OTHER, 5, 1, replace(ONCE, election_id="f"))) == []
+    assert node.do(ElectedReceived("e", OTHER, 5, 1, None)) == []
+    assert node.do(ElectedReceived("e", OTHER, 5, 1, replace(ONCE, election_id="f"))) == []
     assert not node.machine.snapshot().records
 
 
 def test_who_waits_stands_back_for_the_winner() -> None:
     node = waiting()
-    assert node.do(ElectedHeard("e", OTHER, 5, 1, ONCE)) == []
+    assert node.do(ElectedReceived("e", OTHER, 5, 1, ONCE)) == []
     assert (node.record.stage, node.record.winner, node.machine.deadline) == (Stage.WATCH, OTHER, TTL)
 
 
 def test_an_older_winner_changes_nothing() -> None:
     node = watching()
-    assert node.do(ElectedHeard("e", "carl.3.300", 5, 1, ONCE)) == []
+    assert node.do(ElectedReceived("e", "carl.3.300", 5, 1, ONCE)) == []
     assert node.record.winner == OTHER
 
 
@@ -77,7 +77,7 @@ def test_an_older_winner_changes_nothing() -> None:
 def test_who_asks_or_acts_listens_to_the_store_alone(reach: Callable[[], Node]) -> None:
     node = reach()
     before = node.machine.snapshot()
-    assert node.do(ElectedHeard("e", OTHER, 99, 3, ONCE)) == []
+    assert node.do(ElectedReceived("e", OTHER, 99, 3, ONCE)) == []
     assert node.machine.snapshot() == before
 
 
@@ -85,7 +85,7 @@ def test_who_asks_or_acts_listens_to_the_store_alone(reach: Callable[[], Node]) 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED, Phase.EXPIRED])
 def test_who_does_not_act_takes_the_news_that_it_is_over(reach: Callable[[], Node], phase: Phase) -> None:
     node = reach()
-    assert node.do(ClosedHeard("e", phase)) == [Finished("e", ElectionState(phase))]
+    assert node.do(ClosedReceived("e", phase)) == [Finished("e", ElectionState(phase))]
     assert node.record.stage is Stage.CLOSED
 
 
@@ -93,7 +93,7 @@ def test_who_does_not_act_takes_the_news_that_it_is_over(reach: Callable[[], Nod
 def test_who_acts_goes_on_whatever_is_said(reach: Callable[[], Node]) -> None:
     node = reach()
     before = node.machine.snapshot()
-    assert node.do(ClosedHeard("e", Phase.DONE)) == []
+    assert node.do(ClosedReceived("e", Phase.DONE)) == []
     assert node.machine.snapshot() == before
 
 
@@ -142,7 +142,7 @@ def test_what_nobody_can_handle_is_closed_once_it_is_over_r6() -> None:
     assert isinstance(call, CallClaim)
     reply = Closed(ElectionState.EXPIRED, "", 0, "deadline", by_me=True)
     tell, _ = node.do(ClaimReplied("e", 305.1, reply))
-    assert isinstance(tell, Tell) and tell.phase is Phase.EXPIRED
+    assert isinstance(tell, PublishElected) and tell.phase is Phase.EXPIRED
 
 
 def test_who_has_no_handler_judges_by_how_long_it_has_seen_it_not_by_its_wall_clock() -> None:
@@ -163,14 +163,16 @@ def test_who_has_no_handler_never_acts_even_if_granted() -> None:
 @pytest.mark.parametrize("reach", [waiting, claiming, starting, watching, closed])
 def test_a_stop_forgets_what_does_not_act(reach: Callable[[], Node]) -> None:
     node = reach()
-    assert node.do(Stop()) == []
+    assert node.do(StopElections()) == []
     assert not node.machine.snapshot().records
-    assert node.do(Asked(ONCE)) + node.do(Swept(ONCE)) + node.do(ElectedHeard("e", OTHER, 5, 1, ONCE)) == []
+    assert (
+        node.do(Asked(ONCE)) + node.do(Swept(ONCE)) + node.do(ElectedReceived("e", OTHER, 5, 1, ONCE)) == []
+    )
 
 
 def test_a_stop_lets_a_handler_finish() -> None:
     node = acting()
-    node.do(Stop())
+    node.do(StopElections())
     assert node.machine.acting == 1
     node.do(HandlerEnded("e", 7, ok=True))
     assert len(node.do(FinishReplied("e", 7, ok=True))) == 2
@@ -183,7 +185,7 @@ def test_a_stop_lets_a_handler_finish() -> None:
 
 def test_only_the_newest_timer_of_a_record_fires() -> None:
     node = watching(left_s=4.0)
-    node.do(ElectedHeard("e", OTHER, 6, 2, ONCE), 1.0)
+    node.do(ElectedReceived("e", OTHER, 6, 2, ONCE), 1.0)
     assert node.do(Tick(), 4.0) == []
     assert node.machine.deadline == 11.0
 

@@ -17,19 +17,19 @@ from umbel.protocol.election.events import (
     CallRenew,
     CallStart,
     ClaimReplied,
-    ClosedHeard,
+    ClosedReceived,
     Effect,
-    ElectedHeard,
+    ElectedReceived,
     Event,
     FinishReplied,
     HandlerEnded,
     HolderLost,
     Phase,
+    PublishElected,
     RenewReplied,
     RunHandler,
     StartReplied,
     Swept,
-    Tell,
 )
 from umbel.protocol.election.table import ElectionSettings
 from umbel.protocol.leadership import coordination
@@ -100,18 +100,18 @@ class World:
                     closed = self.record is not None and self.record.state is ElectionState.DONE
                     self.runs.append(Run(node, term, closed))
                     self.post(node, HandlerEnded("e", term, ok=self.rng.random() < 0.8))
-                case Tell():
+                case PublishElected():
                     self.tell(effect)
                 case _:
                     pass
 
-    def tell(self, told: Tell) -> None:
+    def tell(self, told: PublishElected) -> None:
         self.told += 1
         for node in NODES:
             if told.phase is Phase.ELECTED:
-                self.post(node, ElectedHeard("e", told.winner, told.term, told.attempt, told.request))
+                self.post(node, ElectedReceived("e", told.winner, told.term, told.attempt, told.request))
             else:
-                self.post(node, ClosedHeard("e", told.phase))
+                self.post(node, ClosedReceived("e", told.phase))
 
     def answer(self, node: str, holder: str, call: Effect) -> None:
         """The store does what it was asked; whether the answer arrives is another matter."""

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from umbel.protocol.delivery.delivery import TaskRules
-from umbel.protocol.delivery.ending import Fate, Loss, after_failure, after_loss
+from umbel.protocol.delivery.delivery import Fate, Loss, TaskRules, after_failure, after_loss
 
 LATE = TaskRules()
 EARLY = TaskRules(acks_early=True)

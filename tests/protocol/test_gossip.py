@@ -11,23 +11,30 @@ from hypothesis import strategies as st
 
 from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.machine import Tick
-from umbel.protocol.membership.events import (
+from umbel.protocol.membership.gossip import GONE_KEPT_S, Membership
+from umbel.protocol.membership.members import (
+    ASKED_PER_S,
+    KEPT_S,
+    LATE_MAX_S,
+    NEWCOMERS_MAX,
     Accuse,
     Accused,
     Answered,
+    BroadcastView,
     Condemn,
     Condemned,
     Degraded,
     Effect,
     Event,
-    Heard,
     Introduced,
     Joined,
     Kind,
     Left,
+    Looks,
     Lost,
     MemberState,
     Namesake,
+    NodeEvent,
     Observe,
     Probe,
     Probed,
@@ -35,18 +42,14 @@ from umbel.protocol.membership.events import (
     Restored,
     Strained,
     Suspected,
-    TellView,
     Viewed,
 )
-from umbel.protocol.membership.gossip import GONE_KEPT_S, Membership
-from umbel.protocol.membership.members import LATE_MAX_S, Looks
-from umbel.protocol.membership.newcomers import ASKED_PER_S, KEPT_S, NEWCOMERS_MAX
-from umbel.protocol.membership.views import SETTLED_S, UNNAMED_MAX_S, VIEW_MAX
+from umbel.protocol.membership.observers import SETTLED_S, UNNAMED_MAX_S, VIEW_MAX
 
 H = 2.0
 ME = ("me@x", 500, 1)
 ALIVE, SUSPECT, LOST, LEFT = MemberState
-A = Heard("a@x", 100, 7, Kind.BEAT, clock=10, sent_at=1000.0, freq_s=H, software="umbel")
+A = NodeEvent("a@x", 100, 7, Kind.BEAT, clock=10, sent_at=1000.0, freq_s=H, software="umbel")
 B = A.replaced(node="b@x")
 OBSERVER_O, OBSERVER_P = A.replaced(node="o@x", freq_s=600.0), A.replaced(node="p@x", freq_s=600.0)
 CELERY = A.replaced(node="c@x", inc=0, pid=33, software="celery")
@@ -102,7 +105,7 @@ class Observer:
         for event in events:
             effects = self.machine.step(event, Instant(self.now, 5000.0 + self.now))
             match effects:
-                case [Probe(member, ping=False)] if self._trusting and isinstance(event, Heard):
+                case [Probe(member, ping=False)] if self._trusting and isinstance(event, NodeEvent):
                     run = (member.node, member.inc, member.pid)
                     effects = self.machine.step(Probed(*run, "alive"), Instant(self.now, 5000.0 + self.now))
             found += effects
@@ -117,7 +120,7 @@ class Observer:
         return sum(isinstance(effect, kind) for effect in self.effects)
 
 
-def beat(heard: Heard, *, clock: int, sent_at: float | None = None) -> Heard:
+def beat(heard: NodeEvent, *, clock: int, sent_at: float | None = None) -> NodeEvent:
     return heard.replaced(clock=clock, sent_at=1000.0 + clock if sent_at is None else sent_at)
 
 
@@ -336,7 +339,7 @@ def test_an_observer_tells_all_names_in_parts() -> None:
     observer.take(Observe(on=True, tells=True))
     for seconds in (25.0, 50.0, 75.0, 100.0):
         observer.at(seconds).take(*nodes)
-    views = [one for one in observer.effects if isinstance(one, TellView)]
+    views = [one for one in observer.effects if isinstance(one, BroadcastView)]
     assert [(one.after, one.until, len(one.runs)) for one in views] == [
         ("", "n098@x", VIEW_MAX),  # this node is one of them
         ("n098@x", "", 21),
@@ -344,7 +347,7 @@ def test_an_observer_tells_all_names_in_parts() -> None:
     ]
     observer.take(Observe(on=True))
     observer.at(200.0)
-    assert observer.count(TellView) == len(views)
+    assert observer.count(BroadcastView) == len(views)
 
 
 def test_who_begins_to_observe_gives_everybody_their_whole_time() -> None:
@@ -581,7 +584,7 @@ def test_a_full_table_forgets_the_gone_first_and_then_the_longest_unheard() -> N
 # ---- newcomers (N1) ----------------------------------------------------------------------------------
 
 
-def ghost(number: int) -> Heard:
+def ghost(number: int) -> NodeEvent:
     return A.replaced(node=f"ghost{number}@nowhere", inc=number + 1)
 
 
@@ -603,7 +606,7 @@ def test_whom_the_broker_knows_is_a_member_at_once() -> None:
 
 
 @pytest.mark.parametrize("node", [A, CELERY])
-def test_a_second_sign_that_was_sent_later_makes_a_member(node: Heard) -> None:
+def test_a_second_sign_that_was_sent_later_makes_a_member(node: NodeEvent) -> None:
     observer = Observer(trusting=False)
     observer.take(node)
     assert observer.at(H / 2 - 0.1).take(beat(node, clock=11)) == []  # too soon: a burst is one sign
@@ -664,7 +667,7 @@ class Slept:
 nodes = st.sampled_from(["a@x", "b@x", "c@x", "me@x"])
 incs = st.sampled_from([0, 100, 200])
 heard = st.builds(
-    Heard,
+    NodeEvent,
     nodes,
     incs,
     st.sampled_from([7, 8]),

@@ -8,15 +8,15 @@ from umbel.protocol.membership.heartbeat import (
     Beat,
     BeatKind,
     BeatNow,
-    Begin,
+    BeginBeats,
     Echoed,
-    End,
+    EndBeats,
     Heartbeat,
     Lagged,
     Resized,
     interval_s,
 )
-from umbel.protocol.membership.mode import GossipMode, is_among_lowest, mode_for, patterns_for
+from umbel.protocol.membership.observers import GossipMode, is_among_lowest, mode_for, patterns_for
 
 
 def at(seconds: float) -> Instant:
@@ -29,32 +29,34 @@ def heart() -> Heartbeat:
 
 
 def test_a_node_comes_online_beats_and_says_goodbye(heart: Heartbeat) -> None:
-    assert heart.step(Begin(), at(0)) == [Beat(BeatKind.ONLINE, 2.0)]
+    assert heart.step(BeginBeats(), at(0)) == [Beat(BeatKind.ONLINE, 2.0)]
     assert heart.deadline == 2.0
     assert heart.step(Tick(), at(1.9)) == []
     assert heart.step(Tick(), at(2.0)) == [Beat(BeatKind.BEAT, 2.0)]
-    assert heart.step(End(), at(3.0)) == [Beat(BeatKind.OFFLINE, 2.0)]
-    assert heart.step(End(), at(3.0)) == heart.step(BeatNow(), at(3.0)) == heart.step(Tick(), at(9.0)) == []
+    assert heart.step(EndBeats(), at(3.0)) == [Beat(BeatKind.OFFLINE, 2.0)]
+    assert (
+        heart.step(EndBeats(), at(3.0)) == heart.step(BeatNow(), at(3.0)) == heart.step(Tick(), at(9.0)) == []
+    )
 
 
 def test_a_beat_that_is_wanted_goes_out_at_once_and_counts_as_the_next(heart: Heartbeat) -> None:
-    heart.step(Begin(), at(0))
+    heart.step(BeginBeats(), at(0))
     assert heart.step(BeatNow(), at(1.5)) == [Beat(BeatKind.BEAT, 2.0)]
     assert heart.deadline == 3.5
 
 
 def test_a_flood_of_requests_is_no_flood_of_beats(heart: Heartbeat) -> None:
     """N1; a node that others gave up comes online again all the same."""
-    heart.step(Begin(), at(0))
+    heart.step(BeginBeats(), at(0))
     assert [heart.step(BeatNow(), at(0.001 * number)) for number in range(100)] == [[]] * 100
-    assert heart.step(Begin(), at(0.09)) == [] and heart.deadline == 0.1
+    assert heart.step(BeginBeats(), at(0.09)) == [] and heart.deadline == 0.1
     assert heart.step(Tick(), at(0.1)) == [Beat(BeatKind.ONLINE, 2.0)]
     assert heart.step(BeatNow(), at(0.3)) == [Beat(BeatKind.BEAT, 2.0)]
 
 
 def test_nodes_that_started_together_do_not_beat_together() -> None:
     early = Heartbeat(2.0, lambda low, _high: low)
-    early.step(Begin(), at(0))
+    early.step(BeginBeats(), at(0))
     assert early.deadline == 1.8
 
 
@@ -74,7 +76,7 @@ def test_the_interval_grows_with_the_cluster(nodes: int, least_s: float, wanted:
 
 
 def test_a_longer_interval_is_told_before_it_is_kept(heart: Heartbeat) -> None:
-    heart.step(Begin(), at(0))
+    heart.step(BeginBeats(), at(0))
     heart.step(Resized(1000), at(1.0))
     assert heart.deadline == 2.0
     assert heart.step(Tick(), at(2.0)) == [Beat(BeatKind.BEAT, 5.0)]
@@ -82,7 +84,7 @@ def test_a_longer_interval_is_told_before_it_is_kept(heart: Heartbeat) -> None:
 
 
 def test_a_beat_that_is_late_or_comes_back_late_tells_that_this_node_is_slow(heart: Heartbeat) -> None:
-    heart.step(Begin(), at(0))
+    heart.step(BeginBeats(), at(0))
     lagged, beat = heart.step(Tick(), at(2.6))
     assert isinstance(lagged, Lagged) and beat == Beat(BeatKind.BEAT, 2.0)
     assert heart.step(Tick(), at(5.0)) == [Beat(BeatKind.BEAT, 2.0)]

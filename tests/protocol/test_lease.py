@@ -10,22 +10,22 @@ import pytest
 from umbel.protocol.leadership import coordination
 from umbel.protocol.leadership.coordination import Instant, LeaseRecord, LeaseReply, acquire_lease
 from umbel.protocol.leadership.lease import (
-    Acquired,
     AcquireReplied,
     CallAcquire,
     CallRelease,
-    CallRenew,
+    CallRenewLease,
     Campaign,
     Effect,
     Event,
+    LeadershipLost,
     Lease,
+    LeaseAcquired,
+    LeaseReleased,
+    LeaseRenewReplied,
     LeaseSettings,
-    Lost,
-    Released,
-    ReleaseHeard,
-    RenewReplied,
+    ReleaseReceived,
     Role,
-    Stop,
+    StopCampaign,
 )
 from umbel.protocol.machine import Tick
 
@@ -54,7 +54,7 @@ def candidate() -> Lease:
 
 def leader() -> Lease:
     lease = candidate()
-    assert lease.step(AcquireReplied(0.0, GRANTED), at(0.5)) == [Acquired(7, b"data")]
+    assert lease.step(AcquireReplied(0.0, GRANTED), at(0.5)) == [LeaseAcquired(7, b"data")]
     return lease
 
 
@@ -96,14 +96,14 @@ def test_a_follower_that_hears_of_nothing_asks_as_often_as_it_was_told() -> None
 
 def test_a_follower_that_hears_of_a_release_asks_within_a_second() -> None:
     lease = follower()
-    lease.step(ReleaseHeard(), at(1.0))
+    lease.step(ReleaseReceived(), at(1.0))
     assert lease.deadline == 1.25
 
 
 def test_a_leader_renews_and_counts_from_when_it_asked() -> None:
     lease = leader()
-    assert lease.step(Tick(), at(5.0)) == [CallRenew("beat", ME, 7, 15.0, 5.0)]
-    assert lease.step(RenewReplied(7, 5.0, ok=True), at(8.0)) == []
+    assert lease.step(Tick(), at(5.0)) == [CallRenewLease("beat", ME, 7, 15.0, 5.0)]
+    assert lease.step(LeaseRenewReplied(7, 5.0, ok=True), at(8.0)) == []
     assert lease.give_up_s == 18.5
     assert lease.deadline == 10.0
 
@@ -113,7 +113,7 @@ def test_a_leader_whose_renewal_is_not_answered_asks_again_soon() -> None:
     assert lease.deadline == 5.0
     lease.step(Tick(), at(5.0))
     assert (lease.deadline, lease.step(Tick(), at(5.5))) == (6.0, [])
-    assert lease.step(Tick(), at(6.0)) == [CallRenew("beat", ME, 7, 15.0, 6.0)]
+    assert lease.step(Tick(), at(6.0)) == [CallRenewLease("beat", ME, 7, 15.0, 6.0)]
 
 
 def test_a_leader_that_nobody_answers_looks_up_when_its_time_is_over() -> None:
@@ -124,60 +124,66 @@ def test_a_leader_that_nobody_answers_looks_up_when_its_time_is_over() -> None:
 
 def test_a_leader_that_is_refused_follows_at_once() -> None:
     lease = leader()
-    (lost,) = lease.step(RenewReplied(7, 5.0, ok=False), at(5.1))
-    assert isinstance(lost, Lost) and lost.term == 7
+    (lost,) = lease.step(LeaseRenewReplied(7, 5.0, ok=False), at(5.1))
+    assert isinstance(lost, LeadershipLost) and lost.term == 7
     assert lease.role is Role.FOLLOWER
     assert (lease.holder_seen, lease.deadline) == ("", 6.1)  # nobody knows how long the other has it
 
 
 @pytest.mark.parametrize(
     "event",
-    [Tick(), RenewReplied(7, 13.0, ok=True), ReleaseHeard(), Campaign(), AcquireReplied(1.0, GRANTED)],
+    [
+        Tick(),
+        LeaseRenewReplied(7, 13.0, ok=True),
+        ReleaseReceived(),
+        Campaign(),
+        AcquireReplied(1.0, GRANTED),
+    ],
 )
 def test_a_leader_that_slept_too_long_looks_at_its_time_before_anything_else(event: Event | Tick) -> None:
     lease = leader()
     lost, *rest = lease.step(event, at(13.5))
-    assert isinstance(lost, Lost)
-    assert lease.role is Role.FOLLOWER and not any(isinstance(effect, CallRenew) for effect in rest)
+    assert isinstance(lost, LeadershipLost)
+    assert lease.role is Role.FOLLOWER and not any(isinstance(effect, CallRenewLease) for effect in rest)
 
 
 def test_a_loss_says_whether_the_leader_was_late_or_refused() -> None:
     late, refused = leader(), leader()
-    (slept,) = late.step(ReleaseHeard(), at(13.5))
-    (told,) = refused.step(RenewReplied(7, 5.0, ok=False), at(5.1))
-    assert isinstance(slept, Lost) and isinstance(told, Lost)
+    (slept,) = late.step(ReleaseReceived(), at(13.5))
+    (told,) = refused.step(LeaseRenewReplied(7, 5.0, ok=False), at(5.1))
+    assert isinstance(slept, LeadershipLost) and isinstance(told, LeadershipLost)
     assert slept.reason and told.reason and slept.reason != told.reason
 
 
 def test_a_renewal_of_an_older_term_is_ignored() -> None:
     lease = leader()
-    assert lease.step(RenewReplied(6, 5.0, ok=False), at(5.1)) == []
+    assert lease.step(LeaseRenewReplied(6, 5.0, ok=False), at(5.1)) == []
     assert lease.role is Role.LEADER
 
 
 def test_an_answer_that_arrives_out_of_order_never_shortens_the_time() -> None:
     lease = leader()
-    lease.step(RenewReplied(7, 5.0, ok=True), at(6.0))
-    lease.step(RenewReplied(7, 4.0, ok=True), at(6.1))
+    lease.step(LeaseRenewReplied(7, 5.0, ok=True), at(6.0))
+    lease.step(LeaseRenewReplied(7, 4.0, ok=True), at(6.1))
     assert lease.give_up_s == 18.5
 
 
 def test_a_leader_that_stops_releases_the_lease() -> None:
     lease = leader()
-    assert lease.step(Stop(), at(1.0)) == [CallRelease("beat", ME, 7), Released(7)]
+    assert lease.step(StopCampaign(), at(1.0)) == [CallRelease("beat", ME, 7), LeaseReleased(7)]
     assert lease.deadline is None and not lease.still_mine(at(1.0))
 
 
 def test_a_stopped_candidate_returns_what_it_is_granted_late() -> None:
     lease = candidate()
-    assert lease.step(Stop(), at(0.1)) == []
+    assert lease.step(StopCampaign(), at(0.1)) == []
     assert lease.step(AcquireReplied(0.0, GRANTED), at(0.2)) == [CallRelease("beat", ME, 7)]
     assert lease.role is Role.FOLLOWER
 
 
 def test_one_lease_serves_one_campaign() -> None:
     lease = leader()
-    lease.step(Stop(), at(1.0))
+    lease.step(StopCampaign(), at(1.0))
     assert lease.step(Campaign(), at(1.1)) == []
 
 
@@ -185,7 +191,7 @@ def test_who_has_not_asked_knows_nothing_and_waits_for_nothing() -> None:
     lease = fresh()
     assert (lease.role, lease.term, lease.holder_seen, lease.deadline) == (Role.FOLLOWER, 0, "", None)
     assert not lease.still_mine(at(0.0))
-    assert lease.step(ReleaseHeard(), at(0.0)) == lease.step(Tick(), at(1.0)) == []
+    assert lease.step(ReleaseReceived(), at(0.0)) == lease.step(Tick(), at(1.0)) == []
     assert lease.deadline is None
 
 
@@ -193,23 +199,23 @@ def test_who_leads_is_known_from_every_answer() -> None:
     known = [(lease.term, lease.holder_seen) for lease in (leader(), follower())]
     assert known == [(7, ME), (5, OTHER)]
     lease = follower()
-    lease.step(ReleaseHeard(), at(1.0))
+    lease.step(ReleaseReceived(), at(1.0))
     assert lease.holder_seen == ""
 
 
 def test_a_release_changes_nothing_for_who_leads_or_asks() -> None:
     for lease in (leader(), candidate()):
         before = (lease.role, lease.holder_seen, lease.deadline)
-        assert lease.step(ReleaseHeard(), at(0.6)) == []
+        assert lease.step(ReleaseReceived(), at(0.6)) == []
         assert (lease.role, lease.holder_seen, lease.deadline) == before
 
 
 def test_a_leader_that_lost_it_asks_once_the_store_has_forgotten_it_too() -> None:
     lease = leader()
-    lease.step(ReleaseHeard(), at(13.5))
+    lease.step(ReleaseReceived(), at(13.5))
     assert lease.role is Role.FOLLOWER and lease.deadline == 13.75  # heard of a release, as it happens
     lease = leader()
-    lease.step(RenewReplied(7, 9.0, ok=True), at(13.5))
+    lease.step(LeaseRenewReplied(7, 9.0, ok=True), at(13.5))
     assert lease.deadline == pytest.approx(13.5 + 1.5 + 1.0)
 
 
@@ -222,10 +228,10 @@ def test_a_grant_that_came_too_late_is_asked_for_again_soon() -> None:
 def test_a_leader_that_stops_knows_of_no_holder_and_a_follower_that_stops_of_the_last() -> None:
     led, followed = leader(), follower()
     for lease in (led, followed):
-        lease.step(Stop(), at(1.0))
+        lease.step(StopCampaign(), at(1.0))
         assert lease.step(Tick(), at(99.0)) == []
     assert (led.holder_seen, followed.holder_seen) == ("", OTHER)
-    assert followed.step(ReleaseHeard(), at(2.0)) == [] and followed.deadline is None
+    assert followed.step(ReleaseReceived(), at(2.0)) == [] and followed.deadline is None
 
 
 def test_roles_are_words_that_people_read() -> None:
@@ -257,7 +263,7 @@ class World:
         return Lease("beat", holder, LeaseSettings(), self.rng.uniform)
 
     def restart(self, node: int) -> None:
-        self.step(node, Stop())
+        self.step(node, StopCampaign())
         self.mail = [(to, event) for to, event in self.mail if to != node]
         self.calls = [(who, call) for who, call in self.calls if who != node or isinstance(call, CallRelease)]
         self.leases[node] = self.campaign()
@@ -268,7 +274,7 @@ class World:
 
     def step(self, node: int, event: Event | Tick) -> None:
         for effect in self.leases[node].step(event, self.now(node)):
-            if isinstance(effect, CallAcquire | CallRenew | CallRelease):
+            if isinstance(effect, CallAcquire | CallRenewLease | CallRelease):
                 self.calls.append((node, effect))
 
     def answer(self, node: int, call: Effect) -> None:
@@ -280,10 +286,10 @@ class World:
                 )
                 self.last_term = max(self.last_term, reply.term)
                 self.mail.append((node, AcquireReplied(sent_s, reply)))
-            case CallRenew(_, holder, term, ttl_s, sent_s):
+            case CallRenewLease(_, holder, term, ttl_s, sent_s):
                 kept = coordination.renew_lease(self.record, holder, term, ttl_s=ttl_s, now=now)
                 self.record = kept or self.record
-                self.mail.append((node, RenewReplied(term, sent_s, kept is not None)))
+                self.mail.append((node, LeaseRenewReplied(term, sent_s, kept is not None)))
             case CallRelease(_, holder, term):
                 self.record = coordination.release_lease(self.record, holder, term, now) or self.record
             case _:

@@ -8,17 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel import App
-from umbel.app.limits import limit_of
-from umbel.app.options import options_from
+from umbel.app.options import limit_of, options_from
 from umbel.errors import ConfigurationError
-from umbel.protocol.delivery.limits import (
-    KEY_MAX_BYTES,
-    ClusterLimit,
-    Concurrency,
-    Pace,
-    Rate,
-    Terms,
-)
+from umbel.protocol.delivery.limits import KEY_MAX_BYTES, ClusterLimit, Concurrency, Pace, Rate, Terms
 
 RATES = st.builds(lambda count, period: Rate(f"{count}/{period}"), st.integers(1, 40), st.sampled_from("smh"))
 

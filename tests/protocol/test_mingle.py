@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.protocol.clock import LamportClock
-from umbel.protocol.delivery.revoked import HEARSAY_MAX, HEARSAY_S, TOMBSTONE_S, RevokedTasks
-from umbel.protocol.membership.mingle import TOLD_MAX, adjust_clock, answer, hello, take_in
+from umbel.protocol.delivery.revoked import (
+    HEARSAY_MAX,
+    HEARSAY_S,
+    TOLD_MAX,
+    TOMBSTONE_S,
+    RevokedTasks,
+    adjust_clock,
+    answer,
+    hello,
+    take_in,
+)
 
 NOW = 1_794_700_000.0
 DAY = 86_400.0

@@ -1,6 +1,6 @@
 from itertools import permutations
 
-from umbel.protocol.membership.opinions import Opinion, is_better
+from umbel.protocol.pidbox import Opinion, is_better
 
 
 def believed(*opinions: Opinion) -> str:

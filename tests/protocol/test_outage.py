@@ -1,16 +1,16 @@
 from umbel.protocol.machine import Tick
-from umbel.protocol.outage import (
+from umbel.protocol.shutdown import (
     SHORT_S,
-    Began,
     CallFailed,
     CallWorked,
     Closed,
-    Effect,
-    Ended,
-    Event,
     LinkLost,
     LinkRestored,
     Outage,
+    OutageBegan,
+    OutageEffect,
+    OutageEnded,
+    OutageEvent,
     Reconciling,
 )
 
@@ -19,22 +19,22 @@ SETTLE_S = 5.0
 
 def test_a_link_that_is_closed_and_made_again_at_once_is_told_after_a_moment_of_quiet() -> None:
     outage = Outage(settle_s=SETTLE_S)
-    assert outage.step(LinkLost("main", "closed"), 10.0) == [Began("main", "closed")]
+    assert outage.step(LinkLost("main", "closed"), 10.0) == [OutageBegan("main", "closed")]
     assert outage.began is not None
-    assert _end(outage, LinkRestored("main"), 10.5) == [Ended(0.5, (("main", 1),), 0)]
+    assert _end(outage, LinkRestored("main"), 10.5) == [OutageEnded(0.5, (("main", 1),), 0)]
     assert outage.reconnects == {"main": 1}
     assert outage.is_linked
 
 
 def test_what_else_fails_meanwhile_is_the_same_outage() -> None:
     outage = Outage(settle_s=SETTLE_S)
-    assert outage.step(CallFailed("tasks", "no answer"), 0.0) == [Began("tasks", "no answer")]
+    assert outage.step(CallFailed("tasks", "no answer"), 0.0) == [OutageBegan("tasks", "no answer")]
     for event in (CallFailed("tasks", "again"), LinkLost("main", "late"), LinkLost("mailbox", "late")):
         assert outage.step(event, 0.1) == []
     assert outage.step(LinkRestored("main"), 0.2) == []
     assert outage.step(LinkRestored("mailbox"), 0.3) == []
     assert outage.is_failing("tasks")
-    assert _end(outage, CallWorked("tasks"), 0.4) == [Ended(0.4, (("mailbox", 1), ("main", 1)), 2)]
+    assert _end(outage, CallWorked("tasks"), 0.4) == [OutageEnded(0.4, (("mailbox", 1), ("main", 1)), 2)]
 
 
 def test_the_end_of_a_long_one_is_told_when_it_has_been_quiet() -> None:
@@ -46,7 +46,7 @@ def test_the_end_of_a_long_one_is_told_when_it_has_been_quiet() -> None:
     assert _due(outage) is None
     assert outage.step(LinkRestored("events"), 23.0) == []
     assert outage.step(Tick(), 27.9) == []
-    assert outage.step(Tick(), 28.0) == [Ended(23.0, (("events", 1), ("main", 1)), 0)]
+    assert outage.step(Tick(), 28.0) == [OutageEnded(23.0, (("events", 1), ("main", 1)), 0)]
     assert _due(outage) is None and outage.began is None
 
 
@@ -55,13 +55,13 @@ def test_of_two_links_with_one_name_both_must_be_there() -> None:
     outage.step(LinkLost("events", "x"), 0.0)
     outage.step(LinkLost("events", "x"), 0.0)
     assert outage.step(LinkRestored("events"), 0.1) == []
-    assert _end(outage, Closed("events"), 0.2) == [Ended(0.2, (("events", 1),), 0)]
+    assert _end(outage, Closed("events"), 0.2) == [OutageEnded(0.2, (("events", 1),), 0)]
 
 
 def test_a_part_that_stops_calling_does_not_keep_the_outage_going() -> None:
     outage = Outage(settle_s=SETTLE_S)
     outage.step(CallFailed("gossip", "x"), 0.0)
-    assert _end(outage, Closed("gossip"), 0.1) == [Ended(0.1, (), 1)]
+    assert _end(outage, Closed("gossip"), 0.1) == [OutageEnded(0.1, (), 1)]
 
 
 def test_each_outage_counts_for_itself() -> None:
@@ -70,7 +70,7 @@ def test_each_outage_counts_for_itself() -> None:
         outage.step(LinkLost("main", "x"), at)
         outage.step(CallFailed("tasks", "x"), at)
         outage.step(CallWorked("tasks"), at)
-        assert _end(outage, LinkRestored("main"), at + 0.5) == [Ended(0.5, (("main", 1),), 1)]
+        assert _end(outage, LinkRestored("main"), at + 0.5) == [OutageEnded(0.5, (("main", 1),), 1)]
     assert outage.reconnects == {"main": 2}
 
 
@@ -89,7 +89,7 @@ def test_a_part_that_has_to_reconcile_is_waited_for() -> None:
     assert outage.step(LinkRestored("main"), 1.1) == []
     assert _due(outage) is None
     assert outage.is_failing("mingle")
-    assert _end(outage, CallWorked("mingle"), 1.5) == [Ended(0.5, (("main", 1),), 0)]
+    assert _end(outage, CallWorked("mingle"), 1.5) == [OutageEnded(0.5, (("main", 1),), 0)]
 
 
 def test_who_has_to_reconcile_while_the_end_is_near_puts_it_off() -> None:
@@ -103,7 +103,7 @@ def test_who_has_to_reconcile_while_the_end_is_near_puts_it_off() -> None:
     assert _due(outage) == 25.0
 
 
-def _end(outage: Outage, last: Event, at: float) -> list[Effect]:
+def _end(outage: Outage, last: OutageEvent, at: float) -> list[OutageEffect]:
     assert outage.step(last, at) == []
     assert outage.step(Tick(), at + SHORT_S - 0.01) == []
     return outage.step(Tick(), at + SHORT_S)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.delivery.rate import TokenBucket, parse_rate
+from umbel.protocol.delivery.limits import TokenBucket, parse_rate
 
 
 @pytest.mark.parametrize(

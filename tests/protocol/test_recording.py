@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.leadership.recording import (
+from umbel.protocol.leadership.lease import (
     LAST_READS_MAX,
     Acknowledge,
-    Begin,
-    Effect,
-    Ended,
+    BeginRecording,
     EntriesRead,
     FactsAdded,
     FileFinished,
@@ -20,8 +18,10 @@ from umbel.protocol.leadership.recording import (
     ForgetFile,
     ReadAfter,
     Recording,
+    RecordingEffect,
+    RecordingEnded,
     RotationSettings,
-    Stop,
+    StopRecording,
     WritingFailed,
 )
 from umbel.protocol.machine import Tick
@@ -31,7 +31,7 @@ SMALL = RotationSettings(file_max_bytes=1000, file_max_rows=10, file_max_age_s=6
 
 def begun() -> Recording:
     recording = Recording(SMALL)
-    assert recording.step(Begin(5), 0.0) == [ReadAfter(5)]
+    assert recording.step(BeginRecording(5), 0.0) == [ReadAfter(5)]
     return recording
 
 
@@ -73,45 +73,45 @@ def test_what_could_not_be_written_is_read_again_after_a_while() -> None:
 def test_stopping_finishes_and_acknowledges_what_was_read() -> None:
     recording = begun()
     recording.step(EntriesRead(7, 2, 1, more=False), 0.0)
-    assert recording.step(Stop(), 0.1) == [ReadAfter(7)]  # what came last is recorded too
+    assert recording.step(StopRecording(), 0.1) == [ReadAfter(7)]  # what came last is recorded too
     assert recording.step(EntriesRead(8, 1, 1, more=False), 0.1) == [FinishFile(8)]
-    assert recording.step(FileFinished(8), 0.2) == [Acknowledge(8), Ended()]
+    assert recording.step(FileFinished(8), 0.2) == [Acknowledge(8), RecordingEnded()]
 
 
 def test_stopping_ends_although_others_tell_for_ever() -> None:
     recording = begun()
-    recording.step(Stop(), 0.0)
+    recording.step(StopRecording(), 0.0)
     reads = 0
     while recording.step(EntriesRead(6 + reads, 1, 1, more=True), 0.0) == [ReadAfter(6 + reads)]:
         reads += 1
         assert reads < LAST_READS_MAX
-    assert recording.step(FileFinished(6 + reads), 0.0)[-1] == Ended()
+    assert recording.step(FileFinished(6 + reads), 0.0)[-1] == RecordingEnded()
 
 
 def test_stopping_does_not_wait_for_a_disk_that_is_full() -> None:
     recording = begun()
     recording.step(EntriesRead(20, 10, 1, more=True), 0.0)
     recording.step(WritingFailed(), 1.0)
-    assert recording.step(Stop(), 1.1) == [Ended()]
+    assert recording.step(StopRecording(), 1.1) == [RecordingEnded()]
 
 
 def test_entries_that_give_no_rows_are_acknowledged_without_a_file() -> None:
     recording = begun()
-    recording.step(Stop(), 0.0)
-    assert recording.step(EntriesRead(7, 0, 0, more=False), 0.1) == [Acknowledge(7), Ended()]
+    recording.step(StopRecording(), 0.0)
+    assert recording.step(EntriesRead(7, 0, 0, more=False), 0.1) == [Acknowledge(7), RecordingEnded()]
 
 
 def test_a_log_that_begins_anew_is_read_from_its_beginning_after_what_is_open_was_finished() -> None:
     recording = begun()
     recording.step(EntriesRead(7, 2, 1, more=False), 0.0)
-    assert recording.step(Begin(0), 1.0) == [FinishFile(0)]
+    assert recording.step(BeginRecording(0), 1.0) == [FinishFile(0)]
     assert recording.step(FileFinished(0), 1.0) == [ReadAfter(0)]
 
 
 def test_the_recorders_own_rows_make_a_file_too() -> None:
     recording = begun()
     recording.step(FactsAdded(1), 0.0)
-    recording.step(Stop(), 1.0)
+    recording.step(StopRecording(), 1.0)
     assert recording.step(EntriesRead(5, 0, 0, more=False), 1.0) == [FinishFile(5)]
 
 
@@ -138,7 +138,7 @@ class World:
         """One life of a recorder: until it is killed, it has ended or the script is over."""
         self.open_file = []
         machine = Recording(RotationSettings(file_max_rows=3))
-        effects = machine.step(Begin(self.acknowledged), self.now)
+        effects = machine.step(BeginRecording(self.acknowledged), self.now)
         for word in script:
             self.now += 0.3
             if word == "log":
@@ -148,7 +148,7 @@ class World:
             elif word == "full":
                 self.disk_is_full = not self.disk_is_full
             elif word == "stop":
-                effects += machine.step(Stop(), self.now)
+                effects += machine.step(StopRecording(), self.now)
             elif effects:
                 effects = effects[1:] + self.perform(effects[0], machine)
             else:
@@ -157,7 +157,7 @@ class World:
             if self.ended:
                 return
 
-    def perform(self, effect: Effect, machine: Recording) -> list[Effect]:
+    def perform(self, effect: RecordingEffect, machine: Recording) -> list[RecordingEffect]:
         match effect:
             case ReadAfter(place):
                 found = self.log[place : place + 3]
@@ -178,7 +178,7 @@ class World:
             case ForgetFile():
                 self.open_file = []
                 return []
-            case Ended():
+            case RecordingEnded():
                 self.ended = True
                 return []
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.retry import RetryPolicy, reconnect_wait_s
+from umbel.protocol.delivery.states import RetryPolicy, reconnect_wait_s
 
 chances = st.floats(0.0, 1.0, exclude_max=True)
 seconds = st.floats(0.0, 1e6)

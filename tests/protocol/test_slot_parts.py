@@ -4,17 +4,15 @@ import pytest
 
 from tests.protocol.test_slots import QUICK_S, Job, Outcome, jobs, make
 from umbel.protocol.machine import Tick
-from umbel.protocol.pool.child import Child, State, holder_of, least_useful, takers_of
 from umbel.protocol.pool.events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
-from umbel.protocol.pool.fleet import Recycling
+from umbel.protocol.pool.fleet import Child, ChildState, Recycling, Starts, holder_of, least_useful, takers_of
 from umbel.protocol.pool.slots import Paces
-from umbel.protocol.pool.starts import Starts
 
 NOTE = Paces(batch_target_s=0.1, batch_max=100).note
 
 
 def child_with(*numbers: int) -> Child[Job]:
-    child: Child[Job] = Child(0, State.READY)
+    child: Child[Job] = Child(0, ChildState.READY)
     if numbers:
         child.add(list(jobs(*numbers)))
     return child
@@ -42,7 +40,7 @@ def test_a_child_is_at_its_next_job_and_at_the_last_it_started_once_the_rest_is_
 
 
 def test_a_job_is_held_by_who_was_sent_it_until_it_ends() -> None:
-    first, second = child_with(1, 2), Child[Job](1, State.READY)
+    first, second = child_with(1, 2), Child[Job](1, ChildState.READY)
     second.add(list(jobs(3)))
     second.add(list(jobs(4)))
     assert [holder_of([first, second], job) for job in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, None]
@@ -52,7 +50,7 @@ def test_a_job_is_held_by_who_was_sent_it_until_it_ends() -> None:
 
 def test_the_pace_of_a_task_is_noted_with_all_its_runs_in_a_row() -> None:
     noted: list[tuple[str, list[float]]] = []
-    child: Child[Job] = Child(0, State.READY)
+    child: Child[Job] = Child(0, ChildState.READY)
     child.add([Job(1, "a"), Job(2, "a"), Job(3, "b")])
     child.finish([Outcome(1), Outcome(2), Outcome(3)], lambda *one: noted.append(one), recall_at=9.0)
     assert [one for one in noted if one[1]] == [("a", [QUICK_S, QUICK_S]), ("b", [QUICK_S])]
@@ -91,9 +89,9 @@ def test_nobody_gets_a_batch_behind_one_that_is_late() -> None:
 
 
 def test_a_pool_shrinks_by_those_that_do_not_work_yet_then_the_idle_then_the_busy() -> None:
-    states = (State.ABSENT, State.LEAVING, State.STARTING, State.READY, State.READY)
+    states = (ChildState.ABSENT, ChildState.LEAVING, ChildState.STARTING, ChildState.READY, ChildState.READY)
     children = [Child[Job](number, state) for number, state in enumerate(states)]
-    busy: Child[Job] = Child(9, State.READY)
+    busy: Child[Job] = Child(9, ChildState.READY)
     busy.add(list(jobs(1)))
     ranked = [child.number for child in least_useful([busy, *children], 6)]
     assert ranked == [0, 1, 2, 4, 3, 9]  # of equals the new one goes
@@ -101,10 +99,29 @@ def test_a_pool_shrinks_by_those_that_do_not_work_yet_then_the_idle_then_the_bus
     assert least_useful(children, 0) == least_useful(children, -1) == []
 
 
+def fail(starts: Starts, begun_at: float, now: float) -> float:
+    """A child is gone before it was ready; when the next one starts."""
+    next_at = starts.ended(begun_at=begun_at, ready_at=None, did_something=False, now=now)
+    assert next_at is not None and next_at > now
+    return next_at
+
+
+@pytest.mark.parametrize(
+    ("lived_s", "did_something", "starts_at_once"),
+    [(0.9, False, False), (1.0, False, True), (0.0, True, True)],
+)
+def test_a_child_that_dies_soon_and_without_a_job_has_not_started(
+    lived_s: float, did_something: bool, starts_at_once: bool
+) -> None:
+    starts = Starts(SlotSettings(children=1))
+    next_at = starts.ended(begun_at=1.0, ready_at=2.0, did_something=did_something, now=2.0 + lived_s)
+    assert (next_at is None) is starts_at_once
+
+
 def test_a_pool_waits_for_a_start_as_long_as_it_is_patient_since_it_had_a_child() -> None:
     starts = Starts(SlotSettings(children=1, start_timeout_s=10.0, start_attempts=100))
     starts.seen_alive(50.0)
-    starts.failed(begun_at=51.0, now=52.0)
+    fail(starts, 51.0, 52.0)
     assert starts.given_up(59.9) == ""
     assert starts.given_up(60.0) != ""
     assert starts.given_up(61.0) == ""  # said once
@@ -113,12 +130,12 @@ def test_a_pool_waits_for_a_start_as_long_as_it_is_patient_since_it_had_a_child(
 def test_a_child_that_did_something_ends_the_row_of_failed_starts() -> None:
     starts = Starts(SlotSettings(children=1, start_timeout_s=1000.0, start_attempts=2))
     starts.seen_alive(0.0)
-    _, second_s = (starts.failed(begun_at=began, now=began + 0.5) - began - 0.5 for began in (1.0, 2.0))
+    _, second_s = (fail(starts, began, began + 0.5) - began - 0.5 for began in (1.0, 2.0))
     assert starts.given_up(3.0) and not starts.given_up(3.0)
-    starts.succeeded()
-    assert starts.failed(begun_at=4.0, now=4.5) - 4.5 < second_s  # as the first of a row
+    assert starts.ended(begun_at=3.0, ready_at=3.1, did_something=True, now=3.2) is None
+    assert fail(starts, 4.0, 4.5) - 4.5 < second_s  # as the first of a row
     assert not starts.given_up(5.0)
-    starts.failed(begun_at=6.0, now=6.5)
+    fail(starts, 6.0, 6.5)
     assert starts.given_up(7.0)  # said once more
 
 

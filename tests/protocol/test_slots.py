@@ -5,20 +5,20 @@ import pytest
 
 from umbel.protocol.machine import Tick
 from umbel.protocol.pool.events import (
-    Began,
     ChildDied,
     ChildReady,
     Close,
-    Closed,
     Dismiss,
     Effect,
-    Failed,
     Finished,
+    JobBegan,
+    JobLoss,
+    JobsLost,
     Kill,
-    Loss,
-    Lost,
     Open,
     Overweight,
+    PoolClosed,
+    PoolFailed,
     Recall,
     Recalled,
     Replace,
@@ -30,6 +30,7 @@ from umbel.protocol.pool.events import (
     SlotSettings,
     Start,
     Submit,
+    Unsettled,
     Weigh,
     Weighed,
     Withdraw,
@@ -78,6 +79,7 @@ def make(children: int = 1, **settings: float) -> Machine:
     for number, task, runtime_s in ((-1, "slow", SLOW_S), (-2, "quick", QUICK_S)):
         slots.step(Submit([Job(number, task)]), now=0.0)
         slots.step(Finished(0, [Outcome(number, runtime_s)]), now=0.0)
+    slots.step(Unsettled(0), now=0.0)
     return slots
 
 
@@ -94,7 +96,7 @@ def test_a_task_never_seen_before_goes_singly_and_is_reported_as_begun() -> None
     slots = make()
     new = Job(1, "new")
     effects = slots.step(Submit([new, *jobs(2)]), now=0.0)
-    assert effects == [Send(0, 2, (new,)), Began(0, 1)]
+    assert effects == [Send(0, 2, (new,)), JobBegan(0, 1)]
     assert slots.step(Finished(0, ended(1)), now=0.0)[0] == Send(0, 3, jobs(2))
 
 
@@ -117,8 +119,29 @@ def test_a_child_gets_a_second_batch_behind_the_first_but_no_third() -> None:
     slots = make(batch_max=2, batch_target_s=1.0)
     assert sent(slots.step(Submit(jobs(1, 2, 3, 4, 5, 6)), now=0.0)) == {0: [1, 2]}
     assert sent(slots.step(Finished(0, ended(1)), now=0.0)) == {0: [3, 4]}
+    slots.step(Unsettled(0), now=0.0)
     assert sent(slots.step(Finished(0, ended(2)), now=0.0)) == {0: [5, 6]}
+    slots.step(Unsettled(0), now=0.0)
     assert sent(slots.step(Submit(jobs(7)), now=0.0)) == {}
+
+
+def test_a_child_gets_no_more_jobs_until_what_has_ended_is_settled() -> None:
+    slots = make(batch_max=2, batch_target_s=1.0)  # 6 jobs at most, in hand and unsettled
+    assert sent(slots.step(Submit(jobs(*range(20))), now=0.0)) == {0: [0, 1]}
+    assert sent(slots.step(Finished(0, ended(0)), now=0.0)) == {0: [2, 3]}
+    assert sent(slots.step(Finished(0, ended(1)), now=0.0)) == {0: [4, 5]}
+    assert sent(slots.step(Finished(0, ended(2, 3, 4)), now=0.0)) == {}
+    assert sent(slots.step(Finished(0, ended(5)), now=0.0)) == {}
+    assert sent(slots.step(Unsettled(6), now=0.0)) == {}
+    assert sent(slots.step(Unsettled(5), now=0.0)) == {0: [6]}
+    assert sent(slots.step(Unsettled(0), now=0.0)) == {0: [7, 8]}
+
+
+def test_a_job_that_goes_singly_waits_until_what_has_ended_is_settled() -> None:
+    slots = make(batch_max=1)
+    slots.step(Unsettled(3), now=0.0)
+    assert sent(slots.step(Submit(jobs(1)), now=0.0)) == {}
+    assert sent(slots.step(Unsettled(2), now=0.0)) == {0: [1]}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +179,7 @@ def test_what_waits_behind_a_slow_job_is_recalled_and_given_to_others() -> None:
     assert slots.deadline is not None and slots.deadline <= 0.05
     assert slots.step(Tick(), now=0.05) == [Recall(0)]
     # Job 1 ended but its outcome is on the way, job 2 runs, job 3 has not started.
-    assert slots.step(Recalled(0, bytes([2])), now=0.05) == [Began(0, 2), Send(1, 1, jobs(3))]
+    assert slots.step(Recalled(0, bytes([2])), now=0.05) == [JobBegan(0, 2), Send(1, 1, jobs(3))]
     assert slots.step(Finished(0, ended(1)), now=0.06) == [Reported(0, ended(1))]
 
 
@@ -176,7 +199,7 @@ def test_a_recall_of_two_batches_puts_the_jobs_back_in_order() -> None:
     slots.step(Tick(), now=0.05)
     slots.step(Recalled(0, bytes([3, 3])), now=0.05)  # job 2 runs; of the second batch both are left
     assert slots.step(Withdraw(), now=0.05) == [Recall(0)]
-    assert slots.step(Recalled(0, b""), now=0.05) == [Began(0, 2), Withdrawn(jobs(3, 4, 5))]
+    assert slots.step(Recalled(0, b""), now=0.05) == [JobBegan(0, 2), Withdrawn(jobs(3, 4, 5))]
 
 
 # ---- deaths ------------------------------------------------------------------------------------------
@@ -187,9 +210,9 @@ def test_only_the_running_job_is_charged_with_the_death_of_its_child() -> None:
     slots.step(Submit(jobs(1, 2, 3, 4)), now=0.0)
     slots.step(Finished(0, ended(1)), now=0.0)
     effects = slots.step(ChildDied(0, bytes([2]), "it fell"), now=0.0)
-    finished = Loss(2, charged=False, ran=True, reason="it fell")
-    running = Loss(3, charged=True, ran=True, reason="it fell")
-    assert effects == [Lost([finished, running]), Start(0)]
+    finished = JobLoss(2, charged=False, ran=True, reason="it fell")
+    running = JobLoss(3, charged=True, ran=True, reason="it fell")
+    assert effects == [JobsLost([finished, running]), Start(0)]
     assert slots.step(ChildReady(0), now=0.1) == [Send(0, 0, jobs(4))]  # it never started
 
 
@@ -213,7 +236,7 @@ def test_children_that_die_at_once_are_replaced_ever_more_slowly_and_reported() 
     assert slots.step(ChildDied(0, b"", "no disk"), now=0.1) == []
     assert slots.step(Tick(), now=0.31) == [Start(0)]
     assert slots.step(ChildDied(0, b"", "no disk"), now=0.31) == [
-        Failed("3 attempts failed; last error: no disk")
+        PoolFailed("3 attempts failed; last error: no disk")
     ]
     assert slots.step(Tick(), now=0.72) == [Start(0)]
     assert slots.step(ChildReady(0), now=0.8) == []
@@ -232,10 +255,10 @@ def test_an_answer_for_a_job_it_was_not_given_ends_the_child() -> None:
     slots = make()
     slots.step(Submit(jobs(1, 2)), now=0.0)
     effects = slots.step(Finished(0, ended(1, 99)), now=0.0)
-    reason = "it reported job 99, which it was not given"
+    reason = "it reported job 99, which was not sent to it"
     assert effects == [Reported(0, ended(1)), Kill(0, reason)]
     effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=0.0)
-    assert effects == [Lost([Loss(2, charged=True, ran=True, reason=reason)]), Start(0)]
+    assert effects == [JobsLost([JobLoss(2, charged=True, ran=True, reason=reason)]), Start(0)]
 
 
 # ---- time limits -------------------------------------------------------------------------------------
@@ -249,7 +272,10 @@ def test_the_hard_limit_ends_the_child_and_the_job_is_lost_as_timed_out() -> Non
     assert slots.step(Tick(), now=13.0) == [Kill(0, reason)]
     assert slots.step(Tick(), now=14.0) == []
     effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=14.0)
-    assert effects == [Lost([Loss(1, charged=True, ran=True, reason=reason, timed_out=True)]), Start(0)]
+    assert effects == [
+        JobsLost([JobLoss(1, charged=True, ran=True, reason=reason, timed_out=True)]),
+        Start(0),
+    ]
 
 
 def test_a_job_that_had_not_begun_at_its_hard_limit_is_lost_too() -> None:
@@ -259,7 +285,7 @@ def test_a_job_that_had_not_begun_at_its_hard_limit_is_lost_too() -> None:
     (sent,) = [effect for effect in effects if isinstance(effect, Send)]
     slots.step(Tick(), now=10.1)
     lost, started = slots.step(ChildDied(0, bytes([sent.batch]), "SIGKILL"), now=10.2)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, JobsLost)
     assert [(loss.timed_out, loss.ran, loss.charged) for loss in lost.losses] == [(True, False, False)]
     assert started == Start(0)
 
@@ -290,7 +316,7 @@ def test_withdraw_gives_back_what_has_not_started_wherever_it_waits() -> None:
     slots = make(children=2)
     slots.step(Submit([*jobs(1, 2, 3, 4), Job(5, "slow")]), now=0.0)
     assert slots.step(Withdraw(), now=0.0) == [Recall(0), Recall(1)]
-    assert slots.step(Recalled(0, bytes([2, 2])), now=0.0) == [Began(0, 1)]
+    assert slots.step(Recalled(0, bytes([2, 2])), now=0.0) == [JobBegan(0, 1)]
     effects = slots.step(Recalled(1, bytes([0])), now=0.0)
     assert isinstance(effects[-1], Withdrawn)
     assert {job.number for job in effects[-1].jobs} == {2, 3, 4, 5}
@@ -302,11 +328,11 @@ def test_what_is_being_withdrawn_goes_to_nobody_who_gets_free_meanwhile() -> Non
     slots.step(Submit([Job(9, "slow")]), now=0.0)
     batches = [one.batch for one in slots.step(Submit(jobs(1, 2, 3, 4)), now=0.0) if isinstance(one, Send)]
     assert slots.step(Withdraw(), now=0.1) == [Recall(1), Recall(2)]
-    assert slots.step(Recalled(1, bytes(batches[:1])), now=0.2) == [Began(1, 1)]
+    assert slots.step(Recalled(1, bytes(batches[:1])), now=0.2) == [JobBegan(1, 1)]
     assert slots.waiting() == 1  # job 2
     assert slots.step(Finished(0, ended(9)), now=0.3) == [Reported(0, ended(9))]
     began, withdrawn = slots.step(Recalled(2, bytes(batches[1:])), now=0.4)
-    assert began == Began(2, 3) and isinstance(withdrawn, Withdrawn)
+    assert began == JobBegan(2, 3) and isinstance(withdrawn, Withdrawn)
     assert set(withdrawn.jobs) == set(jobs(2, 4))
 
 
@@ -318,7 +344,7 @@ def test_a_retired_child_ends_its_job_and_another_takes_its_slot() -> None:
     slots = make(stop_grace_s=5.0)
     slots.step(Submit(jobs(1, 2)), now=0.0)
     assert slots.step(Retire(0, "worn"), now=0.0) == [Recall(0), Dismiss(0, "worn")]
-    assert slots.step(Recalled(0, bytes([2])), now=0.0) == [Began(0, 1)]
+    assert slots.step(Recalled(0, bytes([2])), now=0.0) == [JobBegan(0, 1)]
     assert slots.step(Finished(0, ended(1)), now=7.0) == [Reported(0, ended(1))]
     assert slots.step(ChildDied(0, b"", "status 0"), now=7.1) == [Start(0)]
     assert slots.step(ChildReady(0), now=7.2) == [Send(0, 0, jobs(2))]
@@ -330,13 +356,13 @@ def test_closing_lets_running_jobs_finish_within_the_grace() -> None:
     never_ran = "the pool stopped before the task started"
     assert slots.step(Close(grace_s=10.0), now=0.0) == [Recall(1), Dismiss(0, STOPS), Dismiss(1, STOPS)]
     effects = slots.step(Recalled(1, bytes([0])), now=0.0)
-    assert effects == [Began(1, 2), Lost([Loss(3, charged=False, ran=False, reason=never_ran)])]
+    assert effects == [JobBegan(1, 2), JobsLost([JobLoss(3, charged=False, ran=False, reason=never_ran)])]
     slots.step(Finished(1, ended(2)), now=1.0)
     assert slots.step(ChildDied(1, b"", "status 0"), now=1.0) == []
     reason = "its task was still running at the end of the shutdown grace period"
     assert slots.step(Tick(), now=10.0) == [Kill(0, reason)]
     effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=10.1)
-    assert effects == [Lost([Loss(1, charged=False, ran=True, reason=reason)]), Closed()]
+    assert effects == [JobsLost([JobLoss(1, charged=False, ran=True, reason=reason)]), PoolClosed()]
 
 
 def test_an_idle_child_that_does_not_leave_is_killed() -> None:
@@ -349,7 +375,9 @@ def test_what_is_submitted_after_closing_comes_straight_back() -> None:
     slots = make()
     slots.step(Close(grace_s=0.0), now=0.0)
     reason = "the pool stopped before the task started"
-    assert slots.step(Submit(jobs(1)), now=0.0) == [Lost([Loss(1, charged=False, ran=False, reason=reason)])]
+    assert slots.step(Submit(jobs(1)), now=0.0) == [
+        JobsLost([JobLoss(1, charged=False, ran=False, reason=reason)])
+    ]
 
 
 # ---- room --------------------------------------------------------------------------------------------
@@ -460,8 +488,8 @@ def test_a_child_far_too_heavy_is_killed_and_its_job_charged() -> None:
     (kill,) = slots.step(Weighed(0, 101), now=2.5)
     assert isinstance(kill, Kill)
     (lost, start) = slots.step(ChildDied(0, b"", "killed"), now=2.6)
-    assert isinstance(lost, Lost)
-    assert lost.losses == [Loss(1, charged=True, ran=True, reason=kill.reason)]
+    assert isinstance(lost, JobsLost)
+    assert lost.losses == [JobLoss(1, charged=True, ran=True, reason=kill.reason)]
     assert start == Start(0)
 
 
@@ -497,12 +525,12 @@ def test_new_children_that_do_not_start_leave_the_old_ones_in_place() -> None:
 # ---- starts that fail ------------------------------------------------------------------------------
 
 
-def fail_starts(slots: Machine, children: int, rounds: int, now: float) -> tuple[list[Failed], float]:
-    failed: list[Failed] = []
+def fail_starts(slots: Machine, children: int, rounds: int, now: float) -> tuple[list[PoolFailed], float]:
+    failed: list[PoolFailed] = []
     for _ in range(rounds):
         for child in range(children):
             effects = slots.step(ChildDied(child, b"", "no disk"), now)
-            failed += [effect for effect in effects if isinstance(effect, Failed)]
+            failed += [effect for effect in effects if isinstance(effect, PoolFailed)]
         assert slots.deadline is not None
         now = max(now, slots.deadline)
         slots.step(Tick(), now)
@@ -514,12 +542,12 @@ def test_a_pool_that_has_worked_is_patient_with_failing_starts(children: int) ->
     """Children that fail together fail once: a large pool is as patient as a small one."""
     slots = make(children=children)
     for child in range(children):
-        assert Failed not in map(type, slots.step(ChildDied(child, b"", "killed"), now=10.0))
+        assert PoolFailed not in map(type, slots.step(ChildDied(child, b"", "killed"), now=10.0))
     failed, now = fail_starts(slots, children, 9, now=10.0)
     assert failed == []
     assert now > 30.0, "it waits longer and longer"
     failed, _ = fail_starts(slots, children, 1, now)
-    assert failed == [Failed("10 attempts failed; last error: no disk")]
+    assert failed == [PoolFailed("10 attempts failed; last error: no disk")]
 
 
 def test_a_pool_with_one_child_that_works_never_fails() -> None:
@@ -534,4 +562,4 @@ def test_a_pool_without_a_child_for_as_long_as_a_start_may_take_has_failed() -> 
     (kill,) = slots.step(Tick(), now=30.0)
     assert isinstance(kill, Kill)
     (failed,) = slots.step(ChildDied(0, b"", "killed"), now=30.0)
-    assert failed == Failed("1 attempts failed; last error: not ready after 20 s")
+    assert failed == PoolFailed("1 attempts failed; last error: not ready after 20 s")

@@ -15,21 +15,21 @@ import pytest
 from tests.protocol.test_slots import Job, Outcome
 from umbel.protocol.machine import Tick
 from umbel.protocol.pool.events import (
-    Began,
     ChildDied,
     ChildReady,
     Close,
-    Closed,
     Dismiss,
     Effect,
     Event,
-    Failed,
     Finished,
+    JobBegan,
+    JobsLost,
     Kill,
-    Lost,
     NotSent,
     Open,
     Overweight,
+    PoolClosed,
+    PoolFailed,
     Recall,
     Recalled,
     Replace,
@@ -41,6 +41,7 @@ from umbel.protocol.pool.events import (
     SlotSettings,
     Start,
     Submit,
+    Unsettled,
     Weigh,
     Weighed,
     Withdraw,
@@ -106,11 +107,13 @@ class World:
         self.wanted = self.random.randint(1, 4)
         self.jobs_max = self.random.choice([None, None, 1, 5, 20])
         self.unfit = 0.0  # how many jobs cannot be sent
+        self.unsettled = 0  # jobs that have ended
+        self.batch_max = self.random.randint(1, 8)
         weighs = self.random.random() < 0.5
         self.slots: Slots[Job, Outcome] = Slots(
             SlotSettings(
                 children=self.wanted,
-                batch_max=self.random.randint(1, 8),
+                batch_max=self.batch_max,
                 start_timeout_s=30.0,
                 jobs_max=self.jobs_max,
                 memory_max_bytes=MAX_BYTES if weighs else None,
@@ -153,6 +156,7 @@ class World:
             case Send(child, batch, jobs):
                 process = self.processes[child]
                 assert process.ready and not process.doomed and not process.dismissed
+                self.assert_few_are_unsettled()
                 unfit = {job.number: "unfit" for job in jobs if self.random.random() < self.unfit}
                 if unfit:
                     self.step(NotSent(child, unfit))
@@ -189,16 +193,17 @@ class World:
                 )
             case Reported(_, outcomes):
                 self.give_back(outcome.number for outcome in outcomes)
+                self.unsettled += len(outcomes)
             case Withdrawn(jobs):
                 for job in jobs:
                     self.assert_nobody_has(job)
                 self.give_back(job.number for job in jobs)
-            case Lost(losses):
+            case JobsLost(losses):
                 self.give_back(loss.job for loss in losses)
-            case Closed():
+            case PoolClosed():
                 assert not self.processes
                 self.closed = True
-            case Began() | Failed() | Overweight():
+            case JobBegan() | PoolFailed() | Overweight():
                 pass
 
     def give_back(self, numbers: Iterable[int]) -> None:
@@ -215,6 +220,11 @@ class World:
                 queued_jobs = [queued for at, queued in process.socket if at == batch]
                 startable = queued_jobs[: tokens.count(batch)]
                 assert job not in startable, "a job can start in two children"
+
+    def assert_few_are_unsettled(self) -> None:
+        """A kill of them all now would repeat at most so many."""
+        held = sum(self.slots.outstanding(child) for child in self.processes)
+        assert held + self.unsettled <= 3 * self.batch_max * max(self.wanted, len(self.processes))
 
     # ---- what happens ------------------------------------------------------------------------------
 
@@ -289,6 +299,10 @@ class World:
                 Finished(child, [Outcome(job.number, RUNTIMES_S.get(job.task, 0.001)) for job in finished])
             )
 
+    def settle_some(self) -> None:
+        self.unsettled = self.random.randint(0, self.unsettled)
+        self.step(Unsettled(self.unsettled))
+
     def die(self) -> None:
         if (child := self.some_process()) is not None:
             unheard: list[Job] = []
@@ -300,7 +314,7 @@ class World:
     def bury(self, child: int, unheard: list[int]) -> None:
         process = self.processes.pop(child)
         effects = self.slots.step(ChildDied(child, bytes(process.pipe), "it fell"), self.now)
-        lost = [loss for effect in effects if isinstance(effect, Lost) for loss in effect.losses]
+        lost = [loss for effect in effects if isinstance(effect, JobsLost) for loss in effect.losses]
         if process.kept_token is None:
             at_work = [process.running.number] if process.running is not None else unheard[-1:]
             for loss in lost:
@@ -353,6 +367,7 @@ class World:
                 break
             self.now += 0.06
             self.step(Tick())
+            self.settle_some()
             for child, process in list(self.processes.items()):
                 if process.doomed or (process.dismissed and not process.socket and process.running is None):
                     self.report(child)
@@ -388,6 +403,7 @@ _WEIGHTS = {
     "start_a_job": 6,
     "end_some_jobs": 8,
     "hear_of_outcomes": 6,
+    "settle_some": 6,
     "wait": 4,
     "die": 2,
     "withdraw": 1,

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Value
 
 T = TypeVar("T")
 

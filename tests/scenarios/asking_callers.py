@@ -9,7 +9,7 @@ import sys
 
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
-from umbel.control.client import Asker
+from umbel.control.client import ControlClient
 
 FOR_EVER_S = 3600.0
 
@@ -17,7 +17,7 @@ FOR_EVER_S = 3600.0
 async def ask(url: str, told: int) -> None:
     broker = open_broker(BrokerSettings(url))
     await broker.open()
-    asker = Asker(broker)
+    asker = ControlClient(broker)
     await asker.ask("ping", timeout_s=60.0, limit=1)  # a worker has answered this one
     asking = asyncio.create_task(asker.ask("ping", destination=["nobody@x"], timeout_s=FOR_EVER_S))
     await asker.ask("ping", timeout_s=60.0, limit=1)

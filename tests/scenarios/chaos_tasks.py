@@ -134,6 +134,18 @@ def sends_another() -> str:
     return add.delay(20, 22).id
 
 
+@app.task(bind=True)
+def sends_work(self: Task[..., Any], directory: str, name: str) -> str:
+    """Sends another when the file is there; its id."""
+    write_line(
+        journal_of(directory),
+        f"{self.request.id} {int(self.request.delivery_info['redelivered'])} {os.getpid()}",
+    )
+    while not (Path(directory) / name).exists():
+        Event().wait(0.01)
+    return work.delay(directory, 0.0).id
+
+
 @app.task
 def count_all(values: list[object]) -> int:
     return len(values)

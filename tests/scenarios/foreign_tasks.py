@@ -16,10 +16,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from umbel import App
-from umbel.launch.native import NativeProject
+from umbel.launch.project import NativeProject
 from umbel.protocol.delivery.delivery import TaskRules
-from umbel.worker.user_code.foreign_scheduler import Leadership
-from umbel.worker.user_code.notices import NoticeHooks
+from umbel.worker.foreign_scheduler import Leadership
+from umbel.worker.user_code import NoticeHooks
 
 EVERY_S = 0.25
 app = App("foreign_tasks")

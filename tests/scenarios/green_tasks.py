@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event
 
 from umbel import App
-from umbel.app.running.request import current_request
+from umbel.app.request import current_request
 
 app = App("green")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from time import sleep  # by name: a patch that came after this module would not reach it
 
 from umbel import App
-from umbel.app.running.request import current_request
+from umbel.app.request import current_request
 
 app = App("greenlets")
 

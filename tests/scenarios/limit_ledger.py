@@ -51,6 +51,11 @@ class Ledger:
     def ended_of(self, task: str, *, stuck: bool = False) -> int:
         return self._counts[task, stuck]
 
+    def running_of(self, task: str, key: str) -> int:
+        """How many of these have begun on a worker that was not killed, and have not ended."""
+        begun = {run for run, worker, _ in self.begun if run[:2] == (task, key) and worker not in self.kills}
+        return len(begun - self.ended.keys())
+
     def wait_for(self, task: str, count: int, *, deadline_s: float) -> None:
         wait_until(
             lambda: self.read().ended_of(task) >= count, deadline_s=deadline_s, what=f"{count} runs of {task}"

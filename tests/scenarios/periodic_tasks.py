@@ -12,4 +12,5 @@ app = App("periodic_tasks")
 @app.task(bind=True, ignore_result=True)
 def beat(self) -> None:  # type: ignore[no-untyped-def]
     with open(os.environ["PERIODIC_JOURNAL"], "ab", buffering=0) as journal:  # one write is one line
-        journal.write(f"{self.request.id} {time.time()}\n".encode())
+        redelivered = int(self.request.delivery_info["redelivered"])
+        journal.write(f"{self.request.id} {time.time()} {redelivered}\n".encode())

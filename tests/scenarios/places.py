@@ -1,7 +1,7 @@
 """The brokers a scenario runs on, each as good as private, and how one is restarted."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +11,12 @@ from tests.servers.redis import RedisServer
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`restart` is None where there is no server of one's own to restart."""
+    """`restart` is None where there is no server of one's own to restart. In `alarm` it takes no messages."""
 
     broker: str
     backend: str
     restart: Callable[[], None] | None = None
+    alarm: Callable[[], AbstractContextManager[None]] = nullcontext
     coordination_store: str = ""
 
 
@@ -79,8 +80,16 @@ def _own_amqp(directory: Path) -> Iterator[Place]:
         server.stop()
         server.start()
 
+    @contextmanager
+    def alarm() -> Iterator[None]:
+        server.control("set_vm_memory_high_watermark", "0")
+        try:
+            yield
+        finally:
+            server.control("set_vm_memory_high_watermark", "0.4")
+
     try:
         server.start()
-        yield Place(server.url(), f"sqlite:///{directory / 'results.db'}", restart)
+        yield Place(server.url(), f"sqlite:///{directory / 'results.db'}", restart, alarm)
     finally:
         server.stop()

@@ -6,7 +6,7 @@ from threading import Event
 from umbel import App
 
 app = App("replaced")
-WAIT_MAX_S = 90.0
+WAIT_MAX_S = 240.0
 
 
 @app.task

@@ -15,7 +15,7 @@ from threading import Timer
 
 from umbel.brokers.interface import BrokerSettings, Resend, Resent
 from umbel.brokers.registry import open_broker
-from umbel.coordination.failures import Wanted, find_failed, retry_failed
+from umbel.control.failures import FailureFilter, find_failed, retry_failed
 
 
 async def retry_all(url: str, name: str, letter_s: float) -> None:
@@ -30,7 +30,7 @@ async def retry_all(url: str, name: str, letter_s: float) -> None:
         return await resend(letters)
 
     broker.resend = dying  # type: ignore[method-assign]
-    found = await find_failed(broker, Wanted(name=name))
+    found = await find_failed(broker, FailureFilter(name=name))
     print(len(found), flush=True)
     done = await retry_failed(broker, found)
     assert not done.refused, done.refused

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 from umbel import App
@@ -16,8 +16,14 @@ def ran(directory: str, word: str) -> str:
     return word
 
 
+def runs_of(directory: str) -> list[str]:
+    """The words of all runs so far, in their order."""
+    file = Path(directory) / "runs.txt"
+    return file.read_text().split() if file.exists() else []
+
+
 @app.task
-def note(directory: str, word: str) -> str:
+def note(directory: str, word: str, *_: Any) -> str:
     return ran(directory, word)
 
 
@@ -40,3 +46,39 @@ def held_up(directory: str, word: str) -> str:
     while not (Path(directory) / "gate").exists():
         Event().wait(0.01)
     return ran(directory, word)
+
+
+@app.task
+def fails() -> None:
+    raise ValueError("as it should")
+
+
+@app.task
+def sends(queue: str, directory: str, word: str) -> None:
+    """Code of the app that sends what it was told to send."""
+    note.apply_async([directory, word], queue=queue)
+
+
+@app.task
+def sends_in_a_thread(queue: str, directory: str, word: str) -> None:
+    thread = Thread(target=sends, args=(queue, directory, word))
+    thread.start()
+    thread.join()
+
+
+@app.task(bind=True)
+def moves(self: Any, queue: str, directory: str, word: str) -> None:
+    """Retries itself elsewhere, where it does what it is told."""
+    if self.request.retries == 0:
+        raise self.retry(queue=queue, countdown=0)
+    ran(directory, word)
+
+
+@app.task(bind=True)
+def replaces(self: Any, queue: str, directory: str, word: str) -> None:
+    self.replace(note.si(directory, word).set(queue=queue))
+
+
+@app.task
+def elects(queue: str, directory: str, word: str) -> None:
+    note.si(directory, word).set(queue=queue).election()

@@ -16,8 +16,8 @@ from umbel.protocol.leadership import lease
 from umbel.protocol.leadership.coordination import Busy, Instant, Policy
 from umbel.protocol.leadership.lease import Lease, LeaseSettings
 from umbel.protocol.machine import Tick
-from umbel.sim.cluster import Cluster, Variant
 from umbel.sim.plan import Ask, Plan
+from umbel.sim.rounds import Cluster, Variant
 
 Say = Callable[[str], None]
 Uniform = Callable[[float, float], float]
@@ -54,9 +54,9 @@ class NarratedElections(Elections):
         match effect:
             case election.CallClaim(election_id=name):
                 self._say(f"{self._name} claims {name}")
-            case election.Tell(phase=election.Phase.ELECTED, election_id=name, attempt=attempt):
+            case election.PublishElected(phase=election.Phase.ELECTED, election_id=name, attempt=attempt):
                 self._say(f"{self._name} tells that it won {name}, attempt {attempt}")
-            case election.Tell(phase=phase, election_id=name):
+            case election.PublishElected(phase=phase, election_id=name):
                 self._say(f"{self._name} tells that {name} is {phase}")
             case election.RunHandler(request=request):
                 self._say(f"{self._name} runs the handler of {request.election_id}")
@@ -75,11 +75,11 @@ class NarratedLease(Lease):
         effects = super().step(event, now)
         for effect in effects:
             match effect:
-                case lease.Acquired():
+                case lease.LeaseAcquired():
                     self._say(f"{self._node} acquires the lease {self.name}")
-                case lease.Lost(reason=reason):
+                case lease.LeadershipLost(reason=reason):
                     self._say(f"{self._node} loses the lease {self.name}: {reason}")
-                case lease.Released():
+                case lease.LeaseReleased():
                     self._say(f"{self._node} releases the lease {self.name}")
                 case _:
                     pass  # calls of the store

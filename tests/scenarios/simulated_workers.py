@@ -1,9 +1,9 @@
 """Workers on the embedded broker, in virtual time: what they claim, run and settle, step by step.
 
 Real are the broker's file, the app, its tracer (which runs the tasks, counts the parts of chords and makes
-results), and the decisions: `protocol/delivery/`, `protocol/membership/mingle.py`. Simulated
+results), and the decisions: `protocol/delivery/`, `protocol/delivery/revoked.py`. Simulated
 are time and the shell of the worker: it claims and runs when a step says so; it renews its lease and looks
-for the messages of lost workers as often as `worker/steps/connection.py` does.
+for the messages of lost workers as often as `worker/connection.py` does.
 """
 
 import re
@@ -18,21 +18,21 @@ from tests.scenarios.transcripts import Simulation, Step, phrase
 from umbel import App, Signature, chord
 from umbel.app.running.tracer import Tracer
 from umbel.brokers.interface import Ack, BrokerSettings, Claim, Delivery, Started
-from umbel.brokers.sqlite.clock import Clock
+from umbel.brokers.sqlite.coordination import Clock
 from umbel.brokers.sqlite.store import Store
 from umbel.errors import TaskRevoked
-from umbel.launch.native import Leftovers, task_rules
+from umbel.launch.project import NativeEndings, task_rules
 from umbel.pools.interface import Job
-from umbel.protocol.delivery.delivery import AdmissionPolicy, Park, Refuse, Run
+from umbel.protocol.delivery import revoked
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Admit, Park, Refuse
 from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.protocol.delivery.states import REVOKED
 from umbel.protocol.leadership.coordination import Instant
-from umbel.protocol.membership import mingle
 from umbel.sim.world import World
-from umbel.wire.revoke import Revoke
-from umbel.wire.task import read_headers
-from umbel.worker.messages.admission import arrival_of
-from umbel.worker.steps.connection import LOST_CHECKS_PER_LEASE, RENEWALS_PER_LEASE
+from umbel.wire.call import read_headers
+from umbel.wire.records import Revoke
+from umbel.worker.connection import LOST_CHECKS_PER_LEASE, RENEWALS_PER_LEASE
+from umbel.worker.delivery.admit import arrival_of
 from umbel.worker.steps.mingle import RECORDED_S
 
 LEASE_S = 10.0
@@ -133,9 +133,9 @@ class Node:
         match decision:
             case Refuse(why):
                 self._say(f"{self.name} claims {headers.id} and refuses it: {why.value}")
-                ending = Leftovers(self._app)(delivery.message, QUEUE, TaskRevoked(why.value), REVOKED)
+                ending = NativeEndings(self._app)(delivery.message, QUEUE, TaskRevoked(why.value), REVOKED)
                 self.store.settle([Ack(delivery.tag, ending.results, ending.follow_ups)])
-            case Run(count_start=count_start):
+            case Admit(count_start=count_start):
                 if count_start:
                     self.store.settle([Started(delivery.tag)])
                 self._claimed[headers.id] = Claimed(delivery, headers.task)
@@ -156,7 +156,7 @@ class Node:
     def take_in(self, peer: str, said: Mapping[str, Any]) -> None:
         """As `worker/steps/mingle.py` does: what Celery's nodes say goes into the record."""
         now = self.store.clock.wall_s()
-        for task_id in mingle.take_in(said, self.revoked, now).news:
+        for task_id in revoked.take_in(said, self.revoked, now).news:
             self._say(f"{self.name} hears from {peer} that {task_id} is revoked")
             if "ages" not in said:
                 self.store.revoke([Revoke(task_id, now, now + RECORDED_S)])
@@ -256,7 +256,7 @@ class SimulatedWorkers(Simulation):
 
     @phrase(r"(\w+) says hello to (\w+)")
     def _say_hello(self, node: str, peer: str) -> None:
-        said = mingle.hello(node, self._nodes[node].revoked, self._clock.wall_s())
+        said = revoked.hello(node, self._nodes[node].revoked, self._clock.wall_s())
         self._nodes[peer].take_in(node, said)
 
     # ---- what there is to see ----------------------------------------------------------------------

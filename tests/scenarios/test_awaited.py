@@ -19,8 +19,7 @@ from tests.servers.way import Way
 from tests.waiting import until, wait_until
 from umbel import App, chain, chord, group
 from umbel.brokers.amqp.blocking import BlockingLink
-from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.refusals import ChannelClosed
+from umbel.brokers.amqp.handshake import ChannelClosed, locations_from_url
 from umbel.brokers.amqp.topology import SIGNATURES, passive
 from umbel.errors import BrokerUnavailable, NotSupported, ResultTimeout, SendUnknown
 

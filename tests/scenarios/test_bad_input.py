@@ -60,10 +60,13 @@ def test_a_message_over_the_size_limit_is_refused_by_client_and_worker(tmp_path:
             cluster.app.send_task("chaos_tasks.add", ["x" * 17_000_000, 1])
         assert cluster.umbel_json("queues", "ls") == []
         cluster.app.send_task("chaos_tasks.add", ["x" * 100_000, 1])
+        cluster.app.send_task("chaos_tasks.add", ["x" * 300_000, 1])
         cluster.start_worker("w1", "-c", "1", message_max_bytes=50_000)
         assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=90) == 3
-        (letter,) = cluster.umbel_json("dlq", "ls")
-        assert "50000" in letter["reason"]
+        letters = cluster.umbel_json("dlq", "ls")
+        assert ["limit of 50000" in letter["reason"] for letter in letters] == [True, True]
+        assert sum("it was not read" in letter["reason"] for letter in letters) == 1
+        assert "over message_max_bytes; moved to dead letters unread" in cluster.log("w1")
 
 
 def test_a_full_disk_is_named_and_the_worker_makes_room_by_working(tmp_path: Path) -> None:

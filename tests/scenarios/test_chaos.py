@@ -1,10 +1,11 @@
-"""Nothing is lost while children and whole workers are killed at random and brokers restart."""
+"""Nothing is lost while children and workers are killed at random, and brokers restart or take nothing."""
 
 import os
 import random
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,13 @@ from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.scenarios.places import Place, place
 from tests.waiting import wait_until
+from umbel import Signature, chain
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.wire.message import Message, Outgoing
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 TASKS = 50_000 if SOAK else 1_000
+CHAINS = TASKS // 20  # of two of them
 BAD = TASKS // 50  # messages that no worker can read, between them
 WORKER_KILLS = 10 if SOAK else 2
 RESTARTS = 2 if SOAK else 1
@@ -38,8 +41,15 @@ def test_no_task_is_lost_while_children_workers_and_brokers_die(broker: str, tmp
         for name in ("w1", "w2"):
             cluster.start_worker(name, "-c", "2")
         work = cluster.app.tasks["chaos_tasks.work"]
-        calls = (work.s(str(tmp_path), chance.choice((0.001, 0.004))) for _ in range(TASKS))
-        ids = [result.id for result in cluster.app.send_many(calls)]
+        calls: list[Signature[Any]] = [
+            work.si(str(tmp_path), chance.choice((0.001, 0.004))) for _ in range(TASKS)
+        ]
+        alone, paired = calls[2 * CHAINS :], calls[: 2 * CHAINS]
+        chains = [chain(first, second) for first, second in zip(paired[::2], paired[1::2], strict=True)]
+        mixed = [*alone, *chains]
+        chance.shuffle(mixed)
+        sent = cluster.app.send_many(mixed)
+        ids = [result.id for result in [*sent, *(last.parent for last in sent)] if result is not None]
         bad = [f"bad-{number}" for number in range(BAD)]
         cluster.app.producer.publish(
             [Outgoing("celery", Message(b"{}", b"no task", correlation_id=name)) for name in bad]
@@ -74,7 +84,9 @@ def _let_chaos_rule(cluster: Cluster, where: Place, chance: random.Random) -> No
         if where.restart is not None and kill in restarts:
             where.restart()
         victim = chance.choice(("w1", "w2"))
-        cluster.kill_worker(victim)
+        with where.alarm():
+            _kill_some_children(cluster, chance)
+            cluster.kill_worker(victim)
         cluster.start_worker(victim, "-c", "2")
 
 

@@ -76,7 +76,11 @@ def test_limits_hold_for_the_cluster_and_outlive_its_workers(broker: str, tmp_pa
             workers.kill(kill)
         # While two of one key do not end, all others do.
         wait_until(
-            lambda: ledger.read().ended_of("few") == wanted and ledger.ended_of("plain") == PLAIN,
+            lambda: (
+                ledger.read().ended_of("few") == wanted
+                and ledger.ended_of("plain") == PLAIN
+                and ledger.running_of("few", STUCK) == AT_ONCE
+            ),
             deadline_s=WAIT_S,
             what="the end of all other keys and tasks",
         )

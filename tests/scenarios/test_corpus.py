@@ -212,6 +212,8 @@ def is_readable(case: Case, broker: Broker) -> bool:
 def is_of(case: Case, letter: DeadLetter) -> bool:
     """Whether the letter is the case itself; what follows a case has ids of its own."""
     message = letter.message
+    if not message.body and letter.reason.endswith("it was not read"):
+        return case.reason == "message_max_bytes"
     if message.correlation_id in (case.name, case.task_id) or message.body == case.raw:
         return True
     quoted = f'"{case.name}"'.encode()

@@ -13,7 +13,8 @@ from time import monotonic
 
 import pytest
 
-from tests.servers.rabbitmq import free_ports, shared_server
+from tests.servers.ports import free_ports
+from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 from tests.servers.way import Way
 from umbel.app.app import App

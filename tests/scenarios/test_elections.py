@@ -20,7 +20,7 @@ from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.brokers.registry import open_broker
-from umbel.errors import BrokerUnavailable, ElectionTimeout, LeaseTimeout, UnknownTopic
+from umbel.errors import BrokerUnavailable, ElectionError, ElectionTimeout, LeaseTimeout, UnknownTopic
 from umbel.protocol.leadership.coordination import NAMESPACE, ElectionRequest, Policy, election_key
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
@@ -48,15 +48,15 @@ class Field:
         self.journal = journal
 
     def start(self, *names: str) -> None:
-        """All at once: they take seconds."""
+        """All at once: they take seconds. Those that were started before are waited for too."""
         for name in names:
             self.cluster.start_worker(name, *FLAGS, wait=False)
-        for name in names:
+        for name in self.cluster.workers:
             self._wait_until_up(name)
 
     def wait_until_acquainted(self) -> None:
         """The classic rules need equal views of who is there."""
-        for name in self.cluster.workers:
+        for name in self.cluster.workers.keys() - {"deaf"}:
             self._wait_until_it_knows(name, len(self.cluster.workers) - 1)
 
     def lines(self) -> list[str]:
@@ -192,6 +192,19 @@ def test_an_unknown_topic_is_reported_under_v1_too(tmp_path: Path) -> None:
         wait_until((tmp_path / "journal.txt").exists, what="the handler to run")
 
 
+def test_workers_that_take_part_in_no_such_election_say_why(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE, election_protocol="v1") as cluster:
+        elect = ("election", "start", "write", "{}", "--timeout", "20")
+        cluster.start_worker("deaf", "-P", "solo", "--without-gossip")
+        with pytest.raises(ElectionError, match=r"gossip is off.*start the worker without --without-gossip"):
+            cluster.app.control.election("lone", "write", timeout=20)
+        cluster.stop_worker("deaf")
+        cluster.start_worker("classic", "-P", "solo")
+        done = cluster.umbel(*elect, check=False, prefix=("env", "UMBEL_ELECTION_PROTOCOL=v2"))
+        assert done.returncode != 0
+        assert "is v1, and the election was started under v2; set the same" in done.stderr
+
+
 def test_a_lease_has_one_leader_at_a_time_e6(where: Place, tmp_path: Path) -> None:
     with field(where, tmp_path) as here:
         asyncio.run(lead_in_turn(here.cluster.app))
@@ -242,6 +255,44 @@ def elect_by_classic_rules(here: Field, names: Sequence[str]) -> None:
     for name in names:
         here.report(name, 0.0)
     wait_until(lambda: set(names) <= set(here.sent()), deadline_s=120, what="every task to run")
+
+
+def test_workers_of_both_protocols_elect_one_that_acts(where: Place, tmp_path: Path) -> None:
+    """Also where workers take no part: one hears no candidates, one has no handler for the topic."""
+    with field(where, tmp_path, election_protocol="v1") as here:
+        start = here.cluster.start_worker
+        start("c1", *FLAGS, wait=False)
+        start("c2", *FLAGS, wait=False)
+        start("deaf", *FLAGS, "--without-gossip", wait=False)
+        start("unable", *FLAGS, wait=False, prefix=("env", "CANNOT_WRITE=1"), election_protocol="v2")
+        here.start()
+        here.wait_until_acquainted()
+        elect_writers(here, [f"by c{number}" for number in range(CLASSIC_ELECTIONS)])
+        assert here.cluster.counters("unable")["elections_run"] == 0
+        start("able", *FLAGS, wait=False, election_protocol="v2")
+        here.start()
+        here.wait_until_acquainted()
+        names = [f"by able {number}" for number in range(CLASSIC_ELECTIONS)]
+        elect_writers(here, names)
+        wait_until(
+            lambda: here.cluster.counters("able")["elections_done"] == len(names), what="all to be counted"
+        )
+        by_the_store = ("election", "start", "write", f'{{"journal": "{here.journal}"}}', "--id", "stored")
+        here.cluster.umbel(*by_the_store, prefix=("env", "UMBEL_ELECTION_PROTOCOL=v2"))
+        elect_writers(here, ["last"])
+        assert Counter(line.rsplit(maxsplit=2)[0] for line in here.lines())["stored"] == 1
+        assert here.counted("elections_failed") == 0
+
+
+def elect_writers(here: Field, names: Sequence[str]) -> None:
+    for name in names:
+        here.cluster.app.control.election(name, "write", {"journal": str(here.journal)}, timeout=0)
+
+    def acted() -> Counter[str]:
+        return Counter(line.rsplit(maxsplit=2)[0] for line in here.lines())
+
+    wait_until(lambda: set(names) <= set(acted()), what="every election to act")
+    assert {acted()[name] for name in names} == {1}
 
 
 @pytest.mark.skipif(not SOAK, reason="it waits for a whole ttl; the machine's test does it in no time")

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 from umbel.brokers.interface import Broadcast, BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
 from umbel.wire.message import Message, Outgoing
 

@@ -22,10 +22,10 @@ from tests.scenarios import test_elections, test_periodic
 from tests.scenarios.chaos_tasks import journal_of
 from tests.scenarios.corpus_tasks import ledger_of
 from tests.scenarios.places import Place
-from tests.servers.pubsub import pubsub_url
+from tests.servers.pubsub import pubsub_url, subscriptions
 from tests.servers.redis import redis_server, redis_url
 from tests.waiting import wait_until
-from umbel.brokers.gcpubsub.address import EMULATOR_VARIABLE
+from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.wire.message import Message, Outgoing
 
@@ -77,6 +77,26 @@ def test_no_task_is_lost_while_workers_are_killed(pubsub_url: str, tmp_path: Pat
     assert not {task_id for task_id, flags in runs.items() if 0 in flags[1:]}
     repeats = sum(map(len, runs.values())) - len(runs)
     print(f"gcpubsub: {TASKS} tasks, {WORKER_KILLS} workers killed, lost 0, repeated {repeats}")
+
+
+@pytest.mark.timeout(300)
+def test_a_question_to_workers_leaves_no_subscription_behind(pubsub_url: str, tmp_path: Path) -> None:
+    """Whether nobody, some or all answer, and also if its time is over before it was sent."""
+    results = f"sqlite:///{tmp_path / 'results.db'}"
+    with Cluster(tmp_path, TASKS_FILE, broker=pubsub_url, backend=results) as cluster:
+        cluster.umbel("dlq", "ls")  # makes that of the dead letters
+        before = subscriptions(pubsub_url)
+        cluster.umbel("ping", "--timeout", "0.2", check=False)
+        assert subscriptions(pubsub_url) == before
+        cluster.start_worker("w1", "-c", "1")
+        before = subscriptions(pubsub_url)
+        assert "w1@" in cluster.umbel("ping").stdout
+        for timeout in ("1", "0.01", "0.001"):
+            cluster.umbel("ping", "--timeout", timeout, check=False)
+        cluster.umbel("ping", "-d", f"nobody@{socket.gethostname()}", "--timeout", "1", check=False)
+        assert subscriptions(pubsub_url) <= before  # the worker's own question at its start may have ended
+        assert cluster.stop_worker("w1") == 0
+        assert not [name for name in subscriptions(pubsub_url) if "pidbox" in name]
 
 
 def _runs(directory: Path) -> int:

@@ -10,7 +10,7 @@ from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.waiting import wait_until
 from umbel import AsyncResult
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 COROUTINES = 1000

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.servers.rabbitmq import amqp_url
 from tests.servers.redis import redis_server, redis_url
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 
 __all__ = ["amqp_url", "redis_server", "redis_url"]
 

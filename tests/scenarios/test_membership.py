@@ -103,7 +103,7 @@ def test_who_stops_leaves_and_who_dies_is_suspect_and_then_lost_once(broker: str
         of_w1 = [
             line.partition(" saw ")[2] for line in journal(cluster) if line.startswith(f"{watched.pid} ")
         ]
-        assert sorted(of_w1) == ["w2 join (umbel)", "w2 leave (said goodbye)", "w3 join (umbel)", "w3 lost"]
+        assert sorted(of_w1) == ["w2 join (umbel)", "w2 leave (went offline)", "w3 join (umbel)", "w3 lost"]
         assert "signal receiver raised an exception" in cluster.log("w1")
 
 

@@ -13,7 +13,7 @@ from tests.scenarios.chaos_tasks import journal_of
 from tests.scenarios.places import place
 from tests.servers.way import Way
 from tests.waiting import wait_until
-from umbel.urls import without_password
+from umbel.text import without_password
 
 ROOT = str(Path(__file__).parents[2])
 TASKS_FILE = Path(__file__).with_name("outage_tasks.py")

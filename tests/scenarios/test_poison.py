@@ -33,6 +33,8 @@ def test_a_deadly_task_is_buried_after_three_deliveries_and_can_be_requeued(tmp_
         assert cluster.umbel_json("dlq", "requeue", deadly.id) == {"requeued": 1, "missing": []}
         assert deadly.get(timeout=90) == "survived"
         assert cluster.umbel_json("dlq", "ls") == []
+        # The second and the third start, and the one after the dead letters.
+        wait_until(lambda: cluster.counters("w1").get("repeated") == 3, what="the repeats to be counted")
 
 
 def test_a_task_that_dies_once_is_run_again(tmp_path: Path) -> None:

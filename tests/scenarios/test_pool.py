@@ -15,7 +15,7 @@ from tests.servers.redis import RedisServer, redis_server
 from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel.errors import WorkerLost
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 
 __all__ = ["redis_server"]  # a fixture
 TASKS_FILE = Path(__file__).with_name("pool_tasks.py")

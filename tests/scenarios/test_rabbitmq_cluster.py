@@ -15,12 +15,13 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
-from tests.servers.rabbitmq import RabbitServer, free_ports
+from tests.servers.ports import free_ports
+from tests.servers.rabbitmq import RabbitServer
 from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.frames import Method
-from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.handshake import locations_from_url
 from umbel.errors import BrokerError
 
 ROOT = str(Path(__file__).parents[2])

@@ -192,7 +192,7 @@ def test_an_outcome_that_is_settled_is_in_the_log_whoever_is_killed(broker: str,
 
 LOOKS_ONCE = """
 from umbel import App
-from umbel.worker.steps import events
+from umbel.worker import events
 
 events.RECORDER_CHECK_S = 3600.0
 app = App("calm")

@@ -30,8 +30,7 @@ def _place(broker: str, directory: Path) -> Iterator[tuple[str, str, str]]:
         server = RedisServer(directory)
         server.start()
         try:
-            ask_redis(server.url, "SET", "closed", "no list")
-            yield server.url, server.url, "closed"
+            yield server.url, server.url, "umbel.dead"
         finally:
             server.stop()
     else:

@@ -22,13 +22,13 @@ from umbel.app.results import AsyncResult
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.frames import Method
-from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.handshake import locations_from_url
 from umbel.errors import TaskRevoked
 
 TASKS_FILE = Path(__file__).with_name("replaced_tasks.py")
 ENOUGH_S = 30.0
 FALSE_TEXT = "outcome dropped unless the message is redelivered"
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +248,13 @@ def what_the_cluster_shares_works_again(cluster: Cluster) -> None:
     with pytest.raises(TaskRevoked):
         revoked.get(timeout=ENOUGH_S)
     wait_until(lambda: set(states(cluster).values()) == {"alive"}, deadline_s=ENOUGH_S, what="both alive")
+    wait_until(lambda: is_above_the_clocks(cluster), deadline_s=ENOUGH_S, what="a clock mark that is ahead")
+
+
+def is_above_the_clocks(cluster: Cluster) -> bool:
+    """Who starts now begins there."""
+    found = cluster.umbel_json("clock", "--timeout", "20")
+    return len(found["nodes"]) == 2 and found["mark"] >= max(found["nodes"].values())
 
 
 def states(cluster: Cluster) -> dict[str, str]:

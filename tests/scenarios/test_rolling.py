@@ -55,8 +55,7 @@ def test_a_rolling_restart_loses_nothing_and_repeats_only_what_was_cut_off(
     )
     assert runs.keys() == ids
     assert all(all(later) for _, *later in repeats.values())  # repeats know that they are
-    if broker != "amqp":  # RabbitMQ marks also what a stopping worker gave back unrun
-        assert not any(first for first, *_ in repeats.values())
+    assert not any(first for first, *_ in repeats.values())
     assert repeated <= cut
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.waiting import wait_until
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]

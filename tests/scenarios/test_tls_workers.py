@@ -8,8 +8,9 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.servers.certificates import Certificates, make_certificates
+from tests.servers.ports import free_port
 from tests.servers.rabbitmq import shared_server
-from tests.servers.redis import RedisServer, free_port
+from tests.servers.redis import RedisServer
 
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
 UNAVAILABLE = 69  # of sysexits.h

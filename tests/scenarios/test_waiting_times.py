@@ -21,8 +21,8 @@ from tests.scenarios.ledger_tasks import send
 from tests.servers.rabbitmq import amqp_url
 from tests.servers.redis import redis_server, redis_url
 from tests.waiting import wait_until
-from umbel.events.reading import EventReader
 from umbel.events.types import TaskEvent
+from umbel.events.view import EventReader
 from umbel.history.story import Story, as_wire, story_of
 
 __all__ = ["amqp_url", "redis_server", "redis_url"]

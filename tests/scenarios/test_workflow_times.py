@@ -20,11 +20,10 @@ from tests.history.published import publish
 from tests.history.recording import paths_of, recording, rows_of
 from tests.waiting import wait_until
 from umbel import chain, chord
-from umbel.history.arrow import parquet
-from umbel.history.lake import Lake
+from umbel.history.lake import Lake, parquet
 from umbel.history.query import read
 from umbel.history.slo import Verdict, judge, parse_objective
-from umbel.history.wanted import Wanted
+from umbel.history.tables import Wanted
 
 TASKS_FILE = Path(__file__).with_name("timed_tasks.py")
 SINGLE = 20

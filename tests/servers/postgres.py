@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.servers.redis import free_port
+from tests.servers.ports import free_port
 from tests.waiting import wait_until
 
 DEBIAN = Path("/usr/lib/postgresql")  # a folder for each version

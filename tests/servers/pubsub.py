@@ -4,6 +4,7 @@ It ignores the filters of subscriptions and keeps nothing across restarts.
 """
 
 import atexit
+import json
 import os
 import shutil
 import subprocess
@@ -17,9 +18,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.servers.redis import free_port
+from tests.servers.ports import free_port
 from tests.waiting import wait_until
-from umbel.brokers.gcpubsub.address import EMULATOR_VARIABLE
+from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE
 
 JARS = ("google-cloud-sdk", "google-cloud-cli")
 MISSING = (
@@ -72,6 +73,14 @@ class Emulator:
                 return True
         except (TimeoutError, urllib.error.URLError, OSError):
             return False
+
+
+def subscriptions(url: str) -> set[str]:
+    """The names of those that a project has."""
+    project = url.rpartition("/")[2]
+    address = f"http://{os.environ[EMULATOR_VARIABLE]}/v1/projects/{project}/subscriptions?pageSize=1000"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return {item["name"].rpartition("/")[2] for item in json.load(answer).get("subscriptions", ())}
 
 
 _shared: list[Emulator] = []

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,21 +23,12 @@ import psutil
 import pytest
 
 from tests.servers.certificates import Certificates, Signed, make_certificates
+from tests.servers.ports import free_ports
 from tests.waiting import wait_until
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # the wrappers in /usr/sbin change the user
 START_S = 240.0
 VHOSTS = 40  # made at once: each costs little, but asking for one takes a second
-
-
-def free_ports(number: int) -> list[int]:
-    probes = [socket.socket() for _ in range(number)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @dataclass

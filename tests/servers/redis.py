@@ -18,14 +18,8 @@ from urllib.parse import urlsplit
 import hiredis
 import pytest
 
+from tests.servers.ports import free_port
 from tests.waiting import wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

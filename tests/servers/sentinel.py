@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.servers.certificates import Certificates, Signed
-from tests.servers.redis import RedisServer, exchange, free_port
+from tests.servers.ports import free_port
+from tests.servers.redis import RedisServer, exchange
 from tests.waiting import wait_until
 
 MASTER = "orders"

@@ -2,9 +2,10 @@
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
-from tests.servers.rabbitmq import free_ports
+from tests.servers.ports import free_ports
 
 FIRST_WORDS_MAX = 1000
 
@@ -12,9 +13,16 @@ FIRST_WORDS_MAX = 1000
 class Way:
     """Listens on a free port and forwards to the target until told otherwise."""
 
-    def __init__(self, target_port: int, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        target_port: int,
+        host: str = "127.0.0.1",
+        watch: Callable[[bytes, bool], None] | None = None,
+    ) -> None:
+        """`watch` is called with all that passes, and whether the client sends it; by several threads."""
         self.port = free_ports(1)[0]
         self._host = host
+        self._watch = watch
         self.accepted = 0  # connections, of all its time
         self._target_port = target_port
         self._flows = threading.Event()
@@ -91,7 +99,14 @@ class Way:
                     said += data
                 if self._spared is None or self._spared not in said:
                     self._flows.wait()
+                if self._watch is not None:
+                    self._watch(data, speaks)
                 sink.sendall(data)
+        if speaks and self._watch is not None:  # what the server has sent meanwhile is to be seen, too
+            with suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+            source.close()
+            return
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -18,19 +18,19 @@ from umbel.protocol.election.events import (
     CallRenew,
     CallStart,
     ClaimReplied,
-    ClosedHeard,
+    ClosedReceived,
     Effect,
-    ElectedHeard,
+    ElectedReceived,
     Event,
     FinishReplied,
     HandlerEnded,
     Phase,
+    PublishElected,
     RenewReplied,
     RunHandler,
     Stage,
     StartReplied,
     Swept,
-    Tell,
 )
 from umbel.protocol.election.table import ElectionSettings
 from umbel.protocol.leadership import coordination
@@ -276,7 +276,7 @@ class Courses:
         following, effects = found
         states = [self._with_node(state, index, following)]
         for effect in effects:
-            if isinstance(effect, Tell):
+            if isinstance(effect, PublishElected):
                 heard = _heard(effect)
                 states += [one for state in states for one in self._stepped(state, 1 - index, heard)]
             else:
@@ -365,10 +365,10 @@ def _place(holder: str) -> int:
     return 0 if holder.startswith(NODES[0]) else 1
 
 
-def _heard(tell: Tell) -> Event:
+def _heard(tell: PublishElected) -> Event:
     if tell.phase is Phase.ELECTED:
-        return ElectedHeard(ELECTION, tell.winner, tell.term, tell.attempt, tell.request)
-    return ClosedHeard(ELECTION, tell.phase)
+        return ElectedReceived(ELECTION, tell.winner, tell.term, tell.attempt, tell.request)
+    return ClosedReceived(ELECTION, tell.phase)
 
 
 def _copied(machine: Elections) -> Elections:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tests.sim.exhaustive import explore
 from tests.sim.mutants import MUTANTS
-from umbel.cli.show.printing import print_table
+from umbel.cli.options import print_table
 from umbel.protocol.leadership.coordination import Policy
 from umbel.sim.plan import FAULTS, parse_faults
 from umbel.sim.rounds import Tally, rounds

@@ -12,7 +12,7 @@ from umbel.protocol.election.election import Elections
 from umbel.protocol.election.events import (
     Dropped,
     Effect,
-    ElectedHeard,
+    ElectedReceived,
     Event,
     HandlerEnded,
     Phase,
@@ -36,14 +36,12 @@ from umbel.protocol.leadership.coordination import (
     Policy,
     StoreFacts,
 )
-from umbel.protocol.leadership.lease import AcquireReplied, Lease, Role
+from umbel.protocol.leadership.lease import AcquireReplied, Lease, LeaseRenewReplied, Role
 from umbel.protocol.leadership.lease import Effect as LeaseEffect
 from umbel.protocol.leadership.lease import Event as LeaseEvent
-from umbel.protocol.leadership.lease import RenewReplied as LeaseRenewReplied
 from umbel.protocol.machine import Tick
-from umbel.sim.cluster import REAL, Variant
 from umbel.sim.plan import Plan, make_plan, parse_faults
-from umbel.sim.rounds import Outcome, run_plan
+from umbel.sim.rounds import REAL, Outcome, Variant, run_plan
 from umbel.sim.store import Store
 
 HUNT_ROUNDS = 60
@@ -129,7 +127,7 @@ class DeafToEndings(Elections):
 
 
 class DeafToWinners(Elections):
-    def _elected(self, heard: ElectedHeard, now: Instant) -> list[Effect]:
+    def _elected(self, heard: ElectedReceived, now: Instant) -> list[Effect]:
         return []
 
 

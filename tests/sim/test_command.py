@@ -13,8 +13,8 @@ from umbel.cli import exits
 from umbel.cli.run import simulate
 from umbel.protocol.election.election import Elections
 from umbel.protocol.election.table import ElectionSettings
-from umbel.sim.cluster import TOPICS, Cluster
 from umbel.sim.node import Node
+from umbel.sim.rounds import TOPICS, Cluster
 
 
 def umbel_simulate(*arguments: str) -> Result:

@@ -3,7 +3,7 @@
 import pytest
 
 from umbel.protocol.membership.gossip import Membership
-from umbel.protocol.membership.views import Views
+from umbel.protocol.membership.observers import Views
 from umbel.sim.membership import AUDIBLE, MemberOutcome, run_membership
 from umbel.sim.plan import Fault, Plan, make_plan
 

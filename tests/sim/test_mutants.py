@@ -3,7 +3,7 @@
 import pytest
 
 from tests.sim.mutants import MUTANTS, Mutant
-from umbel.sim.shrink import shrink
+from umbel.sim.rounds import shrink
 
 
 def by_name(mutant: Mutant) -> str:

@@ -4,8 +4,7 @@ from random import Random
 
 import pytest
 
-from umbel.protocol.delivery.revoked import HEARSAY_S, RevokedTasks
-from umbel.protocol.membership.mingle import hello, take_in
+from umbel.protocol.delivery.revoked import HEARSAY_S, RevokedTasks, hello, take_in
 from umbel.sim.world import NodeClock, World
 
 DAY_S = 86_400.0

@@ -10,11 +10,10 @@ import pytest
 
 from tests.servers.s3 import S3Server
 from tests.waiting import wait_until
-from umbel.stores import leases
-from umbel.stores.interface import Held, Store, Unavailable
-from umbel.stores.leases import rivals
-from umbel.stores.opening import store_at
-from umbel.stores.refusals import raise_unavailable
+from umbel.stores import s3
+from umbel.stores.interface import HeldByAnother, Store, Unavailable, raise_unavailable
+from umbel.stores.local import store_at
+from umbel.stores.s3 import rivals
 
 LARGE = 12 * 1024 * 1024
 """More than Arrow puts by one request."""
@@ -87,7 +86,7 @@ def test_one_at_a_time_holds_a_name(store: Store) -> None:
     other = store_at(store.where)
     with store.held("x/y.lock", "pid 7"):
         store.confirm("x/y.lock")
-        with pytest.raises(Held, match="pid 7"), other.held("x/y.lock", "pid 8"):
+        with pytest.raises(HeldByAnother, match="pid 7"), other.held("x/y.lock", "pid 8"):
             pass
         with other.held("x/z.lock", "pid 8"):
             pass
@@ -111,7 +110,7 @@ def test_of_many_that_want_a_name_at_once_one_has_it(s3_lake: str) -> None:
                 with lock:
                     inside -= 1
             done.append("held")
-        except Held:
+        except HeldByAnother:
             done.append("refused")
 
     threads = [threading.Thread(target=want, args=(number,)) for number in range(4)]
@@ -132,7 +131,7 @@ def test_who_lost_a_lease_publishes_nothing(s3_lake: str, monkeypatch: pytest.Mo
     store, other = store_at(s3_lake), store_at(s3_lake)
     with store.held("lock", "one that stood still"):
         with monkeypatch.context() as later:
-            later.setattr(leases, "LEASE_S", -1.0)
+            later.setattr(s3, "LEASE_S", -1.0)
             taken = other.held("lock", "the next")
             taken.__enter__()
         try:
@@ -222,7 +221,7 @@ def test_a_large_file_that_fails_half_way_is_not_there(
 def test_who_is_killed_half_way_through_a_put_leaves_nothing(s3: S3Server, s3_lake: str) -> None:
     s3.order({"method": "PUT", "with": "partNumber=2", "wait_s": 60, "times": 1})
     code = (
-        "import sys; from umbel.stores.opening import store_at\n"
+        "import sys; from umbel.stores.local import store_at\n"
         f"draft = store_at(sys.argv[1]).draft('events/one'); draft.sink.write(b'x' * {LARGE})\n"
         "draft.publish('events/one')"
     )

@@ -9,7 +9,7 @@ import pytest
 from umbel import clock
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.brokers.sqlite.look import Look
+from umbel.brokers.sqlite.clients import PendingWork
 from umbel.wire.message import Message, Outgoing
 
 LATER_S = 4_000_000_000.0
@@ -45,7 +45,7 @@ def test_whoever_waits_for_a_moment_hears_of_every_change_until_it_leaves() -> N
 
 def test_a_delayed_message_is_there_when_time_was_moved(tmp_path: Path) -> None:
     settings = BrokerSettings(url=f"sqlite:///{tmp_path}/umbel.db")
-    look = Look(settings)
+    look = PendingWork(settings)
 
     async def scenario() -> None:
         broker = SqliteBroker(settings)

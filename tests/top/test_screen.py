@@ -14,7 +14,7 @@ from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.monitor.feed import Feed
-from umbel.top.screen import Top
+from umbel.top import Top
 from umbel.wire.event import encode_event, routing_key
 
 NODE = "w@h"

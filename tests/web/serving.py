@@ -13,10 +13,9 @@ import httpx
 
 from tests.waiting import wait_until
 from umbel.app.app import App
-from umbel.web.roles import Role
+from umbel.web.credentials import Token, digest_of, make_token
 from umbel.web.server import Server
-from umbel.web.settings import WebSettings
-from umbel.web.tokens import Token, digest_of, make_token
+from umbel.web.settings import Role, WebSettings
 
 TIMEOUT_S = 30.0
 
@@ -75,7 +74,8 @@ class Served:
 @contextmanager
 def serving(app: App, state_file: Path, **options: Any) -> Iterator[Served]:
     opened: list[str] = []
-    server = Server(app, WebSettings(state_file=state_file, port=0, **options), opened.append)
+    given: dict[str, Any] = {"port": 0, **options}
+    server = Server(app, WebSettings(state_file=state_file, **given), opened.append)
     thread = threading.Thread(target=server.run, name="web", daemon=True)
     thread.start()
     try:

@@ -11,26 +11,29 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from starlette.requests import Request
 
+from tests.web.serving import serving
 from umbel.app.app import App
-from umbel.brokers.interface import DeadLetter
+from umbel.brokers.interface import DeadLetter, Refused
 from umbel.events.view import TaskRecord
-from umbel.monitor.shapes import TaskFilter
+from umbel.monitor.records import TaskFilter
+from umbel.protocol.delivery.trust import Signed
 from umbel.web.actions import Retry, Revoke, Terminate
 from umbel.web.application import application
 from umbel.web.dashboard import Dashboard
-from umbel.web.flower import _tasks, as_flower
-from umbel.web.inspecting import texts_of
-from umbel.web.pages.times import clock_time, instant, iso, local
-from umbel.web.performing import by_name
-from umbel.web.problems import Refused
+from umbel.web.exporters import _tasks, as_flower
+from umbel.web.pages.labels import clock_time, instant, iso, local
+from umbel.web.performer import ONLY_RETAINED, by_name
+from umbel.web.problems import Refused as RefusedByWeb
 from umbel.web.redaction import LIST_MAX, redact_task
-from umbel.web.roles import Role
-from umbel.web.settings import WebSettings
+from umbel.web.settings import Role, WebSettings
 from umbel.web.site import Visitor
+from umbel.wire.control import texts
 from umbel.wire.event import encode_event
 from umbel.wire.message import Message
+from umbel.wire.retried import retry_of
 
 ANN = Visitor(name="ann", role=Role.ADMIN, csrf="", address="127.0.0.1")
 
@@ -40,8 +43,8 @@ def told(type_name: str, **fields: Any) -> bytes:
     return encode_event({**envelope, **fields})
 
 
-def app_in(home: Path) -> App:
-    app = App("answering", broker=f"sqlite:///{home / 'queue.db'}")
+def app_in(home: Path, **settings: Any) -> App:
+    app = App("answering", broker=f"sqlite:///{home / 'queue.db'}", **settings)
 
     @app.task(name="pay", sensitive=("card",))
     def pay(card: str, note: str = "") -> None:
@@ -51,8 +54,8 @@ def app_in(home: Path) -> App:
 
 
 @asynccontextmanager
-async def site_in(home: Path) -> AsyncIterator[Dashboard]:
-    site = Dashboard(app_in(home), WebSettings(state_file=home / "web.db"))
+async def site_in(home: Path, **settings: Any) -> AsyncIterator[Dashboard]:
+    site = Dashboard(app_in(home, **settings), WebSettings(state_file=home / "web.db"))
     await site._broker.open()
     try:
         yield site
@@ -144,6 +147,28 @@ def test_no_input_is_a_fault(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_fault_says_nothing_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The answer is the same for any fault; the server's log has the rest."""
+
+    def broken(_site: object) -> None:
+        raise RuntimeError("detail of the inside")
+
+    monkeypatch.setattr(Dashboard, "overview", broken)
+    app = app_in(tmp_path)
+    with serving(app, tmp_path / "web.db") as served:
+        token = served.token(Role.VIEWER)
+        for path in ("/", "/api/v1/overview"):
+            with served.client(token, accept="text/html") as client:  # the connection ends with a fault
+                answer = client.get(path)
+            assert (answer.status_code, answer.json()["title"]) == (500, "Internal error")
+            assert "inside" not in answer.text and "Traceback" not in answer.text
+        with served.client(token) as client:
+            assert client.get("/api/v1/me").status_code == 200
+    assert "detail of the inside" in capfd.readouterr().err
+
+
 def test_times_that_no_calendar_has_are_not_shown() -> None:
     for at in (1e300, float("nan"), float("inf"), -1e15):
         assert (instant(at), clock_time(at), local(at), iso(at)) == ("–", "–", "", "")
@@ -210,11 +235,45 @@ def test_what_is_sent_again_is_read_on_the_loop(tmp_path: Path, monkeypatch: pyt
     asyncio.run(scenario())
 
 
+def test_with_keys_nothing_is_sent_again_that_only_events_tell_of(tmp_path: Path) -> None:
+    """Anyone who can write to the broker can send an event; the dashboard would sign what it says."""
+
+    async def scenario() -> None:
+        async with site_in(tmp_path, signing_keys=["k:" + "s" * 32], signing_cluster="here") as site:
+            call = {"name": "anything", "args": "('evil',)", "kwargs": "{}", "queue": "celery", "retries": 0}
+            for task_id, event in (("forged", "task-succeeded"), ("failed", "task-failed")):
+                site.cluster.model.take(told("task-sent", uuid=task_id, **call), time())
+                site.cluster.model.take(told(event, uuid=task_id, exception="e", runtime=0.1), time())
+            signer = site.app.signer()
+            assert signer is not None
+            ids = ("kept", "planted")
+            kept = [site.app.prepare("pay", ["1"], {}, {"task_id": one}).outgoing for one in ids]
+            headers = b'{"task":"pay","id":"unsigned"}'
+            forged = Message(headers, b"[[],{},{}]", correlation_id="unsigned")
+            unsigned = replace(kept[0], message=forged)
+            stored = signer.vouched("it failed", kept[0].message, "celery", time())
+            parts = [Refused(kept[0], stored), Refused(kept[1], "it failed"), Refused(unsigned, "it failed")]
+            await site._broker.keep_failed(parts)
+            result = await site.act(ANN, Retry(ids=["forged", "failed", *ids, "unsigned"]))
+            assert result.count == 1
+            assert result.refused.keys() == {"forged", "failed", "planted", "unsigned"}
+            assert result.refused["forged"] == result.refused["failed"] == ONLY_RETAINED
+            assert "no worker vouches" in result.refused["planted"]
+            assert "not verified (unsigned" in result.refused["unsigned"]
+            (sent,) = await site._broker.peek("celery", 10)
+            assert isinstance(signer.check_task(sent.message, "celery")[0], Signed)
+            assert retry_of(sent.message.headers) == "kept"
+            detail = site.task("forged")
+            assert detail is not None and not detail.can_retry and "signing_keys" in detail.why_not
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("action", [Revoke, Terminate, Retry])
 def test_an_action_on_tasks_that_names_nodes_is_refused(tmp_path: Path, action: type[Any]) -> None:
     async def scenario() -> None:
         async with site_in(tmp_path) as site:
-            with pytest.raises(Refused, match="nodes"):
+            with pytest.raises(RefusedByWeb, match="nodes"):
                 await site.act(ANN, action(ids=["t"], nodes=["w@h"]))
 
     asyncio.run(scenario())
@@ -231,8 +290,8 @@ def test_the_id_of_a_task_does_not_stand_for_another_letter() -> None:
 
 
 def test_a_refusal_is_no_list_of_tasks() -> None:
-    assert texts_of({"error": "not allowed"}) == [] == texts_of(None)
-    assert texts_of(["a.b", "c"]) == ["a.b", "c"]
+    assert texts({"error": "not allowed"}) == [] == texts(None)
+    assert texts(["a.b", "c"]) == ["a.b", "c"]
 
 
 def test_all_that_match_are_offered_where_there_is_a_filter(tmp_path: Path) -> None:

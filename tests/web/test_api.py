@@ -1,5 +1,6 @@
 """The API against a real worker: what it answers is what happened, and what it is told is done."""
 
+import html
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.history import published
 from tests.waiting import wait_until
 from tests.web.serving import Served, serving
 from umbel.app.app import App
-from umbel.web.roles import Role
+from umbel.web.settings import Role
 
 TASKS_FILE = Path(__file__).parent / "web_tasks.py"
 FLOWERS_FIELDS = {  # of a task, as Flower 2.2 answers
@@ -139,7 +140,10 @@ def test_what_failed_is_sent_again_and_what_cannot_is_refused(cluster: Cluster, 
     assert ended(api, masked.id)["can_retry"]
     result = act(api, "retry", ids=[failed.id, hidden.id, masked.id, "unknown"])  # answered in this order
     assert result["count"] == 2 and not result["done"]
-    assert "masked" in result["refused"][hidden.id] and "not known" in result["refused"]["unknown"]
+    assert (
+        "masked" in result["refused"][hidden.id]
+        and "not in the dashboard's memory" in result["refused"]["unknown"]
+    )
     told = [ended(api, one)["task"] for one in result["sent"]]
     assert [(one["args"], one["state"]) for one in told] == [("(8,)", "FAILURE"), ("(***,)", "FAILURE")]
     kept = {row["task_id"]: row for row in cluster.umbel_json("task", "failed")}
@@ -340,9 +344,31 @@ def test_the_stream_tells_what_changed_and_resumes_where_it_broke(
         number = next(line for line in lines if line.startswith("id:"))
         data = json.loads(next(line for line in lines if line.startswith("data:")).removeprefix("data:"))
     assert event == "event: tasks" and sent.id in data["ids"] and int(number.removeprefix("id:")) > seen
+    with api.stream("GET", f"/api/v1/stream?topics=tasks&since={seen}") as stream:
+        assert next(line for line in stream.iter_lines() if line.startswith("event:")) == "event: tasks"
     with api.stream("GET", "/api/v1/stream", headers={"last-event-id": "5"}) as stream:
         assert next(line for line in stream.iter_lines() if line.startswith("event:")) == "event: reset"
     assert api.get("/api/v1/stream?topics=weather").status_code == 400
+
+
+def test_a_page_follows_from_where_it_was_rendered(
+    served: Served, cluster: Cluster, api: httpx.Client
+) -> None:
+    """A browser connects some time after it has the page; what happens in between belongs on the page too."""
+    with served.browser() as browser:
+        page = browser.get("/tasks").text
+        address = html.unescape(page.split('data-stream="', 1)[1].split('"', 1)[0])
+        before = served.dashboard.hub.number
+        sent = cluster.app.tasks["web_tasks.add"].delay(1, 1)
+        ended(api, sent.id)
+        wait_until(lambda: served.dashboard.hub.number > before, what="a push")
+        seen = served.dashboard.hub.number
+        with browser.stream("GET", address) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("id:") and line != f"id: {before}":
+                    assert int(line.removeprefix("id:")) <= seen  # not a later push
+                if line.startswith("event: tasks"):
+                    break
 
 
 def test_a_node_that_is_stopped_has_left_and_the_sentence_says_so(
@@ -448,5 +474,20 @@ def test_history_is_asked_as_the_page_asks_it(tmp_path: Path) -> None:
         assert (first["columns"], first["more"], len(first["rows"])) == (["task_id", "told"], True, 1)
         assert "hunter2" not in json.dumps(first)
         assert asked("drop table attempts").status_code == 422
+        assert client.get("/history", params={"sql": "select 2 as two"}).status_code == 200
+        csv = client.get("/history/download", params={"sql": "select 3 as three", "as": "csv"})
+        assert csv.text == "three\n3\n"
         client.headers["authorization"] = f"Bearer {served.token(Role.VIEWER)}"
         assert asked("select 1").status_code == 403
+        assert client.get("/history/download", params={"sql": "select 1"}).status_code == 403
+        audited = [one for one in served.dashboard.journal.audit(limit=20) if one.action == "query"]
+        assert [(one.status, one.role, one.arguments.get("sql", "")[:22]) for one in reversed(audited)] == [
+            ("done", "operator", "select task_id, 'passw"),
+            ("failed", "operator", "drop table attempts"),
+            ("done", "operator", "select 2 as two"),
+            ("done", "operator", "select 3 as three"),
+            ("refused", "viewer", "select 1"),
+            ("refused", "viewer", "select 1"),
+        ]
+        assert "hunter2" not in repr(audited) and audited[-1].result == {"rows": 1}
+        assert "read-only" in (audited[-2].result or {})["problem"]

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections import deque
+from contextlib import closing
 from pathlib import Path
 from time import time
 
@@ -10,16 +11,13 @@ import msgspec
 import pytest
 
 from umbel.app.app import App
-from umbel.monitor.shapes import Mark
-from umbel.web import journal as journal_module
-from umbel.web import unwritten
+from umbel.monitor.records import Mark
+from umbel.web import journal
 from umbel.web.actions import AuditEntry, Purge, Retry, Revoke, StartElection
-from umbel.web.auditing import LISTED_MAX, entry_of
 from umbel.web.dashboard import Dashboard
-from umbel.web.journal import Journal
+from umbel.web.journal import LISTED_MAX, Journal, entry_of, note_of
 from umbel.web.problems import Forbidden
-from umbel.web.roles import Role
-from umbel.web.settings import WebSettings
+from umbel.web.settings import Role, WebSettings
 from umbel.web.site import Visitor
 
 ANN = Visitor(name="ann", role=Role.ADMIN, csrf="", address="127.0.0.1")
@@ -27,6 +25,9 @@ BOB = Visitor(name="bob", role=Role.VIEWER, csrf="", address="127.0.0.1")
 ENTRY = AuditEntry(
     id=0, at=1.0, who="a", role="admin", address="", action="x", target="", arguments={}, status="sent"
 )
+
+
+QUERY = note_of("query", "ann", "operator", "")
 
 
 def dashboard_in(home: Path) -> Dashboard:
@@ -37,15 +38,56 @@ def dashboard_in(home: Path) -> Dashboard:
 def test_what_was_refused_pushes_out_nothing_that_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "AUDIT_MAX", 3)
-    monkeypatch.setattr(journal_module, "REFUSED_MAX", 2)
+    monkeypatch.setitem(journal.ROOMS, "action", 3)
+    monkeypatch.setitem(journal.ROOMS, "refused", 2)
     kept = Journal(tmp_path / "web.db")
-    done = [kept.begin(ENTRY) for _ in range(2)]
-    refused = [kept.refuse(msgspec.structs.replace(ENTRY, status="refused")) for _ in range(10)]
-    done.append(kept.begin(ENTRY))
+    done = [kept.note(ENTRY) for _ in range(2)]
+    refused = [kept.note(msgspec.structs.replace(ENTRY, status="refused")) for _ in range(10)]
+    done.append(kept.note(ENTRY))
     assert [one.id for one in kept.audit(limit=100)] == sorted([*done, *refused[-2:]], reverse=True)
     assert [one.id for one in kept.audit(limit=1, before=done[-1])] == [refused[-1]]
     kept.close()
+
+
+def test_nobody_pushes_out_entries_of_another_kind_or_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in journal.ROOMS:
+        monkeypatch.setitem(journal.ROOMS, room, 3)
+    kept = Journal(tmp_path / "web.db")
+    wanted = [kept.note(ENTRY), kept.note(note_of("login", "root", "admin", "")), kept.note(QUERY)]
+    floods = [
+        *(note_of(action, "bob", "viewer", "") for action in ("login", "logout", "query")),
+        *(note_of(action, "x", "", "") for action in ("failed_login", "locked_out", "refused_request")),
+        msgspec.structs.replace(ENTRY, status="refused"),
+    ]
+    for flood in floods:
+        for _ in range(10):
+            kept.note(flood)
+    found = kept.audit(limit=100)
+    assert set(wanted) < {one.id for one in found}
+    assert len(found) == len(wanted) + 3 * 5  # logins, logouts, queries, failures, refusals
+    kept.close()
+
+
+def test_a_file_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "web.db")) as old:
+        old.executescript(
+            "CREATE TABLE audit (id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, body BLOB NOT NULL);"
+            "CREATE TABLE refused (id INTEGER PRIMARY KEY, body BLOB NOT NULL);"
+        )
+        refused = msgspec.structs.replace(ENTRY, status="refused", who="bob")
+        old.execute("INSERT INTO audit VALUES (1, 1.0, ?)", (msgspec.json.encode(ENTRY),))
+        old.execute("INSERT INTO refused VALUES (2, ?)", (msgspec.json.encode(refused),))
+        old.commit()
+    for _ in range(2):
+        kept = Journal(tmp_path / "web.db")
+        assert [(one.id, one.who, one.status) for one in kept.audit(limit=9)][-2:] == [
+            (2, "bob", "refused"),
+            (1, "a", "sent"),
+        ]
+        assert kept.note(ENTRY) > 2
+        kept.close()
 
 
 def test_a_refused_action_is_written_without_its_arguments(tmp_path: Path) -> None:
@@ -83,7 +125,7 @@ def test_no_file_of_the_dashboard_is_readable_by_others(tmp_path: Path) -> None:
     path = tmp_path / "web.db"
     for _ in range(2):
         kept = Journal(path)
-        kept.begin(ENTRY)
+        kept.note(ENTRY)
         found = {one.name: one.stat().st_mode & 0o777 for one in tmp_path.glob("web.db*")}
         assert found == dict.fromkeys(["web.db", "web.db-wal", "web.db-shm"], 0o600)
         for name in found:  # as an earlier version left them
@@ -135,9 +177,9 @@ def test_what_could_not_be_written_is_written_next_time(
 
 
 def test_what_waits_to_be_written_is_bounded_in_messages_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unwritten, "MESSAGES_MAX", 3)
-    monkeypatch.setattr(unwritten, "BYTES_MAX", 10)
-    waiting = unwritten.Unwritten()
+    monkeypatch.setattr(journal, "MESSAGES_MAX", 3)
+    monkeypatch.setattr(journal, "BYTES_MAX", 10)
+    waiting = journal.JournalBuffer()
     for body in (b"a", b"b", b"c", b"d"):
         waiting.add(1.0, body)
     taken = waiting.take()
@@ -146,5 +188,5 @@ def test_what_waits_to_be_written_is_bounded_in_messages_and_bytes(monkeypatch: 
     waiting.give_back(taken)
     assert [body for _, body in waiting.take()] == [b"d", b"123456789"]
     marks = deque([3, 4], maxlen=3)
-    unwritten.give_back(marks, [1, 2])
+    journal.give_back(marks, [1, 2])
     assert list(marks) == [2, 3, 4]

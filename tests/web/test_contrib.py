@@ -17,14 +17,15 @@ from umbel.brokers.interface import Depth
 from umbel.coordination.driver import instant
 from umbel.events.meters import ENDS
 from umbel.exposition import text_of
-from umbel.protocol.membership.events import Introduced
+from umbel.protocol.membership.members import Introduced
 from umbel.testing.worker import EmbeddedWorker
 from umbel.web.dashboard import Dashboard
-from umbel.web.metrics import ClusterCollector
+from umbel.web.exporters import ClusterCollector
 from umbel.web.settings import WebSettings
+from umbel.wire.control import LeaseRow, OwnStats, PoolStats, Stats
 from umbel.wire.event import encode_event
-from umbel.worker.leases.listing import OF_THE_CLUSTER
-from umbel.worker.steps.metrics import Metrics
+from umbel.worker.steps.gossip import OF_THE_CLUSTER
+from umbel.worker.steps.health import Metrics
 
 CONTRIB = Path(__file__).parents[2] / "contrib"
 GRAFANA, ALERTS = CONTRIB / "grafana" / "umbel.json", CONTRIB / "prometheus" / "umbel-alerts.yml"
@@ -67,12 +68,12 @@ def of_the_dashboard(home: Path) -> str:
     for number, type_name in enumerate(("sent", "received", "received", "started", *ENDS), start=1):
         model.take(told(f"task-{type_name}", number, uuid="t", name="add", queue="q", runtime=1.0), time())
     model.take(told("worker-elected", 20, eid="e", phase="done", winner="w@h", term=1), time())
-    held = [{"name": name, "holder": "w@h.1.2", "term": 1, "left_s": 9.0} for name in OF_THE_CLUSTER]
+    held = [LeaseRow(name, "w@h.1.2", 1, 9.0) for name in OF_THE_CLUSTER]
     model.leases.answered(held, time())
     site.feed.queues, site.feed.oldest = {"q": Depth(1, 0, 0)}, {"q": time()}
     site.feed.membership._machine.step(Introduced("w@h", 2, 1, 0, 2.0, "umbel"), instant())
     collector = ClusterCollector(site)
-    collector._stats = {"w@h": {"pool": {"processes": [1]}, "umbel": {"links": {"broker": 1}}}}
+    collector._stats = {"w@h": Stats(PoolStats(processes=[1]), umbel=OwnStats(links={"broker": 1}))}
     collector._log = {"recorder": 1}
     site.journal.close()
     return text_of(collector).decode()

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from umbel.app.app import App
-from umbel.monitor.changes import Change
+from umbel.monitor.model import Change
+from umbel.protocol.delivery.redaction import redact
 from umbel.web import hub as hub_module
 from umbel.web.dashboard import Dashboard
 from umbel.web.hub import PUSHES_MAX, Hub
-from umbel.web.redaction import redact, redact_data, shown
+from umbel.web.redaction import redact_data, shown
 from umbel.web.settings import WebSettings
 
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster import Cluster
 from tests.waiting import wait_until
-from umbel.launch.node_names import node_name
+from umbel.launch.preparation import node_name
 
 TASKS_FILE = Path(__file__).parent / "web_tasks.py"
 

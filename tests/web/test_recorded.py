@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.history.published import BEGAN, Story, publish
-from umbel.events.columns import row
-from umbel.events.reading import EventReader
+from umbel.events.tables import row
+from umbel.events.view import EventReader
 from umbel.history.query import read
-from umbel.web import recorded as module
-from umbel.web.recorded import KEPT_MAX, Recollection, Recorded, recorded
+from umbel.web import lake as module
+from umbel.web.lake import KEPT_MAX, Recorded, RecordedCache, recorded
 
 T0 = BEGAN.timestamp()
 READER = EventReader()
@@ -128,7 +128,7 @@ def test_who_asks_while_the_tables_are_read_gets_the_same_answer() -> None:
         return answer
 
     async def scenario() -> None:
-        kept = Recollection()
+        kept = RecordedCache()
         assert set(map(id, await asyncio.gather(*(kept.recall(0, 1, slowly) for _ in range(5))))) == {
             id(answer)
         }
@@ -169,7 +169,7 @@ def test_what_a_node_said_wrongly_is_passed_over(tmp_path: Path, extra: str | No
 def test_what_was_read_is_kept_for_a_while_and_not_all_of_it() -> None:
     reads: list[float] = []
 
-    async def recall(kept: Recollection, since: float) -> None:
+    async def recall(kept: RecordedCache, since: float) -> None:
         async def look() -> Recorded:
             reads.append(since)
             return Recorded(happenings=[], since=0, known_from=None, known_until=None, build=1, built_at="")
@@ -177,7 +177,7 @@ def test_what_was_read_is_kept_for_a_while_and_not_all_of_it() -> None:
         await kept.recall(since, 100.0, look)
 
     async def scenario(times: Sequence[float]) -> None:
-        kept = Recollection()
+        kept = RecordedCache()
         for one in times:
             await recall(kept, one)
 

@@ -13,16 +13,16 @@ from tests.waiting import until
 from umbel.app.app import App
 from umbel.errors import ConfigurationError
 from umbel.monitor.rates import Step
-from umbel.monitor.shapes import Happening, Mark, TaskFilter
+from umbel.monitor.records import Happening, Mark, TaskFilter
+from umbel.web import journal
 from umbel.web import journal as journal_module
 from umbel.web.actions import AuditEntry, MarkMoment, Purge
+from umbel.web.credentials import Token
 from umbel.web.dashboard import Dashboard
 from umbel.web.journal import Journal
 from umbel.web.problems import Refused
-from umbel.web.roles import Role
-from umbel.web.settings import WebSettings
+from umbel.web.settings import Role, WebSettings
 from umbel.web.site import Visitor
-from umbel.web.tokens import Token
 from umbel.wire.event import encode_event
 
 ANN = Visitor(name="ann", role=Role.ADMIN, csrf="", address="127.0.0.1")
@@ -101,7 +101,7 @@ def test_nothing_is_done_that_cannot_be_audited(tmp_path: Path, monkeypatch: pyt
         def full(_entry: object) -> int:
             raise sqlite3.OperationalError("database or disk is full")
 
-        monkeypatch.setattr(site.journal, "begin", full)
+        monkeypatch.setattr(site.journal, "note", full)
         with pytest.raises(Refused, match="cannot be written to the audit log"):
             await site.act(ANN, Purge(queue="celery"))
         await site.stop()
@@ -116,7 +116,7 @@ def test_a_broker_that_is_away_is_waited_for_and_said(tmp_path: Path) -> None:
         await site.start()
         await until(lambda: site.problem not in ("", "connecting"), "what is shown")
         health = site.overview().health
-        assert health.level == "bad" and "does not hear the cluster" in health.sentence
+        assert health.level == "bad" and "receives no events from the cluster" in health.sentence
         result = await site.act(ANN, Purge(queue="celery"))
         assert not result.done and result.problem
         assert (await site.audit())[0].status == "failed"
@@ -157,7 +157,7 @@ def test_a_broker_that_restarts_is_said_and_survived(tmp_path: Path) -> None:
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "HEARD_BYTES_MAX", 2000)
     monkeypatch.setattr(journal_module, "HEARD_AT_ONCE", 2)
-    monkeypatch.setattr(journal_module, "AUDIT_MAX", 10)
+    monkeypatch.setitem(journal.ROOMS, "action", 10)
     kept, now = Journal(tmp_path / "web.db"), time()
     old = [(now - 4000, b"old"), (now - 4000, b"older")]
     kept.write_hour(old, [Step(int(now) - 4000)], [Mark(at=now - 4000, text="old")], now)
@@ -170,7 +170,7 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         id=0, at=now, who="a", role="admin", address="", action="x", target="", arguments={}, status="done"
     )
     for _ in range(30):
-        kept.begin(entry)
+        kept.note(entry)
     assert [one.id for one in kept.audit(limit=100)] == list(range(30, 20, -1))
     assert [one.id for one in kept.audit(limit=2, before=25)] == [24, 23]
     kept.close()

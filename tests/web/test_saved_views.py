@@ -10,15 +10,14 @@ import msgspec
 import pytest
 
 from tests.web.test_answers import ANN, site_in
-from umbel.monitor.shapes import TaskFilter
+from umbel.monitor.records import TaskFilter
 from umbel.web import journal
-from umbel.web.actions import DeleteView, SaveView
+from umbel.web.actions import COLUMNS, NAME_MAX, USUAL, VIEW_BYTES_MAX, DeleteView, SavedView, SaveView
 from umbel.web.dashboard import Dashboard
 from umbel.web.journal import Journal
 from umbel.web.pages.tasks import address_of, columns_of
 from umbel.web.problems import Forbidden, Refused
-from umbel.web.roles import Role
-from umbel.web.saved_views import COLUMNS, NAME_MAX, USUAL, VIEW_BYTES_MAX, SavedView
+from umbel.web.settings import Role
 from umbel.web.site import Visitor
 
 VIEWER = Visitor(name="vic", role=Role.VIEWER, csrf="", address="10.0.0.7")

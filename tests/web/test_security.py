@@ -2,9 +2,10 @@
 
 import resource
 import socket
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import time
 
@@ -14,10 +15,10 @@ from tests.waiting import wait_until
 from tests.web.serving import Served, serving
 from umbel.app.app import App
 from umbel.errors import ConfigurationError
-from umbel.web import hub, settings
-from umbel.web.roles import Role
+from umbel.web import credentials, hub, settings, visitors
+from umbel.web.actions import AuditEntry
 from umbel.web.server import Server
-from umbel.web.settings import WebSettings, check
+from umbel.web.settings import Role, WebSettings, check
 
 PURGE = {"action": "purge", "queue": "celery"}
 CLIENTS_MAX = 5
@@ -29,6 +30,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     app = App("guarded", broker=f"sqlite:///{home / 'queue.db'}")
     with serving(app, home / "web.db", clients_max=CLIENTS_MAX) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def quick_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong tokens of a locked-out address are answered after a second."""
+    monkeypatch.setattr(visitors, "TOGETHER_S", 0.01)
 
 
 def test_without_a_token_programs_are_refused_and_browsers_sent_to_log_in(served: Served) -> None:
@@ -49,7 +56,7 @@ def test_a_wrong_or_ended_token_is_refused_and_guessing_is_slowed(served: Served
     with served.client("umbel_wrong") as client:
         answers = [client.get("/api/v1/me").status_code for _ in range(30)]
     assert answers[0] == 401 and answers[-1] == 429
-    served.dashboard.visitors._guesses.clear()
+    served.dashboard.visitors.failures.clear()
 
 
 def test_a_removed_token_is_worth_nothing_at_once(served: Served) -> None:
@@ -57,7 +64,7 @@ def test_a_removed_token_is_worth_nothing_at_once(served: Served) -> None:
         assert client.get("/api/v1/me").json()["role"] == "viewer"
         assert served.dashboard.journal.remove_token("gone")
         assert client.get("/api/v1/me").status_code == 401
-    served.dashboard.visitors._guesses.clear()
+    served.dashboard.visitors.failures.clear()
 
 
 def test_the_one_time_url_logs_in_once(served: Served) -> None:
@@ -69,6 +76,102 @@ def test_the_one_time_url_logs_in_once(served: Served) -> None:
         assert client.get("/api/v1/me").json()["role"] == "admin"
     with served.client() as other:
         assert other.get(served.first_url).status_code == 401
+
+
+def entries(served: Served, *names: str) -> list[AuditEntry]:
+    """Those of the audit that have one of these actions, newest first."""
+    return [one for one in served.dashboard.journal.audit(limit=100) if one.action in names]
+
+
+def test_a_named_token_in_an_address_logs_nobody_in(served: Served) -> None:
+    token = served.token(Role.ADMIN)
+    with served.client() as client:
+        assert client.get("/session", params={"token": token}).status_code == 401
+        sent = client.get("/session", params={"token": token}, headers={"accept": "text/html"})
+        assert sent.headers["location"] == "/login?failed=token" and "set-cookie" not in sent.headers
+        assert client.get("/api/v1/me", params={"token": token}).status_code == 401
+    assert entries(served, "failed_login")[0].target.startswith("the one-time token is wrong")
+    served.dashboard.visitors.failures.clear()
+
+
+def test_behind_a_proxy_on_this_machine_no_one_time_token_makes_an_admin(tmp_path: Path) -> None:
+    app = App("proxied", broker=f"sqlite:///{tmp_path / 'queue.db'}")
+    with serving(app, tmp_path / "web.db", proxies=("127.0.0.1",)) as found:
+        assert found.first_url == f"{found.url}/"
+        with found.client(x_forwarded_for="203.0.113.9") as visitor:
+            for token in ("", "umbel_"):
+                assert visitor.get("/session", params={"token": token}).status_code == 401
+
+
+def test_logins_failures_and_lock_outs_are_audited(served: Served) -> None:
+    expired = served.token(Role.ADMIN, name="old", expires_at=time() - 1)
+    with served.browser(Role.OPERATOR) as browser:
+        assert browser.post("/session/end").status_code == 303
+    with served.client(expired) as program:
+        assert program.get("/api/v1/me").status_code == 401
+    with served.client("umbel_wrong") as guesser:
+        for _ in range(40):
+            guesser.get("/api/v1/me")
+    ended, begun = entries(served, "login", "logout")[:2]
+    assert (ended.action, begun.action, ended.who) == ("logout", "login", begun.who)
+    assert (begun.role, begun.address, begun.status) == ("operator", "127.0.0.1", "done")
+    assert begun.arguments == {"by": "token"}
+    locked, *failed = entries(served, "failed_login", "locked_out")[: credentials.MAX + 1]
+    assert locked.action == "locked_out" and {one.action for one in failed} == {"failed_login"}
+    assert [(one.who, one.target) for one in failed] == [
+        *[("unknown", "wrong token")] * (credentials.MAX - 1),
+        ("old", "the token has expired"),
+    ]
+    with served.browser(Role.VIEWER) as browser:  # the same address
+        page = browser.get("/audit").text
+        assert "<b>locked out</b>" in page and "<b>failed login</b>" in page and "umbel_wrong" not in page
+    served.dashboard.visitors.failures.clear()
+
+
+def test_refused_requests_are_audited_and_bounded(served: Served) -> None:
+    with served.browser() as browser:
+        name = browser.get("/api/v1/me").json()["name"]
+        for _ in range(40):
+            browser.post("/api/v1/actions", json=PURGE, headers={"origin": "https://evil.example"})
+    found = entries(served, "refused_request")
+    assert len(found) == credentials.MAX
+    assert (found[0].who, found[0].target) == (name, "POST /api/v1/actions")
+    assert "another site, https://evil.example" in found[0].arguments["why"]
+
+
+def test_an_audit_that_cannot_be_written_lets_people_in_and_runs_no_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_entry: object) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    app = App("full", broker=f"sqlite:///{tmp_path / 'queue.db'}")
+    with serving(app, tmp_path / "web.db") as found:
+        monkeypatch.setattr(found.dashboard.journal, "note", full)
+        with found.browser(Role.OPERATOR) as browser:
+            assert browser.get("/api/v1/me").json()["role"] == "operator"
+            refused = browser.post("/api/v1/history/sql", json={"sql": "select 1"})
+            assert refused.status_code == 503 and "query refused" in refused.json()["detail"]
+    assert "cannot write to the audit log" in {record.message for record in caplog.records}
+
+
+def test_by_tls_browsers_are_to_come_back_by_tls(tmp_path: Path) -> None:
+    app = App("tls", broker=f"sqlite:///{tmp_path / 'queue.db'}")
+    with serving(app, tmp_path / "web.db", proxies=("127.0.0.1",)) as found:
+        for headers, answer in (({"x_forwarded_proto": "https"}, "max-age=31536000"), ({}, None)):
+            with found.client(**headers) as client:
+                for path in ("/healthcheck", "/login", "/api/v1/me", "/nothing", "/static/umbel.css"):
+                    assert client.get(path).headers.get("strict-transport-security") == answer, path
+    with (
+        serving(app, tmp_path / "web.db", public_url="https://dash.example") as found,
+        found.client() as client,
+    ):
+        sent = client.post("/session", data={"token": found.token(Role.VIEWER)})
+        assert sent.headers["strict-transport-security"] == "max-age=31536000"
+        assert (
+            sent.headers["set-cookie"].startswith("__Host-umbel_session")
+            and "; Secure" in sent.headers["set-cookie"]
+        )
 
 
 def test_a_viewers_change_is_refused_and_audited(served: Served) -> None:
@@ -108,6 +211,89 @@ def test_a_change_without_the_csrf_token_is_refused(served: Served) -> None:
         for wrong in ("", "x", other.headers["x-csrf-token"]):
             refused = browser.post("/api/v1/actions", json=PURGE, headers={"x-csrf-token": wrong})
             assert refused.status_code == 403, wrong
+
+
+def test_a_page_says_how_to_log_out_and_of_how_many_sessions(served: Served) -> None:
+    token = served.token(Role.VIEWER)
+    with served.client() as first, served.client() as second:
+        for client in (first, second):
+            assert client.post("/session", data={"token": token}).status_code == 303
+        assert "Log out of all 2 sessions" in first.get("/").text
+        csrf = {"x-csrf-token": first.get("/api/v1/me").json()["csrf"], "origin": served.url}
+        ended = first.post("/session/end?everywhere=yes", headers=csrf | {"hx-request": "true"})
+        assert (ended.status_code, ended.headers["hx-redirect"]) == (204, "/login")
+        assert [client.get("/api/v1/me").status_code for client in (first, second)] == [401, 401]
+    with served.client(token) as program:
+        assert "Log out" not in program.get("/").text
+
+
+def test_an_admin_ends_the_sessions_of_a_name(served: Served) -> None:
+    token = served.token(Role.VIEWER, name="bob")
+    with served.client() as bob, served.browser() as admin, served.browser(Role.OPERATOR) as operator:
+        assert bob.post("/session", data={"token": token}).status_code == 303
+        action = {"action": "end_sessions", "name": "bob"}
+        assert (
+            "End sessions" in admin.get("/audit").text and "End sessions" not in operator.get("/audit").text
+        )
+        assert operator.post("/api/v1/actions", json=action).status_code == 403
+        assert admin.post("/api/v1/actions", json=action | {"nodes": ["w"]}).status_code == 422
+        assert bob.get("/api/v1/me").status_code == 200
+        assert admin.post("/api/v1/actions", json=action).json()["count"] == 1
+        assert bob.get("/api/v1/me").status_code == 401
+        assert admin.get("/api/v1/me").status_code == 200
+    assert entries(served, "end_sessions")[0].target == "bob"
+
+
+def test_every_answer_says_what_it_is_and_is_not_stored(served: Served) -> None:
+    kinds = {
+        "/": "text/html; charset=utf-8",
+        "/login": "text/html; charset=utf-8",
+        "/healthcheck": "text/plain; charset=utf-8",
+        "/metrics": "text/plain; version=1.0.0; charset=utf-8",
+        "/api/v1/me": "application/json",
+        "/api/v1/nothing": "application/problem+json",
+        "/static/umbel.js": "text/javascript; charset=utf-8",
+        "/static/umbel.css": "text/css; charset=utf-8",
+        "/static/icon.svg": "image/svg+xml",
+    }
+    with served.client(served.token(Role.VIEWER)) as client:
+        for path, kind in kinds.items():
+            headers = client.get(path).headers
+            assert headers["content-type"] == kind, path
+            assert path.startswith("/static/") or headers["cache-control"] == "no-store", path
+        assert client.post("/session/end").headers["clear-site-data"] == '"cache"'
+
+
+def test_methods_that_nothing_uses_are_refused_and_echo_nothing(served: Served) -> None:
+    with served.client(served.token(Role.ADMIN)) as client:
+        for method in ("TRACE", "PUT", "DELETE", "PATCH", "CONNECT"):
+            for path in ("/", "/api/v1/tasks", "/session", "/static/umbel.js"):
+                answer = client.request(method, path, headers={"x-probe": "echoed"})
+                assert answer.status_code in {400, 404, 405}, (method, path)
+                assert "echoed" not in answer.text
+
+
+def test_a_request_with_two_lengths_is_no_way_to_a_second_request(served: Served) -> None:
+    """What a proxy takes for a body must not be taken for a request here, or the other way round."""
+    host, port = served.url.removeprefix("http://").split(":")
+    token = served.token(Role.ADMIN)
+    hidden = b"GET /api/v1/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token.encode() + b"\r\n\r\n"
+    for lengths in (
+        b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n" % len(hidden),
+        b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n" % len(hidden),
+        b"Content-Length: 0\r\nContent-Length: %d\r\n" % len(hidden),
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Content-Length: +0\r\n",
+    ):
+        with socket.create_connection((host, int(port))) as raw:
+            raw.settimeout(5)
+            raw.sendall(b"POST /session HTTP/1.1\r\nHost: x\r\n" + lengths + b"\r\n" + hidden)
+            answer = b""
+            with suppress(TimeoutError):
+                while part := raw.recv(65_536):
+                    answer += part
+        assert answer.startswith(b"HTTP/1.1 400"), (lengths, answer[:100])
+        assert b"admin" not in answer
 
 
 def test_logging_out_ends_the_session(served: Served) -> None:

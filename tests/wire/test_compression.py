@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.wire import strategies
 from umbel.errors import BadMessage, BadValue, TooLarge, WireError
 from umbel.wire.compression import COMPRESSIONS, compress, decompress
-from umbel.wire.limits import Limits
+from umbel.wire.message import Limits
 
 
 @given(st.binary(max_size=200), st.sampled_from(["gzip", "zlib", "bzip2", "lzma", "application/x-bz2"]))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.errors import TooLarge, WireError
-from umbel.protocol.pidbox import Known, Reply, ReplyTo, Request
+from umbel.protocol.pidbox import MemberReport, Reply, ReplyTo, Request
 from umbel.wire.control import decode_reply, decode_request, encode_reply, encode_request
 
 TICKET = "e3cb5e9b-0085-47c1-a8da-587f47317753"
@@ -93,10 +93,11 @@ def test_a_reply_has_the_form_of_celery() -> None:
     names,
     plain_values,
     st.lists(
-        st.builds(Known, names, names, st.floats(0, 9).map(lambda s: round(s, 1)), st.booleans()), max_size=3
+        st.builds(MemberReport, names, names, st.floats(0, 9).map(lambda s: round(s, 1)), st.booleans()),
+        max_size=3,
     ),
 )
-def test_a_reply_comes_back_as_it_was(node: str, value: object, members: list[Known]) -> None:
+def test_a_reply_comes_back_as_it_was(node: str, value: object, members: list[MemberReport]) -> None:
     assert decode_reply(*encode_reply(node, value, TICKET, 3, members)) == Reply(
         node, value, TICKET, tuple(members)
     )

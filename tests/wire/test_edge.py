@@ -15,12 +15,12 @@ from umbel.brokers.sqlite import publishing
 from umbel.errors import BadMessage, WireError
 from umbel.pools.interface import Job
 from umbel.pools.prefork.messages import ToChild
-from umbel.wire.compat.legacy import to_v2
+from umbel.wire.call import decode_task, read_headers
 from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.event import decode_events, encode_event
 from umbel.wire.frames import FrameReader, JobBatch, encode_frame
-from umbel.wire.message import Message
-from umbel.wire.task import decode_task, parse_instant, read_headers
+from umbel.wire.message import Message, parse_instant
+from umbel.wire.task import to_v2
 
 HUGE = [10**20, 2**63, 2**31, -1, -(2**63) - 1, 10**400]
 ODD: list[Any] = [

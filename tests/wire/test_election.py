@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.errors import WireError
-from umbel.protocol.compat.election_v1_events import AckHeard, Candidate, ElectHeard, PublishAck, PublishElect
-from umbel.protocol.election.events import ClosedHeard, ElectedHeard, Phase, Tell
+from umbel.protocol.election.classic import AckReceived, Candidate, ElectReceived, PublishAck, PublishElect
+from umbel.protocol.election.events import ClosedReceived, ElectedReceived, Phase, PublishElected
 from umbel.protocol.leadership.coordination import ElectionRequest, ElectionState, Policy
-from umbel.wire import election as wire
+from umbel.wire import coordination as wire
 from umbel.wire.event import decode_events, encode_event
 
 STAMP: dict[str, Any] = {"hostname": "ada@host", "pid": 7, "clock": 26, "timestamp": 5.0}
@@ -52,30 +52,34 @@ def test_a_command_of_a_celery_client_is_known_by_what_it_lacks() -> None:
 
 
 def test_an_elected_event_carries_its_request() -> None:
-    tell = Tell(Phase.ELECTED, "e", "task", Policy.AT_LEAST_ONCE, "ada@host.7.1", 9, 2, request=REQUEST)
+    tell = PublishElected(
+        Phase.ELECTED, "e", "task", Policy.AT_LEAST_ONCE, "ada@host.7.1", 9, 2, request=REQUEST
+    )
     fields = wire.elected_fields(tell)
     assert FORBIDDEN.isdisjoint(fields)
-    assert wire.elected_from(sent(wire.ELECTED, fields)) == ElectedHeard("e", "ada@host.7.1", 9, 2, REQUEST)
+    assert wire.elected_from(sent(wire.ELECTED, fields)) == ElectedReceived(
+        "e", "ada@host.7.1", 9, 2, REQUEST
+    )
 
 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED, Phase.EXPIRED])
 def test_a_closing_event_says_how_it_ended(phase: Phase) -> None:
-    tell = Tell(phase, "e", "task", Policy.AT_MOST_ONCE, "", 0, 0, "deadline")
-    assert wire.elected_from(sent(wire.ELECTED, wire.elected_fields(tell))) == ClosedHeard("e", phase)
+    tell = PublishElected(phase, "e", "task", Policy.AT_MOST_ONCE, "", 0, 0, "deadline")
+    assert wire.elected_from(sent(wire.ELECTED, wire.elected_fields(tell))) == ClosedReceived("e", phase)
 
 
 def test_a_request_too_large_for_an_event_is_left_out() -> None:
     large = ElectionRequest("e", "task", b'"' + b"x" * 64 * 1024 + b'"', Policy.AT_MOST_ONCE, 0.0)
-    tell = Tell(Phase.ELECTED, "e", "task", Policy.AT_MOST_ONCE, "w", 9, 1, request=large)
+    tell = PublishElected(Phase.ELECTED, "e", "task", Policy.AT_MOST_ONCE, "w", 9, 1, request=large)
     event = sent(wire.ELECTED, wire.elected_fields(tell))
     assert len(encode_event(event)) < wire.ELECTED_BYTES_MAX
     heard = wire.elected_from(event)
-    assert isinstance(heard, ElectedHeard) and heard.request is None
+    assert isinstance(heard, ElectedReceived) and heard.request is None
 
 
 def test_a_candidacy_survives_the_wire_with_the_clock_it_asks_for() -> None:
     fields = wire.elect_fields(PublishElect("e", "task", b'{"task":"t"}', clock=1), version=2)
-    heard = ElectHeard("e", "task", b'{"task":"t"}', "ada@host", 7, 1, 2)
+    heard = ElectReceived("e", "task", b'{"task":"t"}', "ada@host", 7, 1, 2)
     assert wire.elect_from(sent(wire.ELECT, fields)) == heard
 
 
@@ -94,7 +98,7 @@ def test_a_captured_candidacy_of_a_celery_worker_is_read() -> None:
     }
     assert wire.elect_from(event).candidate == Candidate(26, "w1@vm.331")
     ack = {"hostname": "w1@vm", "pid": 331, "clock": 27, "id": "elec-1", "type": "worker-elect-ack"}
-    assert wire.ack_from(ack) == AckHeard("elec-1", "w1@vm")
+    assert wire.ack_from(ack) == AckReceived("elec-1", "w1@vm")
 
 
 def test_our_acks_tell_the_lowest_candidate() -> None:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.wire.envelope_redis import Opened, seal, seal_broadcast, unseal
-from umbel.wire.message import Message
-from umbel.wire.properties import encode_others, others_of
+from umbel.wire.message import Message, encode_others, others_of
 
 HEADERS: dict[str, Any] = {
     "lang": "py",

@@ -13,7 +13,7 @@ from umbel.wire.frames import (
     Problem,
     Ready,
     SoftLimit,
-    Stop,
+    StopChild,
     encode_frame,
 )
 
@@ -23,15 +23,15 @@ class Errand(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
-MARK = bytes(encode_frame(Stop()))[:4]
-Frames = JobBatch[Errand] | Outcomes[Errand] | SoftLimit | Stop | Ready | Problem
+MARK = bytes(encode_frame(StopChild()))[:4]
+Frames = JobBatch[Errand] | Outcomes[Errand] | SoftLimit | StopChild | Ready | Problem
 
 errands = st.builds(Errand, st.integers(0, 2**63 - 1), st.binary(max_size=300))
 frames = st.one_of(
     st.builds(JobBatch, st.integers(0, 255), st.lists(errands, max_size=5)),
     st.builds(Outcomes, st.lists(errands, max_size=5)),
     st.builds(SoftLimit, st.integers(0, 2**40)),
-    st.just(Stop()),
+    st.just(StopChild()),
     st.builds(Ready, st.integers(1, 2**22)),
     st.builds(Problem, st.text(max_size=50)),
 )
@@ -52,11 +52,11 @@ def test_a_stream_cut_anywhere_gives_the_same_values(sent: list[msgspec.Struct],
 
 def test_one_byte_at_a_time_is_enough() -> None:
     reader: FrameReader[object] = FrameReader(Frames)
-    stream = encode_frame(Ready(4711)) + encode_frame(Stop())
+    stream = encode_frame(Ready(4711)) + encode_frame(StopChild())
     received = [
         value for index in range(len(stream)) for value in reader.feed(bytes(stream[index : index + 1]))
     ]
-    assert received == [Ready(4711), Stop()]
+    assert received == [Ready(4711), StopChild()]
 
 
 def test_a_length_over_the_limit_is_refused_before_its_payload_arrives() -> None:

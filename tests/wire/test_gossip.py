@@ -5,18 +5,18 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.membership.events import (
+from umbel.protocol.membership.members import (
     Accused,
+    BroadcastView,
     Condemned,
-    Heard,
     Introduced,
     Kind,
     Member,
     MemberState,
-    TellView,
+    NodeEvent,
     Viewed,
 )
-from umbel.wire.gossip import (
+from umbel.wire.coordination import (
     introduction,
     read_introduction,
     read_worker_event,
@@ -44,13 +44,13 @@ MEMBER = Member("a@x", 100, 7, MemberState.ALIVE, "umbel", 5, 2.0, 0.0, 0.0)
 
 
 def test_celerys_heartbeat_is_a_sign_of_life() -> None:
-    heard = Heard("w1@vm", 0, 30756, Kind.BEAT, 2, 1794703091.5, 2.0, "celery")
+    heard = NodeEvent("w1@vm", 0, 30756, Kind.BEAT, 2, 1794703091.5, 2.0, "celery")
     assert read_worker_event(CELERYS) == [heard]
 
 
 def test_an_event_about_another_node_is_a_sign_of_life_of_its_sender_too() -> None:
     base = {"hostname": "b@x", "pid": 1, "inc": 9, **subject_fields(MEMBER)}
-    heard = Heard("b@x", 9, 1, Kind.OTHER)
+    heard = NodeEvent("b@x", 9, 1, Kind.OTHER)
     assert read_worker_event({**base, "type": "worker-suspect"}) == [heard, Accused("a@x", 100, 7, "b@x")]
     assert read_worker_event({**base, "type": "worker-lost", "reason": "silent"}) == [
         heard,
@@ -72,8 +72,8 @@ def test_a_view_comes_back_as_it_was_told_or_not_at_all() -> None:
     """With a name missing it would seem to leave that node out."""
     runs = (Introduced("a@x", 100, 7, 5, 2.0, "umbel"), Introduced("b@x", 9, 1))
     told: dict[str, Any] = {"type": "worker-view", "hostname": "b@x", "pid": 1, "inc": 9}
-    told |= view_fields(TellView("", "m@x", runs))
-    heard = Heard("b@x", 9, 1, Kind.OTHER)
+    told |= view_fields(BroadcastView("", "m@x", runs))
+    heard = NodeEvent("b@x", 9, 1, Kind.OTHER)
     assert read_worker_event(told) == [heard, Viewed("b@x", "", "m@x", runs)]
     for wrong in ({"runs": [*told["runs"], ["c@x"]]}, {"until": 5}, {"runs": told["runs"] * 60}):
         assert read_worker_event(told | wrong) == [heard]

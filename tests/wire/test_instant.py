@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.wire import strategies
 from umbel.errors import BadMessage, BadValue
-from umbel.wire.task import format_instant, parse_instant
+from umbel.wire.message import format_instant, parse_instant
 
 SENT = 1794703131.100558
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

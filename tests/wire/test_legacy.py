@@ -5,10 +5,10 @@ import pytest
 
 from tests.wire import examples
 from umbel.errors import BadMessage
-from umbel.wire.compat.legacy import to_v2
+from umbel.wire.call import decode_task, read_headers
 from umbel.wire.compression import compress
 from umbel.wire.message import Message
-from umbel.wire.task import decode_task, encode_task, read_headers
+from umbel.wire.task import encode_task, to_v2
 
 
 def v1_of(body: object, headers: object = ()) -> Message:

@@ -1,11 +1,13 @@
-from umbel.wire.message import Message, Outgoing, outgoing_of_letter
-from umbel.wire.properties import (
+from umbel.wire.message import (
     OTHER_MAX_BYTES,
+    Message,
+    Outgoing,
     delivery_info_of,
     encode_others,
     others_of,
     properties_of,
 )
+from umbel.wire.retried import requeued
 
 PLAIN = Message(b"{}", b"[]", correlation_id="i", reply_to="me", priority=3, expiration_ms=60_000)
 
@@ -52,7 +54,6 @@ def test_a_letter_for_an_exchange_goes_there_again() -> None:
     assert sent.target == "orders/eu.new"
     letter = sent.as_letter()
     assert letter.queue == ""
-    again = outgoing_of_letter(letter.queue, letter.message)
-    assert (again.exchange, again.routing_key) == ("orders", "eu.new")
-    assert outgoing_of_letter("celery", letter.message).exchange == ""
+    again = requeued(letter.queue, letter.message, starts=0, stored="", signer=None, now=0.0)
+    assert (again.queue, again.exchange, again.routing_key) == ("", "orders", "eu.new")
     assert Outgoing("celery", PLAIN).as_letter() == Outgoing("celery", PLAIN)

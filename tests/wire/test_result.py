@@ -9,7 +9,7 @@ from hypothesis import given
 from tests.wire import examples, strategies
 from umbel.errors import BadMessage, BadValue, TaskRevoked, TooLarge, WireError, WorkerLost
 from umbel.protocol.delivery.states import FAILURE, READY_STATES, RETRY, REVOKED, STARTED, SUCCESS
-from umbel.wire.message import StoredResult
+from umbel.wire.message import StoredResult, parse_instant
 from umbel.wire.result import (
     ResultMap,
     decode_result,
@@ -18,7 +18,6 @@ from umbel.wire.result import (
     encode_success,
     exception_map,
 )
-from umbel.wire.task import parse_instant
 
 
 def pairs(payload: bytes) -> list[tuple[str, Any]]:

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.errors import BadMessage, WireError
+from umbel.wire.call import Embed, TaskCall, TaskHeaders, decode_task
 from umbel.wire.message import Message
 from umbel.wire.retried import retried, retry_of
-from umbel.wire.steps import step_map
-from umbel.wire.task import Embed, SignatureMap, TaskCall, TaskHeaders, decode_task, encode_task
+from umbel.wire.steps import SignatureMap, step_map
+from umbel.wire.task import encode_task
 
 ACCEPT = ("json", "msgpack")
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wire import strategies
-from umbel.wire.show import brief
-from umbel.wire.task import show_args, show_kwargs, show_value
+from umbel.wire.show import brief, show_args, show_kwargs, show_value
 
 
 class Broken:

@@ -2,7 +2,7 @@ import pytest
 
 from tests.wire import examples
 from umbel.errors import BadMessage
-from umbel.wire.task import check_signature
+from umbel.wire.steps import check_signature
 
 
 @pytest.mark.parametrize("signature", [examples.CHORD_SIGNATURE, *examples.CHAIN_EMBED["chain"]])

@@ -12,8 +12,7 @@ from tests.wire import strategies
 from umbel.errors import BadMessage
 from umbel.wire.call import Embed, TaskCall, TaskHeaders, decode_task
 from umbel.wire.message import Message
-from umbel.wire.signature import SignatureMap
-from umbel.wire.steps import answering, cut_steps, readable_steps, step_map
+from umbel.wire.steps import SignatureMap, answering, cut_steps, readable_steps, step_map
 from umbel.wire.task import encode_task
 
 HEADERS = TaskHeaders(task="app.add", id="1")

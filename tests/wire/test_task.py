@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from tests.wire import examples, strategies
 from umbel.errors import BadMessage, BadValue, TooLarge, WireError
-from umbel.wire.compat.legacy import to_v2
-from umbel.wire.limits import Limits
-from umbel.wire.message import Message
+from umbel.wire.call import Embed, TaskCall, TaskHeaders, decode_task, read_headers
+from umbel.wire.message import Limits, Message
 from umbel.wire.steps import step_map
-from umbel.wire.task import Embed, TaskCall, TaskHeaders, decode_task, encode_task, read_headers
+from umbel.wire.task import encode_task, to_v2
 
 
 def a_call(*args: Any, **kwargs: Any) -> TaskCall:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +11,10 @@ from msgspec.structs import replace
 
 from tests.wire import strategies
 from umbel.errors import WireError
-from umbel.wire.message import Message
-from umbel.wire.task import TaskCall, TaskHeaders, encode_task
-from umbel.wire.template import SMALL_BYTES, CallTemplate
+from umbel.wire.call import TaskCall, TaskHeaders
+from umbel.wire.message import Message, Outgoing
+from umbel.wire.signing import Keyring, signer_of
+from umbel.wire.task import SMALL_BYTES, CallTemplate, encode_task
 
 texts = st.text(max_size=20)  # surrogates too: those are refused
 names = st.sampled_from(["100%", "%b"]) | st.text(
@@ -66,6 +68,24 @@ def test_a_filled_template_is_what_the_whole_call_encodes_to(
             )
         )
         assert made == outcome(lambda: encode_task(call))
+
+
+@strategies.quick
+@given(shared, names, args, kwargs, gaps)
+def test_where_messages_are_signed_the_headers_are_in_the_form_that_is_signed(
+    headers: TaskHeaders, task_id: str, args: list[Any], kwargs: dict[str, Any], gaps: dict[str, Any]
+) -> None:
+    """A signature is made of them as they are; a worker of Umbel 0.3 sorts them before it compares."""
+    plain = outcome(lambda: CallTemplate(headers).message(task_id, args, kwargs, **gaps))
+    ordered = outcome(lambda: CallTemplate(headers, is_canonical=True).message(task_id, args, kwargs, **gaps))
+    if isinstance(plain, Message):
+        sorted_headers = msgspec.json.encode(msgspec.json.decode(plain.headers), order="sorted")
+        plain = replace(plain, headers=sorted_headers)
+        signer = signer_of(Keyring([("k", b"s" * 16)]), "here")
+        assert isinstance(ordered, Message)
+        sent = Outgoing("q", ordered)
+        assert signer.sign_task(sent, 5.0, is_canonical=True) == signer.sign_task(sent, 5.0)
+    assert ordered == plain
 
 
 @pytest.mark.parametrize("size", [SMALL_BYTES - 6, SMALL_BYTES - 5, 2000])

@@ -8,12 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.errors import WireError
-from umbel.events.reading import EventReader
 from umbel.events.stamp import EventStamper
 from umbel.events.types import TASK_TYPES, TaskEvent, TaskFailed, TaskStarted, TaskSucceeded, tag_of
+from umbel.events.view import EventReader
 from umbel.protocol.clock import LamportClock
-from umbel.wire.event import decode_events, encode_event, routing_key
-from umbel.wire.told import LIST_MAX, LIST_MAX_BYTES, EventTeller, Told, by_type, in_lists, told_fields
+from umbel.wire.event import (
+    LIST_MAX,
+    LIST_MAX_BYTES,
+    EncodedEvent,
+    EventEncoder,
+    by_type,
+    decode_events,
+    encode_event,
+    encoded_fields,
+    in_lists,
+    routing_key,
+)
 
 _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _values: dict[str, st.SearchStrategy[Any]] = {
@@ -29,7 +39,7 @@ _values: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def task_events(draw: st.DrawFn) -> tuple[type[TaskEvent], float, list[Any]]:
     of = draw(st.sampled_from(TASK_TYPES))
-    values = [draw(_values.get(name, st.none() | _texts)) for name in told_fields(of)]
+    values = [draw(_values.get(name, st.none() | _texts)) for name in encoded_fields(of)]
     return of, draw(st.floats(0, 2e9)), values
 
 
@@ -41,9 +51,9 @@ def stamper() -> EventStamper:
 def test_an_event_written_from_its_values_is_the_event_of_the_wire(
     told: list[tuple[type[TaskEvent], float, list[Any]]],
 ) -> None:
-    teller, reference = EventTeller(stamper()), stamper()
+    teller, reference = EventEncoder(stamper()), stamper()
     for of, at, values in told:
-        fields = dict(zip(told_fields(of), values, strict=True))
+        fields = dict(zip(encoded_fields(of), values, strict=True))
         stamped = reference.stamp(tag_of(of), fields, at=at)
         assert teller.tell_task(of, at, *values) == (routing_key(tag_of(of)), encode_event(stamped))
         read = EventReader().read(stamped)
@@ -51,14 +61,14 @@ def test_an_event_written_from_its_values_is_the_event_of_the_wire(
 
 
 def test_what_is_no_text_is_refused_and_its_number_is_missing() -> None:
-    teller = EventTeller(stamper())
+    teller = EventEncoder(stamper())
     with pytest.raises(WireError, match="exception"):
         teller.tell_task(TaskFailed, 1.0, "t", 0, "\ud800", "")
     _, body = teller.tell_task(TaskStarted, 2.0, "t", 0)
     assert msgspec.json.decode(body)["seq"] == 2
 
 
-def told_by(teller: EventTeller, sizes: list[int]) -> list[Told]:
+def told_by(teller: EventEncoder, sizes: list[int]) -> list[EncodedEvent]:
     """Two types in turn, with results so long."""
     return [
         teller.tell_task(TaskSucceeded, 1.0, "t", 0, "x" * size, 0.1)
@@ -73,7 +83,7 @@ _sizes = st.lists(st.sampled_from([0, 10, LIST_MAX_BYTES // 3, 2 * LIST_MAX_BYTE
 
 @given(_sizes)
 def test_lists_for_listeners_keep_the_order_and_the_bytes(sizes: list[int]) -> None:
-    told = told_by(EventTeller(stamper()), sizes)
+    told = told_by(EventEncoder(stamper()), sizes)
     lists = list(in_lists(told))
     assert b",".join(body[1:-1] for body, _ in lists) == b",".join(body for _, body in told)
     assert [len(decode_events(body)) for body, _ in lists] == [count for _, count in lists]
@@ -81,7 +91,7 @@ def test_lists_for_listeners_keep_the_order_and_the_bytes(sizes: list[int]) -> N
 
 @given(_sizes)
 def test_the_log_gets_the_same_bytes_by_type(sizes: list[int]) -> None:
-    told = told_by(EventTeller(stamper()), sizes)
+    told = told_by(EventEncoder(stamper()), sizes)
     entries, counts = by_type(told)
     assert sum(counts) == len(told)
     for key in {key for key, _ in told}:
@@ -93,6 +103,6 @@ def test_the_log_gets_the_same_bytes_by_type(sizes: list[int]) -> None:
 
 
 def test_a_list_has_a_limit_of_events() -> None:
-    told = told_by(EventTeller(stamper()), [1] * (LIST_MAX * 2 + 2))
+    told = told_by(EventEncoder(stamper()), [1] * (LIST_MAX * 2 + 2))
     assert [count for _, count in in_lists(told)] == [LIST_MAX, LIST_MAX, 2]
     assert by_type(told)[1] == [LIST_MAX, 1, LIST_MAX, 1]

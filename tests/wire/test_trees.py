@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.wire import strategies
 from umbel.errors import BadValue, TooLarge
-from umbel.wire.trees import to_tree
+from umbel.wire.typed import to_tree
 from umbel.wire.values import decode_json, encode_json
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.wire import examples, strategies
 from umbel.errors import BadMessage, BadValue, TooLarge, WireError
-from umbel.wire.limits import DEFAULT_LIMITS, Limits
+from umbel.wire.message import DEFAULT_LIMITS, Limits
 from umbel.wire.values import SERIALIZERS, accepted_serializer, decode_json, encode_json
 
 TYPED_VALUES = {

@@ -14,22 +14,20 @@ from typing import Any, cast
 from tests.waiting import DEADLINE_S
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.control.client import Asker
+from umbel.control.client import ControlClient
 from umbel.control.state import ELECTION_REFUSED
 from umbel.protocol.delivery.revoked import RevokedTasks
-from umbel.protocol.membership.events import MemberState
+from umbel.protocol.membership.members import MemberState
 from umbel.worker.bootsteps import Step
-from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.remote.mailbox_figures import MailboxFigures
-from umbel.worker.remote.parts import WorkerParts
-from umbel.worker.remote.state import WorkerState
-from umbel.worker.settings import Ending, WorkerSettings
-from umbel.worker.steps.autoscaler import Autoscaler
-from umbel.worker.steps.control import Control
-from umbel.worker.steps.events import Events
+from umbel.worker.context import Ending, Identity, WorkerContext, WorkerSettings
+from umbel.worker.events import Events
+from umbel.worker.remote.control import Control
+from umbel.worker.remote.mailbox import MailboxFigures
+from umbel.worker.remote.view import WorkerParts, WorkerState
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.mingle import Mingle
+from umbel.worker.steps.pool import Autoscaler
 
 _pids = count(1)
 
@@ -44,7 +42,7 @@ class LightNode:
             node=self.name,
             queues=(),
             tasks={},
-            end_without_running=lambda *_: Ending(),
+            end_without_running=lambda *_, **__: Ending(),
             run_directory=home,
             **given,
         )
@@ -67,7 +65,7 @@ class LightNode:
         )
         self.events = Events(self.context)
         self.heart = Heart(self.context, self.events)
-        asker = Asker(self.broker)
+        asker = ControlClient(self.broker)
         self.gossip = Gossip(self.context, self.events, self.heart, asker)
         self.mingle = Mingle(
             self.context, self.events, asker, tasks, self.gossip, heard_time=lambda _node, _at_s: None
@@ -94,7 +92,7 @@ class LightNode:
             self.mingle.look_around,
             members=tuple,
         )
-        self._steps: list[Step] = [self.events, self.heart, self.control, self.mingle, self.gossip]
+        self._steps: list[Step] = [self.events, self.control, self.mingle, self.heart, self.gossip]
 
     async def start(self, group: asyncio.TaskGroup) -> "LightNode":
         await self.broker.open()

@@ -1,6 +1,6 @@
 """Admission and endings without a broker: what they ask of the settler is in a list, what they tell too."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,25 +10,23 @@ import msgspec
 from msgspec.structs import replace
 
 from umbel import App
-from umbel.app.sending.options import SendOptions
+from umbel.app.options import SendOptions
 from umbel.brokers.interface import Ack, Delivery, Settled, Spend, Tag, Verdict
 from umbel.pools.abilities import ABILITIES
-from umbel.protocol.delivery.delivery import AdmissionPolicy, Run, TaskRules
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Admit, TaskRules
 from umbel.protocol.delivery.revoked import RevokedTasks
+from umbel.protocol.delivery.trust import Doubt
+from umbel.wire.call import read_headers
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.wire.signing import Keyring
-from umbel.wire.task import read_headers
-from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.messages.admission import Admission, arrival_of, let_run
-from umbel.worker.messages.claimed import Claimed
-from umbel.worker.messages.endings import Endings
-from umbel.worker.messages.refused_parts import RefusedParts
-from umbel.worker.messages.remains import Remains
-from umbel.worker.messages.settling import Settler
-from umbel.worker.messages.task_events import TaskEvents
-from umbel.worker.settings import Ending, WorkerSettings
-from umbel.worker.steps.events import Events
-from umbel.worker.user_code.notices import Notices
+from umbel.wire.signing import Keyring, Signer
+from umbel.worker.context import Ending, Identity, WorkerContext, WorkerSettings
+from umbel.worker.delivery.admit import Admission, arrival_of, let_run
+from umbel.worker.delivery.claimed import Claimed
+from umbel.worker.delivery.end import AppEndings, Endings, RefusedParts
+from umbel.worker.delivery.settle import Settler
+from umbel.worker.delivery.task_events import TaskEvents
+from umbel.worker.events import Events
+from umbel.worker.user_code import Notices
 
 TASK, QUEUE, TAG = "t.task", "celery", 7
 Report = tuple[Sequence[StoredResult], Sequence[Outgoing]]
@@ -86,15 +84,19 @@ class SettlingBroker:
     conflicts: frozenset[int | str] = frozenset()
     error: Exception | None = None
     capabilities: Any = field(default_factory=lambda: SimpleNamespace(unique=True, limits=True))
-    keyring: Any = None
+    signer: Signer | None = None
     spent: list[Spend] = field(default_factory=list)
-    copies: frozenset[int | str] = frozenset()
+    unusable: Mapping[int | str, Doubt] = field(default_factory=dict)
 
-    async def spend(self, signatures: Sequence[Spend]) -> frozenset[int | str]:
+    @property
+    def keyring(self) -> Keyring | None:
+        return None if self.signer is None else self.signer.keyring
+
+    async def spend(self, signatures: Sequence[Spend]) -> Mapping[int | str, Doubt]:
         if self.error is not None:
             raise self.error
         self.spent += signatures
-        return self.copies
+        return self.unusable
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         if self.error is not None:
@@ -110,10 +112,11 @@ class Recorded:
         rules: TaskRules | None = None,
         results: str = "redis://127.0.0.1/0",
         pool: str = "prefork",
-        keyring: Keyring | None = None,
+        signer: Signer | None = None,
         **settings: Any,
     ) -> None:
         self.ended: list[tuple[str, str]] = []  # what was to end without running: (error, status)
+        self.signed_for: list[str | None] = []  # what the follow-ups of those are signed for
         chosen = WorkerSettings(
             node="w@host",
             queues=(QUEUE,),
@@ -123,7 +126,7 @@ class Recorded:
             send_task_events=True,
             **settings,
         )
-        self.broker, self.sink = SettlingBroker(keyring=keyring), Sink()
+        self.broker, self.sink = SettlingBroker(signer=signer), Sink()
         backend, abilities = SimpleNamespace(url=results), SimpleNamespace(abilities=ABILITIES[pool])
         self.context = WorkerContext(
             chosen,
@@ -137,8 +140,8 @@ class Recorded:
         self.revoked = RevokedTasks()
         self._events = Events(self.context)
         events = self.task_events = TaskEvents(self._events)
-        remains = Remains(self.context, self.sink)
-        self.refused_parts = RefusedParts(self.context.counters, remains, self.sink, events)
+        remains = AppEndings(self.context, self.sink)
+        self.refused_parts = RefusedParts(self.context, remains, self.sink, events)
         self.endings = Endings(self.context, self.policy, self.sink, remains, events)
         self.admission = Admission(self.context, self.policy, self.revoked, self.sink, self.endings, events)
 
@@ -152,7 +155,10 @@ class Recorded:
         counters = self.context.counters.as_dict()
         return {name: count for name, count in counters.items() if count and name != "processed"}
 
-    def _end(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
+    def _end(
+        self, message: Message, queue: str, error: Exception, status: str, *, signs_for: str | None = ""
+    ) -> Ending:
+        self.signed_for.append(signs_for)
         self.ended.append((f"{type(error).__name__}: {error}", status))
         return Ending([result_of(status)], [FOLLOW_UP])
 
@@ -175,14 +181,14 @@ def delivery_of(message: Message | None = None, **fields: Any) -> Delivery:
     return Delivery(TAG, QUEUE, message or message_of(), **fields)
 
 
-def claimed_of(run: Run | None, *, unique: str = "", reply_to: str = "", **fields: Any) -> Claimed:
-    """An opened message, as admission hands it on."""
+def claimed_of(run: Admit | None, *, unique: str = "", reply_to: str = "", **fields: Any) -> Claimed:
+    """An opened message, as admission hands it on, whose `task-received` was sent."""
     message = replace(message_of(), reply_to=reply_to)
     headers = read_headers(message)
     if unique:
         headers = replace(headers, umbel_unique=unique)
     delivery = delivery_of(message, **fields)
-    claimed = Claimed(1, delivery, message, headers, arrival_of(delivery, headers))
+    claimed = Claimed(1, delivery, message, headers, arrival_of(delivery, headers), told_received=True)
     if run is not None:
         let_run(claimed, run)
         claimed.acked = run.rules.acks_early

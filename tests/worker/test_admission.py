@@ -22,16 +22,14 @@ from umbel.pools.prefork.parent import PreforkPool
 from umbel.protocol.delivery.delivery import AdmissionPolicy, TaskRules
 from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.wire.message import Message, StoredResult
-from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.messages.admission import Admission
-from umbel.worker.messages.endings import Endings
-from umbel.worker.messages.kept_outcomes import KeptOutcomes
-from umbel.worker.messages.remains import Remains
-from umbel.worker.messages.settling import Settler
-from umbel.worker.messages.task_events import TaskEvents
-from umbel.worker.process.outages import Outages
-from umbel.worker.settings import Ending, WorkerSettings
-from umbel.worker.steps.events import Events
+from umbel.worker.context import Ending, Identity, WorkerContext, WorkerSettings
+from umbel.worker.delivery.admit import Admission
+from umbel.worker.delivery.claimed import RetainedOutcomes
+from umbel.worker.delivery.end import AppEndings, Endings
+from umbel.worker.delivery.settle import Settler
+from umbel.worker.delivery.task_events import TaskEvents
+from umbel.worker.events import Events
+from umbel.worker.sidecar import Outages
 
 OWNER, QUEUE = "w@host.1.1", "celery"
 
@@ -100,17 +98,17 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
         context.counters,
         outages=Outages(),
         store_outages=Outages("result store"),
-        kept=KeptOutcomes(monotonic),
+        kept=RetainedOutcomes(monotonic),
         together=True,
         events=events.step,
         refused=nothing_refused,
     )
-    endings = Endings(context, policy, settler, Remains(context, settler), events)
+    endings = Endings(context, policy, settler, AppEndings(context, settler), events)
     admission = Admission(context, policy, RevokedTasks(), settler, endings, events)
     return Bench(broker, context, settler, endings, admission)
 
 
-def nothing(message: Message, queue: str, error: Exception, status: str) -> Ending:
+def nothing(message: Message, queue: str, error: Exception, status: str, **_: object) -> Ending:
     return Ending()
 
 
@@ -187,7 +185,7 @@ def test_results_that_cannot_be_stored_keep_the_worker_from_taking_more(tmp_path
             bench.context.counters,
             outages=Outages(),
             store_outages=Outages("result store"),
-            kept=KeptOutcomes(monotonic),
+            kept=RetainedOutcomes(monotonic),
             together=True,
             events=Events(bench.context),
             refused=nothing_refused,

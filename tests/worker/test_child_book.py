@@ -1,8 +1,8 @@
-from umbel.worker.child_book import ChildBook
+from umbel.worker.delivery.take import ChildTable
 
 
 def test_children_are_known_by_their_place_and_counted_when_they_are_replaced() -> None:
-    book = ChildBook()
+    book = ChildTable()
     for what, child, pid in (
         ("started", 0, 100),
         ("started", 1, 101),

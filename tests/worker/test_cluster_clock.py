@@ -9,7 +9,7 @@ import pytest
 from umbel.clock import offset_s
 from umbel.coordination.driver import instant
 from umbel.protocol.leadership.coordination import Instant
-from umbel.protocol.membership.events import MemberState
+from umbel.protocol.membership.members import MemberState
 from umbel.worker.steps import cluster_clock
 from umbel.worker.steps.cluster_clock import TOO_FEW, ClusterClock
 

@@ -28,20 +28,17 @@ from umbel.protocol.leadership.coordination import (
     election_key,
 )
 from umbel.protocol.machine import Tick
-from umbel.protocol.membership.events import Member, MemberState
+from umbel.protocol.membership.members import Member, MemberState
 from umbel.wire.control import REQUEST_EXCHANGE, decode_request
-from umbel.wire.election import request_arguments
+from umbel.wire.coordination import request_arguments
 from umbel.wire.message import Message
-from umbel.worker.context import Counters, Identity, WorkerContext
-from umbel.worker.elections.calls import StoreCalls
-from umbel.worker.elections.handlers import Handler
-from umbel.worker.elections.stored import StoreElections
-from umbel.worker.settings import Ending, WorkerSettings
-from umbel.worker.steps.events import Events
-from umbel.worker.user_code.guarded import Guarded
+from umbel.worker.context import Counters, Ending, GuardedMachine, Identity, WorkerContext, WorkerSettings
+from umbel.worker.events import Events
+from umbel.worker.steps.elections import StoreCalls, StoreElections
+from umbel.worker.user_code import Handler
 
 
-def ends(message: Message, queue: str, error: Exception, status: str) -> Ending:
+def ends(message: Message, queue: str, error: Exception, status: str, **_: object) -> Ending:
     return Ending()
 
 
@@ -300,7 +297,7 @@ def test_a_fault_of_the_machine_costs_one_input_r4() -> None:
             raise KeyError(event)
 
     counters = Counters()
-    guarded: Guarded[Any, int] = Guarded(Faulty(), counters)
+    guarded: GuardedMachine[Any, int] = GuardedMachine(Faulty(), counters)
     assert guarded.step(Tick(), Instant(0.0, 0.0)) == []
     assert counters.election_errors == 1
 

@@ -11,33 +11,23 @@ from typing import Any
 import pytest
 from msgspec.structs import force_setattr
 
-from tests.worker.recorded import (
-    FOLLOW_UP,
-    QUEUE,
-    TAG,
-    Recorded,
-    Report,
-    claimed_of,
-    delivery_of,
-    result_of,
-)
+from tests.worker.recorded import FOLLOW_UP, QUEUE, TAG, Recorded, Report, claimed_of, delivery_of, result_of
 from umbel.brokers.interface import Ack, Bury, Return, Verdict
 from umbel.errors import BadMessage, TimeLimitExceeded, TooLarge, WireError
 from umbel.pools.interface import LostJob, Outcome
-from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
+from umbel.protocol.delivery.delivery import Admit, Refusal, TaskRules
 from umbel.protocol.delivery.trust import Doubt, Doubted
-from umbel.protocol.shutdown import Ask
+from umbel.protocol.shutdown import StopRequested
 from umbel.wire.message import Outgoing
-from umbel.worker.messages.claimed import Claimed
-from umbel.worker.messages.endings import REQUEUE_PAUSE_S, Endings
-from umbel.worker.messages.remains import Remains
-from umbel.worker.messages.task_events import TaskEvents
-from umbel.worker.settings import Ending
-from umbel.worker.steps.events import Events
+from umbel.worker.context import Ending
+from umbel.worker.delivery.claimed import Claimed
+from umbel.worker.delivery.end import REQUEUE_PAUSE_S, AppEndings, Endings
+from umbel.worker.delivery.task_events import TaskEvents
+from umbel.worker.events import Events
 
-LATE = Run(TaskRules())
-COUNTED = Run(TaskRules(), alone=True, count_start=True)
-EARLY = Run(TaskRules(acks_early=True))
+LATE = Admit(TaskRules())
+COUNTED = Admit(TaskRules(), alone=True, count_start=True)
+EARLY = Admit(TaskRules(acks_early=True))
 RUNS = {"late": LATE, "counted": COUNTED, "early": EARLY}
 
 SUCCESS, FAILURE, REVOKED = (result_of(status) for status in ("SUCCESS", "FAILURE", "REVOKED"))
@@ -123,7 +113,7 @@ def test_an_error_that_the_task_throws_is_logged_as_one_line(
 def test_a_retry_is_logged_with_its_attempt_and_delay(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.worker.messages.endings.cluster_now", lambda: 100.0)
+    monkeypatch.setattr("umbel.worker.delivery.end.cluster_now", lambda: 100.0)
     with caplog.at_level("INFO"):
         Recorded().endings.settle(claimed_of(LATE), outcome("retry", summary="no", not_before=107.5))
     (entry,) = [vars(one) for one in caplog.records if one.getMessage() == "task retried"]
@@ -197,7 +187,7 @@ def test_what_the_task_gave_back_after_an_early_ack_is_sent_again() -> None:
 
 def test_what_is_given_back_while_the_worker_stops_does_not_wait() -> None:
     recorded = Recorded()
-    recorded.context.shutdown.step(Ask(), now=0.0)
+    recorded.context.shutdown.step(StopRequested(), now=0.0)
     recorded.endings.settle(claimed_of(LATE), outcome("requeued"))
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Return) and verdict.not_before <= time()
@@ -227,7 +217,7 @@ def test_what_was_cancelled_is_revoked_and_what_it_sent_stays_sent(run: str, exp
 
 
 def after_loss(
-    run: Run, loss: LostJob, *, stopping: bool = False, starts: int = 0
+    run: Admit, loss: LostJob, *, stopping: bool = False, starts: int = 0
 ) -> tuple[Recorded, Claimed]:
     recorded, claimed = Recorded(), claimed_of(run, starts=starts)
     recorded.endings.lose(claimed, loss, stopping=stopping)
@@ -246,7 +236,7 @@ def after_loss(
 def test_a_task_over_its_time_limit_has_failed(run: str, expected: object, stopping: bool) -> None:
     recorded = Recorded()
     claimed = claimed_of(
-        Run(TaskRules(acks_early=run == "early", hard_limit_s=2.5), count_start=run == "counted")
+        Admit(TaskRules(acks_early=run == "early", hard_limit_s=2.5), count_start=run == "counted")
     )
     recorded.endings.lose(claimed, lost(started=True, ran=True, timed_out=True), stopping=stopping)
     assert asked(recorded) == expected
@@ -326,7 +316,7 @@ LOST_TEXT = "process 1 died while running the task"
 
 
 def test_a_loss_that_counts_as_a_failure_ends_the_message() -> None:
-    recorded, _ = after_loss(Run(CELERY_LATE), KILLED)
+    recorded, _ = after_loss(Admit(CELERY_LATE), KILLED)
     assert asked(recorded) == ([Ack(TAG, [FAILURE], SENT)], [])
     assert recorded.ended == [(f"WorkerLost: {LOST_TEXT}", "FAILURE")]
     assert recorded.counted == {"lost": 1, "failed": 1}
@@ -335,7 +325,7 @@ def test_a_loss_that_counts_as_a_failure_ends_the_message() -> None:
 
 def test_a_loss_may_make_the_message_a_dead_letter_of_its_queue() -> None:
     recorded = Recorded()
-    recorded.endings.lose(claimed_of(Run(NO_ACKS), unique="k"), KILLED, stopping=False)
+    recorded.endings.lose(claimed_of(Admit(NO_ACKS), unique="k"), KILLED, stopping=False)
     assert asked(recorded) == ([Bury(TAG, LOST_TEXT, False, [FAILURE], SENT, by_queue=True)], [])
     assert recorded.counted == {"lost": 1, "failed": 1, "buried": 1}
     assert kinds(recorded) == ["task-failed", "task-rejected"]
@@ -345,7 +335,7 @@ def test_a_loss_may_make_the_message_a_dead_letter_of_its_queue() -> None:
 
 def test_a_message_may_run_again_after_its_hard_limit_and_its_failure_is_stored() -> None:
     recorded = Recorded()
-    claimed = claimed_of(Run(NO_ACKS), unique="k")
+    claimed = claimed_of(Admit(NO_ACKS), unique="k")
     recorded.endings.lose(claimed, lost(started=True, ran=True, timed_out=True), stopping=False)
     assert asked(recorded) == ([Return(TAG, True, ran=True)], [([FAILURE], SENT)])
     assert recorded.ended == [("TimeLimitExceeded: the task exceeded its time limit of 2.5 s", "FAILURE")]
@@ -356,7 +346,7 @@ def test_a_message_may_run_again_after_its_hard_limit_and_its_failure_is_stored(
 
 
 def test_a_message_that_ran_into_its_hard_limit_too_often_is_buried() -> None:
-    recorded, _ = after_loss(Run(NO_ACKS), lost(started=True, ran=True, timed_out=True), starts=2)
+    recorded, _ = after_loss(Admit(NO_ACKS), lost(started=True, ran=True, timed_out=True), starts=2)
     text = "the task exceeded its time limit of 2.5 s; started 3 times, 'task_max_deliveries' reached"
     assert asked(recorded) == ([Bury(TAG, text, True, [FAILURE], SENT, by_queue=True)], [])
 
@@ -364,7 +354,7 @@ def test_a_message_that_ran_into_its_hard_limit_too_often_is_buried() -> None:
 def test_a_failure_may_make_the_message_a_dead_letter_of_its_queue() -> None:
     recorded = Recorded()
     recorded.endings.settle(
-        claimed_of(Run(NO_ACKS)), outcome("failure", summary="KeyError(1)", after=b"then")
+        claimed_of(Admit(NO_ACKS)), outcome("failure", summary="KeyError(1)", after=b"then")
     )
     assert asked(recorded) == ([Bury(TAG, "KeyError(1)", False, [SUCCESS], SENT, True, b"then")], [])
     assert recorded.counted == {"failed": 1, "buried": 1}
@@ -372,7 +362,7 @@ def test_a_failure_may_make_the_message_a_dead_letter_of_its_queue() -> None:
 
 
 def test_what_a_child_has_taken_is_acknowledged_once_and_then_only_reports() -> None:
-    recorded, claimed = Recorded(), claimed_of(Run(TAKEN))
+    recorded, claimed = Recorded(), claimed_of(Admit(TAKEN))
     recorded.endings.take(claimed)
     recorded.endings.take(claimed)
     assert claimed.acked and asked(recorded) == ([Ack(TAG)], [])
@@ -390,13 +380,13 @@ def test_what_is_acknowledged_by_another_rule_is_not_when_a_child_takes_it(run: 
 
 def test_what_ends_before_it_is_known_to_run_is_acknowledged_with_its_outcome() -> None:
     recorded = Recorded()
-    recorded.endings.settle(claimed_of(Run(TAKEN)), outcome("success", after=b"then"))
+    recorded.endings.settle(claimed_of(Admit(TAKEN)), outcome("success", after=b"then"))
     assert asked(recorded) == ([Ack(TAG, [SUCCESS], SENT, b"then")], [])
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_what_a_child_took_runs_once(taken: bool) -> None:
-    recorded, claimed = Recorded(), claimed_of(Run(TAKEN))
+    recorded, claimed = Recorded(), claimed_of(Admit(TAKEN))
     if taken:
         recorded.endings.take(claimed)
     recorded.endings.lose(claimed, KILLED, stopping=True)
@@ -407,14 +397,14 @@ def test_what_a_child_took_runs_once(taken: bool) -> None:
 def test_the_error_of_a_hard_limit_says_how_long_that_was() -> None:
     recorded, errors = Recorded(), list[Exception]()
 
-    def end(message: object, queue: str, error: Exception, status: str) -> Ending:
+    def end(message: object, queue: str, error: Exception, status: str, **_: object) -> Ending:
         errors.append(error)
         return Ending()
 
     force_setattr(recorded.context.settings, "end_without_running", end)
-    remains, events = Remains(recorded.context, recorded.sink), TaskEvents(Events(recorded.context))
+    remains, events = AppEndings(recorded.context, recorded.sink), TaskEvents(Events(recorded.context))
     endings = Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
-    endings.lose(claimed_of(Run(TAKEN)), lost(started=True, ran=True, timed_out=True), stopping=False)
+    endings.lose(claimed_of(Admit(TAKEN)), lost(started=True, ran=True, timed_out=True), stopping=False)
     (error,) = errors
     assert isinstance(error, TimeLimitExceeded) and error.limit_s == 2.5
 
@@ -496,15 +486,6 @@ def test_a_unique_task_that_was_lost_or_buried_may_be_sent_again() -> None:
     recorded.endings.refuse(claimed_of(None, unique="k"), Refusal.POISONOUS)
     recorded.endings.refuse(claimed_of(None, unique="k"), Refusal.EXPIRED)
     assert recorded.sink.released == [("k", "t")] * 2
-
-
-def test_where_the_broker_holds_no_keys_none_is_released() -> None:
-    recorded = Recorded()
-    recorded.broker.capabilities.unique = False
-    remains, events = Remains(recorded.context, recorded.sink), TaskEvents(Events(recorded.context))
-    again = Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
-    again.settle(claimed_of(LATE, unique="k"), outcome("success"))
-    assert recorded.sink.released == []
 
 
 @pytest.mark.parametrize(("reply_to", "addressed"), [("client", ["client"]), ("", [])])

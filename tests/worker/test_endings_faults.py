@@ -20,13 +20,12 @@ from tests.worker.recorded import (
 from tests.worker.test_endings import EARLY, LATE, SENT, asked, kinds, lost, outcome
 from umbel.brokers.interface import Ack, Bury, Refused
 from umbel.pools.interface import Outcome
-from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
+from umbel.protocol.delivery.delivery import Admit, Refusal, TaskRules
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.worker.messages.endings import Endings
-from umbel.worker.messages.remains import Remains
-from umbel.worker.messages.task_events import TaskEvents
-from umbel.worker.settings import Ending
-from umbel.worker.steps.events import Events
+from umbel.worker.context import Ending
+from umbel.worker.delivery.end import AppEndings, Endings
+from umbel.worker.delivery.task_events import TaskEvents
+from umbel.worker.events import Events
 
 SUCCESS, FAILURE, REVOKED = (result_of(status) for status in ("SUCCESS", "FAILURE", "REVOKED"))
 
@@ -34,7 +33,7 @@ SUCCESS, FAILURE, REVOKED = (result_of(status) for status in ("SUCCESS", "FAILUR
 def ending_with(recorded: Recorded, make: Any) -> Endings:
     """The same, where the app ends tasks like this."""
     force_setattr(recorded.context.settings, "end_without_running", make)
-    remains = Remains(recorded.context, recorded.sink)
+    remains = AppEndings(recorded.context, recorded.sink)
     events = TaskEvents(Events(recorded.context))
     return Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
 
@@ -103,7 +102,7 @@ def test_a_fault_is_named_by_its_type_however_many_lines_it_has() -> None:
 
 
 def test_a_task_that_cannot_even_fail_is_buried_without_a_result() -> None:
-    def broken(*_: object) -> Any:
+    def broken(*_: object, **__: object) -> Any:
         raise OSError("no")
 
     recorded, claimed = Recorded(), claimed_of(LATE)
@@ -134,7 +133,7 @@ def test_what_comes_before_an_ending_is_done_first_and_its_results_are_addressed
 
     for before in (None, count):
         recorded = Recorded(results="rpc://")
-        endings = ending_with(recorded, lambda *_, one=before: Ending([FAILURE], [], one, 3, b"then"))
+        endings = ending_with(recorded, lambda *_, one=before, **__: Ending([FAILURE], [], one, 3, b"then"))
         endings.refuse(claimed_of(None, reply_to="asker"), Refusal.EXPIRED)
         assert recorded.sink.verdicts == [Ack(TAG, [replace(FAILURE, reply_to="asker")], [], b"then")]
         made = [(work(), attempts) for work, attempts in recorded.sink.first]
@@ -199,9 +198,9 @@ def test_what_comes_before_an_ending_joins_the_verdict_that_ends_the_message() -
     late = lost(started=True, ran=True, timed_out=True)
     for joins in (True, False):
         recorded = Recorded()
-        endings = ending_with(recorded, lambda *_, one=joins: Ending(before=Ending, joins=one))
+        endings = ending_with(recorded, lambda *_, one=joins, **__: Ending(before=Ending, joins=one))
         endings.refuse(claimed_of(None), Refusal.EXPIRED)
         endings.refuse(claimed_of(None), Refusal.UNKNOWN)
-        endings.lose(claimed_of(Run(limited)), late, stopping=False)
+        endings.lose(claimed_of(Admit(limited)), late, stopping=False)
         endings.lose(claimed_of(EARLY), lost(started=True, ran=True), stopping=False)
         assert recorded.sink.joined == ([TAG, TAG, None, None] if joins else [None] * 4)

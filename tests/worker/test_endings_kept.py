@@ -7,12 +7,12 @@ import pytest
 from tests.worker.recorded import QUEUE, TAG, Recorded, claimed_of, result_of
 from umbel.brokers.interface import Ack, Bury
 from umbel.pools.interface import LostJob, Outcome
-from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
+from umbel.protocol.delivery.delivery import Admit, Refusal, TaskRules
 from umbel.wire.message import Outgoing
-from umbel.worker.messages.endings import REASON_MAX_CHARS
+from umbel.worker.delivery.end import REASON_MAX_CHARS
 
-LATE = Run(TaskRules(keeps_failed=True))
-EARLY = Run(TaskRules(acks_early=True, keeps_failed=True))
+LATE = Admit(TaskRules(keeps_failed=True))
+EARLY = Admit(TaskRules(acks_early=True, keeps_failed=True))
 FAILURE = result_of("FAILURE")
 
 
@@ -40,7 +40,7 @@ def test_what_did_not_fail_is_not_kept(kind: str) -> None:
 def test_a_revoked_task_and_one_that_is_not_to_be_kept_are_not() -> None:
     recorded = Recorded()
     recorded.endings.refuse(claimed_of(LATE), Refusal.REVOKED)
-    recorded.endings.settle(claimed_of(Run(TaskRules())), ended("failure"))
+    recorded.endings.settle(claimed_of(Admit(TaskRules())), ended("failure"))
     assert kept(recorded) == ["", ""]
 
 
@@ -65,7 +65,7 @@ def test_a_lost_run_that_counts_as_a_failure_is_kept() -> None:
     lost = LostJob(1, started=True, ran=True, reason="process 1 died")
     recorded.endings.lose(claimed_of(EARLY), lost, stopping=False)
     rules = TaskRules(keeps_failed=True, redelivers_lost=False)
-    recorded.endings.lose(claimed_of(Run(rules)), lost, stopping=False)
+    recorded.endings.lose(claimed_of(Admit(rules)), lost, stopping=False)
     assert [why for _, why in recorded.sink.failed] == ["process 1 died while running the task"]
     assert kept(recorded) == ["process 1 died while running the task"]
 

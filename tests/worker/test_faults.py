@@ -12,19 +12,18 @@ from umbel import App
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.launch.native import Leftovers
-from umbel.pools.interface import Job, LostJob, Outcome, PoolSettings, Told
+from umbel.launch.project import NativeEndings
+from umbel.pools.interface import Job, LostJob, Outcome, PoolSettings, UserEvent
 from umbel.pools.prefork.parent import PreforkPool
 from umbel.protocol.delivery.delivery import AdmissionPolicy, TaskRules
 from umbel.wire.message import StoredResult
 from umbel.wire.result import encode_success
-from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.messages.admission import job_of
-from umbel.worker.messages.claimed import Claimed
-from umbel.worker.messages.task_events import TaskEvents
-from umbel.worker.settings import WorkerSettings
-from umbel.worker.steps.events import Events
-from umbel.worker.steps.tasks import Tasks
+from umbel.worker.context import Identity, WorkerContext, WorkerSettings
+from umbel.worker.delivery.admit import job_of
+from umbel.worker.delivery.claimed import Claimed
+from umbel.worker.delivery.take import Tasks
+from umbel.worker.delivery.task_events import TaskEvents
+from umbel.worker.events import Events
 
 OWNER, QUEUE = "w@host.1.1", "celery"
 
@@ -37,6 +36,9 @@ class NoPool(PreforkPool):
     def submit(self, jobs: Sequence[Job]) -> None:
         self.jobs = jobs
 
+    def note_unsettled(self, count: int) -> None:
+        pass
+
 
 class Bench:
     def __init__(self, broker: SqliteBroker, app: App, tmp_path: Path, rules: TaskRules) -> None:
@@ -44,7 +46,7 @@ class Bench:
             node="w@host",
             queues=(QUEUE,),
             tasks={"t.good": rules, "t.bad": rules},
-            end_without_running=Leftovers(app),
+            end_without_running=NativeEndings(app),
             run_directory=tmp_path,
             send_task_events=True,
         )
@@ -123,11 +125,11 @@ def test_a_fault_in_judging_a_message_buries_it_alone(
 def test_a_fault_in_dispatching_a_message_buries_it_and_its_task_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sometimes(claimed: Claimed, lamport: int) -> Any:
-        return fault() if claimed.headers.task == "t.bad" else job_of(claimed, lamport)
+    def sometimes(claimed: Claimed, lamport: int, signs_for: str | None) -> Any:
+        return fault() if claimed.headers.task == "t.bad" else job_of(claimed, lamport, signs_for)
 
     async def scenario(bench: Bench, app: App) -> None:
-        monkeypatch.setattr("umbel.worker.steps.tasks.job_of", sometimes)
+        monkeypatch.setattr("umbel.worker.delivery.take.job_of", sometimes)
         assert await bench.take() == ["t.good"]
         await assert_that_it_was_buried_alone(bench)
         assert [claimed.headers.task for claimed in bench.tasks.holding()] == ["t.good"]
@@ -174,7 +176,7 @@ def test_a_fault_in_telling_of_a_task_leaves_its_message_alone(
         monkeypatch.setattr(TaskEvents, "told", fault)
         first = bench.pool.jobs[0].number
         bench.tasks.on_started([(first, 1.0, 1)])
-        bench.tasks.on_told(Told(first, "task-mine", 1.0, b"{}"))
+        bench.tasks.on_told(UserEvent(first, "task-mine", 1.0, b"{}"))
         await bench.settled()
         assert await bench.broker.dead_letters() == []
         assert (bench.context.counters.faults, bench.tasks.running) == (2, 2)

@@ -9,11 +9,11 @@ import pytest
 
 from tests.waiting import DEADLINE_S, wait_until
 from tests.worker.light_node import LightNode
-from umbel.coordination.lease_keeper import Change, LeaseKeeper
+from umbel.coordination.driver import Change, LeaseKeeper
 from umbel.wire.message import Message, Outgoing
-from umbel.worker.steps.foreign_scheduler import Term
-from umbel.worker.user_code import foreign_scheduler
-from umbel.worker.user_code.foreign_scheduler import ForeignScheduler, Leadership, SchedulerThread
+from umbel.worker import foreign_scheduler
+from umbel.worker.foreign_scheduler import ForeignScheduler, Leadership, SchedulerThread
+from umbel.worker.steps.scheduler import SchedulerTerm
 
 
 class Leads:
@@ -138,7 +138,7 @@ def test_a_leader_that_was_replaced_sends_and_saves_nothing(tmp_path: Path) -> N
         keeper = LeaseKeeper(store, "lease", "a", changed=changes.put_nowait)
         campaign = asyncio.create_task(keeper.run())
         acquired = await changes.get()
-        term = Term(store, keeper, acquired.term, node.context.counters)
+        term = SchedulerTerm(store, keeper, acquired.term, node.context.counters)
         sent = [Outgoing("q", Message(b"{}", b"[]"))]
         assert term.still_leader() and await asyncio.to_thread(term.publish, sent, b"one")
         assert await asyncio.to_thread(term.load_state) == b"one"

@@ -19,12 +19,12 @@ from umbel.brokers.links import MAIN
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.clock import boot_time_s
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.membership.events import Change, Joined, Lost, MemberState
-from umbel.protocol.membership.mode import GossipMode
-from umbel.protocol.outage import LinkLost, LinkRestored
+from umbel.protocol.membership.members import Change, Joined, Lost, MemberState
+from umbel.protocol.membership.observers import GossipMode
+from umbel.protocol.shutdown import LinkLost, LinkRestored
 from umbel.wire.event import encode_event
 from umbel.worker.steps.mingle import TRIES_MAX
-from umbel.worker.user_code.hook_queue import WAITING_MAX, HookQueue
+from umbel.worker.user_code import WAITING_MAX, HookQueue
 
 LOST, LEFT = MemberState.LOST, MemberState.LEFT
 
@@ -104,7 +104,7 @@ def test_observers_tell_views_and_the_others_believe_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also whom the view of a peer names that nobody has heard."""
-    monkeypatch.setattr("umbel.protocol.membership.views.VIEW_S", 0.3)
+    monkeypatch.setattr("umbel.protocol.membership.observers.VIEW_S", 0.3)
 
     async def scenario() -> None:
         async with light_nodes(tmp_path, *"abcde", gossip_mode=GossipMode.OBSERVED) as nodes:

@@ -11,7 +11,7 @@ import pytest
 from tests.worker.test_control import ENOUGH_S, Cluster, play
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.control.client import Asker
+from umbel.control.client import ControlClient
 from umbel.control.panel import UsersPanel
 from umbel.errors import BrokerUnavailable
 
@@ -28,7 +28,7 @@ def ask_from_elsewhere(url: str, *methods: str) -> list[Any]:
         broker = SqliteBroker(BrokerSettings(url))
         await broker.open()
         try:
-            asker = Asker(broker)
+            asker = ControlClient(broker)
             answers = [await asker.ask(one, timeout_s=ENOUGH_S, limit=1) for one in methods]
             return [one.replies.get("a@x") for one in answers]
         finally:

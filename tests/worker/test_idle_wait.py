@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from umbel.worker.messages.idle_wait import IdleWait
+from umbel.worker.delivery.take import IdleWait
 
 
 class Silent:

@@ -11,10 +11,11 @@ from tests.worker.recorded import QUEUE, TAG, TASK, Recorded, delivery_of, messa
 from umbel.brokers.interface import Ack, Bury, Delivery, Return, Settled, Started
 from umbel.errors import BrokerUnavailable
 from umbel.pools.abilities import Abilities
-from umbel.protocol.delivery.delivery import AdmissionPolicy, Run, TaskRules
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Admit, TaskRules
 from umbel.protocol.delivery.limits import ClusterLimit, Terms
 from umbel.protocol.delivery.sensitive import Sensitive
-from umbel.worker.messages.claimed import Claimed
+from umbel.wire.retried import requeued
+from umbel.worker.delivery.claimed import Claimed
 
 RATED = TaskRules(rate_per_second=0.001)
 EARLY = TaskRules(acks_early=True)
@@ -31,11 +32,26 @@ def told(recorded: Recorded) -> list[str]:
 def test_a_message_that_may_run_is_received_and_handed_on() -> None:
     recorded = Recorded()
     first, second = admit(recorded, delivery_of(), delivery_of())
-    assert (first.headers.task, first.headers.id, first.run) == (TASK, "t", Run(TaskRules()))
+    assert (first.headers.task, first.headers.id, first.run) == (TASK, "t", Admit(TaskRules()))
     assert first.number != second.number  # by which the pool knows them
     assert recorded.counted == {"received": 2}
-    assert told(recorded) == ["task-received", "task-received"]
+    assert told(recorded) == []
     assert (recorded.sink.verdicts, recorded.broker.settled) == ([], [])
+
+
+def test_a_message_is_received_when_something_comes_of_it_with_the_time_of_its_claim() -> None:
+    """One that goes back unstarted was delivered to nobody, and must not be counted as a delivery."""
+    recorded = Recorded()
+    first, second = admit(recorded, delivery_of(), delivery_of(message_of(task_id="other")))
+    recorded.endings.give_back(second, ran=False)
+    recorded.task_events.started(first, time() + 60)
+    assert [(event["type"], event["uuid"]) for event in recorded.told] == [
+        ("task-received", "t"),
+        ("task-started", "t"),
+    ]
+    received, started = recorded.told
+    assert received["clock"] < started["clock"]
+    assert received["timestamp"] <= time()
 
 
 def test_a_message_before_its_time_is_parked_and_shown_as_scheduled() -> None:
@@ -86,6 +102,16 @@ def test_a_message_that_may_have_run_before_is_counted_as_a_repeat(
     recorded = Recorded()
     assert len(admit(recorded, delivery_of(**fields))) == 1
     assert recorded.context.counters.repeated == repeated
+
+
+def test_the_receipt_of_a_requeued_letter_tells_how_often_it_had_started() -> None:
+    recorded = Recorded()
+    sent = requeued(QUEUE, message_of(), starts=3, stored="", signer=None, now=time())
+    (claimed,) = admit(recorded, delivery_of(sent.message, redelivered=True))
+    assert claimed.run == Admit(TaskRules(), alone=True, count_start=True)
+    recorded.task_events.started(claimed, time())
+    event, _ = recorded.told
+    assert (event["type"], event["uuid"], event["earlier_starts"]) == ("task-received", "t", 3)
 
 
 def test_a_message_larger_than_the_limit_is_buried_and_its_size_named() -> None:
@@ -180,7 +206,8 @@ def test_a_message_of_a_task_with_secrets_hides_them() -> None:
     recorded = Recorded(rules=TaskRules(hides=hides))
     (claimed,) = admit(recorded, delivery_of(message_of("secret")))
     assert claimed.hides is hides
-    (event,) = recorded.told
+    recorded.task_events.started(claimed, 1.0)
+    event, _ = recorded.told
     assert "secret" not in event["args"]
 
 
@@ -236,5 +263,5 @@ def test_what_is_revoked_while_the_broker_is_asked_does_not_start() -> None:
         (other,) = admit(recorded, delivery_of(), delivery_of(message_of(task_id="other")))
         assert other.headers.id == "other"
         assert recorded.counted["revoked"] == 1
-        assert told(recorded) == ["task-received", "task-received", "task-revoked"]
+        assert told(recorded) == ["task-received", "task-revoked"]
         assert [status for _, status in recorded.ended] == ["REVOKED"]

@@ -8,13 +8,11 @@ import pytest
 
 from tests.worker.recorded import FOLLOW_UP, QUEUE, Recorded, Sink, message_of, result_of
 from umbel.brokers.interface import Ack, Delivery, Tag
+from umbel.wire.call import read_headers
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.wire.task import read_headers
-from umbel.worker.messages import kept_outcomes
-from umbel.worker.messages.admission import arrival_of
-from umbel.worker.messages.adoption import Adoption
-from umbel.worker.messages.claimed import Claimed
-from umbel.worker.messages.kept_outcomes import KEPT_S, KeptOutcomes, claim_of
+from umbel.worker.delivery import claimed
+from umbel.worker.delivery.admit import Adoption, arrival_of
+from umbel.worker.delivery.claimed import KEPT_S, Claimed, RetainedOutcomes, earlier_claim
 
 MESSAGE = message_of(1)
 OUTCOME = Ack(1, [result_of("SUCCESS")], [FOLLOW_UP])
@@ -29,10 +27,10 @@ def delivered(
 @dataclass
 class Clock:
     now: float = 0.0
-    kept: KeptOutcomes = field(init=False)
+    kept: RetainedOutcomes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kept = KeptOutcomes(lambda: self.now)
+        self.kept = RetainedOutcomes(lambda: self.now)
 
     def end_late(self, tag: Tag, message: Message = MESSAGE, outcome: Ack = OUTCOME) -> None:
         """A task ends, and its claim has ended before."""
@@ -56,8 +54,8 @@ def test_what_was_settled_is_not_kept() -> None:
 def test_where_acks_are_not_confirmed_what_was_settled_is_acknowledged_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_outcomes, "SETTLED_MAX", 2)
-    kept = KeptOutcomes(lambda: 0.0, confirmed=False)
+    monkeypatch.setattr(claimed, "SETTLED_MAX", 2)
+    kept = RetainedOutcomes(lambda: 0.0, confirmed=False)
     messages = [message_of(task_id=f"t{number}") for number in range(3)]
     for number, message in enumerate(messages):
         kept.settled([(Ack(number, OUTCOME.results), delivered(number, message))], ())
@@ -78,13 +76,13 @@ def test_where_acks_are_not_confirmed_what_was_settled_is_acknowledged_again(
 def test_another_message_is_not_taken_for_it(other: Delivery) -> None:
     clock = Clock()
     clock.end_late(1)
-    assert (clock.kept.take(other), claim_of(other, {9: delivered(9)})) == (None, None)
+    assert (clock.kept.take(other), earlier_claim(other, {9: delivered(9)})) == (None, None)
     assert clock.kept.take(delivered(2)) is not None
 
 
 def test_a_message_that_comes_back_before_its_outcome_was_refused_is_settled_next() -> None:
     kept = Clock().kept
-    assert claim_of(delivered(2), {9: delivered(9, message_of(2)), 1: delivered(1)}) == 1
+    assert earlier_claim(delivered(2), {9: delivered(9, message_of(2)), 1: delivered(1)}) == 1
     kept.came_back[1] = delivered(2)
     again = (Ack(2, OUTCOME.results, OUTCOME.follow_ups), delivered(2))
     assert kept.settled([(OUTCOME, delivered(1))], {1}) == {1: again}
@@ -111,7 +109,7 @@ def test_outcomes_are_kept_for_some_time() -> None:
 
 
 def test_so_many_outcomes_are_kept_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_outcomes, "KEPT_MAX", 2)
+    monkeypatch.setattr(claimed, "KEPT_MAX", 2)
     clock, messages = Clock(), [message_of(task_id=f"t{number}") for number in range(3)]
     for number, message in enumerate(messages):
         clock.end_late(number, message)
@@ -121,7 +119,7 @@ def test_so_many_outcomes_are_kept_and_the_oldest_go_first(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("where", ["result", "follow-up", "message"])
 def test_so_many_bytes_are_kept(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_outcomes, "KEPT_MAX_BYTES", 20_000)
+    monkeypatch.setattr(claimed, "KEPT_MAX_BYTES", 20_000)
     large = message_of("x" * 15_000, task_id="large")
     outcome = {
         "result": Ack(0, [StoredResult("t", "SUCCESS", b"x" * 15_000)]),

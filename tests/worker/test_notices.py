@@ -11,10 +11,10 @@ from tests.waiting import DEADLINE_S
 from tests.worker.recorded import QUEUE, Recorded, claimed_of, delivery_of, message_of
 from umbel.errors import BadMessage
 from umbel.pools.interface import LostJob, Outcome
-from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
-from umbel.worker.user_code.notices import NoticeHooks, Notices
+from umbel.protocol.delivery.delivery import Admit, Refusal, TaskRules
+from umbel.worker.user_code import NoticeHooks, Notices
 
-LATE = Run(TaskRules(hard_limit_s=2.5))
+LATE = Admit(TaskRules(hard_limit_s=2.5))
 
 
 class Heard:

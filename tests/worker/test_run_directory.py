@@ -10,7 +10,7 @@ import pytest
 
 from umbel.clock import boot_time_s
 from umbel.errors import DuplicateNode
-from umbel.worker.process.run_directory import (
+from umbel.worker.run_directory import (
     FORGOTTEN_AFTER_S,
     STALE_AFTER_S,
     NodeState,

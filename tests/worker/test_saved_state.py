@@ -16,25 +16,31 @@ from hypothesis import strategies as st
 
 from umbel.protocol.clock import LamportClock
 from umbel.worker.context import Identity
-from umbel.worker.process.saved_state import SavedState, next_incarnation, read_saved, save, saved_file
 from umbel.worker.steps import state_store
-from umbel.worker.steps.state_store import StateStore
+from umbel.worker.steps.state_store import (
+    SavedState,
+    StateStore,
+    next_incarnation,
+    read_saved_state,
+    saved_state_file,
+    write_saved_state,
+)
 
 STATE = SavedState("a@x", 77, 1_794_700_000_000_000)
 
 
 def test_what_was_saved_is_read_and_belongs_to_its_owner(tmp_path: Path) -> None:
-    path = saved_file(tmp_path / "run", "a@x", "sqlite:///q.db")
-    assert read_saved(path) is None
-    save(path, STATE)
-    save(path, STATE)
-    assert read_saved(path) == STATE
+    path = saved_state_file(tmp_path / "run", "a@x", "sqlite:///q.db")
+    assert read_saved_state(path) is None
+    write_saved_state(path, STATE)
+    write_saved_state(path, STATE)
+    assert read_saved_state(path) == STATE
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
 def test_nodes_of_other_clusters_have_other_files(tmp_path: Path) -> None:
-    files = {saved_file(tmp_path, node, url) for node in ("a@x", "b@x") for url in ("one", "two")}
+    files = {saved_state_file(tmp_path, node, url) for node in ("a@x", "b@x") for url in ("one", "two")}
     assert len(files) == 4
 
 
@@ -57,8 +63,8 @@ def test_a_file_that_cannot_be_read_is_set_aside_with_one_line(
 ) -> None:
     path = tmp_path / "a.state"
     path.write_text(content, errors="surrogateescape")
-    assert read_saved(path) is None
-    assert read_saved(path) is None  # the second time it is not there any more
+    assert read_saved_state(path) is None
+    assert read_saved_state(path) is None  # the second time it is not there any more
     assert [record.message for record in caplog.records] == [
         "cannot read this node's saved clock and incarnation; starting with new ones"
     ]
@@ -67,15 +73,15 @@ def test_a_file_that_cannot_be_read_is_set_aside_with_one_line(
 
 def test_a_full_disk_leaves_the_former_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.state"
-    save(path, STATE)
+    write_saved_state(path, STATE)
 
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        save(path, SavedState("a@x", 78, 1))
-    assert read_saved(path) == STATE
+        write_saved_state(path, SavedState("a@x", 78, 1))
+    assert read_saved_state(path) == STATE
     assert [one.name for one in tmp_path.iterdir()] == ["a.state"]
 
 
@@ -100,13 +106,15 @@ def test_the_last_save_waits_for_one_that_still_runs(tmp_path: Path, monkeypatch
                 entered.set()
                 gate.wait(20)
 
-    monkeypatch.setattr(state_store, "save", save_slowly)
+    monkeypatch.setattr(state_store, "write_saved_state", save_slowly)
     context = SimpleNamespace(
         identity=Identity("a@x", 1, 9),
         settings=SimpleNamespace(run_directory=tmp_path),
         broker=SimpleNamespace(url="sqlite:///q.db"),
     )
-    store = StateStore(cast("Any", context), cast("Any", SimpleNamespace(clock=LamportClock(5))), None)
+    store = StateStore(
+        cast("Any", context), cast("Any", SimpleNamespace(clock=LamportClock(5), clock_reserved=5)), None
+    )
 
     async def scenario() -> None:
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -128,7 +136,7 @@ def test_a_save_that_fails_is_reported_once_and_never_stops_the_worker(
     monkeypatch.setattr(state_store, "SAVE_EVERY_S", 0.001)
     blocked = tmp_path / "run"
     blocked.write_text("a file where the directory should be")
-    events = SimpleNamespace(clock=LamportClock(5))
+    events = SimpleNamespace(clock=LamportClock(5), clock_reserved=1234)
     context = SimpleNamespace(
         identity=Identity("a@x", 1, 9),
         settings=SimpleNamespace(run_directory=blocked),
@@ -140,20 +148,20 @@ def test_a_save_that_fails_is_reported_once_and_never_stops_the_worker(
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
             store.adopt(group)
             await store.start()
-            assert events.clock.value == 1001  # on from where it was
+            assert events.clock.value == 1000  # on from where it was
             blocked.unlink()
-            path = saved_file(blocked, "a@x", "sqlite:///q.db")
+            path = saved_state_file(blocked, "a@x", "sqlite:///q.db")
             saved_again = asyncio.Event()
 
             async def watch() -> None:
-                while read_saved(path) is None:
+                while read_saved_state(path) is None:
                     await asyncio.to_thread(os.sched_yield)
                 saved_again.set()
 
             group.create_task(watch())
             await saved_again.wait()
             await store.stop()
-            assert read_saved(path) == SavedState("a@x", 1001, 9)
+            assert read_saved_state(path) == SavedState("a@x", 1234, 9)
 
     caplog.set_level("INFO")
     asyncio.run(scenario())

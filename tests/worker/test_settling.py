@@ -26,11 +26,11 @@ from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.worker.messages.kept_outcomes import KeptOutcomes
-from umbel.worker.messages.settling import Settler
-from umbel.worker.process.outages import Outages
-from umbel.worker.steps import events as events_step
-from umbel.worker.steps.events import HEARTBEAT, Events
+from umbel.worker import events as events_step
+from umbel.worker.delivery.claimed import RetainedOutcomes
+from umbel.worker.delivery.settle import Settler
+from umbel.worker.events import HEARTBEAT, Events
+from umbel.worker.sidecar import Outages
 
 
 def play(home: Path, scenario: Callable[[LightNode], Coroutine[Any, Any, None]]) -> None:
@@ -74,7 +74,7 @@ def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path:
             node.context.counters,
             outages=Outages(),
             store_outages=Outages("result store"),
-            kept=KeptOutcomes(monotonic),
+            kept=RetainedOutcomes(monotonic),
             together=True,
             events=SimpleNamespace(recorded=True, logged=until_logged),
             refused=nothing_refused,
@@ -167,7 +167,7 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
             node.context.counters,
             outages=Outages(),
             store_outages=Outages("result store"),
-            kept=KeptOutcomes(monotonic),
+            kept=RetainedOutcomes(monotonic),
             together=True,
             events=node.events,
             refused=nothing_refused,

@@ -9,20 +9,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from tests.worker.recorded import FOLLOW_UP, QUEUE, TAG, delivery_of, result_of
 from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return, Settled, Started, Tag, Verdict
+from umbel.brokers.interface.connection import Capabilities
 from umbel.brokers.sqlite.broker import CAPABILITIES
-from umbel.brokers.transport import Capabilities
 from umbel.errors import BrokerRefused, BrokerUnavailable
-from umbel.wire.message import Outgoing, StoredResult
-from umbel.worker.context import Counters
-from umbel.worker.messages import after_settling, before_settling, settling
-from umbel.worker.messages.after_settling import AfterSettling
-from umbel.worker.messages.kept_outcomes import KeptOutcomes
-from umbel.worker.messages.settling import BATCH_MAX, Settler
-from umbel.worker.process.outages import Outages
-from umbel.worker.settings import Ending
+from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.worker.context import Counters, Ending
+from umbel.worker.delivery import settle
+from umbel.worker.delivery.claimed import RetainedOutcomes
+from umbel.worker.delivery.settle import BATCH_MAX, AfterSettling, Settler
+from umbel.worker.sidecar import Outages
 
 RESULT, SENT = result_of("SUCCESS"), [FOLLOW_UP]
 
@@ -37,6 +36,7 @@ class Recorder:
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
     keyring: None = None
+    signer: None = None
     capabilities: Capabilities = CAPABILITIES
     recorded: bool = True
     before: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a broker's reply takes
@@ -94,7 +94,7 @@ class Bench:
     settled: list[int]  # how many were pending each time fewer were held
     refused: list[Refused]  # what it was told of
     after: list[bytes]  # what it asked for
-    kept: KeptOutcomes
+    kept: RetainedOutcomes
 
     @property
     def asked(self) -> list[tuple[str, Any]]:
@@ -107,7 +107,7 @@ def play(
 ) -> None:
     async def bounded() -> None:
         recorder, counters, settled, refused = Recorder(), Counters(), list[int](), list[Refused]()
-        after, kept = list[bytes](), KeptOutcomes(monotonic, confirmed=confirmed)
+        after, kept = list[bytes](), RetainedOutcomes(monotonic, confirmed=confirmed)
         settler = Settler(
             cast("Any", recorder),
             cast("Any", SimpleNamespace(store=recorder.store)),
@@ -257,6 +257,61 @@ def test_a_unique_key_is_released_after_its_message_is_settled() -> None:
     play(scenario)
 
 
+def test_where_the_broker_holds_no_keys_none_is_released() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.capabilities = replace(CAPABILITIES, unique=False)
+        bench.settler.add(Ack(1))
+        bench.settler.release("key", "t")
+        bench.settler.release_of(HOLDS)
+        await run_until_drained(bench)
+        assert bench.asked == [("settle", [Ack(1)])]
+
+    play(scenario)
+
+
+HOLDS = Message(b'{"task": "t", "id": "t", "umbel_unique": "key"}', b"[]")
+
+
+@pytest.mark.parametrize(
+    ("headers", "released"),
+    [
+        (HOLDS.headers, [("key", "t")]),
+        (b'{"id": "t", "umbel_unique": null, "umbel_limit": "k"}', []),
+        (b'{"id": "t", "umbel_unique": 5}', []),
+        (b'{"id": "t", "umbel_unique": ', []),
+        (b"{}", []),
+    ],
+)
+def test_the_key_of_a_message_that_nobody_opened_is_read_from_its_headers(
+    headers: bytes, released: list[tuple[str, str]]
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.settler.release_of(replace(HOLDS, headers=headers))
+        await bench.settler.flush()
+        assert [value for what, value in bench.asked if what == "release"] == [released][: len(released)]
+
+    play(scenario)
+
+
+def test_a_message_that_cannot_be_returned_has_ended_and_is_reported_as_refused() -> None:
+    """Or those who wait for its task would wait for ever, and its key would stay held."""
+    message = Outgoing(QUEUE, HOLDS)
+
+    def refuses(what: str, value: Any) -> Exception | None:
+        is_return = what == "settle" and any(isinstance(one, Return) for one in value)
+        return BrokerRefused("it cannot be written") if is_return else None
+
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.refuses = refuses
+        bench.settler.add(Return(1, not_before=5.0), message)
+        await run_until_drained(bench)
+        ((what, (burial,)),) = bench.asked
+        assert (what, burial.tag) == ("settle", 1) and "it cannot be written" in burial.reason
+        assert bench.refused == [Refused(message, burial.reason)]
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("what", ["settle", "release"])
 def test_what_gathers_while_the_last_is_brought_is_waited_for_too(what: str) -> None:
     async def scenario(bench: Bench) -> None:
@@ -357,7 +412,7 @@ def test_what_the_broker_cannot_take_now_is_kept_and_nothing_is_done_twice(
         waited.append((failures, benches[0].settler.problem))
         return 0.0
 
-    monkeypatch.setattr(settling, "reconnect_wait_s", wait_s)
+    monkeypatch.setattr(settle, "reconnect_wait_s", wait_s)
 
     async def scenario(bench: Bench) -> None:
         benches.append(bench)
@@ -598,7 +653,7 @@ def test_what_joins_a_verdict_is_settled_with_it() -> None:
 def test_work_that_comes_first_and_hangs_is_waited_for_again_and_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(before_settling, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(settle, "TIMEOUT_S", 0.0)
     began, go_on = list[int](), threading.Event()
 
     def work() -> Ending:
@@ -612,7 +667,7 @@ def test_work_that_comes_first_and_hangs_is_waited_for_again_and_not_repeated(
             with pytest.raises(BrokerUnavailable):
                 await bench.settler.flush()
         go_on.set()
-        monkeypatch.setattr(before_settling, "TIMEOUT_S", 10.0)
+        monkeypatch.setattr(settle, "TIMEOUT_S", 10.0)
         await bench.settler.flush()
         assert (len(began), bench.asked, bench.after) == (1, [("store", [RESULT])], [b"then"])
 
@@ -651,7 +706,7 @@ def test_what_cannot_be_written_has_no_after() -> None:
 def test_work_after_settling_is_tried_again_and_given_up_in_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(after_settling, "reconnect_wait_s", lambda *_: 0.0)
+    monkeypatch.setattr(settle, "reconnect_wait_s", lambda *_: 0.0)
     asked: list[tuple[bytes, ...]] = []
 
     def do(work: Sequence[bytes]) -> None:
@@ -672,7 +727,7 @@ def test_work_after_settling_is_tried_again_and_given_up_in_the_end(
         assert after.waiting == []
 
     asyncio.run(scenario())
-    assert asked == [(b"once more",)] * 2 + [(b"never",)] * after_settling.ATTEMPTS_MAX
+    assert asked == [(b"once more",)] * 2 + [(b"never",)] * settle.ATTEMPTS_MAX
     assert [one.message for one in caplog.records] == [
         "chords of finished tasks cannot be updated in the result backend; giving up"
     ]

@@ -1,6 +1,9 @@
 """A worker's events on their way: encoded once, for who listens and for the log; a queue with a limit."""
 
 import asyncio
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,14 @@ import pytest
 from tests.brokers.under_test import eventually
 from tests.worker.light_node import LightNode
 from tests.worker.test_settling import play
+from umbel.brokers.interface import Broadcast
+from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.events.types import TaskFailed, TaskStarted, TaskSucceeded
-from umbel.wire import told
+from umbel.protocol import clock
+from umbel.wire import event
 from umbel.wire.event import decode_events
-from umbel.worker.steps import events as events_step
+from umbel.worker import events as events_step
 
 TASKS = 30
 
@@ -42,7 +48,7 @@ def test_listeners_and_the_log_get_the_same_bytes_of_an_event_that_was_encoded_o
         encoded.append(msgspec.json.encode(event))
         return encoded[-1]
 
-    monkeypatch.setattr(told, "_encode", encode)
+    monkeypatch.setattr(event, "_encode", encode)
 
     async def scenario(node: LightNode) -> None:
         heard: list[bytes] = []
@@ -107,11 +113,120 @@ def test_an_event_that_cannot_be_encoded_is_dropped_and_keeps_no_other_back(
     assert caplog.messages.count("events cannot be encoded; dropped") == 1
 
 
+def test_no_event_leaves_before_the_brokers_clock_mark_is_as_high_and_most_cost_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L1: whoever reads the mark at its start begins above all that was heard of this node."""
+    monkeypatch.setattr(clock, "BLOCK", 50)
+    monkeypatch.setattr(events_step, "BATCH_MAX", 7)
+    marks: list[int] = []
+
+    async def scenario(node: LightNode) -> None:
+        broadcast, raise_clock = node.broker.broadcast, node.broker.coordination.raise_clock
+
+        async def checked(messages: Sequence[Broadcast], *, ttl_s: float) -> int | None:
+            clocks = [event["clock"] for message in messages for event in decode_events(message.body)]
+            assert max(clocks) <= await raise_clock(0)
+            return await broadcast(messages, ttl_s=ttl_s)
+
+        async def raised(value: int) -> int:
+            marks.append(value)
+            return await raise_clock(value)
+
+        monkeypatch.setattr(node.broker, "broadcast", checked)
+        monkeypatch.setattr(node.broker.coordination, "raise_clock", raised)
+        await raise_clock(1000)
+        async with asyncio.TaskGroup() as group:
+            node.events.adopt(group)
+            await node.events.start()
+            for _ in range(3):
+                tell_tasks(node)
+                await node.events.logged()
+            await node.events.stop()
+        assert min(await clocks_of(node)) > 1000
+        assert marks[0] == 0 and len(marks) <= 1 + 3 * 2 * TASKS // 50
+
+    play(tmp_path, scenario)
+
+
+def test_while_the_clock_mark_cannot_be_raised_events_leave_and_it_is_raised_as_soon_as_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(node: LightNode) -> None:
+        raise_clock, outages = node.broker.coordination.raise_clock, node.context.outages
+
+        async def refused(value: int) -> int:
+            if value:
+                raise BrokerUnavailable("no")
+            return await raise_clock(0)
+
+        async with asyncio.TaskGroup() as group:
+            node.events.adopt(group)
+            with monkeypatch.context() as changed:
+                changed.setattr(node.broker.coordination, "raise_clock", refused)
+                await node.events.start()
+                tell_tasks(node)
+                await node.events.logged()
+                assert outages.problem == "clock mark: no"
+                node.events._reservation.raised(10**9)  # as the look every ten seconds does
+                await node.events.reserve_clock()
+                assert not outages._machine.is_failing("clock mark")
+                node.events._reservation.lost()
+            assert max(await clocks_of(node)) > await raise_clock(0)
+            node.events.tell_task(TaskStarted, 3.0, "next", 0)
+            await node.events.logged()
+            assert max(await clocks_of(node)) <= await raise_clock(0)
+            await node.events.stop()
+
+    play(tmp_path, scenario)
+
+
+def test_a_worker_whose_clock_cannot_be_read_from_the_broker_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would say things that sort before what was said."""
+
+    async def scenario(node: LightNode) -> None:
+        async def refused(_: int) -> int:
+            raise BrokerUnavailable("no")
+
+        monkeypatch.setattr(node.broker.coordination, "raise_clock", refused)
+        with pytest.raises(BrokerUnavailable, match="no"):
+            await node.events.start()
+
+    play(tmp_path, scenario)
+
+
+def test_a_clock_mark_that_went_with_the_brokers_data_is_raised_again(tmp_path: Path) -> None:
+    async def scenario(node: LightNode) -> None:
+        async with asyncio.TaskGroup() as group:
+            node.events.adopt(group)
+            await node.events.start()
+            tell_tasks(node)
+            await node.events.logged()
+            with closing(sqlite3.connect(tmp_path / "queue.db")) as file, file:
+                file.execute("UPDATE meta SET value = 0 WHERE name = 'clock'")
+            node.events.reserve_again()
+            node.events.tell_task(TaskStarted, 3.0, "next", 0)
+            await node.events.logged()
+            assert max(await clocks_of(node)) <= await node.broker.coordination.raise_clock(0)
+            await node.events.stop()
+
+    play(tmp_path, scenario)
+
+
 async def has_room(node: LightNode) -> bool:
     return not node.events._waiting
 
 
 async def numbers(node: LightNode) -> list[int]:
+    return sorted(event["seq"] for event in await logged_events(node))
+
+
+async def clocks_of(node: LightNode) -> list[int]:
+    return [event["clock"] for event in await logged_events(node)]
+
+
+async def logged_events(node: LightNode) -> list[dict[str, Any]]:
     entries = await node.broker.read_events("recorder", 1000)
-    told_events: list[dict[str, Any]] = [event for one in entries for event in decode_events(one.body)]
-    return sorted(event["seq"] for event in told_events)
+    return [event for one in entries for event in decode_events(one.body)]

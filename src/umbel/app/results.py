@@ -1,55 +1,87 @@
-"""AsyncResult: a handle on a task that was sent, by its id; GroupResult: on several.
-
-Waiting goes through the result backend, which is notified when the result arrives; it does not poll.
-In async code a result can be awaited, which does not block the loop (`aio/results.py`).
+"""Results: handles of tasks and groups, for blocking and for async code. A handle is the task's id and the
+app whose result backend is asked; a final result is read once and retained by the handle.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
-from umbel.app.aio.loop_warning import warn_on_loop
-from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup, AwaitedResult
-from umbel.app.joining import Callback, join, refuse_join
-from umbel.app.rebuilding import rebuild_exception, shown_result
-from umbel.app.retrying import RetryableResult
-from umbel.app.running.request import current_request
-from umbel.app.types.call_types import ResultTypes
-from umbel.backends.interface import Backend, InPlaceBackend
-from umbel.errors import BadValue, BrokerError, ResultTimeout
+from umbel.app.request import current_request
+from umbel.app.types import ResultTypes
+from umbel.app.waiting import (
+    Callback,
+    join,
+    join_async,
+    rebuild_exception,
+    refuse_join,
+    shown_result,
+    warn_on_loop,
+)
+from umbel.backends.interface import Addressed, Backend, InPlaceBackend
+from umbel.errors import BadValue, BrokerError, ConfigurationError, NotKept, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
-from umbel.wire.instant import parse_instant
-from umbel.wire.message import StoredResult
+from umbel.wire.message import StoredResult, parse_instant
 from umbel.wire.result import ResultMap, decode_result
 from umbel.wire.show import brief
 from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
     from umbel.app.cluster.commands import Commands
-    from umbel.app.configuration.settings import Settings
+    from umbel.app.event_feed import EventSubscription
+    from umbel.app.settings import Settings
 
 R = TypeVar("R")
+T = TypeVar("T")
+STATE_S = 0.1
+RETRY_WAIT_S = 10.0  # for the broker
+UNANSWERED = "unknown: the result backend does not answer"
 
 
 class StoringApp(Protocol):
+    """An app that stores results."""
+
     @property
-    def backend(self) -> Backend: ...
+    def backend(self) -> Backend:
+        """The result backend, opened when it is first needed."""
+
+
+class AwaitedApp(Protocol):
+    """What an awaited result needs of its app."""
+
+    async def abackend(self) -> Backend:
+        """The result backend, ready to be awaited on this loop."""
+
+    async def abeside(self, work: Callable[[], T]) -> T:
+        """Run blocking work in a thread."""
+        ...
+
+    def alisten(self, task_id: str) -> "AbstractAsyncContextManager[EventSubscription]":
+        """The events of a task, from now on."""
+        ...
 
 
 class ResultApp(StoringApp, AwaitedApp, Protocol):
     """What a result needs of its app."""
 
     @property
-    def settings(self) -> "Settings": ...
+    def settings(self) -> "Settings":
+        """The app's settings, read for `task_allow_join`."""
+
     @property
-    def eager_backend(self) -> InPlaceBackend | None: ...
+    def eager_backend(self) -> InPlaceBackend | None:
+        """The in-memory result backend of eager mode; None outside it."""
+
     @property
-    def control(self) -> "Commands[Any, Any]": ...
+    def control(self) -> "Commands[Any, Any]":
+        """Remote control, by which tasks are revoked and retried."""
 
 
-class AsyncResult(AwaitedResult[R], RetryableResult):
+class AsyncResult(Generic[R]):
+    """A handle on a task that was sent: its state, its value, and how to wait for it."""
+
     __slots__ = ("__weakref__", "_eager", "_final", "_types", "app", "id", "ignored", "parent")
 
     def __init__(
@@ -62,7 +94,7 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
         types: ResultTypes | None = None,
     ) -> None:
         self.id = task_id
-        self._types = types  # of its task, where that is known: they say what the value is
+        self._types = types  # of its task, where that is known: they convert the value
         self.ignored = ignored  # no result will be stored: there is nothing to wait for
         self.app: ResultApp = app
         self.parent = parent
@@ -71,6 +103,7 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
 
     @property
     def task_id(self) -> str:
+        """The id of the task."""
         return self.id
 
     def get(
@@ -119,6 +152,7 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
 
     @property
     def traceback(self) -> str | None:
+        """The traceback of the task's last failure or retry; None without one."""
         found = self._read()
         return found.traceback if found else None
 
@@ -132,7 +166,7 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
 
     @property
     def children(self) -> "list[AsyncResult[Any] | GroupResult] | None":
-        """The results of the tasks that this one sent; None while nothing is known of it."""
+        """The results of the tasks that this one sent; None until a result is stored."""
         found = self._read()
         if found is None:
             return None
@@ -141,7 +175,7 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
     def collect(
         self, intermediate: bool = False, **options: Any
     ) -> "Iterator[tuple[AsyncResult[Any] | GroupResult, Any]]":
-        """Each result with its value: of this task, of those it sent, and so on. Each is waited for."""
+        """Yield each result with its value: of this task, of those it sent, and so on. Waits for each."""
         waiting: deque[AsyncResult[Any] | GroupResult] = deque([self])
         while waiting:
             result = waiting.popleft()
@@ -149,16 +183,19 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
             waiting.extend(result.children or ())
 
     def as_tuple(self) -> list[Any]:
-        """Its id, and that of its parent, as they are stored."""
+        """Its id and that of its parent, in the stored form."""
         return [[self.id, self.parent and self.parent.as_tuple()], None]
 
     def ready(self) -> bool:
+        """Whether the task has ended: succeeded, failed or was revoked."""
         return self.state in READY_STATES
 
     def successful(self) -> bool:
+        """Whether the task has succeeded."""
         return self.state == SUCCESS
 
     def failed(self) -> bool:
+        """Whether the task has failed."""
         return self.state == FAILURE
 
     def forget(self) -> None:
@@ -173,9 +210,84 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
         """
         self.app.control.revoke(self.id, terminate=terminate, signal=signal)
 
+    def retry(self, *, timeout: float = RETRY_WAIT_S) -> Self:
+        """Send the failed task again, with its arguments, as a new task; return the result of the new task.
+
+        This result does not change. NotKept: the task did not fail, was retried already, or its message is
+        not retained.
+        """
+        if self._eager is not None:  # in eager mode there is no message to retry
+            raise NotKept.of(self.id)
+        backend = self.app.backend
+        reply_to = backend.reply_to if isinstance(backend, Addressed) else None
+        new_id = self.app.control.retry(self.id, reply_to=reply_to, timeout=timeout)
+        return type(self)(new_id, app=self.app, types=self._types)
+
+    async def aretry(self, *, timeout: float = RETRY_WAIT_S) -> Self:
+        """The same as `retry` for async code."""
+        retried: Self = await self.app.abeside(lambda: self.retry(timeout=timeout))
+        return retried
+
+    # -- for async code ---------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.aget().__await__()
+
+    async def aget(
+        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
+    ) -> R:
+        """The same as `get` for async code: the event loop is not blocked."""
+        if self.ignored:
+            return None  # type: ignore[return-value]
+        self._refuse_join(allow_join)
+        if self._final is None:
+            backend = await self._abackend()
+            found = await backend.wait_async([self.id], timeout)
+            if self.id not in found:
+                raise self._missing(timeout, await self._alast_state(backend))
+            self._keep(found, timeout)
+        return self._value(propagate=propagate)
+
+    async def astate(self) -> str:
+        """The same as `state`: PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a
+        custom one.
+        """
+        found = await self._aread()
+        return found.status if found else PENDING
+
+    async def ainfo(self) -> Any:
+        """The same as `info`: the return value, or the exception, or what `update_state` stored."""
+        return shown_result(await self._aread(), self._types)
+
+    async def aready(self) -> bool:
+        """Whether the task has ended."""
+        return await self.astate() in READY_STATES
+
+    async def aforget(self) -> None:
+        """Remove the stored result."""
+        await self.app.abeside(self.forget)
+
+    async def arevoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
+        """Prevent the task from starting; `terminate` also ends it if it runs."""
+        await self.app.abeside(lambda: self.revoke(terminate=terminate, signal=signal))
+
+    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        return self.aevents()
+
+    def aevents(self, timeout: float | None = None) -> AsyncIterator[dict[str, Any]]:
+        """The events of the task from now until it ends, as workers send them (`task-started`, ...).
+
+        Workers send them with `-E`. The last event shows how the task ended, even if workers send none.
+        """
+        from umbel.app.event_feed import events_of  # with a broker, which few clients listen to
+
+        return events_of(self.id, self.app.alisten, self._awaited_end, timeout)
+
+    # -- the parts of it ---------------------------------------------------------------------------
+
     @property
     def _backend(self) -> Backend:
-        """A result of eager mode stays readable when that mode has ended."""
+        """The backend with this result; a result of eager mode stays readable after that mode has ended."""
         return self._eager or self.app.backend
 
     def _read(self) -> ResultMap | None:
@@ -215,6 +327,29 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
             return UNANSWERED
         return found.status if found else PENDING
 
+    async def _aread(self) -> ResultMap | None:
+        if self._final is not None:
+            return self._final
+        backend = await self._abackend()
+        return self._noted((await backend.read_async([self.id])).get(self.id))
+
+    async def _awaited_end(self) -> str:
+        """Wait for the final state."""
+        found = await (await self._abackend()).wait_async([self.id], None)
+        self._keep(found, None)
+        return found[self.id].status
+
+    async def _abackend(self) -> Backend:
+        return self._eager or await self.app.abackend()
+
+    async def _alast_state(self, backend: Backend) -> str:
+        """The state for an error message; the result backend gets a moment to answer."""
+        try:
+            found = (await backend.read_async([self.id], STATE_S)).get(self.id)
+        except BrokerError:
+            return UNANSWERED
+        return found.status if found else PENDING
+
     def _value(self, *, propagate: bool) -> R:
         assert self._final is not None
         if self._final.status == SUCCESS:
@@ -245,7 +380,7 @@ class AsyncResult(AwaitedResult[R], RetryableResult):
         return f"<AsyncResult {self.id}>"
 
 
-class GroupResult(AwaitedGroup):
+class GroupResult:
     """The results of tasks that were sent together, in their order.
 
     A member that ends in a group has the results of that group in its place.
@@ -256,12 +391,12 @@ class GroupResult(AwaitedGroup):
         group_id: str,
         results: "Sequence[AsyncResult[Any] | GroupResult]",
         *,
-        app: ResultApp,
+        app: ResultApp | None,
         parent: Any = None,
     ) -> None:
         self.id = group_id
         self.results: list[AsyncResult[Any] | GroupResult] = list(results)
-        self.app: ResultApp = app
+        self.app: ResultApp = cast("ResultApp", _NoApp()) if app is None else app
         self.parent = parent
 
     def get(
@@ -290,49 +425,55 @@ class GroupResult(AwaitedGroup):
 
     @property
     def children(self) -> "list[AsyncResult[Any] | GroupResult]":
+        """The results of the members."""
         return self.results
 
     def save(self) -> "GroupResult":
-        """Keep which results belong to the group, so that `restore` finds them by its id."""
+        """Store which results belong to the group, so that `restore` finds them by its id."""
         self.save_in(self.app.backend)
         return self
 
     def save_in(self, backend: Backend) -> None:
+        """Store the group's members in this backend."""
         backend.save_group(self.id, encode_json({"result": self.as_tuple()}))
 
     @classmethod
     def restore(cls, group_id: str, *, app: ResultApp) -> "GroupResult | None":
-        """The group that was saved under this id; None if there is none, or no longer."""
-        kept = app.backend.read_group(group_id)
-        if kept is None:
+        """The group that was saved under this id; None if there is none, or it has expired."""
+        stored = app.backend.read_group(group_id)
+        if stored is None:
             return None
-        found = decode_json(kept)
+        found = decode_json(stored)
         restored = result_from_tuple(found.get("result") if isinstance(found, dict) else found, app)
         if not isinstance(restored, GroupResult):
             raise BadValue(f"the id {group_id!r} is that of one task, not of a saved group")
         return restored
 
     def delete(self) -> None:
-        """Forget what `save` kept; the results themselves stay."""
+        """Remove what `save` stored; the results of the members stay."""
         self.app.backend.forget_group(self.id)
 
     def as_tuple(self) -> list[Any]:
-        """Its id, that of its parent and those of its members, as they are stored."""
+        """Its id, that of its parent and those of its members, in the stored form."""
         return [
             [self.id, self.parent and self.parent.as_tuple()],
             [result.as_tuple() for result in self.results],
         ]
 
     def ready(self) -> bool:
+        """Whether all members have ended."""
         return all(result.ready() for result in self.results)
 
     def successful(self) -> bool:
+        """Whether all members have succeeded."""
         return all(result.successful() for result in self.results)
 
     def failed(self) -> bool:
+        """Whether a member has failed."""
         return any(result.failed() for result in self.results)
 
     def completed_count(self) -> int:
+        """How many members have succeeded."""
         return sum(result.successful() for result in self.results)
 
     def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
@@ -342,14 +483,54 @@ class GroupResult(AwaitedGroup):
             app.control.revoke([result.id for result in self._flat()], terminate=terminate, signal=signal)
 
     def forget(self) -> None:
+        """Remove the stored results of all members."""
         for result in self.results:
             result.forget()
+
+    # -- for async code ---------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self.aget().__await__()
+
+    async def aget(
+        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
+    ) -> list[Any]:
+        """The same as `get` for async code: the event loop is not blocked."""
+        if not self.results:
+            return []
+        await self.app.abackend()
+        values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
+        return self._nested(values)
+
+    async def aready(self) -> bool:
+        """Whether all members have ended."""
+        return all([await result.aready() for result in self.results])
+
+    async def asave(self) -> None:
+        """Store which results belong to the group, so that `restore` finds them by its id."""
+        await self.app.abeside(self.save)
+
+    async def aforget(self) -> None:
+        """Remove the stored results of its members."""
+        if self.results:
+            await self.app.abeside(self.forget)
+
+    async def arevoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
+        """Prevent its tasks from starting; `terminate` also ends those that run."""
+        if self.results:
+            await self.app.abeside(lambda: self.revoke(terminate=terminate, signal=signal))
+
+    # -- as a list ---------------------------------------------------------------------------------
 
     def __iter__(self) -> "Iterator[AsyncResult[Any] | GroupResult]":
         return iter(self.results)
 
     def __len__(self) -> int:
         return len(self.results)
+
+    def __bool__(self) -> bool:
+        """True: it is a result, also that of a group without members."""
+        return True
 
     def __getitem__(self, place: int) -> "AsyncResult[Any] | GroupResult":
         return self.results[place]
@@ -359,11 +540,13 @@ class GroupResult(AwaitedGroup):
 
     def _flat(self) -> list[AsyncResult[Any]]:
         return [
-            task for one in self.results for task in (one._flat() if isinstance(one, GroupResult) else (one,))
+            task
+            for result in self.results
+            for task in (result._flat() if isinstance(result, GroupResult) else (result,))
         ]
 
     def arranged(self, values: Mapping[str, Any]) -> list[Any]:
-        """The values, by the ids of their tasks, as this group has them; all in a row if one is missing."""
+        """The values, by task id, nested as this group is; one flat list if a value is missing."""
         flat = [result.id for result in self._flat()]
         return (
             self._nested(map(values.__getitem__, flat)) if values.keys() >= set(flat) else [*values.values()]
@@ -373,9 +556,22 @@ class GroupResult(AwaitedGroup):
         """The values of all tasks, each in the place of its result."""
         left = iter(values)
         return [
-            one._nested(islice(left, len(one._flat()))) if isinstance(one, GroupResult) else next(left)
-            for one in self.results
+            result._nested(islice(left, len(result._flat())))
+            if isinstance(result, GroupResult)
+            else next(left)
+            for result in self.results
         ]
+
+
+class _NoApp:
+    """In the place of the app, where a group without members names none."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ConfigurationError(
+            "a group that has no members belongs to no app, so its result cannot be saved: it is [] anyway"
+        )
 
 
 def result_from_tuple(stored: Any, app: ResultApp) -> AsyncResult[Any] | GroupResult:
@@ -387,5 +583,21 @@ def result_from_tuple(stored: Any, app: ResultApp) -> AsyncResult[Any] | GroupRe
             of = None if parent is None else result_from_tuple(parent, app)
             if members is None:
                 return AsyncResult(named, app=app, parent=of)
-            return GroupResult(named, [result_from_tuple(one, app) for one in members], app=app, parent=of)
+            return GroupResult(
+                named, [result_from_tuple(member, app) for member in members], app=app, parent=of
+            )
     raise BadValue(f"{brief(stored)} is not a saved result: it must be [[id, parent], members or null]")
+
+
+class SavedGroups:
+    """The value of `app.GroupResult`, so that `app.GroupResult.restore(id)` needs no app."""
+
+    def __init__(self, app: ResultApp) -> None:
+        self._app = app
+
+    def __call__(self, group_id: str, results: Sequence[AsyncResult[Any] | GroupResult]) -> GroupResult:
+        return GroupResult(group_id, results, app=self._app)
+
+    def restore(self, group_id: str) -> GroupResult | None:
+        """The group that was saved under this id; None if there is none."""
+        return GroupResult.restore(group_id, app=self._app)

@@ -1,17 +1,32 @@
-"""Signals: moments in the life of tasks and workers that users' code can listen to.
+"""Signals and bootsteps: users' code that runs at moments in the life of tasks and workers.
 
     @app.signals.worker_process_init.connect
     def connect_to_database(**context): ...
 
-Each receiver gets the keyword arguments listed with its signal, and should accept `**context`,
+Each receiver of a signal gets the keyword arguments listed with its signal, and should accept `**context`,
 because later versions may add to them. A receiver that raises is logged and the others still run.
+
+    @app.steps.add
+    class Cache:
+        name = "cache"
+        requires = ("connection",)
+
+        def start(self, worker): ...
+        def stop(self, worker): ...
+
+A bootstep starts and stops with the worker; `worker` is what control commands get (`control/state.py`).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from umbel.control.state import describe_step
 from umbel.pools.guard import Raised, call_guarded
+
+# ---- signals ---------------------------------------------------------------------------------------
+#
+# Moments in the life of tasks and workers that users' code can listen to.
 
 log = logging.getLogger("umbel.signals")
 
@@ -19,6 +34,8 @@ ReceiverT = TypeVar("ReceiverT", bound=Callable[..., Any])
 
 
 class Signal:
+    """One signal with its receivers."""
+
     __slots__ = ("name", "receivers")
 
     def __init__(self, name: str) -> None:
@@ -35,6 +52,7 @@ class Signal:
         self.receivers = [known for known in self.receivers if known is not receiver]
 
     def send(self, **context: Any) -> None:
+        """Call all receivers with this context; a receiver that raises is logged."""
         for receiver in tuple(self.receivers):
             happened = call_guarded(receiver, **context)
             if isinstance(happened, Raised):
@@ -65,10 +83,33 @@ class Signals:
         self.worker_process_shutdown = Signal("worker_process_shutdown")  # node; in each child
         # About other nodes, in the main process: node, pid, incarnation, software, reason.
         self.on_node_join = Signal("on_node_join")
-        self.on_node_leave = Signal("on_node_leave")  # it stopped in good order
-        self.on_node_lost = Signal("on_node_lost")  # it fell silent
+        self.on_node_leave = Signal("on_node_leave")  # it shut down gracefully
+        self.on_node_lost = Signal("on_node_lost")  # it stopped sending heartbeats
 
     def of_nodes(self) -> dict[str, Callable[..., None]]:
         """What a worker calls when another node joins, leaves or is lost: those with receivers."""
         signals = (self.on_node_join, self.on_node_leave, self.on_node_lost)
         return {signal.name: signal.send for signal in signals if signal.receivers}
+
+
+# ---- steps -----------------------------------------------------------------------------------------
+#
+# `app.steps`: users' bootsteps, which start and stop with the worker.
+
+StepT = TypeVar("StepT", bound=type[Any])
+
+
+class Steps:
+    """The bootsteps of an app, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._kinds: list[type[Any]] = []
+
+    def add(self, kind: StepT) -> StepT:
+        """Register a bootstep for workers of the app; usable as a decorator of the class."""
+        describe_step(kind)
+        self._kinds.append(kind)
+        return kind
+
+    def __iter__(self) -> Iterator[type[Any]]:
+        return iter(tuple(self._kinds))

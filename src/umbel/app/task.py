@@ -1,10 +1,9 @@
-"""Task: a function that can be called here, now, or sent to be run by a worker.
-
-The decorated object keeps the function's signature for the type checker: `add.delay("x")` is an
-error in the editor, and at run time before anything is sent.
+"""Task: a function that can be called here, or sent to run on a worker. With it: what a base class may
+override (hooks), and the options of its definition, readable as attributes.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from types import MethodType
@@ -23,35 +22,267 @@ from typing import (
 
 from msgspec.structs import replace
 
-from umbel.app.canvas.builtin_tasks import MAP_TASK, STARMAP_TASK, in_parts, map_signature
-from umbel.app.canvas.group import Group, group
+from umbel.app.canvas.group import MAP_TASK, STARMAP_TASK, Group, group, in_parts, map_signature
 from umbel.app.canvas.signature import Signature
-from umbel.app.limits import limit_of
-from umbel.app.options import TaskOptions
+from umbel.app.options import SendOptions, TaskOptions, check_options, limit_of, sensitive_of
+from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.running.attempts import changed_attempt
-from umbel.app.running.hooks import TaskHooks, hooks_of
-from umbel.app.running.request import Request, current_request
-from umbel.app.secrecy import sensitive_of
-from umbel.app.sending.options import SendOptions, check_options
-from umbel.app.sending.stated import instant
-from umbel.app.task_attributes import TaskAttributes
-from umbel.app.types.annotations import signature_of
-from umbel.app.types.call_types import CallTypes, types_of
+from umbel.app.running.retries import changed_attempt
+from umbel.app.sending.preparation import instant
+from umbel.app.types import CallTypes, signature_of, types_of
 from umbel.backends.interface import Backend
 from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import ConfigurationError, Ignore, MaxRetriesExceeded, Retry
+from umbel.pools.guard import Raised, call_guarded
+from umbel.protocol.delivery.limits import Concurrency, Rate
+from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.wire.result import encode_state
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
+
+
+# ---- task attributes -------------------------------------------------------------------------------
+#
+# The options of a task's definition as attributes of the task.
+
+
+class TaskAttributes:
+    """The options of a task's definition, readable under the names they are given by.
+
+    A base class may state the same options as class attributes; the decorator's options override those.
+    """
+
+    options: TaskOptions
+
+    @property
+    def queue(self) -> str | None:
+        """The queue for calls that name none; None: by route, else the app's default."""
+        return self.options.queue
+
+    @property
+    def priority(self) -> int | None:
+        """The priority for calls that state none; None: by route, else the app's default."""
+        return self.options.priority
+
+    @property
+    def acks_late(self) -> bool | None:
+        """Whether messages are acknowledged after the run; None: by the app's setting."""
+        early = self.options.acks_early
+        return None if early is None else not early
+
+    @property
+    def ignore_result(self) -> bool | None:
+        """Whether results are not stored; None: by the app's setting."""
+        return self.options.ignore_result
+
+    @property
+    def autoretry_for(self) -> tuple[type[BaseException], ...]:
+        """The exceptions after which the task is retried automatically."""
+        return self.options.autoretry_for
+
+    @property
+    def dont_autoretry_for(self) -> tuple[type[BaseException], ...]:
+        """Exceptions among those of `autoretry_for` that are failures all the same."""
+        return self.options.dont_autoretry_for
+
+    @property
+    def retry_kwargs(self) -> Mapping[str, Any]:
+        """Options of automatic retries: `max_retries`, `countdown`, and options of a send."""
+        return self.options.retry_kwargs
+
+    @property
+    def max_retries(self) -> int | None:
+        """How often the task is retried; None: without limit."""
+        return self.options.retry.max_retries
+
+    @property
+    def default_retry_delay(self) -> float:
+        """Seconds before a retry, unless the retry states a time."""
+        return self.options.retry.delay_s
+
+    @property
+    def retry_backoff(self) -> bool | float:
+        """The first delay in seconds of retries whose delays double; False: delays do not grow."""
+        return self.options.retry.backoff_s or False
+
+    @property
+    def retry_backoff_max(self) -> float:
+        """The longest delay of a retry with backoff, in seconds."""
+        return self.options.retry.backoff_max_s
+
+    @property
+    def retry_jitter(self) -> bool:
+        """Whether delays with backoff are random up to their length."""
+        return self.options.retry.jitter
+
+    @property
+    def throws(self) -> tuple[type[BaseException], ...]:
+        """The exceptions that are expected: logged briefly, without a traceback."""
+        return self.options.throws
+
+    @property
+    def rate_limit(self) -> str | float | None:
+        """How often each worker starts the task, such as "100/m"; None: without limit."""
+        return self.options.rate_limit
+
+    @property
+    def limit(self) -> Rate | Concurrency | None:
+        """The limit that all workers of the cluster share; None: without limit."""
+        return self.options.limit
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds after which the child process that runs the task is killed."""
+        return self.options.time_limit_s
+
+    @property
+    def soft_time_limit(self) -> float | None:
+        """Seconds after which SoftTimeLimitExceeded is raised in the task."""
+        return self.options.soft_time_limit_s
+
+    @property
+    def expires(self) -> float | None:
+        """Seconds after which an unstarted call is dropped."""
+        return self.options.expires_s
+
+    @property
+    def serializer(self) -> str | None:
+        """The serializer of its arguments; None: by the app's setting."""
+        return self.options.serializer
+
+    @property
+    def track_started(self) -> bool:
+        """Whether the state STARTED is stored when a run begins."""
+        return self.options.track_started
+
+    @property
+    def typing(self) -> bool:
+        """Whether arguments are checked against the function's signature when a call is sent."""
+        return self.options.typing
+
+
+# ---- hooks -----------------------------------------------------------------------------------------
+#
+# What a task does besides its function when it starts and when it ends.
+#
+# They are methods of a task's base class, or functions that were given with the task, and are called in the
+# child that runs it. A hook that raises is logged, and the task's outcome stays. Only `before_start` is
+# part of the run: what it raises is raised by the task.
+
+log = logging.getLogger("umbel.task")
+
+_STATES = {"success": SUCCESS, "failure": FAILURE}
+
+
+class ExceptionInfo:
+    """An exception with its traceback as text; what hooks know as `einfo`."""
+
+    def __init__(self, exception: BaseException | None, traceback: str) -> None:
+        self.type = type(exception)
+        self.exception = exception
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return self.traceback
+
+
+class TaskHooks:
+    """The hooks as methods that do nothing, for a task's base class to override."""
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Called before the function; what it raises is raised by the task."""
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Called when the task has succeeded."""
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Called when the task has failed; `str(einfo)` is the traceback."""
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Called when the task will be retried."""
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Called last when the task has succeeded or failed; `retval` is its value or its exception."""
+
+
+HOOK_NAMES = ("before_start", "on_success", "on_failure", "on_retry", "after_return")
+
+
+class Hooks:
+    """The hooks that one task has."""
+
+    def __init__(self, found: Mapping[str, Callable[..., Any]]) -> None:
+        self._found = found
+
+    def before(self, request: "Request") -> None:
+        """Call `before_start`; its exception is the task's."""
+        before_start = self._found.get("before_start")
+        if before_start is not None:
+            before_start(request.id, request.args, request.kwargs)
+
+    def succeeded(self, request: "Request", value: Any) -> None:
+        """Call `on_success`."""
+        self._call("on_success", request, value, request.id, request.args, request.kwargs)
+
+    def failed(self, request: "Request", error: BaseException, traceback: str) -> None:
+        """Call `on_failure`."""
+        self._with_error("on_failure", request, error, traceback)
+
+    def retried(self, request: "Request", error: BaseException, traceback: str) -> None:
+        """Call `on_retry`."""
+        self._with_error("on_retry", request, error, traceback)
+
+    def returned(self, request: "Request", outcome: str, value: Any) -> None:
+        """Call `after_return`, after all others. A task that is retried or requeued has not returned."""
+        if outcome in _STATES:
+            state = _STATES[outcome]
+            self._call("after_return", request, state, value, request.id, request.args, request.kwargs, None)
+
+    def _with_error(self, name: str, request: "Request", error: BaseException, traceback: str) -> None:
+        if name in self._found:
+            about = ExceptionInfo(error, traceback)
+            self._call(name, request, error, request.id, request.args, request.kwargs, about)
+
+    def _call(self, name: str, request: "Request", *facts: Any) -> None:
+        hook = self._found.get(name)
+        happened = None if hook is None else call_guarded(hook, *facts)
+        if isinstance(happened, Raised):
+            log.error(
+                "task hook raised an exception",
+                extra={"hook": name, "task": request.task, "task_id": request.id},
+                exc_info=happened.error,
+            )
+
+
+def hooks_of(task: TaskHooks, given: Mapping[str, Callable[..., Any]]) -> Hooks | None:
+    """The hooks that the task's class overrides, and those given with it; None without any, as for most."""
+    found: dict[str, Callable[..., Any]] = {
+        name: getattr(task, name)
+        for name in HOOK_NAMES
+        if getattr(type(task), name) is not getattr(TaskHooks, name)
+    }
+    found |= {name: MethodType(function, task) for name, function in given.items()}
+    return Hooks(found) if found else None
+
+
+# ---- task ------------------------------------------------------------------------------------------
+#
+# A function that can be called here, or sent to run on a worker.
+#
+# The decorated object keeps the function's signature for the type checker: `add.delay("x")` is an error in
+# the editor, and at run time before anything is sent.
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Task(TaskAttributes, TaskHooks, Generic[P, R]):
+    """A function that can be called here, or sent to run on a worker."""
+
     def __init__(
         self, app: "SendingApp", name: str, function: Callable[..., Any], options: TaskOptions
     ) -> None:
@@ -66,7 +297,7 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
             options = replace(options, hides=hides, types=types, cluster_limit=limit)
         self.options = options
         self.run: Callable[..., Any] = MethodType(function, self) if options.bind else function
-        # A base class may wrap every run of its tasks in a `__call__` of its own.
+        # A base class may override `__call__` to wrap every run of its tasks.
         is_wrapped = type(self).__call__ not in (Task.__call__, AsyncTask.__call__)
         self.entry: Callable[..., Any] = self if is_wrapped else self.run
         self.is_async = inspect.iscoroutinefunction(function)
@@ -75,7 +306,7 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         self.__dict__.update(_shadowed(self))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function here and now, as if it had not been decorated."""
+        """Call the function directly, as if it had not been decorated."""
         result: R = self.run(*args, **kwargs)
         return result
 
@@ -113,16 +344,16 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> AsyncResult[R]:
-        """Run the call here, through the same path a worker would take; return its finished result."""
+        """Run the call here, through the same path as in a worker; return its finished result."""
         with self.app.eager():
             return self.apply_async(args, kwargs, **options)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
-        """A call to be sent later. Arguments may be missing: a chain puts its result first."""
+        """A signature of a call. Arguments may be missing: a chain puts the step's input first."""
         return Signature(self.name, args, kwargs, app=self.app)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature[R]:
-        """The same, but immutable: it takes no result from the step before."""
+        """The same as `s`, but immutable: it takes no result from the step before."""
         return Signature(self.name, args, kwargs, immutable=True, app=self.app)
 
     def signature(
@@ -132,17 +363,19 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         immutable: bool = False,
         **options: Unpack[SendOptions],
     ) -> Signature[R]:
-        """A call with options, as `apply_async` takes them, to be sent later."""
+        """A signature with options, as `apply_async` takes them, to be sent later."""
         check_options(options)
         return Signature(self.name, args, kwargs, options, immutable=immutable, app=self.app)
 
     subtask = signature
 
     def AsyncResult(self, task_id: str) -> AsyncResult[R]:  # noqa: N802 (the name users know)
+        """The result handle of a task id, with this task's result type."""
         return AsyncResult(task_id, app=self.app, types=self.options.types)
 
     @property
     def backend(self) -> Backend:
+        """The app's result backend."""
         return self.app.backend
 
     def map(self, items: Iterable[Any]) -> Signature[list[R]]:
@@ -150,7 +383,7 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         return map_signature(self.app, MAP_TASK, self.s(), items)
 
     def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[list[R]]:
-        """The same with several arguments for each item."""
+        """The same as `map` with several arguments for each item."""
         return map_signature(self.app, STARMAP_TASK, self.s(), items)
 
     def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group:
@@ -159,7 +392,7 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
 
     @property
     def request(self) -> Request:
-        """The call that runs here; an empty one when the task was called as a function."""
+        """The running call; an empty request when the task was called as a function."""
         return current_request() or Request()
 
     def retry(
@@ -206,7 +439,7 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         The replacement is sent in the step that settles this task. A group is replaced by the list of its
         results.
         """
-        from umbel.app.running.replacing import replacement  # few tasks do this
+        from umbel.app.running.retries import replacement  # few tasks do this
 
         raise Ignore(
             "not a failure: self.replace() sent another task in place of this one",
@@ -215,7 +448,7 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
 
     def add_to_chord(self, signature: Signature[Any], lazy: bool = False) -> Any:
         """Add a part to the chord that this task is a part of; with `lazy` it is returned and not sent."""
-        from umbel.app.running.replacing import added_part
+        from umbel.app.running.retries import added_part
 
         added = added_part(self.app, self.request, signature)
         return added if lazy else added.apply_async()
@@ -277,13 +510,13 @@ def _unchecked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 
 def _shadowed(task: Task[Any, Any]) -> dict[str, Any]:
-    """The attributes that a base class has as well, as they are for this task."""
-    ours = {name for name, one in vars(TaskAttributes).items() if isinstance(one, property)}
+    """The values of options that a base class also has as class attributes, for this task."""
+    ours = {name for name, value in vars(TaskAttributes).items() if isinstance(value, property)}
     return {
         name: getattr(TaskAttributes, name).__get__(task)
-        for one in type(task).__mro__
-        if one not in (Task, AsyncTask, TaskAttributes)
-        for name in ours.intersection(vars(one))
+        for kind in type(task).__mro__
+        if kind not in (Task, AsyncTask, TaskAttributes)
+        for name in ours.intersection(vars(kind))
     }
 
 
@@ -299,8 +532,8 @@ class _Arguments:
             parameters = _without_first(name, parameters)
         self.parameters = parameters  # as callers see them
         self._signature = inspect.Signature(parameters)
-        positional = [one for one in parameters if one.kind in _POSITIONAL]
-        self._least = sum(one.default is one.empty for one in positional)
+        positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+        self._least = sum(parameter.default is parameter.empty for parameter in positional)
         self._most = len(positional)
         self._only_positional = len(positional) == len(parameters)
 

@@ -1,1 +1,1 @@
-"""Where results live."""
+"""Result backends: where the results of tasks are stored, or how they are sent back."""

@@ -1,41 +1,374 @@
-"""RedisBackend: results under Celery's keys, and waiting for them on their channels (wire 6.2).
+"""RedisBackend: results and chords under Celery's keys, and waiting for results on their channels (wire 6.2).
 
-A result is stored and published in one script, in which the first SUCCESS stays. A waiter subscribes to
-the channels of all its tasks on one connection and then reads once, so that no result falls in
-between. On an event loop all waiters share one connection, in threads each waiter has its own.
+A result is stored and published in one script, in which the first SUCCESS stays. A waiter subscribes to the
+channels of all its tasks on one connection and then reads once, so that no result falls in between. In
+threads each waiter has its own connection. On an event loop all waiters share the loop's connection
+(`brokers/redis/link.py`), which senders on this loop use as well.
+
+A part of a chord is the JSON text `[1, task id, state, value]`, scored by its place, so that workers of
+Celery and of Umbel count it alike. The text is Celery's to the letter: up to 5.6 Celery recognises a counted
+part by its text only. The task that brings the last part claims the chord; the same task can claim it again,
+which is how a part that was redelivered finishes what its former run began. Ending a chord pushes the body
+and marks the chord done in one script.
 """
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from umbel.backends.interface import ChordPart
-from umbel.backends.redis_chords import RedisChords
-from umbel.backends.redis_waiting import Listener, decode_results
-from umbel.brokers.interface import BrokerSettings, Refused
-from umbel.brokers.redis.address import parse_addresses
+import msgspec
+
+from umbel.backends.interface import Arrivals, ChordPart, Take
+from umbel.brokers.interface import BrokerSettings, DeclaredQueue, Refused
+from umbel.brokers.redis.address import Address, parse_addresses
 from umbel.brokers.redis.keys import Keys
-from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, portions, weight_of
+from umbel.brokers.redis.link import Link, LoopLink, hold_loop_link, release_loop_link
+from umbel.brokers.redis.publishing import (
+    BATCH_BYTES_MAX,
+    Bindings,
+    delivery_tags,
+    portions,
+    sealed,
+    weight_of,
+)
+from umbel.brokers.redis.queues import bury_arguments
 from umbel.brokers.redis.replies import checked
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.brokers.redis.verdicts import result_arguments, ttl_ms_of
-from umbel.errors import BadURL, BrokerRefused
-from umbel.protocol.delivery.states import READY_STATES
+from umbel.chance import random
+from umbel.errors import AccessRefused, BadURL, BrokerRefused, BrokerSilent, BrokerUnavailable, ChordError
+from umbel.protocol.delivery.states import FAILURE, PENDING, reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.result import exception_map
+from umbel.wire.values import UNREADABLE, encode_json
+
+# ---- waiting for results on an event loop ----------------------------------------------------------
+#
+# One connection for all waiters, while there are any.
+#
+# It is the loop's connection (`brokers/redis/link.py`), which senders on this loop use as well.
+
+LOOK_AT_LEAST_S = 0.25  # a shorter wait gets one look
+LOOK_SHARE = 20.0  # looks take at most a twentieth of the time
+LOOKED_AT_ONCE = 5000
+
+
+class _Status(msgspec.Struct):
+    status: str = PENDING
+
+
+_status = msgspec.json.Decoder(_Status).decode
+
+
+def decode_results(task_ids: Sequence[str], payloads: Sequence[bytes | None]) -> dict[str, StoredResult]:
+    """The results that are stored; a payload that is not a result map counts as missing."""
+    found: dict[str, StoredResult] = {}
+    for task_id, payload in zip(task_ids, payloads, strict=True):
+        if payload is None:
+            continue
+        try:
+            found[task_id] = StoredResult(task_id, _status(payload).status, payload)
+        except UNREADABLE:
+            continue
+    return found
+
+
+class _Waiter:
+    """The state of one wait: what was pushed for it since its last look."""
+
+    def __init__(self) -> None:
+        self.bell = asyncio.Event()
+        self.pushed: dict[str, bytes] = {}  # by the result's key
+        self.is_lost = False  # the connection was lost, perhaps with pushed results
+
+
+class Listener:
+    """The waits of one event loop, on one connection that is open while it is held."""
+
+    def __init__(self, addresses: Sequence[Address], keys: Keys, *, timeout_s: float) -> None:
+        self._addresses = addresses
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._waiters: dict[str, set[_Waiter]] = {}  # by the result's key
+        self._held: LoopLink | None = None
+        self._holders = 0
+
+    def hold(self) -> None:
+        """Keep the connection until `release`, with or without waiters."""
+        if self._held is None:
+            self._held = hold_loop_link(self._addresses, timeout_s=self._timeout_s)
+            self._held.on_push.append(self._heard)
+            self._held.on_lost.append(self._ring_all)
+        self._holders += 1
+
+    def release(self) -> None:
+        """End one hold; the last one gives the connection back."""
+        self._holders -= 1
+        if self._held is not None and not self._holders:
+            held, self._held = self._held, None
+            held.on_push.remove(self._heard)
+            held.on_lost.remove(self._ring_all)
+            release_loop_link(held)
+
+    async def read(self, task_ids: Sequence[str], timeout_s: float | None) -> dict[str, StoredResult]:
+        """Those that are stored, whatever their state."""
+        keys = [self._keys.result(task_id) for task_id in task_ids]
+        self.hold()
+        try:
+            async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
+                return decode_results(task_ids, await self._read_keys(keys))
+        except TimeoutError:
+            raise self._unanswered(timeout_s) from None
+        finally:
+            self.release()
+
+    async def _read_keys(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """Read the keys. A lost connection says nothing about the server, so the call is retried once on a
+        new one.
+        """
+        had_connection = self._link.is_connected
+        try:
+            payloads: Sequence[bytes | None] = await self._link.call("MGET", *keys)
+        except AccessRefused:
+            raise
+        except BrokerUnavailable as problem:
+            if not had_connection or isinstance(problem, BrokerSilent):
+                raise
+            payloads = await self._link.call("MGET", *keys)
+        return payloads
+
+    @property
+    def _link(self) -> Link:
+        assert self._held is not None, "it is held"
+        return self._held.link
+
+    def _unanswered(self, timeout_s: float | None) -> BrokerUnavailable:
+        waited_s = self._timeout_s if timeout_s is None else timeout_s
+        return BrokerUnavailable(f"Redis at {self._link.address.shown} did not answer within {waited_s:g} s")
+
+    async def wait(self, arrivals: Arrivals, timeout_s: float | None) -> None:
+        """Wait until `arrivals` has enough, or the time-out; BrokerUnavailable if the server never
+        answered.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        tasks = {self._keys.result(task_id): task_id for task_id in arrivals.missing}
+        waiter = _Waiter()
+        self.hold()
+        for key in tasks:
+            self._waiters.setdefault(key, set()).add(waiter)
+        answered = False
+        try:
+            async with asyncio.timeout(None if timeout_s is None else max(timeout_s, LOOK_AT_LEAST_S)):
+                while True:
+                    began, waiter.is_lost = time.monotonic(), False
+                    if await self._look(arrivals, deadline):
+                        return
+                    answered = True
+                    # Looks at many results are rarer; pushed results arrive without them.
+                    took_s = time.monotonic() - began
+                    if await _pushed(waiter, arrivals, tasks, min(deadline, began + lively_s(took_s))):
+                        return
+                    if time.monotonic() >= deadline:
+                        return
+        except TimeoutError:
+            if not answered:
+                raise self._unanswered(timeout_s) from None
+        finally:
+            self._leave(waiter, list(tasks))
+            self.release()
+
+    async def _look(self, arrivals: Arrivals, deadline: float) -> bool:
+        """Subscribe to the missing results, then read them; returns whether that is enough.
+
+        Retries for a bounded time while the server cannot be reached. A server that does not answer is tried
+        until the deadline, if there is one.
+        """
+        ends, failures = time.monotonic() + self._timeout_s, 0
+        while True:
+            try:
+                await self._link.connect()
+                task_ids = list(arrivals.missing)
+                for first in range(0, len(task_ids), LOOKED_AT_ONCE):
+                    some = task_ids[first : first + LOOKED_AT_ONCE]
+                    keys = [self._keys.result(task_id) for task_id in some]
+                    sent = self._link.send_after([("SUBSCRIBE", *keys)], ("MGET", *keys))
+                    (payloads,) = self._link.checked(await self._link.reply_to(sent))
+                    if arrivals.take(decode_results(some, payloads)):
+                        return True
+            except AccessRefused:
+                raise
+            except BrokerUnavailable as problem:
+                failures += 1
+                is_silent = isinstance(problem, BrokerSilent)
+                if time.monotonic() >= (deadline if is_silent and deadline < math.inf else ends):
+                    raise
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+            else:
+                return False
+
+    def _leave(self, waiter: _Waiter, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._waiters[key].discard(waiter)
+        unwanted = [key for key in keys if not self._waiters[key]]
+        for key in unwanted:
+            del self._waiters[key]
+        if self._link.is_connected:
+            for first in range(0, len(unwanted), LOOKED_AT_ONCE):
+                some = unwanted[first : first + LOOKED_AT_ONCE]
+                self._link.send_after([("UNSUBSCRIBE", *some)], ("PING",))
+
+    def _heard(self, pushed: list[Any]) -> None:
+        if pushed[0] == b"message":
+            key = pushed[1].decode()
+            for waiter in self._waiters.get(key, ()):
+                waiter.pushed[key] = pushed[2]
+                waiter.bell.set()
+
+    def _ring_all(self) -> None:
+        """The connection was lost, perhaps with pushed results: all waiters look again."""
+        for waiter in {waiter for waiters in self._waiters.values() for waiter in waiters}:
+            waiter.is_lost = True
+            waiter.bell.set()
+
+
+async def _pushed(waiter: _Waiter, arrivals: Arrivals, tasks: Mapping[str, str], ends: float) -> bool:
+    """Take what is pushed until `ends`, or until the connection is lost; returns whether that is enough."""
+    while not waiter.is_lost:
+        try:
+            async with asyncio.timeout(max(0.0, ends - time.monotonic())):
+                await waiter.bell.wait()
+        except TimeoutError:
+            return False
+        waiter.bell.clear()
+        pushed, waiter.pushed = waiter.pushed, {}
+        task_ids = [tasks[key] for key in pushed]
+        if arrivals.take(decode_results(task_ids, list(pushed.values()))):
+            return True
+    return False
+
+
+def lively_s(took_s: float) -> float:
+    """How long after one look the next one is taken, to check that the server still answers."""
+    return max(LIVELY_S, LOOK_SHARE * took_s)
+
+
+# ---- redis chords ----------------------------------------------------------------------------------
+#
+# The parts of chords under Celery's keys, so that both kinds of worker count them.
+#
+# A part is the JSON text `[1, task id, state, value]`, scored by its place. The text is Celery's to the
+# letter: up to 5.6 it knows a part that it has counted by nothing else. Who brings the last part claims the
+# chord; a claim can be taken again by the same task, which is how a part that was redelivered finishes what
+# its former run began. Ending a chord pushes the body and marks it done in one script.
+
+CLAIM_S = 30
+DONE_S = 300  # as Celery 5.7: long enough for the last redelivery of a part
+
+_BURY = script("bury")
+
+
+class RedisChords:
+    """The chords of a RedisBackend; each step is one script on the server."""
+
+    def __init__(
+        self, pool: SocketPool, keys: Keys, *, ttl_s: float, declared: Sequence[DeclaredQueue] = ()
+    ) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._bindings = Bindings(keys, declared)
+        self._ttl_s = max(1, math.ceil(ttl_s))
+
+    def start(self, group_id: str, size: int) -> None:
+        """Record the number of parts."""
+        self._run("start", self._keys.chord(group_id), size, self._ttl_s)
+
+    def add(self, part: ChordPart) -> list[ChordPart] | None:
+        """Count the part; returns all parts in order when none is missing, else None."""
+        place = "+inf" if part.index is None else part.index
+        counted_as = f"{part.task_id}:{part.index if part.index is not None else ''}"
+        entry = json.dumps([1, part.task_id, part.status, json.loads(part.payload)])
+        base = self._keys.chord(part.group_id)
+        found = self._run("add", base, self._ttl_s, place, counted_as, entry)
+        if not found:
+            return None
+        return [_read(part.group_id, place, entry_found) for place, entry_found in enumerate(found)]
+
+    def grow(self, group_id: str, task_id: str) -> None:
+        """Raise the number of parts by one, once for this task."""
+        self._pool.run(self._keys.script("chord"), "grow", self._keys.chord(group_id), self._ttl_s, task_id)
+
+    def claim(self, group_id: str, by: str) -> bool:
+        """Whether this task may send the body, for CLAIM_S."""
+        return bool(self._run("claim", self._keys.chord(group_id), by, CLAIM_S))
+
+    def end(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        """Push the body's messages and record the chord as done; returns the messages that were refused."""
+        batch, astray = self._routed(batch)
+        args: list[str | bytes] = []
+        for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
+            args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
+            args.append(sealed(outgoing, tag, outgoing.not_before))
+        reply = self._run("end", self._keys.chord(group_id), DONE_S, self._keys.prefix, *args)
+        refusals = reply[1:] if reply else ()
+        refused = [
+            Refused(batch[place], why.decode(errors="replace"))
+            for place, why in zip(refusals[::2], refusals[1::2], strict=True)
+        ]
+        return [*refused, *astray] if reply else []
+
+    def _routed(self, batch: Sequence[Outgoing]) -> tuple[Sequence[Outgoing], list[Refused]]:
+        """The messages with their queues. Unroutable messages become dead letters first, and are returned."""
+        if self._bindings.are_plain(batch):
+            return batch, []
+        exchanges = self._bindings.exchanges(batch)
+        read, tables = self._bindings.read(exchanges), []
+        if read:
+            tables = self._pool.use(lambda connection: connection.call_all(read))
+        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
+        astray = [Refused(batch[place], why) for place, why in routed.refused.items()]
+        for args in bury_arguments(self._keys, astray):
+            self._pool.run(_BURY, *args)
+        return routed.batch, astray
+
+    def _run(self, *args: object) -> Any:
+        return self._pool.run(self._keys.script("chord"), *args)
+
+
+def _read(group_id: str, place: int, entry: bytes) -> ChordPart:
+    """A part; an entry that cannot be read counts as a failed part."""
+    try:
+        _, task_id, status, value = msgspec.json.decode(entry, type=tuple[int, str, str, msgspec.Raw])
+    except UNREADABLE as error:
+        lost = exception_map(ChordError(f"part {place} of the chord cannot be read: {error}"))
+        return ChordPart(group_id, place, "", FAILURE, encode_json(lost))
+    return ChordPart(group_id, place, task_id, status, bytes(value))
+
+
+# ---- redis backend ---------------------------------------------------------------------------------
+#
+# Results under Celery's keys, and waiting for them on their channels (wire 6.2).
+#
+# A result is stored and published in one script, in which the first SUCCESS stays. A waiter subscribes to
+# the channels of all its tasks on one connection and then reads once, so that no result falls in between.
+# On an event loop all waiters share one connection, in threads each waiter has its own.
 
 STORED_AT_ONCE = 1000
 READ_AT_ONCE = 5000
+SUBSCRIBED_AT_ONCE = 5000  # the server closes a connection on which too many confirmations are unread
 LEAVE_S = 0.1
-LIVELY_S = 5.0  # a wait asks so often whether the server is still there
+LIVELY_S = 5.0  # how often a wait checks that the server still answers
 
 _STORE = script("store")
 
 
 class RedisBackend:
+    """Stores results in Redis, in Celery's format; several servers are tried in order."""
+
     def __init__(self, url: str, settings: BrokerSettings) -> None:
         self._url = url
         self._addresses = parse_addresses(url)
@@ -51,24 +384,27 @@ class RedisBackend:
 
     @property
     def url(self) -> str:
+        """The address of the server, as configured."""
         return self._url
 
     def shares_settle(self, broker_url: str) -> bool:
+        """Whether the broker's address names the same servers and database."""
         try:
             theirs = parse_addresses(broker_url)
         except BadURL:
             return False
-        return [one.place for one in theirs] == [one.place for one in self._addresses]
+        return [address.place for address in theirs] == [address.place for address in self._addresses]
 
     def store(self, results: Sequence[StoredResult]) -> None:
+        """Store and publish in portions; BrokerRefused names results that are too large or were refused."""
         refused: dict[int, str] = {}
         for some in portions(results, STORED_AT_ONCE):
-            if weight_of(results[some[0]]) > BATCH_BYTES_MAX:  # then it is alone
+            if weight_of(results[some[0]]) > BATCH_BYTES_MAX:  # such a result is alone in its portion
                 refused[some[0]] = f"it exceeds the limit of {BATCH_BYTES_MAX:,} bytes"
                 continue
             args = result_arguments(self._keys, [results[place] for place in some])
-            told = self._pool.run(_STORE, self._keys.result_prefix, self._ttl_ms, *args)
-            for place, why in zip(told[::2], told[1::2], strict=True):
+            reply = self._pool.run(_STORE, self._keys.result_prefix, self._ttl_ms, *args)
+            for place, why in zip(reply[::2], reply[1::2], strict=True):
                 refused[some[place]] = why.decode(errors="replace")
         if refused:
             first = min(refused)
@@ -78,80 +414,98 @@ class RedisBackend:
             )
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
+        """Those that are stored, read in portions on a pooled connection."""
         wanted = list(dict.fromkeys(task_ids))
         if not wanted:
             return {}
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         return self._pool.use(lambda connection: self._read(connection, wanted), deadline=deadline)
 
-    def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
-        """Block until one of the tasks has a final state, or the time-out; those that have one."""
-        wanted = list(dict.fromkeys(task_ids))
-        if not wanted:
-            return {}
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        return self._listening.use(
-            lambda connection: self._listen(connection, wanted, deadline), deadline=deadline
-        )
+    def wait(
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
+    ) -> Mapping[str, StoredResult]:
+        """Subscribe to the results' channels on a separate connection, read, and wait for what is pushed."""
+        arrivals = Arrivals(task_ids, take)
+        if arrivals.missing:
+            deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+            self._listening.use(
+                lambda connection: self._listen(connection, arrivals, deadline), deadline=deadline
+            )
+        return arrivals.found
 
     async def wait_async(
-        self, task_ids: Iterable[str], timeout_s: float | None
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        wanted = list(dict.fromkeys(task_ids))
-        if not wanted:
-            return {}
-        return await self._listener().wait(wanted, timeout_s)
+        """As `wait`, on the connection of the running loop."""
+        arrivals = Arrivals(task_ids, take)
+        if arrivals.missing:
+            await self._listener().wait(arrivals, timeout_s)
+        return arrivals.found
 
     async def read_async(
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
+        """As `read`, on the connection of the running loop."""
         wanted = list(dict.fromkeys(task_ids))
         return await self._listener().read(wanted, timeout_s) if wanted else {}
 
     def hold_connection(self) -> None:
+        """Keep the loop's connection open between calls."""
         self._listener().hold()
 
     def release_connection(self) -> None:
+        """End one hold, and close idle connections of threads."""
         self._listener().release()
-        self._pool.close()  # what the loop's threads have left idle; who blocks opens another one
+        self._pool.close()  # idle connections of the loop's threads; a blocking call opens another one
 
     def abandon_connection(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Forget the connection of a loop that was closed."""
         self._listeners.pop(loop, None)
 
     def forget(self, task_ids: Iterable[str]) -> None:
+        """Delete these results."""
         keys = [self._keys.result(task_id) for task_id in task_ids]
         if keys:
             self._pool.use(lambda connection: connection.call("DEL", *keys))
 
     def start_chord(self, group_id: str, size: int) -> None:
+        """Record the number of parts."""
         self._chords.start(group_id, size)
 
     def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        """Count the part in a script; returns all parts when none is missing."""
         return self._chords.add(part)
 
     def claim_chord(self, group_id: str, by: str) -> bool:
+        """Claim the chord for this task, for a limited time."""
         return self._chords.claim(group_id, by)
 
     def grow_chord(self, group_id: str, task_id: str) -> None:
+        """Raise the number of parts by one, once for this task."""
         self._chords.grow(group_id, task_id)
 
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        """Push the body's messages and record the chord as done, in one script."""
         return self._chords.end(group_id, batch)
 
     def save_group(self, group_id: str, payload: bytes) -> None:
+        """Store it under the chord's key, until results expire."""
         key = self._keys.chord(group_id)
         self._pool.use(lambda connection: connection.call("SET", key, payload, "PX", self._ttl_ms))
 
     def read_group(self, group_id: str) -> bytes | None:
+        """What was stored for the group; None if there is nothing."""
         key = self._keys.chord(group_id)
         found: bytes | None = self._pool.use(lambda connection: connection.call("GET", key))
         return found
 
     def forget_group(self, group_id: str) -> None:
+        """Delete it."""
         key = self._keys.chord(group_id)
         self._pool.use(lambda connection: connection.call("DEL", key))
 
     def close(self) -> None:
+        """Close all pooled connections."""
         self._pool.close()
         self._listening.close()
 
@@ -168,38 +522,40 @@ class RedisBackend:
             found |= decode_results(some, connection.call("MGET", *map(self._keys.result, some)))
         return found
 
-    def _listen(
-        self, connection: SocketConnection, task_ids: Sequence[str], deadline: float
-    ) -> dict[str, StoredResult]:
-        names = {self._keys.result(task_id).encode(): task_id for task_id in task_ids}
-        connection.send([("SUBSCRIBE", *names)])
-        for _ in names:
-            while checked([connection.read()], connection.address)[0][0] != b"subscribe":
-                continue  # a result that came meanwhile is read below
-        found = {
-            task_id: result
-            for task_id, result in self._pool.use(
-                lambda reader: self._read(reader, task_ids), deadline=deadline
-            ).items()
-            if result.status in READY_STATES
-        }
-        while not found and (left_s := deadline - time.monotonic()) > 0:
+    def _listen(self, connection: SocketConnection, arrivals: Arrivals, deadline: float) -> None:
+        """Subscribe to the channels of all, read once, then take what is pushed.
+
+        When it is repeated on another connection, it continues with the missing results.
+        """
+        names = {self._keys.result(task_id).encode(): task_id for task_id in arrivals.missing}
+        channels = list(names)
+        for first in range(0, len(channels), SUBSCRIBED_AT_ONCE):
+            some = channels[first : first + SUBSCRIBED_AT_ONCE]
+            connection.send([("SUBSCRIBE", *some)])
+            for _ in some:
+                while checked([connection.read()], connection.address)[0][0] != b"subscribe":
+                    continue  # a result that was pushed meanwhile is read below
+        is_over = arrivals.take(
+            self._pool.use(lambda reader: self._read(reader, list(names.values())), deadline=deadline)
+        )
+        while not is_over and (left_s := deadline - time.monotonic()) > 0:
             pushed = self._next(connection, left_s)
             if pushed is not None and pushed[0] == b"message" and pushed[1] in names:
-                told = decode_results([names[pushed[1]]], [pushed[2]])
-                found |= {task_id: one for task_id, one in told.items() if one.status in READY_STATES}
-        self._leave(connection)
-        return found
+                is_over = arrivals.take(decode_results([names[pushed[1]]], [pushed[2]]))
+        self._leave(connection, channels)
 
-    def _leave(self, connection: SocketConnection) -> None:
-        """Unsubscribe, so that the connection can be used again; at the end of the time it has a moment."""
+    def _leave(self, connection: SocketConnection, channels: Sequence[bytes]) -> None:
+        """Unsubscribe, so that the connection can be reused; after the deadline it gets a moment more."""
         connection.deadline = max(connection.deadline, time.monotonic() + LEAVE_S)
-        connection.send([("UNSUBSCRIBE",)])
-        while (reply := connection.read())[0] != b"unsubscribe" or reply[2] != 0:
-            continue
+        for first in range(0, len(channels), SUBSCRIBED_AT_ONCE):
+            some = channels[first : first + SUBSCRIBED_AT_ONCE]
+            connection.send([("UNSUBSCRIBE", *some)])
+            for _ in some:
+                while connection.read()[0] != b"unsubscribe":
+                    continue
 
     def _next(self, connection: SocketConnection, left_s: float) -> list[Any] | None:
-        """The next thing that the server says, if it does in time. A silent one must answer a ping."""
+        """The next message of the server, if it arrives in time. A silent server must answer a ping."""
         try:
             reply: list[Any] = connection.read(min(left_s, LIVELY_S))
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Registry: from an address to the result store behind it."""
+"""Registry: from an address to the result backend behind it."""
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
@@ -10,12 +10,14 @@ SCHEMES = ("sqlite", *REDIS_SCHEMES, *_RPC)
 
 
 def sends_results(url: str) -> bool:
-    """Whether results are sent to the client that asked, which must then give its reply address."""
+    """Whether results are sent to the client that sent the task, which must then give its reply address."""
     return url.partition(":")[0] in _RPC
 
 
 def open_backend(url: str, settings: BrokerSettings) -> Backend:
-    """`settings` are the broker's; the address of the results takes the place of the broker's."""
+    """The backend for this address; BadURL if there is none. `settings` are the broker's, with another
+    address.
+    """
     scheme, colon, _ = url.partition(":")
     if scheme == "gcpubsub":
         raise BadURL(

@@ -1,19 +1,20 @@
 """RpcBackend: results sent to the client that asked, over the broker, as Celery's rpc:// does.
 
-The client has a reply queue and puts its name into `reply_to`; the worker publishes each
-result there, beside the ack of its message. So a result reaches one process, the one that sent
-the task, and is kept in its memory: nobody else can read it, and a client that ends takes its
-results with it. Who needs more stores results in Redis or SQLite.
+The client has a reply queue and puts its name into `reply_to`; the worker publishes each result there,
+together with the ack of its message. So a result reaches one process, the one that sent the task, and is held
+in its memory: no other process can read it, and it is gone when the client ends. Clients that need more store
+results in Redis or SQLite.
 
-One thread receives for the whole process; it begins when an address is first needed. After a lost
-connection it listens again under the same name. How results travel is the `Post`'s part: one file
-each for RabbitMQ and Redis.
+One thread receives for the whole process; it starts when an address is first needed. After a lost connection
+it listens again under the same name. How results travel is defined by a `Post`: one file each for RabbitMQ
+and Redis.
 """
 
 import asyncio
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -22,17 +23,16 @@ from weakref import WeakSet
 
 import msgspec
 
-from umbel.backends.interface import ChordPart
+from umbel.backends.interface import Arrivals, ChordPart, Take
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.chance import random
 from umbel.errors import BrokerError, BrokerSilent, NotSupported
-from umbel.protocol.delivery.states import READY_STATES, SUCCESS
-from umbel.protocol.retry import reconnect_wait_s
+from umbel.protocol.delivery.states import READY_STATES, SUCCESS, reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.values import UNREADABLE
 
 CONNECTING_S = 1.0
-RESULTS_MAX = 100_000  # kept in memory; past it the oldest is forgotten
+RESULTS_MAX = 100_000  # held in memory; beyond that the oldest is dropped
 
 _backends: "WeakSet[RpcBackend]" = WeakSet()
 
@@ -48,7 +48,7 @@ class Inbox(Protocol):
     """A connection on which results for one address arrive, used by one thread."""
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        """Block until there are some: task ids and payloads. BrokerError: the connection is lost."""
+        """Block until there are some; returns task ids and payloads. BrokerError: the connection is lost."""
         ...
 
     def interrupt(self) -> None:
@@ -56,55 +56,64 @@ class Inbox(Protocol):
         ...
 
     def close(self) -> None:
-        """Say nothing more on it: it has failed, or it is the parent's of this forked process."""
+        """Close the socket without a goodbye: it has failed, or belongs to the parent of this forked
+        process.
+        """
         ...
 
 
 class Post(Protocol):
     """How results travel over one kind of broker."""
 
-    def is_at(self, broker_url: str) -> bool: ...
+    def is_at(self, broker_url: str) -> bool:
+        """Whether this broker address names the same server."""
+
     def send(self, results: Sequence[StoredResult]) -> None:
-        """Each to its `reply_to`."""
+        """Send each result to its `reply_to`."""
         ...
 
     def open(self, address: str) -> Inbox:
-        """When this returns, what is sent to the address is received."""
+        """An inbox for the address; results that are sent after this returns are received."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection for sending."""
 
 
 class RpcBackend:
+    """Sends results to their clients, and holds those that this process has received."""
+
     def __init__(self, url: str, settings: BrokerSettings, post: Post) -> None:
         self._url = url
         self._post = post
         self._expires_s = settings.result_expires_s
         self._address = str(uuid4())
-        self._inherited = False  # the address is that of the process this one was forked from
+        self._inherited = False  # the address belongs to the process this one was forked from
         self._results: dict[str, tuple[StoredResult, float]] = {}
         self._changed = threading.Condition()
-        self._listeners: set[Callable[[], None]] = set()
+        self._waiters: set[_Waiter] = set()
         self._receiver: _Receiver | None = None
         _backends.add(self)
 
     @property
     def url(self) -> str:
+        """The address of the backend, as configured."""
         return self._url
 
     @property
     def reply_to(self) -> str:
-        """The name of this process's queue, which is there when this returns."""
+        """The name of this process's queue, which exists when this returns."""
         self._receive()
         return self._address
 
     def shares_settle(self, broker_url: str) -> bool:
+        """Whether results can be published by the broker with this address."""
         return self._post.is_at(broker_url)
 
     def store(self, results: Sequence[StoredResult]) -> None:
-        """Send those that somebody asked for, keep the others here.
+        """Send those with a reply address, hold the others in memory.
 
-        In a forked child these go to the parent too, whose tasks they may be.
+        In a forked child the others are also sent to the parent, whose tasks they may be.
         """
         letters = [result for result in results if result.reply_to]
         others = [result for result in results if not result.reply_to]
@@ -115,94 +124,114 @@ class RpcBackend:
             self._post.send(letters)
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
+        """Those that this process has received and that have not expired."""
         oldest = time.monotonic() - self._expires_s
         with self._changed:
             found = {task_id: self._results[task_id] for task_id in task_ids if task_id in self._results}
         return {task_id: result for task_id, (result, kept_at) in found.items() if kept_at >= oldest}
 
-    def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
-        wanted = list(task_ids)
-        if not wanted:
-            return {}
+    def wait(
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
+    ) -> Mapping[str, StoredResult]:
+        """Wait for results that this process receives; empty if it cannot listen within the time-out."""
+        arrivals = Arrivals(task_ids, take)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self._receive(timeout_s):
+        if not arrivals.missing or not self._receive(timeout_s):
             return {}
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        with self._changed:
-            self._changed.wait_for(lambda: self._final(wanted), left_s)
-            return self._final(wanted)
+        with self._waiting(arrivals, lambda: None) as waiter:
+            while not waiter.is_over():
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                with self._changed:
+                    if not self._changed.wait_for(lambda: waiter.offered, left_s):
+                        break
+        return arrivals.found
 
     async def wait_async(
-        self, task_ids: Iterable[str], timeout_s: float | None
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        wanted = list(task_ids)
-        if not wanted:
+        """As `wait`, on an event loop; the receiving thread wakes it."""
+        arrivals = Arrivals(task_ids, take)
+        loop, ring = asyncio.get_running_loop(), asyncio.Event()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        if not arrivals.missing or not await asyncio.to_thread(self._receive, timeout_s):
             return {}
-        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        if not await asyncio.to_thread(self._receive, timeout_s):
-            return {}
-        arrived = asyncio.Event()
-        with self._told(arrived):
+
+        def tell() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(ring.set)
+
+        with self._waiting(arrivals, tell) as waiter:
             try:
                 async with asyncio.timeout_at(deadline):
-                    while not (found := self._final(wanted)):
-                        arrived.clear()
-                        await arrived.wait()
-                    return found
+                    while not waiter.is_over():
+                        await ring.wait()
+                        ring.clear()
             except TimeoutError:
-                return self._final(wanted)
+                waiter.is_over()
+        return arrivals.found
 
     async def read_async(
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
+        """As `read`: all is in memory."""
         return self.read(task_ids)  # in memory
 
     def forget(self, task_ids: Iterable[str]) -> None:
+        """Drop these from memory."""
         with self._changed:
             for task_id in task_ids:
                 self._results.pop(task_id, None)
 
     def start_chord(self, group_id: str, size: int) -> None:
+        """Raises NotSupported: nothing is stored that could count parts."""
         raise _no_chords()
 
     def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        """Raises NotSupported: nothing is stored that could count parts."""
         raise _no_chords()
 
     def claim_chord(self, group_id: str, by: str) -> bool:
+        """Raises NotSupported: nothing is stored that could count parts."""
         raise _no_chords()
 
     def grow_chord(self, group_id: str, task_id: str) -> None:
+        """Raises NotSupported: nothing is stored that could count parts."""
         raise _no_chords()
 
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        """Raises NotSupported: nothing is stored that could count parts."""
         raise _no_chords()
 
     def save_group(self, group_id: str, payload: bytes) -> None:
+        """Raises NotSupported: nothing is stored."""
         raise _no_groups()
 
     def read_group(self, group_id: str) -> bytes | None:
+        """Raises NotSupported: nothing is stored."""
         raise _no_groups()
 
     def forget_group(self, group_id: str) -> None:
+        """Raises NotSupported: nothing is stored."""
         raise _no_groups()
 
     def close(self) -> None:
+        """Stop the receiving thread and close all connections."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.stop()
         self._post.close()
 
     def after_fork(self) -> None:
-        """In the child: the receiving thread stayed behind, and so did its queue."""
+        """In the child: the receiving thread stayed in the parent, and so did its queue."""
         self._changed = threading.Condition()
-        self._listeners = set()
+        self._waiters = set()
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             self._inherited = True
             receiver.abandon()
 
     def _receive(self, timeout_s: float | None = None) -> bool:
-        """Start listening; whether it started in time. It goes on for later callers."""
+        """Start listening; returns whether it began in time. It continues for later callers."""
         receiver = self._receiver or self._begin_receiving()
         try:
             return receiver.has_begun(timeout_s)
@@ -227,7 +256,7 @@ class RpcBackend:
             try:
                 status = _status.decode(payload).status
             except UNREADABLE:
-                continue  # no result map: whatever it is, it was not asked for
+                continue  # not a result map
             results.append(StoredResult(task_id, status, payload))
         self._keep(results)
 
@@ -242,33 +271,45 @@ class RpcBackend:
                 self._results[result.task_id] = (result, now)
                 if len(self._results) > RESULTS_MAX:
                     del self._results[next(iter(self._results))]
+            for waiter in self._waiters:
+                waiter.offer(results)
             self._changed.notify_all()
-            listeners = list(self._listeners)
-        for tell in listeners:
-            tell()
-
-    def _final(self, task_ids: Sequence[str]) -> dict[str, StoredResult]:
-        return {
-            task_id: result
-            for task_id, result in self.read(task_ids).items()
-            if result.status in READY_STATES
-        }
 
     @contextmanager
-    def _told(self, arrived: asyncio.Event) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-
-        def tell() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(arrived.set)
-
+    def _waiting(self, arrivals: Arrivals, tell: Callable[[], None]) -> "Iterator[_Waiter]":
+        waiter = _Waiter(arrivals, tell)
         with self._changed:
-            self._listeners.add(tell)
+            waiter.offer(self.read(arrivals.missing).values())
+            self._waiters.add(waiter)
         try:
-            yield
+            yield waiter
         finally:
             with self._changed:
-                self._listeners.discard(tell)
+                self._waiters.discard(waiter)
+
+
+class _Waiter:
+    """A wait for some results: the receiving thread offers it what arrives."""
+
+    def __init__(self, arrivals: Arrivals, tell: Callable[[], None]) -> None:
+        self.offered: deque[StoredResult] = deque()
+        self._arrivals = arrivals
+        self._tell = tell
+
+    def offer(self, results: Iterable[StoredResult]) -> None:
+        missing = self._arrivals.missing
+        new = [result for result in results if result.task_id in missing and result.status in READY_STATES]
+        if new:
+            self.offered.extend(new)
+            self._tell()
+
+    def is_over(self) -> bool:
+        """Take what was offered, in the waiting thread; returns whether that is enough."""
+        new: dict[str, StoredResult] = {}
+        while self.offered:
+            result = self.offered.popleft()
+            new.setdefault(result.task_id, result)
+        return self._arrivals.take(new)
 
 
 class _Receiver:
@@ -282,18 +323,18 @@ class _Receiver:
         self._stopping = threading.Event()
         self._told = threading.Condition()
         self._is_listening = False
-        self._silent: BrokerError | None = None  # why the last try came to nothing
-        self.refused: BrokerError | None = None  # why there is no use in another
+        self._silent: BrokerError | None = None  # why the last attempt failed
+        self.refused: BrokerError | None = None  # why retrying is useless
         self._thread = threading.Thread(target=self._run, name="umbel results", daemon=True)
 
     def start(self) -> None:
-        """The thread opens the connection: a server that is silent would keep the caller waiting."""
+        """Start the thread, which opens the connection: an unresponsive server would block the caller."""
         self._thread.start()
 
     def has_begun(self, timeout_s: float | None) -> bool:
-        """Whether it listens within the time; raises why it does not, as far as that is known.
+        """Whether it listens within the time; raises the reason if it is known.
 
-        A server that is silent is tried again: who has no time-out waits for one try.
+        An unresponsive server is tried again; a caller without a time-out waits for one attempt.
         """
         with self._told:
             self._told.wait_for(
@@ -309,7 +350,7 @@ class _Receiver:
         if (inbox := self._inbox) is not None:
             inbox.interrupt()
         if self._thread is not threading.current_thread():
-            # One that is connected ends at once; one that waits for a silent server, by its time-out.
+            # A connected thread ends at once; one that waits for an unresponsive server, by its time-out.
             self._thread.join(None if self._is_listening else CONNECTING_S)
 
     def _begin(self) -> bool:

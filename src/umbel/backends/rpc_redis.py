@@ -1,8 +1,8 @@
 """RedisPost: results over Redis, in a list that outlives its client's connection (wire 6.3).
 
-The client waits for the list without taking anything from it, reads what is there, and cuts that
-off when it has it. So a connection that breaks costs nothing: what was not cut off is read again.
-A list that nobody reads any more is gone after the retention of results.
+The client waits for the list without removing anything, reads what is there, and trims the list once it has
+it. So a broken connection loses nothing: what was not trimmed is read again. A list that no client reads any
+more expires with the retention of results.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,12 @@ from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import StoredResult
 
 READ_AT_ONCE = 1000
-WAITS_PER_TIMEOUT = 2  # a wait ends before its reply is overdue, and is repeated
+WAITS_PER_TIMEOUT = 2  # a wait ends before the socket's time-out, and is repeated
 
 
 class RedisPost:
+    """Sends and receives results over Redis."""
+
     def __init__(self, url: str, settings: BrokerSettings) -> None:
         self._addresses = parse_addresses(url)
         self._keys = Keys.of(settings, self._addresses[0].database)
@@ -32,18 +34,20 @@ class RedisPost:
         self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
 
     def is_at(self, broker_url: str) -> bool:
+        """Whether this broker address names the same servers and database."""
         try:
             theirs = parse_addresses(broker_url)
         except BadURL:
             return False
-        return [one.place for one in theirs] == [one.place for one in self._addresses]
+        return [address.place for address in theirs] == [address.place for address in self._addresses]
 
     def send(self, results: Sequence[StoredResult]) -> None:
+        """Push each result to its reply list; BrokerRefused names those that were refused."""
         commands = push_results(self._keys, results, self._ttl_ms)
         self._pool.use(lambda connection: _send(connection, commands, len(results)))
 
     def open(self, address: str) -> "RedisInbox":
-        """On the next server with each try: it is asked for again when one has failed."""
+        """An inbox on the next server with each call: it is called again when one has failed."""
         server = self._addresses[self._tries % len(self._addresses)]
         self._tries += 1
         connection = SocketConnection(server, timeout_s=self._timeout_s)
@@ -51,18 +55,22 @@ class RedisPost:
         return RedisInbox(connection, self._keys.list_of(address, 0), self._ttl_ms, wait_s=wait_s)
 
     def close(self) -> None:
+        """Close all pooled connections."""
         self._pool.close()
 
 
 class RedisInbox:
+    """A connection that reads one reply list."""
+
     def __init__(self, connection: SocketConnection, key: str, ttl_ms: int, *, wait_s: float) -> None:
         self._connection = connection
         self._key = key
         self._ttl_ms = ttl_ms
         self._wait_s = wait_s
-        self._received = 0  # at the tail of the list, to be cut off
+        self._received = 0  # entries at the tail of the list, to be trimmed
 
     def receive(self) -> list[tuple[str, bytes]]:
+        """Trim what was received before, then block until more results arrive."""
         connection, key = self._connection, self._key
         while True:
             commands: list[Sequence[object]] = []
@@ -80,14 +88,16 @@ class RedisInbox:
                 return [(message.correlation_id, message.body) for message in opened]
 
     def interrupt(self) -> None:
+        """Make `receive` end with an error."""
         self._connection.interrupt()
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
 
 def _send(connection: SocketConnection, commands: Sequence[Sequence[object]], count: int) -> None:
-    """One list may refuse its result: the others are sent."""
+    """Run the commands. A list may refuse its result: the others are sent, and BrokerRefused names it."""
     refused: dict[int, str] = {}
     for at, reply in enumerate(connection.exchange(commands)):
         try:

@@ -1,92 +1,149 @@
 """SqliteBackend: results in the embedded broker's file, and waiting for them without polling.
 
-A waiter registers its socket for the task ids, looks, and sleeps until it is poked. A result
-that is settled by a worker pokes in the same step, so `get()` returns as soon as it can.
+A waiter registers its socket for the task ids, looks, and sleeps until it is woken. A worker that settles a
+result wakes it in the same step, so `get()` returns as soon as possible.
 """
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 
 from msgspec.structs import replace
 
-from umbel.backends.interface import ChordPart
+from umbel.backends.interface import Arrivals, ChordPart, Take
 from umbel.brokers.interface import BrokerSettings, Refused
+from umbel.brokers.sqlite import wakeup
 from umbel.brokers.sqlite.chords import ChordStore, Part
-from umbel.brokers.sqlite.location import path_from_url
+from umbel.brokers.sqlite.files import path_from_url
 from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.thread import StoreThread
-from umbel.brokers.sqlite.wakeup import AsyncBell, Bell
+from umbel.brokers.sqlite.thread import StoreThread, repeated
+from umbel.brokers.sqlite.wakeup import AsyncBell, Bell, Poked
 from umbel.errors import BadURL, BrokerUnavailable
-from umbel.protocol.delivery.states import READY_STATES
 from umbel.wire.message import Outgoing, StoredResult
 
-GROUP = "GROUP"  # the state of a row that says which results belong to a group
+GROUP = "GROUP"  # the state of a row that lists the results of a group
 
-LOOK_S = 0.25  # who waits for less than this gets one look at the file
+LOOK_S = 0.25  # a shorter wait gets one look at the file
+# Until everything is read again, as a multiple of the time that the last such look took.
+SOON_SHARE, RECHECK_SHARE = 4.0, 20.0
+
+
+class Watch:
+    """What a wait for results reads, and when: what wake-ups name, and everything now and then.
+
+    Reading everything costs more the more results are missing, so it takes a bounded share of the time.
+    """
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._named: set[str] = set()
+        self._is_all = True  # wake-ups may have been sent before the wait was registered
+        self._looks_at_all = False
+        self._began = self._not_before = self._again_at = 0.0
+        self.looks_at = 0.0  # when to look even without a wake-up
+
+    def note(self, poked: Poked | None) -> None:
+        """Note what a wake-up names; None: there was none."""
+        if poked is not None:
+            self._is_all |= poked.is_all
+            self._named.update(poked.names)
+
+    def due(self, now: float) -> list[str]:
+        """The tasks whose results to read now."""
+        self._began = now
+        self._looks_at_all = (self._is_all and now >= self._not_before) or now >= self.looks_at
+        missing = self._arrivals.missing
+        wanted = (
+            list(missing)
+            if self._looks_at_all
+            else [task_id for task_id in self._named if task_id in missing]
+        )
+        self._named.clear()
+        return wanted
+
+    def take(self, found: Mapping[str, StoredResult], now: float) -> bool:
+        """Take what was read; returns whether it is enough."""
+        if self._looks_at_all:
+            took_s = now - self._began
+            self._is_all = False
+            self._not_before = now + SOON_SHARE * took_s
+            self._again_at = now + max(wakeup.RECHECK_S, RECHECK_SHARE * took_s)
+        self.looks_at = self._not_before if self._is_all else self._again_at
+        return self._arrivals.take(found)
 
 
 class SqliteBackend:
+    """Stores results in the SQLite file of the embedded broker."""
+
     def __init__(self, url: str, settings: BrokerSettings) -> None:
         self._url = url
         self._store = Store(replace(settings, url=url))
         self._chords = ChordStore(self._store)
         self._starting = Lock()
         self._thread: StoreThread | None = None
-        self._thread_of = 0  # process
+        self._thread_of = 0  # the pid of the process in which the thread runs
 
     @property
     def url(self) -> str:
+        """The address of the file, as configured."""
         return self._url
 
     def shares_settle(self, broker_url: str) -> bool:
+        """Whether the broker's address names the same file."""
         try:
             return path_from_url(broker_url) == self._store.database.path
         except BadURL:
             return False
 
     def store(self, results: Sequence[StoredResult]) -> None:
+        """Store these in one transaction."""
         self._store.store_results(results)
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
-        return self._store.read_results(task_ids)
-
-    def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
-        """Block until one of the tasks has a final state, or the time-out; those that have one."""
+        """Those that are stored; a busy database is retried."""
         wanted = list(task_ids)
-        found = self._final(wanted)
-        if found or not wanted:
-            return found
-        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        bell = Bell()
+        return repeated(self._store.read_results, wanted) if wanted else {}
+
+    def wait(
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
+    ) -> Mapping[str, StoredResult]:
+        """Block until one of the tasks has a final state, or the time-out; returns those that have one."""
+        arrivals = Arrivals(task_ids, take)
+        if not arrivals.missing or arrivals.take(self.read(arrivals.missing)):
+            return arrivals.found
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        watch, bell = Watch(arrivals), Bell(self._store.database.path)
         try:
-            with self._watched(wanted, bell.address):
-                while not (found := self._final(wanted)) and time.monotonic() < deadline:
-                    bell.wait(deadline - time.monotonic())
+            with self._watched(list(arrivals.missing), bell.address):
+                while not watch.take(self.read(watch.due(time.monotonic())), time.monotonic()):
+                    if time.monotonic() >= deadline:
+                        break
+                    watch.note(bell.wait(min(deadline, watch.looks_at) - time.monotonic()))
         finally:
             bell.close()
-        return found
+        return arrivals.found
 
     async def wait_async(
-        self, task_ids: Iterable[str], timeout_s: float | None
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """As `wait`. The file is read in a thread; the loop waits for the poke alone."""
-        wanted = list(task_ids)
-        if not wanted:
+        """As `wait`. The file is read in a thread; the loop waits only to be woken."""
+        arrivals = Arrivals(task_ids, take)
+        if not arrivals.missing:
             return {}
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(None if timeout_s is None else max(timeout_s, LOOK_S)):
-                found = await self._beside().call(self._final, wanted)
-                return found or await self._wait_for_poke(wanted, timeout_s)
-        except TimeoutError:
-            return {}
+                if not arrivals.take(await self._beside().call(self.read, list(arrivals.missing))):
+                    await self._wait_for_pokes(arrivals, timeout_s)
+        return arrivals.found
 
     async def read_async(
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
+        """As `read`, in a thread; BrokerUnavailable after the time-out."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._beside().call(self.read, list(task_ids))
@@ -95,25 +152,27 @@ class SqliteBackend:
                 f"{self._store.database.path} did not answer within {timeout_s:g} s"
             ) from None
 
-    async def _wait_for_poke(self, wanted: Sequence[str], timeout_s: float | None) -> dict[str, StoredResult]:
-        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        thread, bell = self._beside(), AsyncBell()
+    async def _wait_for_pokes(self, arrivals: Arrivals, timeout_s: float | None) -> None:
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        thread, watch = self._beside(), Watch(arrivals)
+        bell = AsyncBell(self._store.database.path)
         try:
             if bell.address is not None:
-                await thread.call(self._store.watch_results, wanted, bell.address)
+                await thread.call(self._store.watch_results, list(arrivals.missing), bell.address)
             while True:
-                rings = bell.rings
-                found = await thread.call(self._final, wanted)
-                if found or time.monotonic() >= deadline:
-                    return found
-                await bell.wait(rings, deadline - time.monotonic())
+                rings, wanted = bell.rings, watch.due(time.monotonic())
+                found = await thread.call(self.read, wanted) if wanted else {}
+                if watch.take(found, time.monotonic()) or time.monotonic() >= deadline:
+                    return
+                await bell.wait(rings, min(deadline, watch.looks_at) - time.monotonic())
+                watch.note(bell.poked())
         finally:
             bell.close()
             if bell.address is not None:
                 thread.post(self._store.unregister, bell.address)
 
     def _beside(self) -> StoreThread:
-        """The thread in which the file is read for event loops; a forked child has its own."""
+        """The thread in which the file is read for event loops; a forked child has a separate one."""
         with self._starting:
             if self._thread is None or self._thread_of != os.getpid():
                 timeout_s = 3 * self._store.settings.connect_timeout_s + LOOK_S
@@ -122,47 +181,56 @@ class SqliteBackend:
             return self._thread
 
     def forget(self, task_ids: Iterable[str]) -> None:
+        """Delete these results."""
         self._store.forget_results(task_ids)
 
     def start_chord(self, group_id: str, size: int) -> None:
+        """Record the number of parts."""
         self._chords.start(group_id, size)
 
     def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        """Count the part; returns all parts in order when none is missing."""
         parts = self._chords.add(part.group_id, Part(part.task_id, part.index, part.status, part.payload))
         if parts is None:
             return None
-        return [ChordPart(part.group_id, one.place, one.task_id, one.status, one.payload) for one in parts]
+        return [
+            ChordPart(part.group_id, found.place, found.task_id, found.status, found.payload)
+            for found in parts
+        ]
 
     def claim_chord(self, group_id: str, by: str) -> bool:
+        """Claim the chord for this task."""
         return self._chords.claim(group_id, by)
 
     def grow_chord(self, group_id: str, task_id: str) -> None:
+        """Raise the number of parts by one, once for this task."""
         self._chords.grow(group_id, task_id)
 
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        """Queue the body's messages and record the chord as done, in one transaction."""
         return self._chords.end(group_id, batch)
 
     def save_group(self, group_id: str, payload: bytes) -> None:
+        """Store it like a result, under a name that no task has."""
         self._store.store_results([StoredResult(_group_row(group_id), GROUP, payload)])
 
     def read_group(self, group_id: str) -> bytes | None:
+        """What was stored for the group; None if there is nothing."""
         found = self._store.read_results([_group_row(group_id)]).get(_group_row(group_id))
         return None if found is None else found.payload
 
     def forget_group(self, group_id: str) -> None:
+        """Delete it."""
         self._store.forget_results([_group_row(group_id)])
 
     def close(self) -> None:
+        """Close the file, after what its thread has begun."""
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None and self._thread_of == os.getpid():
             thread.post(self._store.close)  # after what it has begun
             thread.stop(cancel=False)
         self._store.close()
-
-    def _final(self, task_ids: Sequence[str]) -> dict[str, StoredResult]:
-        found = self._store.read_results(task_ids)
-        return {task_id: result for task_id, result in found.items() if result.status in READY_STATES}
 
     @contextmanager
     def _watched(self, task_ids: Sequence[str], address: bytes | None) -> Iterator[None]:
@@ -177,5 +245,5 @@ class SqliteBackend:
 
 
 def _group_row(group_id: str) -> str:
-    """Where a group is kept among the results: under a name that nobody gives a task."""
+    """The name under which a group is stored among the results: no task has such an id."""
     return f"umbel.group/{group_id}"

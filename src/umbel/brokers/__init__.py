@@ -1,1 +1,1 @@
-"""Where messages wait. One folder for each broker; they never import one another."""
+"""Brokers: where messages wait. One folder for each broker; they never import one another."""

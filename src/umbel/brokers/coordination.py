@@ -1,7 +1,7 @@
-"""CoordinationStore: the part of a broker that decides who does what is to be done once.
+"""CoordinationStore: the part of a broker that decides which node does what must be done once.
 
-One for each broker (`*/coordination*.py`), each with the rules of
-`protocol/leadership/coordination.py`; what they promise is in `docs/protocol/coordination.md`.
+Each broker has one (`*/coordination*.py`), with the rules of `protocol/leadership/coordination.py`;
+`docs/protocol/coordination.md` says what they promise.
 """
 
 from collections.abc import Sequence
@@ -17,28 +17,51 @@ class CoordinationStore(Protocol):
     unproven: int
     """Grants that no replica of the store confirmed in time; a fail-over may have forgotten them."""
 
-    async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord: ...
+    async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
+        """Create the election for this request, or return the record of the one that exists."""
+
     async def claim_election(
         self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
-    ) -> ElectionReply: ...
-    async def start_election(self, key: str, holder: str, term: int) -> bool: ...
-    async def renew_election(self, key: str, holder: str, term: int) -> bool: ...
-    async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool: ...
-    async def read_election(self, key: str) -> ElectionRecord | None: ...
-    async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]: ...
+    ) -> ElectionReply:
+        """Ask for the right to run the request: granted with a term, busy, or closed."""
 
-    async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply: ...
-    async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool: ...
-    async def release_lease(self, name: str, holder: str, term: int) -> bool: ...
-    async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool: ...
-    async def read_lease(self, name: str) -> LeaseReply: ...
+    async def start_election(self, key: str, holder: str, term: int) -> bool:
+        """Record that the holder has started the work; False if it does not hold this term."""
+
+    async def renew_election(self, key: str, holder: str, term: int) -> bool:
+        """Extend the holder's time; False if it does not hold this term."""
+
+    async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
+        """Close the election with its outcome; False if the holder does not hold this term."""
+
+    async def read_election(self, key: str) -> ElectionRecord | None:
+        """The record of one election; None if there is none."""
+
+    async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
+        """Up to `limit` elections that some node should claim, with their keys."""
+
+    async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
+        """Take the lease if it is free; the reply names its holder, term and data either way."""
+
+    async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool:
+        """Extend the lease; False if the holder does not hold this term."""
+
+    async def release_lease(self, name: str, holder: str, term: int) -> bool:
+        """Free the lease; False if the holder does not hold this term."""
+
+    async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
+        """Replace the data that the next holder reads; False if the holder does not hold this term."""
+
+    async def read_lease(self, name: str) -> LeaseReply:
+        """The state of the lease, without taking it."""
+
     async def fenced_publish(
         self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
     ) -> bool:
-        """Publish if the lease is held, and with `data` leave that for the next holder, in one step.
+        """Publish if the lease is held, and with `data` store that for the next holder, in one step.
 
-        Where there is no such step (`Capabilities.reasons`), the data is left first: who dies in
-        between has published nothing, and nobody publishes it again.
+        Where there is no such step (`Capabilities.reasons`), the data is stored first: a node that dies in
+        between has published nothing, and no other node publishes it.
         """
         ...
 
@@ -47,5 +70,9 @@ class CoordinationStore(Protocol):
         ...
 
     async def raise_clock(self, value: int) -> int:
-        """Raise the cluster's clock mark to at least `value`; the mark after that."""
+        """Raise the cluster's clock mark to at least `value`; return the mark after that.
+
+        A value that is no higher than the mark only reads it, which is cheap. Without a shared mark it
+        returns `value`.
+        """
         ...

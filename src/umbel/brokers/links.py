@@ -1,30 +1,51 @@
-"""Links: how a broker tells of its connections, and of claims that ended with one.
+"""Links and listeners: the part that all brokers share.
 
-A worker must know of every connection that was lost and made again, however short that was: what was
-broadcast meanwhile is missed, and on RabbitMQ what was claimed on it is the server's again.
+`ConfiguredBroker` holds the settings, the listeners and the signer of a broker. `LinkWatch` reports each
+connection that is lost, restored or given up. A worker must know of every one, however short the outage was:
+broadcasts sent meanwhile are missed, and on RabbitMQ the claims made on that connection go back to the
+server.
+
+The id of the cluster is never made here. It is stored by a command, or by a worker whose settings name it. A
+broker that lost its id would otherwise get a new one, and refuse every signed message that waits there.
 """
 
 from collections.abc import Callable
 
+from umbel.brokers.interface import BrokerSettings, ClusterRecord, Replaced
+from umbel.clock import cluster_now
+from umbel.errors import ConfigurationError, NoClusterId
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.outage import Closed, LinkChange, LinkLost, LinkRestored
+from umbel.protocol.delivery.trust import ClusterId
+from umbel.protocol.shutdown import Closed, LinkChange, LinkLost, LinkRestored
+from umbel.text import without_password
 from umbel.wire.control import REQUEST_EXCHANGE
+from umbel.wire.signing import Keyring, Signer
+
+# ---- links -----------------------------------------------------------------------------------------
+#
+# How a broker reports lost and restored connections, and claims that ended with one.
+#
+# A worker must know of every connection that was lost and restored, however short the outage was:
+# broadcasts sent meanwhile are missed, and on RabbitMQ the claims made on that connection go back to the
+# server.
 
 MAIN, MAILBOX, EVENTS = "main", "mailbox", "events"
 _SUBSCRIPTIONS = {REQUEST_EXCHANGE: MAILBOX, EVENT_EXCHANGE: EVENTS}
 
 
 def link_of(exchange: str) -> str:
-    """How the link of a subscription is called; empty for those that serve one question."""
+    """The name of a subscription's link; empty for subscriptions that serve one request."""
     return _SUBSCRIPTIONS.get(exchange, "")
 
 
-def unheard(change: LinkChange) -> None:
-    """Nobody wants to know."""
+def ignore_link(change: LinkChange) -> None:
+    """Ignore a change of a link: the listener until a real one is set."""
 
 
 class LinkWatch:
-    """Tells once that a link was lost, and once that it is restored or given up. Nameless, it is silent."""
+    """Reports once that a link was lost, and once that it was restored or given up. Without a name it reports
+    nothing.
+    """
 
     def __init__(
         self, name: str, on_link: Callable[[LinkChange], None], *, ends_claims: bool = False
@@ -35,17 +56,99 @@ class LinkWatch:
         self._ends_claims = ends_claims
 
     def lost(self, why: str) -> None:
+        """Report the loss and its reason, unless it is reported already."""
         if self._name and not self.is_lost:
             self.is_lost = True
             self._on_link(LinkLost(self._name, why, self._ends_claims))
 
     def restored(self) -> None:
+        """Report that a lost link works again."""
         self._end(LinkRestored)
 
     def given_up(self) -> None:
+        """Report that a lost link was closed and will not be restored."""
         self._end(Closed)
 
     def _end(self, how: type[LinkRestored] | type[Closed]) -> None:
         if self.is_lost:
             self.is_lost = False
             self._on_link(how(self._name))
+
+
+# ---- configured broker -----------------------------------------------------------------------------
+#
+# What every broker gets from its settings and listeners, and its signer.
+#
+# The id of the cluster is never made here. It is stored by a command, or by a worker whose settings name
+# it. A broker that lost its id would otherwise get a new one, and refuse every signed message that waits
+# there.
+
+
+class ConfiguredBroker:
+    """Base of all brokers: the settings, the two listeners, and the signer found at `open`."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._on_link: Callable[[LinkChange], None] = ignore_link
+        self._on_replaced: Callable[[Replaced], None] = lambda _: None
+        self._signer: Signer | None = None
+
+    @property
+    def url(self) -> str:
+        """The address from the settings."""
+        return self._settings.url
+
+    @property
+    def keyring(self) -> Keyring | None:
+        """The keys that messages over this broker are signed with, if any."""
+        return self._settings.keyring
+
+    @property
+    def signer(self) -> Signer | None:
+        """The keys and the cluster they sign for; NoClusterId if there are keys and no cluster id."""
+        if self._signer is None and self.keyring is not None:
+            raise NoClusterId.at(without_password(self.url))
+        return self._signer
+
+    @property
+    def _signs_for(self) -> str:
+        """The cluster whose signatures are used here; "": signatures are not compared."""
+        return "" if self._signer is None else self._signer.cluster.id
+
+    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
+        """Set the listener for links that are lost, restored or given up."""
+        self._on_link = callback
+
+    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
+        """Set the listener for data of the broker that was replaced."""
+        self._on_replaced = callback
+
+    def _tell_link(self, change: LinkChange) -> None:
+        self._on_link(change)
+
+    def _tell_replaced(self, replaced: Replaced) -> None:
+        self._on_replaced(replaced)
+
+
+async def signer_at(broker: ClusterRecord, settings: BrokerSettings) -> Signer | None:
+    """The signer for a broker that was just opened, or None. A worker stores the cluster id that its settings
+    name, and raises NoClusterId if there is none.
+    """
+    keyring, named = settings.keyring, settings.signing_cluster
+    if keyring is None:
+        return None
+    found = await broker.cluster_id() if broker.capabilities.signatures else None
+    if found is None and named:
+        found = ClusterId(named)
+        if settings.remembers_signatures:
+            found = await broker.keep_cluster_id(ClusterId(named, cluster_now()))
+    if found is None:
+        if settings.remembers_signatures:
+            raise NoClusterId.at(without_password(settings.url))
+        return None
+    if named not in ("", found.id):
+        raise ConfigurationError(
+            f"'signing_cluster' is {named!r}, but the broker {without_password(settings.url)} belongs to the "
+            f"cluster {found.id!r}; correct the setting, or the address"
+        )
+    return Signer(keyring, found)

@@ -1,7 +1,7 @@
-"""Options: what the transport options of a Celery project mean here, one by one.
+"""Options: what each transport option of a Celery project means here.
 
-Three verdicts. *Mapped*: there is a setting of ours for it. *No effect*: it steers something that is done
-otherwise here, and `why` says how. *Not supported*: the project would not work as it says, so it is
+Three verdicts. *Mapped*: there is a setting of ours for it. *No effect*: it steers something that Umbel does
+differently, and `why` says how. *Not supported*: the project would not work as configured, so the option is
 refused by name, as is every option that is not in the tables.
 """
 
@@ -11,19 +11,21 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from umbel.brokers.interface.settings import BrokerSettings
+from umbel.brokers.interface.connection import BrokerSettings
 from umbel.errors import NotSupported
 
 
 class Support(StrEnum):
+    """How far an option of Celery is supported."""
+
     MAPPED = "mapped"
     NO_EFFECT = "no effect"
     UNSUPPORTED = "not supported"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One option and what is to be thought of it; `changes` are fields of BrokerSettings."""
+class JudgedOption:
+    """One option and its verdict; `changes` are fields of BrokerSettings."""
 
     name: str
     support: Support
@@ -41,8 +43,8 @@ class _Rule:
     in_address: bool = False  # `with_sentinel` puts it there
 
 
-def judge_options(url: str, options: Mapping[str, Any]) -> list[Judged]:
-    """`broker_transport_options` of a project whose broker is at this address."""
+def judge_options(url: str, options: Mapping[str, Any]) -> list[JudgedOption]:
+    """The verdicts on `broker_transport_options` of a project whose broker is at this address."""
     if url.startswith("gcpubsub"):
         table = _PUBSUB
     else:
@@ -50,16 +52,16 @@ def judge_options(url: str, options: Mapping[str, Any]) -> list[Judged]:
     return [_judge(name, value, table) for name, value in options.items()]
 
 
-def judge_result_options(options: Mapping[str, Any]) -> list[Judged]:
-    """`result_backend_transport_options`."""
+def judge_result_options(options: Mapping[str, Any]) -> list[JudgedOption]:
+    """The verdicts on `result_backend_transport_options`."""
     return [_judge(name, value, _RESULTS) for name, value in options.items()]
 
 
-def changes_of(judged: list[Judged]) -> dict[str, Any]:
-    """The fields of BrokerSettings that they set; NotSupported names those that cannot be."""
-    if refused := [one for one in judged if one.support is Support.UNSUPPORTED]:
-        raise NotSupported("; ".join(f"transport option {one.name!r}: {one.why}" for one in refused))
-    return {field: value for one in judged for field, value in one.changes}
+def changes_of(judged: list[JudgedOption]) -> dict[str, Any]:
+    """The fields of BrokerSettings that the options set; NotSupported names unsupported options."""
+    if refused := [option for option in judged if option.support is Support.UNSUPPORTED]:
+        raise NotSupported("; ".join(f"transport option {option.name!r}: {option.why}" for option in refused))
+    return {field: value for option in judged for field, value in option.changes}
 
 
 def with_tls(url: str, use_ssl: bool | Mapping[str, Any] | None) -> str:
@@ -82,7 +84,7 @@ def with_tls(url: str, use_ssl: bool | Mapping[str, Any] | None) -> str:
 
 
 def with_sentinel(url: str, options: Mapping[str, Any]) -> str:
-    """The address of sentinels with what a project's transport options say of their master."""
+    """The address of sentinels, with the master's name and login from a project's transport options."""
     if not url.startswith("sentinel"):
         return url
     login = options.get("sentinel_kwargs") or {}
@@ -92,27 +94,27 @@ def with_sentinel(url: str, options: Mapping[str, Any]) -> str:
     return ";".join(_with_options(part.strip(), given) for part in url.split(";") if part.strip())
 
 
-def _judge(name: str, value: Any, table: Mapping[str, _Rule]) -> Judged:
+def _judge(name: str, value: Any, table: Mapping[str, _Rule]) -> JudgedOption:
     rule = table.get(name) or _ANY.get(name)
     if rule is None:
-        return Judged(name, Support.UNSUPPORTED, "unknown here; remove it, or say what needs it")
+        return JudgedOption(name, Support.UNSUPPORTED, "unknown here; remove it, or say what needs it")
     if rule.unsupported or (rule.allowed is not None and value not in rule.allowed):
         shown = "" if rule.unsupported else f"{value!r}: "
-        return Judged(name, Support.UNSUPPORTED, shown + rule.why)
+        return JudgedOption(name, Support.UNSUPPORTED, shown + rule.why)
     if rule.in_address:
         others = set(value) - set(_SENTINEL_LOGIN) if isinstance(value, Mapping) else None
         return (
-            Judged(name, Support.UNSUPPORTED, f"{min(others)!r} in it: {_ONLY_LOGIN}")
+            JudgedOption(name, Support.UNSUPPORTED, f"{min(others)!r} in it: {_ONLY_LOGIN}")
             if others
-            else Judged(name, Support.MAPPED, rule.why)
+            else JudgedOption(name, Support.MAPPED, rule.why)
         )
     if not rule.field or value is None:
-        return Judged(name, Support.NO_EFFECT, rule.why)
-    return Judged(name, Support.MAPPED, rule.why, ((rule.field, rule.read(value)),))
+        return JudgedOption(name, Support.NO_EFFECT, rule.why)
+    return JudgedOption(name, Support.MAPPED, rule.why, ((rule.field, rule.read(value)),))
 
 
 def _fanout_prefix(value: bool | str) -> str:
-    """True is the default, False none, a text the prefix itself."""
+    """The prefix for an option that is True (the default), False (no prefix), or the prefix itself."""
     if isinstance(value, str):
         return value
     return BrokerSettings("").fanout_prefix if value else ""
@@ -123,7 +125,7 @@ def _steps(value: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _result_prefix(value: str) -> str:
-    """As Celery puts it before its keys."""
+    """The prefix as Celery puts it before its keys: with an underscore if it ends in no separator."""
     return value if not value or value.endswith((":", "_", "-", ".")) else f"{value}_"
 
 
@@ -140,7 +142,7 @@ def _with_options(url: str, options: Mapping[str, str]) -> str:
 
 
 def _cert_reqs(value: Any) -> str:
-    """A number of the ssl module, its name, or Celery's word for it."""
+    """`required` or `none`, from a number of the ssl module, its name, or Celery's word for it."""
     text = str(getattr(value, "name", value)).lower().removeprefix("cert_")
     text = {"0": "none", "1": "optional", "2": "required"}.get(text, text)
     if text not in ("none", "required"):
@@ -171,7 +173,7 @@ _ANY = {
     **dict.fromkeys(("max_retries", "interval_start", "interval_step", "interval_max"), _Rule(_CLIENTS)),
     "queue_order_strategy": _Rule("messages come by priority, and queues take turns"),
     "visibility_timeout": _Rule(_LEASES),
-    "polling_interval": _Rule("an idle worker is told of messages and does not ask for them"),
+    "polling_interval": _Rule("an idle worker is notified of messages and does not poll for them"),
 }
 _REDIS: Mapping[str, _Rule] = {
     "global_keyprefix": _Rule("before every key and channel", "key_prefix", str),

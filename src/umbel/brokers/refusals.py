@@ -1,4 +1,4 @@
-"""What is said when a broker refuses a message: a periodic one, a chord's body, one that cannot be moved."""
+"""Refusals: texts and log lines for messages that a broker refuses, shared by all brokers."""
 
 import logging
 from collections.abc import Iterable
@@ -8,18 +8,37 @@ from umbel.errors import BrokerRefused
 from umbel.wire.message import Outgoing
 
 log = logging.getLogger("umbel.brokers")
+ENVELOPE_BYTES = 64 * 1024  # of a stored message, without its body and headers
 
 
 def unbound(exchange: str, routing_key: str) -> str:
-    """Why a message for an exchange reaches nobody."""
+    """Why a message for an exchange reaches no queue."""
     return (
         f"no queue is bound to the exchange {exchange!r} for the routing key {routing_key!r}: "
         "start a worker that consumes such a queue, or bind one"
     )
 
 
+def too_large(size_bytes: int, most_bytes: int) -> str:
+    """Why an unread message is among the dead letters."""
+    return (
+        f"message refused: it has {size_bytes} bytes, over the limit of {most_bytes} ('message_max_bytes'); "
+        "it was not read"
+    )
+
+
+def still_too_large(letter_id: object, size_bytes: int, most_bytes: int) -> str:
+    """Why an unread dead letter is not requeued."""
+    return (
+        f"dead letter {letter_id} has {size_bytes} bytes, over the limit of {most_bytes}; "
+        "raise 'message_max_bytes' here and on the workers, then requeue it"
+    )
+
+
 def signed_for(queue: str) -> BrokerRefused:
-    """Its signature names the queue, and one for another queue would be a second signature to use."""
+    """The error for moving a signed message: its signature names the queue, and signing it for another would
+    make a second valid signature.
+    """
     return BrokerRefused(
         f"the next message in {queue!r} is signed for that queue and cannot be moved: "
         "let workers consume it where it is (`umbel control add_consumer`)"
@@ -27,11 +46,12 @@ def signed_for(queue: str) -> BrokerRefused:
 
 
 def log_refused(refused: Iterable[Refused]) -> None:
-    for one in refused:
-        if isinstance(one.part, Outgoing):
+    """Log each refused message; results are not logged."""
+    for refusal in refused:
+        if isinstance(refusal.part, Outgoing):
             fields = {
-                "queue": one.part.target,
-                "task_id": one.part.message.correlation_id,
-                "why": one.reason,
+                "queue": refusal.part.target,
+                "task_id": refusal.part.message.correlation_id,
+                "why": refusal.reason,
             }
             log.error("broker refused a message; moved to dead letters", extra=fields)

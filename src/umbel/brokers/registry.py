@@ -1,4 +1,4 @@
-"""Registry: from an address to the broker behind it. A broker's libraries load when it is asked for."""
+"""Registry: opens the broker for an address. The libraries of a broker load when it is opened."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from umbel.brokers.interface import AsyncProducer, Broker, BrokerSettings, Producer
-from umbel.errors import BadURL, NotSupported
+from umbel.brokers.interface.connection import Reserved, why_reserved
+from umbel.errors import BadURL, BrokerRefused, NotSupported
 
 if TYPE_CHECKING:
-    from umbel.brokers.sqlite.look import Look
+    from umbel.brokers.sqlite.clients import PendingWork
 
 REDIS_SCHEMES = ("redis", "rediss", "unix", "sentinel", "sentinels")
 AMQP_SCHEMES = ("amqp", "amqps", "pyamqp")
@@ -18,11 +19,9 @@ SCHEMES = ("sqlite", *REDIS_SCHEMES, *AMQP_SCHEMES, *_PUBSUB)
 
 
 def open_broker(settings: BrokerSettings) -> Broker:
-    """The asynchronous face; `open()` it in its event loop."""
+    """The asynchronous broker for a worker or command; call its `open()` in its event loop."""
     if settings.coordination_store:
-        from umbel.brokers.composed.broker import ComposedBroker
-
-        return ComposedBroker(*(open_broker(one) for one in _pair(settings)))
+        return _open_composed(settings)
     scheme = _scheme(settings.url)
     if scheme in REDIS_SCHEMES:
         need_redis_extra(settings.url)
@@ -43,11 +42,23 @@ def open_broker(settings: BrokerSettings) -> Broker:
     return SqliteBroker(settings)
 
 
+def _open_composed(settings: BrokerSettings) -> Broker:
+    from umbel.brokers.composed.broker import ComposedBroker
+    from umbel.brokers.gcpubsub.broker import PubsubBroker
+
+    of_messages, of_store = _pair(settings)
+    need_google_auth(of_messages.url)
+    store = open_broker(of_store)
+    release = store.coordination.release_unique if store.capabilities.unique else None
+    return ComposedBroker(PubsubBroker(of_messages, release), store)
+
+
 def open_producer(settings: BrokerSettings) -> Producer:
+    """The synchronous producer for clients and running tasks."""
     if settings.coordination_store:
         from umbel.brokers.composed.producer import ComposedProducer
 
-        return ComposedProducer(*(open_producer(one) for one in _pair(settings)))
+        return ComposedProducer(*(open_producer(part) for part in _pair(settings)))
     scheme = _scheme(settings.url)
     if scheme in REDIS_SCHEMES:
         need_redis_extra(settings.url)
@@ -63,49 +74,49 @@ def open_producer(settings: BrokerSettings) -> Producer:
         from umbel.brokers.gcpubsub.producer import PubsubProducer
 
         return PubsubProducer(settings)
-    from umbel.brokers.sqlite.producer import SqliteProducer
+    from umbel.brokers.sqlite.clients import SqliteProducer
 
     return SqliteProducer(settings)
 
 
 def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
-    """For the clients of one event loop."""
+    """The producer for the clients of one event loop."""
     if settings.coordination_store:
         from umbel.brokers.composed.producer import ComposedAsyncProducer
 
-        return ComposedAsyncProducer(*(open_async_producer(one) for one in _pair(settings)))
+        return ComposedAsyncProducer(*(open_async_producer(part) for part in _pair(settings)))
     scheme = _scheme(settings.url)
     if scheme in REDIS_SCHEMES:
         need_redis_extra(settings.url)
-        from umbel.brokers.redis.async_producer import RedisAsyncProducer
+        from umbel.brokers.redis.producer import RedisAsyncProducer
 
         return RedisAsyncProducer(settings)
     if scheme in AMQP_SCHEMES:
-        from umbel.brokers.amqp.async_producer import AmqpAsyncProducer
+        from umbel.brokers.amqp.publisher import AmqpAsyncProducer
 
         return AmqpAsyncProducer(settings)
     if scheme in _PUBSUB:
         need_google_auth(settings.url)
-        from umbel.brokers.gcpubsub.async_producer import PubsubAsyncProducer
+        from umbel.brokers.gcpubsub.service import PubsubAsyncProducer
 
         return PubsubAsyncProducer(settings)
-    from umbel.brokers.sqlite.async_producer import SqliteAsyncProducer
+    from umbel.brokers.sqlite.clients import SqliteAsyncProducer
 
     return SqliteAsyncProducer(settings)
 
 
-def look_into(settings: BrokerSettings) -> "Look":
-    """What the embedded broker's file holds, for who waits until its work is done."""
-    from umbel.brokers.sqlite.look import Look
+def look_into(settings: BrokerSettings) -> "PendingWork":
+    """A view of the pending work in the embedded broker's file, for tests that wait for it."""
+    from umbel.brokers.sqlite.clients import PendingWork
 
-    return Look(settings)
+    return PendingWork(settings)
 
 
 def check_limits_on(settings: BrokerSettings, task: str) -> None:
-    """Refuse a task with a limit for the cluster where the broker cannot keep one."""
+    """Raise NotSupported for a task with a cluster limit if the broker has no such limits."""
     scheme = _scheme(settings.coordination_store or settings.url)
     if scheme in AMQP_SCHEMES:
-        from umbel.brokers.amqp.capabilities import CAPABILITIES
+        from umbel.brokers.amqp.topology import CAPABILITIES
     elif scheme in _PUBSUB:
         from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
     else:
@@ -113,16 +124,36 @@ def check_limits_on(settings: BrokerSettings, task: str) -> None:
     raise NotSupported(f"task {task!r} cannot have a limit for the cluster: {CAPABILITIES.reasons['limits']}")
 
 
+def refuse_reserved_on(settings: BrokerSettings, queue: str) -> None:
+    """Raise BrokerRefused for a reserved queue name, without a connection; a broker itself refuses it too."""
+    reserved: Reserved = {}
+    scheme = settings.url.partition(":")[0]  # an invalid address is reported where it is opened
+    if scheme in REDIS_SCHEMES:
+        from umbel.brokers.redis.keys import RESERVED
+
+        reserved = RESERVED
+    elif scheme in AMQP_SCHEMES:
+        from umbel.brokers.amqp.topology import CAPABILITIES as OF_AMQP
+
+        reserved = OF_AMQP.reserved
+    elif scheme in _PUBSUB:
+        from umbel.brokers.gcpubsub.capabilities import CAPABILITIES as OF_PUBSUB
+
+        reserved = OF_PUBSUB.reserved
+    if why := why_reserved(reserved, queue):
+        raise BrokerRefused(f"cannot send a message: {why}")
+
+
 def need_redis_extra(url: str) -> None:
-    """Redis takes an extra; say so instead of failing at some import."""
+    """Raise BadURL if the packages for Redis are missing, before an import fails."""
     for package in ("hiredis", "pybase64"):
         if find_spec(package) is None:
             raise BadURL(url, f"Redis needs the package {package}; pip install 'umbel[redis]'")
 
 
 def need_google_auth(url: str) -> None:
-    """Google's Pub/Sub takes an extra, an emulator none."""
-    from umbel.brokers.gcpubsub.address import address_from_url
+    """Raise BadURL if Pub/Sub needs google-auth and it is missing; an emulator needs none."""
+    from umbel.brokers.gcpubsub.http import address_from_url
 
     address = address_from_url(url)
     if address.tls and not _is_there("google.auth"):
@@ -132,12 +163,12 @@ def need_google_auth(url: str) -> None:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # nor what it is in
+    except ModuleNotFoundError:  # the package that contains it is missing, too
         return False
 
 
 def _pair(settings: BrokerSettings) -> tuple[BrokerSettings, BrokerSettings]:
-    """Of the broker of messages, and of its coordination store."""
+    """The settings for the broker of messages, and for its coordination store."""
     store = settings.coordination_store
     if _scheme(settings.url) not in _PUBSUB:
         raise BadURL(

@@ -1,14 +1,14 @@
-"""TLS: which certificates a connection trusts and shows, with the same options for every broker.
+"""TLS: which certificates a connection trusts and presents, with the same options for every broker.
 
-They stand after the `?` of rediss://, sentinels:// and amqps://, under the names that Celery's users know:
+They follow the `?` of rediss://, sentinels:// and amqps://, under the names that Celery's users know:
 
     ssl_ca_certs         a file with the authorities to trust instead of the system's
-    ssl_certfile         the certificate to show to a server that asks for one
-    ssl_keyfile          its key, where that is in another file
+    ssl_certfile         the certificate to present to a server that asks for one
+    ssl_keyfile          its key, if that is in another file
     ssl_cert_reqs        required, or none: trust any server
-    ssl_check_hostname   true, or false: the certificate may be another host's
+    ssl_check_hostname   true, or false: the certificate may name another host
 
-The ssl module is loaded for the first such connection and not before: it is a megabyte.
+The ssl module takes a megabyte, so it is loaded for the first such connection and not before.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ def option_problem(options: Options) -> str:
 
 
 def tls_context(options: Options, *, where: str) -> "ssl.SSLContext":
-    """For a connection to `where`; raises BrokerUnavailable when a file cannot be used."""
+    """The TLS context for a connection to `where`; raises AccessRefused if a file cannot be used."""
     import ssl
 
     try:
@@ -83,10 +83,10 @@ def tls_context(options: Options, *, where: str) -> "ssl.SSLContext":
 
 
 def tls_refusal(where: str, error: BaseException, options: Options) -> BrokerUnavailable | None:
-    """What went wrong while TLS was begun and what to do; None where it was something else."""
+    """The error for a failed TLS handshake, with what to do; None if the failure was not about TLS."""
     shown = _shown(options, "ssl_certfile")
     if isinstance(error, ConnectionResetError | BrokenPipeError) or type(error).__name__ == "SSLEOFError":
-        # Its reason comes too late, or never: TLS 1.3 lets us speak before it has looked at us.
+        # The server's reason comes too late, or never: in TLS 1.3 we send before it has checked us.
         may = (
             "not accept the certificate in"
             if "ssl_certfile" in options
@@ -103,12 +103,12 @@ def tls_refusal(where: str, error: BaseException, options: Options) -> BrokerUna
 
 
 def nothing_to_read(error: BaseException) -> bool:
-    """Of a socket that does not wait: plain ones and TLS say so in different words."""
+    """Whether a non-blocking socket has no data: plain sockets and TLS raise different errors for that."""
     return isinstance(error, BlockingIOError) or type(error).__name__ == "SSLWantReadError"
 
 
 def _distrust(problem: str, options: Options) -> str:
-    """Why we do not trust the server's certificate, and what to do."""
+    """Why the server's certificate is not trusted, and what to do."""
     if any(words in problem for words in _WRONG_HOST):
         return f"{problem}; check the host, or set ssl_check_hostname=false"
     if any(words in problem for words in _WRONG_TIME):
@@ -120,7 +120,9 @@ def _distrust(problem: str, options: Options) -> str:
 
 
 def _checked(options: Options, name: str, holds: bytes, where: str) -> str | None:
-    """The file that an option names, if it can be read and holds such a thing: OpenSSL does not say which."""
+    """The path in an option, if the file is readable and contains the expected PEM block: OpenSSL does not
+    say which file is wrong.
+    """
     if (path := options.get(name)) is None:
         return None
     try:
@@ -139,7 +141,7 @@ def _checked(options: Options, name: str, holds: bytes, where: str) -> str | Non
 def _unusable(options: Options, error: Exception, where: str) -> BrokerUnavailable:
     files = ", ".join(_shown(options, name) for name in ("ssl_certfile", "ssl_keyfile") if name in options)
     if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-        # For a moment that is so while both are renewed, so it is worth another try.
+        # That is so for a moment while both files are renewed, so a retry may succeed.
         return BrokerUnavailable(
             f"{_cannot(where, files)}: the key is that of another certificate; check both"
         )
@@ -164,5 +166,5 @@ def _chosen(options: Options, name: str) -> bool:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask for it on the terminal, and a worker has none."""
+    """Refuse an encrypted key: OpenSSL would ask for its password on the terminal, and a worker has none."""
     raise ValueError("the key is encrypted; store it without a password")

@@ -1,27 +1,120 @@
-"""Control commands of a Celery project: functions registered with Celery's `Panel`, as commands of ours.
+"""Control commands of a Celery project: functions registered with Celery's `Panel`, and revoking.
 
-They are called as Celery's worker calls them: with a state that has `app`, `hostname` and `tset`, and with
-keyword arguments. What hangs on Celery's consumer is not there, and says so.
+Registered functions are called as Celery's worker calls them: with a state that has `app`, `hostname` and
+`tset`, and with keyword arguments. What depends on Celery's consumer raises NotSupported.
+
+A revoke is stored as soon as a worker receives it, as Celery's workers do: a client that waits for the task
+gets its result now, and not when the message would have run. A task that has ended, runs here, or was begun
+elsewhere keeps its state. Results that are sent back (rpc) have no address before the message is read, so
+they follow with the message.
 """
 
-from collections.abc import Callable, Iterator
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
+from celery import states
 from celery.worker import control as celerys
+from msgspec.structs import replace
 
-from umbel.celery.revoking import revoking_panel
+from umbel.control.commands import builtin_panel, ids_in
 from umbel.control.panel import Command, Panel, UsersPanel
 from umbel.control.state import ControlState
 from umbel.errors import NotSupported
+from umbel.pools.guard import Raised, call_guarded
+from umbel.protocol.pidbox import Request
 
-# Celery's own answers where they show what belongs to Celery: its settings by their names.
+# ---- revoking --------------------------------------------------------------------------------------
+#
+# A revoke is stored as soon as a worker receives it, as Celery's workers do.
+#
+# Callers that wait for the task get its end now, not when its message would have run. A task that has ended,
+# runs here, or was started elsewhere keeps its state. Results that are sent back (rpc) have no address before
+# the message is read, so they follow with the message.
+
+NOT_BEGUN = frozenset({states.PENDING, states.RECEIVED, states.RETRY, states.REJECTED})
+STORE_S = 10.0  # after this the command is answered, whether the backend has stored it or not
+log = logging.getLogger("umbel.celery")
+Handler = Callable[..., Coroutine[Any, Any, dict[str, str]]]
+
+
+def revoking_panel() -> Panel:
+    """Umbel's `revoke` and `terminate`, which here also store that the tasks are revoked."""
+    panel = Panel()
+    for command in builtin_panel():
+        if command.name in ("revoke", "terminate"):
+            panel.add(replace(command, handler=_and_stored(command.handler)))
+    return panel
+
+
+def _and_stored(handler: Handler) -> Handler:
+    async def call(
+        state: ControlState, task_id: list[Any], *, request: Request, **arguments: Any
+    ) -> dict[str, str]:
+        names = _waiting(state, ids_in(task_id))
+        reply = await handler(state, task_id, request=request, **arguments)
+        try:
+            async with asyncio.timeout(STORE_S):
+                await asyncio.to_thread(_store, state.app, names)
+        except TimeoutError:
+            log.warning(
+                "tasks are revoked, but not marked REVOKED yet; each will be when its message is fetched"
+            )
+        return reply
+
+    return call
+
+
+def _waiting(state: ControlState, task_ids: list[str]) -> dict[str, str]:
+    """The tasks that do not run here, each with its name if that is known."""
+    found = state.find(task_ids)
+    return {
+        task_id: found[task_id][1]["name"] if task_id in found else ""
+        for task_id in task_ids
+        if task_id not in found or found[task_id][0] != "active"
+    }
+
+
+def _store(app: Any, names: Mapping[str, str]) -> None:
+    for task_id, name in names.items():
+        task = app.tasks.get(name)
+        backend = app.backend if task is None else task.backend
+        if not _keeps_states(backend):
+            continue
+        stored = call_guarded(_mark, backend, task_id)
+        if isinstance(stored, Raised):
+            log.warning(
+                "task is revoked, but cannot be marked REVOKED in the result backend",
+                extra={"task_id": task_id, "error": repr(stored.error)},
+            )
+
+
+def _mark(backend: Any, task_id: str) -> None:
+    if backend.get_state(task_id) in NOT_BEGUN:
+        backend.mark_as_revoked(task_id, reason="revoked", store_result=True)
+
+
+def _keeps_states(backend: Any) -> bool:
+    kinds = {f"{base.__module__}:{base.__name__}" for base in type(backend).__mro__}
+    return kinds.isdisjoint({"celery.backends.rpc:RPCBackend", "celery.backends.base:DisabledBackend"})
+
+
+# ---- control commands of a celery project ----------------------------------------------------------
+#
+# Functions registered with Celery's `Panel`, as commands of ours.
+#
+# They are called as Celery's worker calls them: with a state that has `app`, `hostname` and `tset`, and
+# with keyword arguments. What hangs on Celery's consumer is not there, and says so.
+
+# Celery's own commands that show what belongs to Celery, such as its settings by their names.
 _CELERYS = ("conf", "report")
 _TYPES = (int, float, bool, str, list)
 
 
 def celery_panel() -> Panel:
-    """What such a worker obeys beside our commands: the project's, and Celery's `conf` and `report`."""
+    """The commands of such a worker besides Umbel's: the project's, and Celery's `conf` and `report`."""
     panel, users = revoking_panel(), UsersPanel()
     for command in (*map(_command, _CELERYS), *users_commands()):
         users.add(command)
@@ -30,13 +123,14 @@ def celery_panel() -> Panel:
 
 
 def users_commands() -> Iterator[Command]:
+    """The commands that the project has registered with Celery's Panel."""
     for name in celerys.Panel.meta:
         if celerys.Panel.data[name].__module__ != celerys.__name__:
             yield _command(name)
 
 
 class CeleryState:
-    """The `state` of a handler: Celery's names, and behind them all that our commands see."""
+    """The `state` of a handler: Celery's names, and everything that Umbel's commands see."""
 
     def __init__(self, state: ControlState) -> None:
         self._state = state
@@ -46,6 +140,7 @@ class CeleryState:
 
     @property
     def consumer(self) -> Any:
+        """Raises NotSupported: there is no consumer of Celery's here."""
         raise NotSupported(
             "state.consumer is Celery's consumer, which a worker of Umbel's does not have; "
             "use state.app, state.hostname, or what umbel.control.state.ControlState offers"
@@ -61,7 +156,7 @@ def _command(name: str) -> Command:
         name,
         _with_state(handler),
         changes=meta.type != "inspect",
-        arguments=tuple((str(one), _type(kind)) for one, kind in meta.args or ()),
+        arguments=tuple((str(argument), _type(kind)) for argument, kind in meta.args or ()),
         variadic=meta.variadic or "",
         aliases=(meta.alias,) if meta.alias else (),
         usage=meta.signature or "",
@@ -79,7 +174,9 @@ def _with_state(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type(kind: Any) -> type:
-    """Celery takes any function that makes a value of a text; ours are types."""
+    """The type of an argument. Celery accepts any function from text to value; Umbel's commands need
+    types.
+    """
     if kind is celerys.strtobool:
         return bool
     return kind if kind in _TYPES else str

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from time import perf_counter, time
 from typing import Any
@@ -17,15 +18,12 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.states import RETRY
 from kombu.serialization import prepare_accept_content
 
-from umbel.celery import logs
-from umbel.celery.capture import Capture, install
+from umbel.celery import loading
 from umbel.celery.configuration import settings_of
-from umbel.celery.loading import find_celery, load_for_children
-from umbel.celery.logs import LogSettings
-from umbel.celery.messages import keeps_errors, request_of
+from umbel.celery.loading import LogSettings, WorkerStandIn, find_celery, load_for_children
+from umbel.celery.messages import Capture, install, keeps_errors, request_of, signed_for
 from umbel.celery.results import open_results
-from umbel.celery.schedule import MARK, warn_of_beat
-from umbel.celery.stand_in import WorkerStandIn
+from umbel.celery.schedule import SCHEDULE_HEADER, warn_of_beat
 from umbel.clock import correct
 from umbel.errors import AppNotFound, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, call_guarded, interruption_or
@@ -38,6 +36,7 @@ log = logging.getLogger("umbel.celery")
 
 
 def load_host(target: str) -> Host:
+    """The host for the Celery app that `target` names; AppNotFound if there is none."""
     import_module(target.partition(":")[0])
     app = find_celery(target)
     if app is None:
@@ -46,7 +45,7 @@ def load_host(target: str) -> Host:
 
 
 class CeleryHost:
-    """pools.interface.Host for a `celery.Celery`."""
+    """Implements `pools.interface.Host` for a `celery.Celery`."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -55,17 +54,18 @@ class CeleryHost:
 
     @property
     def soft_limit_error(self) -> type[Exception]:
+        """Celery's SoftTimeLimitExceeded, which the project's tasks catch."""
         error: type[Exception] = SoftTimeLimitExceeded
         return error
 
     def before_children(self, node: str, *, forks: bool) -> None:
-        """Everything that children can share: what is made here costs memory once."""
+        """Prepare all that children can share: memory for it is needed once."""
         app = self._app
         load_for_children(app, node)
         app.set_current()
         app.set_default()
         app.finalize()
-        _set_task_join_will_block(True)  # what it means: a task must not wait for another's result
+        _set_task_join_will_block(True)  # a task must not wait for another's result
         # Here, in the process that forks, because Django then gives each child its own connections.
         signals.worker_init.send(sender=WorkerStandIn(app, node))
         install(app)
@@ -73,15 +73,20 @@ class CeleryHost:
         if ours is not None:
             self._close.append(ours.close)
         setup_worker_optimizations(app, node)
-        with logs.asked_for_successes():
+        with loading.asked_for_successes():
             for name, task in app.tasks.items():
                 task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
 
     def start_child(self, context: ChildContext) -> Runner:
+        """Set up logs and loader as Celery does in a child, send worker_process_init, and return the
+        runner.
+        """
         self._node = context.node
         if context.is_process:
-            multiprocessing.current_process().name = f"ForkPoolWorker-{context.child + 1}"  # as logs show it
-        logs.set_up(
+            multiprocessing.current_process().name = (
+                f"ForkPoolWorker-{context.child + 1}"  # the name that Celery's logs show
+            )
+        loading.set_up(
             self._app,
             LogSettings(context.loglevel, context.logfile, context.log_json),
             context.node,
@@ -93,13 +98,14 @@ class CeleryHost:
         return _Runner(self._app, context.node)
 
     def stop_child(self) -> None:
+        """Send worker_process_shutdown and close the result backend."""
         signals.worker_process_shutdown.send(sender=self._node, pid=os.getpid(), exitcode=0)
         for close in self._close:
             close()
 
 
 class _Runner:
-    """Runs one job after the other; everything a message or a task does wrong becomes its outcome."""
+    """Runs one job after the other; every error of a message or a task becomes its outcome."""
 
     def __init__(self, app: Any, node: str) -> None:
         self._app = app
@@ -127,16 +133,17 @@ class _Runner:
                 "rejected", summary=f"cannot read the message: {type(error).__name__}: {error}"
             )
         request = opened.value
-        if "celery_beat_task" in request and MARK not in request:
+        if "celery_beat_task" in request and SCHEDULE_HEADER not in request:
             warn_of_beat()
         args, kwargs = request["args"], request["kwargs"]
-        with Capture() as capture:
+        sign = partial(signed_for, self._app, signs_for=job.signs_for, cause=job.task_id)
+        with Capture(sign) as capture:
             try:
                 traced = call_guarded(task.__trace__, job.task_id, args, kwargs, request)
                 return self._ended(run, task, request, capture, traced)
-            except _Interrupted as told:
-                kind = "cancelled" if isinstance(told.error, TaskCancelled) else "requeued"
-                return run.outcome(kind, summary=str(told.error))
+            except _Interrupted as interrupted:
+                kind = "cancelled" if isinstance(interrupted.error, TaskCancelled) else "requeued"
+                return run.outcome(kind, summary=str(interrupted.error))
 
     def _ended(
         self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, traced: Any
@@ -173,7 +180,7 @@ class _Runner:
         self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, error: Reject, einfo: Any
     ) -> Outcome:
         if error.requeue:
-            # What was acknowledged when the task began cannot go back, and Celery leaves it at that.
+            # A message that was acknowledged when the task began cannot be requeued; Celery ignores that too.
             return run.outcome("requeued" if task.acks_late else "ignored", summary=str(error.reason))
         context = Context(request, called_directly=False)
         stored = keeps_errors(self._app, task, context)
@@ -191,7 +198,7 @@ class _Runner:
 
 
 class _Interrupted(BaseException):
-    """Our own interruption of a task, on its way through Celery's tracer, which knows nothing of it."""
+    """Umbel's interruption of a task, passing through Celery's tracer, which does not know it."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -199,7 +206,7 @@ class _Interrupted(BaseException):
 
 
 class _Info(TraceInfo):  # type: ignore[misc]
-    """How a task ended. One that was interrupted has not failed: the main process says what becomes of it."""
+    """How a task ended. An interrupted task has not failed: the main process decides what happens to it."""
 
     __slots__ = ()
 

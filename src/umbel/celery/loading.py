@@ -1,23 +1,94 @@
-"""Find a Celery app by Celery's own rules, and load it the way Celery's worker does."""
+"""Find a Celery app by Celery's own rules, and load it the way Celery's worker does.
 
-from typing import Any
+Handlers of Celery's signals get stand-ins where Celery would pass its worker, request or message.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn
 
 from celery import VERSION, Celery, signals
 from celery.app import backends
 from celery.app.utils import find_app
 
-from umbel.app.configuration.settings import Settings
+from umbel.app.settings import Settings
 from umbel.celery.configuration import settings_of
-from umbel.celery.stand_in import WorkerStandIn
 from umbel.errors import AppNotFound, ConfigurationError
+from umbel.logs import JsonLines, PlainLines, limit_lines, own_log, with_fields
 from umbel.pools.guard import Raised, call_guarded
+from umbel.text import one_line
+from umbel.wire.call import read_header_map
+from umbel.wire.message import Message, delivery_info_of, properties_of
+
+# ---- stand-ins -------------------------------------------------------------------------------------
+#
+# What handlers of Celery's signals get where Celery would give its worker or its request.
+
+
+class WorkerStandIn:
+    """The sender of `worker_init`, `worker_ready` and others: it has `app` and `hostname` only."""
+
+    def __init__(self, app: Any, hostname: str) -> None:
+        self.app = app
+        self.hostname = hostname
+        self.pool_cls = "prefork"  # Django's fix-up reads it to see whether children inherit connections
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a signal handler uses {name!r} of Celery's worker object, which `umbel worker` does not have; "
+            "only app and hostname are available"
+        )
+
+    def __repr__(self) -> str:
+        return f"<umbel worker {self.hostname}>"
+
+
+class RequestStandIn:
+    """The `request` of `task_received`: Celery's, as far as it is about the message."""
+
+    def __init__(self, app: Any, context: Any, message: Message) -> None:
+        self.app = app
+        self.message = MessageStandIn(message, "")
+        self.name = self.task_name = context.shadow or context.task
+        self.type = context.task
+        self.task = app.tasks[context.task]
+        self.request_dict = vars(context)
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, _NAMES.get(name, name))
+
+    def __repr__(self) -> str:
+        return f"<Request: {self.name}[{self._context.id}]>"
+
+
+class MessageStandIn:
+    """A message as handlers know it from kombu: readable, but it cannot be acknowledged."""
+
+    def __init__(self, message: Message, queue: str) -> None:
+        headers = call_guarded(read_header_map, message.headers)
+        self.headers: dict[str, Any] = {} if isinstance(headers, Raised) else headers.value
+        self.body = message.body
+        self.content_type, self.content_encoding = message.content_type, message.content_encoding
+        self.properties = properties_of(message)
+        self.delivery_info = delivery_info_of(message, queue, redelivered=False)
+
+
+_NAMES = {"task_id": "id"}
+
+
+# ---- loading ---------------------------------------------------------------------------------------
+#
+# Find a Celery app by Celery's own rules, and load it the way Celery's worker does.
 
 LOADER = "umbel.celery.host:load_host"  # what a child needs, and the main process does not
 OLDEST = (5, 7)
 
 
 def find_celery(target: str) -> Any | None:
-    """The `celery.Celery` that -A TARGET names, or None where there is none."""
+    """The `celery.Celery` that -A TARGET names, or None if there is none."""
     found = call_guarded(find_app, target)
     if isinstance(found, Raised):
         if isinstance(found.error, AttributeError | ImportError):
@@ -35,38 +106,130 @@ def find_celery(target: str) -> Any | None:
 
 
 def load(app: Any, node: str = "") -> Any:
-    """Import everything the project says its tasks are in; `import_modules` is sent once.
+    """Import every module in which the project has tasks; `import_modules` is sent once.
 
-    For a worker of this name `celeryd_init` comes before tasks read the settings.
+    For a worker of this name `celeryd_init` is sent before tasks read the settings.
     """
     if not getattr(app, "umbel_loaded", False):
         app.set_current()
         app.set_default()
-        app.loader.init_worker()  # imports, and the hooks that hang on it
+        app.loader.init_worker()  # imports, and the hooks that run after them
         if node:
-            told = {"instance": WorkerStandIn(app, node), "conf": app.conf, "options": {}}
-            signals.celeryd_init.send(sender=node, **told)
+            arguments = {"instance": WorkerStandIn(app, node), "conf": app.conf, "options": {}}
+            signals.celeryd_init.send(sender=node, **arguments)
         app.finalize()
         app.umbel_loaded = True
     return app
 
 
 def worker_settings(app: Any, node: str) -> Settings:
+    """The settings of a worker with this name, read again after the project's handlers have run."""
     load(app, node)
-    app.umbel_app = None  # a handler may have changed what was read before
+    app.umbel_app = None  # a handler may have changed settings that were read before
     return settings_of(app)
 
 
 def note_task_modules(app: Any) -> None:
-    """In a worker `app.conf.include` names the modules of all tasks, for projects and for `inspect conf`."""
+    """Name the modules of all tasks in `app.conf.include`, where projects and `inspect conf` look for
+    them.
+    """
     modules = {type(task).__module__ for task in app.tasks.values()}
     app.conf.include = tuple({*app.conf.include, *modules})
 
 
 def load_for_children(app: Any, node: str) -> None:
-    """Load it where children are made; nothing is left to load where the main process has done so already."""
+    """Load the app where children are made; if the main process has done so already, little is left to do."""
     note_task_modules(load(app, node))
     # What tasks need is imported before children are forked, so that they share one copy of it.
     call_guarded(lambda: backends.by_url(app.backend_cls or app.conf.result_backend, app.loader))
     call_guarded(lambda: app.connection_for_write().get_transport_cls())
     call_guarded(lambda: (app.log, app.events))
+
+
+# ---- logs of a celery project's processes ----------------------------------------------------------
+#
+# Set up by Celery's own code, as its settings and signals say.
+#
+# `worker_hijack_root_logger`, the log formats, `setup_logging`, `after_setup_logger` and the others mean
+# what they mean in Celery. Umbel's own lines have the same format; their fields follow the text, and their
+# rate is limited as usual.
+
+TASKS, TRACER = "celery.task", "celery.app.trace"
+
+
+class LogSettings(NamedTuple):
+    """The log settings of a worker's command line."""
+
+    level: str = "WARNING"
+    logfile: str | None = None
+    as_json: bool = False
+
+
+def set_up(app: Any, given: LogSettings, node: str, *, child: int = 0, redirects: bool = True) -> None:
+    """Set up the log of this process. `child`: 0 in the main process, else the number of the child.
+    `redirects`: printed text goes into the log.
+    """
+    if app.log.already_setup:  # by the project, or by the main process if this child is one of its threads
+        return
+    conf, root = app.conf, logging.getLogger()
+    own = [found for found in root.handlers if isinstance(found.formatter, PlainLines | JsonLines)]
+    for handler in own:
+        root.removeHandler(handler)
+    custom = app.log.setup(
+        logging.getLevelNamesMapping()[given.level],
+        given.logfile and own_log(given.logfile, node, child),
+        redirects and conf.worker_redirect_stdouts,
+        conf.worker_redirect_stdouts_level,
+        hostname=node,
+    )
+    if custom:
+        return
+    for handler in (*root.handlers, *logging.getLogger(TASKS).handlers):
+        handler.setFormatter(JsonLines() if given.as_json else _fields_behind(handler.formatter))
+        if not child:
+            limit_lines(handler)
+
+
+@contextmanager
+def in_main_process(app: Any, given: LogSettings, node: str) -> Iterator[None]:
+    """Log as Celery's main process does until the worker has ended; then output is printed again."""
+    printed = sys.stdout, sys.stderr
+    set_up(app, given, node)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = printed
+
+
+@contextmanager
+def asked_for_successes() -> Iterator[None]:
+    """Let tracers that are made inside log successes, if the level of the child that runs them allows it.
+
+    Celery's tracer reads the level once, when it is made; here that is before a child's log is set up.
+    """
+    logger = logging.getLogger(TRACER)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+class FieldsBehind(logging.Formatter):
+    """Wraps a formatter of Celery's or the project's; Umbel's own lines get their fields after the text."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The formatted line; a line of Umbel's is one line of text with its fields."""
+        if record.name.partition(".")[0] != "umbel":
+            return self._inner.format(record)
+        text = with_fields(one_line(record.getMessage()), record)
+        return self._inner.format(logging.makeLogRecord({**vars(record), "msg": text, "args": ()}))
+
+
+def _fields_behind(formatter: logging.Formatter | None) -> logging.Formatter | None:
+    return formatter if formatter is None or isinstance(formatter, FieldsBehind) else FieldsBehind(formatter)

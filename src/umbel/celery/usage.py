@@ -1,7 +1,7 @@
 """Usage: what a Celery project uses, each thing with the verdict on it.
 
-A thing is used if it is not as Celery has it by default. Whatever Celery and its own fix-ups bring
-themselves is not the project's.
+A thing is used if it differs from Celery's default. What Celery and its own fix-ups add does not count as the
+project's.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +15,14 @@ from celery.app.task import Task
 from celery.app.utils import filter_hidden_settings
 from celery.utils.dispatch import Signal
 
-from umbel.brokers.options import Judged as Option
+from umbel.brokers.options import JudgedOption as Option
 from umbel.brokers.options import Support, judge_options, judge_result_options
-from umbel.celery.settings_table import TABLE
-from umbel.celery.table import options
-from umbel.celery.table.addresses import broker_url, schemes_of
-from umbel.celery.table.results import COUNTING_ONLY
-from umbel.celery.table.signals import SIGNALS, UNKNOWN
-from umbel.celery.table.tasks import SCHEDULE
-from umbel.celery.table.verdicts import Judged, Verdict
+from umbel.celery import verdicts
+from umbel.celery.connection_settings import COUNTING_ONLY, broker_url, schemes_of
+from umbel.celery.settings_table import SCHEDULE, TABLE
+from umbel.celery.verdicts import SIGNALS, UNKNOWN_SIGNAL, Judged, Verdict
 from umbel.pools.guard import Raised, call_guarded
-from umbel.urls import without_password
+from umbel.text import without_password
 from umbel.wire.show import cut, show_value
 
 VALUE_CHARS_MAX = 60
@@ -42,6 +39,8 @@ _BY_ATTRIBUTE = ("broker_url", "result_backend")  # also read from the environme
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One thing that the project uses, and the verdict on it."""
+
     group: str
     name: str
     value: str
@@ -49,6 +48,7 @@ class Finding:
 
     @property
     def is_unsupported(self) -> bool:
+        """Whether it does not work under Umbel."""
         return self.judged.verdict is Verdict.NOT_SUPPORTED
 
 
@@ -69,7 +69,7 @@ def findings(app: Any, *, all_settings: bool = False) -> list[Finding]:
 
 
 def recommendations(app: Any) -> list[str]:
-    """What makes the project safer, in the order of what it costs not to do it."""
+    """What makes the project safer, the costliest omission first."""
     found = []
     own = [task for name, task in app.tasks.items() if not name.startswith("celery.")]
     early = [task for task in own if not task.acks_late]
@@ -107,15 +107,17 @@ def _settings(app: Any, *, all_settings: bool) -> Iterator[Finding]:
 
 
 def setting(app: Any, name: str) -> Any:
+    """The value of a setting, as Celery resolves it."""
     value = getattr(app.conf, name) if name in _BY_ATTRIBUTE else app.conf[name]
     if name == "broker_write_url" and value == (app.conf["broker_read_url"] or app.conf.broker_url):
-        return None  # one broker all the same
+        return None  # both addresses name one broker
     return value
 
 
 def shown_setting(name: str, value: Any) -> str:
+    """The value as it may be shown: shortened, without passwords and secrets."""
     if name.endswith("_url") or name == "result_backend":
-        stated = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+        stated = [str(part) for part in value] if isinstance(value, list | tuple) else [str(value)]
         return "" if value is None else cut(";".join(map(without_password, stated)), VALUE_CHARS_MAX)
     hidden = call_guarded(filter_hidden_settings, {name: value})
     return "***" if isinstance(hidden, Raised) else show_value(hidden.value[name], VALUE_CHARS_MAX)
@@ -129,9 +131,9 @@ def _broker_options(app: Any) -> Iterator[Finding]:
 
 
 def _judged_options(group: str, stated: Mapping[str, Any], judged: list[Option]) -> Iterator[Finding]:
-    for one in judged:
-        verdict = Judged(_VERDICTS[one.support], one.why, one.support is Support.UNSUPPORTED)
-        yield Finding(group, one.name, shown_setting(one.name, stated[one.name]), verdict)
+    for option in judged:
+        verdict = Judged(_VERDICTS[option.support], option.why, option.support is Support.UNSUPPORTED)
+        yield Finding(group, option.name, shown_setting(option.name, stated[option.name]), verdict)
 
 
 def _queues(app: Any) -> Iterator[Finding]:
@@ -140,16 +142,18 @@ def _queues(app: Any) -> Iterator[Finding]:
     )
     for name, queue in sorted(app.amqp.queues.items()):
         kind = getattr(queue.exchange, "type", "") or "direct"
-        judged = options.EXCHANGE_KINDS.get(kind, options.UNKNOWN_KIND)
-        if is_redis and kind in options.REDIS_KINDS:
-            judged = options.REDIS_KINDS[kind]
+        judged = verdicts.EXCHANGE_KINDS.get(kind, verdicts.UNKNOWN_KIND)
+        if is_redis and kind in verdicts.REDIS_KINDS:
+            judged = verdicts.REDIS_KINDS[kind]
         yield Finding("queues", name, _shown_queue(queue, kind), judged)
 
 
 def _shown_queue(queue: Any, kind: str) -> str:
     exchange = getattr(queue.exchange, "name", "") or queue.name
     keys = ", ".join(
-        sorted({str(one.routing_key) for one in queue.bindings or ()} or {str(queue.routing_key or "")})
+        sorted(
+            {str(binding.routing_key) for binding in queue.bindings or ()} or {str(queue.routing_key or "")}
+        )
     )
     arguments = "".join(f" {name}={value}" for name, value in sorted((queue.queue_arguments or {}).items()))
     return cut(f"{kind} {exchange}{f' ← {keys}' if keys else ''}{arguments}", VALUE_CHARS_MAX * 2)
@@ -180,26 +184,26 @@ def _tasks(app: Any) -> Iterator[Finding]:
 
 
 def _used_by(task: Any) -> Iterator[tuple[str, Judged]]:
-    for option, verdict in options.TASK_OPTIONS.items():
+    for option, verdict in verdicts.TASK_OPTIONS.items():
         stated = getattr(task, option, None)
         ordinary = _ORDINARY.get(option, getattr(Task, option, None))
         if stated != ordinary and not _is_from_settings(task, option, stated):
             yield option, verdict
     for base in type(task).__mro__[1:]:
         if not f"{base.__module__}.".startswith(("celery.", "builtins.")):
-            yield f"base class {base.__module__}.{base.__qualname__}", options.BASE_CLASS
+            yield f"base class {base.__module__}.{base.__qualname__}", verdicts.BASE_CLASS
     if not isinstance(vars(type(task)).get("run"), staticmethod) and getattr(task, "_decorated", False):
-        yield "bind", options.BIND
+        yield "bind", verdicts.BIND
     if getattr(task, "_dump_pydantic_arguments", None) is not None:
-        yield "pydantic", options.PYDANTIC
+        yield "pydantic", verdicts.PYDANTIC
     if str(task.Strategy) != str(Task.Strategy):
-        yield "Strategy", options.STRATEGY
+        yield "Strategy", verdicts.STRATEGY
     if str(task.Request) != str(Task.Request):
-        yield "Request", options.REQUEST
+        yield "Request", verdicts.REQUEST
 
 
 def _is_from_settings(task: Any, option: str, stated: Any) -> bool:
-    """What the app's settings say for every task is among the settings already."""
+    """Whether the option comes from the app's settings, which are listed already."""
     names = dict(task.from_config)
     return option in names and stated == task.app.conf[names[option]]
 
@@ -209,14 +213,14 @@ def _signals(_: Any) -> Iterator[Finding]:
         if not isinstance(signal, Signal):
             continue
         receivers = [_receiver(ref) for _, ref in signal.receivers or ()]
-        own = sorted(one for one in receivers if one and not one.startswith(_CELERYS_OWN))
+        own = sorted(receiver for receiver in receivers if receiver and not receiver.startswith(_CELERYS_OWN))
         if own:
             value = cut(", ".join(own), VALUE_CHARS_MAX * 2)
-            yield Finding("signals", name, value, SIGNALS.get(name, UNKNOWN))
+            yield Finding("signals", name, value, SIGNALS.get(name, UNKNOWN_SIGNAL))
 
 
 def _receiver(ref: Any) -> str:
-    """Whose handler it is; "" for one that is gone."""
+    """The full name of a handler; "" for one that has been collected."""
     target = ref() if isinstance(ref, ReferenceType) else ref
     if target is None:
         return ""
@@ -226,7 +230,7 @@ def _receiver(ref: Any) -> str:
 def _steps(app: Any) -> Iterator[Finding]:
     for blueprint, steps in app.steps.items():
         for name in sorted(_name_of(step) for step in steps):
-            yield Finding("bootsteps", name, f"of the {blueprint}", options.BOOTSTEP)
+            yield Finding("bootsteps", name, f"of the {blueprint}", verdicts.BOOTSTEP)
 
 
 def _name_of(step: Any) -> str:
@@ -239,13 +243,13 @@ def _control_commands(_: Any) -> Iterator[Finding]:
 
     for command in users_commands():
         kind = "control" if command.changes else "inspect"
-        yield Finding("control commands", command.name, kind, options.CONTROL_COMMAND)
+        yield Finding("control commands", command.name, kind, verdicts.CONTROL_COMMAND)
 
 
 def _classes(app: Any) -> Iterator[Finding]:
     loader = type(app.loader)
     if not loader.__module__.startswith("celery.loaders."):
-        yield Finding("classes", "loader", f"{loader.__module__}.{loader.__qualname__}", options.LOADER)
+        yield Finding("classes", "loader", f"{loader.__module__}.{loader.__qualname__}", verdicts.LOADER)
     for program in ("worker", "preload"):
         if app.user_options.get(program):
-            yield Finding("classes", f"user_options[{program!r}]", "", options.WORKER_OPTIONS)
+            yield Finding("classes", f"user_options[{program!r}]", "", verdicts.WORKER_OPTIONS)

@@ -1,4 +1,6 @@
-"""How a command talks to the broker: open it, ask, close it."""
+"""How a command reaches the cluster: it opens the broker, asks, and closes it; and which remote commands
+there are.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,35 +9,43 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from umbel.app.configuration.settings import assemble
+from umbel.app.settings import assemble
 from umbel.brokers.interface import Broker, BrokerConnection, BrokerSettings, ClusterRecord, FanOut
 from umbel.brokers.registry import open_broker
-from umbel.errors import BrokerUnavailable
+from umbel.control.commands import builtin_panel
+from umbel.control.panel import Panel
+from umbel.errors import AppNotFound, BrokerUnavailable
 from umbel.launch.loading import find_app
-from umbel.wire.signing import Keyring
+from umbel.protocol.pidbox import ANSWERS_S
+
+# ---- how a command talks to the broker -------------------------------------------------------------
+#
+# Open it, ask, close it.
 
 T = TypeVar("T")
 SLACK_S, SLACK = (
     0.05,
     0.05,
-)  # and that part of the time: a question ends by itself, on a busy machine a little late
+)  # seconds, and a share of the limit: on a busy machine the inner time limit ends a little late
 
 
 class ClusterBroker(FanOut, ClusterRecord, Protocol):
-    """What commands about the cluster ask: its nodes, and the store that they share."""
+    """What commands about the cluster need of a broker: its nodes, and the store that they share."""
 
 
 def ask_broker(
     app_name: str | None, question: Callable[[Broker], Awaitable[T]], *, url: str | None = None
 ) -> T:
-    """Ask the broker at the address, or that of the app, which need not be loaded where one is given."""
+    """Open the broker at the address, run the question on it, and close it. Without an address, the app's
+    broker.
+    """
 
-    settings = BrokerSettings(url, keyring=_keyring()) if url else find_app(app_name).app.broker_settings()
+    settings = _at(url) if url else find_app(app_name).app.broker_settings()
 
     async def ask() -> T:
         broker = open_broker(settings)
-        await broker.open()
         try:
+            await broker.open()
             return await question(broker)
         finally:
             await broker.close()
@@ -45,45 +55,74 @@ def ask_broker(
 
 def ask_in_time(
     app_name: str | None,
-    question: Callable[[Broker, float], Awaitable[T]],
-    timeout_s: float,
+    question: Callable[[Broker], Awaitable[T]],
+    timeout_s: float | None,
     *,
     url: str | None = None,
 ) -> T:
-    """The same with a timeout that covers connecting; the question gets the time that is left."""
+    """Like `ask_broker`, with limits: `timeout_s` to connect, twice as much to send and get replies.
 
-    settings = BrokerSettings(url, keyring=_keyring()) if url else find_app(app_name).app.broker_settings()
+    Raises BrokerUnavailable when a limit is exceeded.
+    """
+
+    settings = _at(url) if url else find_app(app_name).app.broker_settings()
+
+    most_s = ANSWERS_S if timeout_s is None else timeout_s
 
     async def ask() -> T:
-        ends = asyncio.get_running_loop().time() + timeout_s
-        broker = open_broker(replace(settings, connect_timeout_s=timeout_s))
-        limit = asyncio.timeout_at(ends + SLACK_S + SLACK * timeout_s)
+        broker = open_broker(replace(settings, connect_timeout_s=most_s))
+        close_s = SLACK_S
         try:
-            async with limit:  # the part that watches the time ends by itself
-                await broker.open()
-                left_s = ends - asyncio.get_running_loop().time()
-                if left_s <= 0:
-                    raise BrokerUnavailable(f"the broker did not answer within {timeout_s:g} s")
-                return await question(broker, left_s)
-        except TimeoutError:
-            if not limit.expired():  # the question's own
-                raise
-            raise BrokerUnavailable(f"the broker did not answer within {timeout_s:g} s") from None
+            await _within(most_s, broker.open(), "to the connection")
+            answer = await _within(2 * most_s, question(broker), "to the question")
+            close_s = most_s
+            return answer
         finally:
-            await _close(broker, ends)
+            await _close(broker, close_s)
 
     return asyncio.run(ask())
 
 
-async def _close(broker: BrokerConnection, ends: float) -> None:
-    """Skip the closing handshake with a broker that is silent when the time is over."""
-    left_s = max(SLACK_S, ends - asyncio.get_running_loop().time())
+async def _within(limit_s: float, work: Awaitable[T], what: str) -> T:
+    """Run one step. Its own time limit is a little shorter; this one catches steps without a limit."""
+    limit = asyncio.timeout(limit_s + SLACK_S + SLACK * limit_s)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():  # raised by the work itself
+            raise
+        raise BrokerUnavailable(f"the broker did not answer {what} within {limit_s:g} s") from None
+
+
+async def _close(broker: BrokerConnection, limit_s: float) -> None:
+    """Skip the closing handshake with a broker that is silent."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(left_s):
+        async with asyncio.timeout(limit_s):
             await broker.close()
 
 
-def _keyring() -> "Keyring | None":
-    """The keys of the environment or the project, where no app is loaded."""
+def _at(url: str) -> BrokerSettings:
+    """Settings of the broker without an app; keys come from the environment or the project."""
+    settings = assemble({})
+    return BrokerSettings(url, keyring=settings.keyring, signing_cluster=settings.signing_cluster)
 
-    return assemble({}).keyring
+
+# ---- the remote commands ---------------------------------------------------------------------------
+#
+# The built-in ones, and those of the app.
+
+
+def known_commands(app_name: str | None) -> Panel:
+    """The remote commands that a command line can use; without an app the built-in ones. Raises AppNotFound
+    for an app that was named.
+    """
+    panel = builtin_panel()
+    try:
+        found = find_app(app_name)
+        users = found.project.control_commands() if found.project else found.app.panel
+        panel.include(users)
+    except AppNotFound:
+        if app_name is not None:
+            raise
+    return panel

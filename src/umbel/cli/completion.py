@@ -1,9 +1,9 @@
-"""What the shell is offered where a command wants the name of a task, node, queue or remote command.
+"""Completion in the shell: names of tasks, nodes, queues and remote commands.
 
-The app and the broker are asked as the command would ask them: those that -A and -b name, or that are
-found. Whatever goes wrong, nothing is offered: nobody wants an error in the middle of a line.
+The app and the broker are those that -A and -b name, or that the command would find. On any error nothing
+is offered, because an error in the middle of a line helps nobody.
 
-What is imported here is imported when somebody presses TAB, and not with every command.
+Imports are inside the functions: they run when somebody presses TAB, not with every command.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ Names = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _offered(names: Callable[[click.Context], Iterable[str]]) -> Names:
-    """Those that begin as what was typed does; of a list with commas, its last name is completed."""
+    """Offer the names that begin with the typed text; of a list with commas, the last name is completed."""
 
     @wraps(names)
     def offer(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
@@ -30,7 +30,7 @@ def _offered(names: Callable[[click.Context], Iterable[str]]) -> Names:
 
         before, comma, last = typed.rpartition(",")
         try:
-            with redirect_stdout(StringIO()):  # what the app prints is no name
+            with redirect_stdout(StringIO()):  # what the app prints is not a name
                 found = sorted(names(context))
         except (UmbelError, click.ClickException):
             return []
@@ -41,6 +41,7 @@ def _offered(names: Callable[[click.Context], Iterable[str]]) -> Names:
 
 @_offered
 def tasks(context: click.Context) -> Iterable[str]:
+    """Names of the app's tasks."""
     from umbel.launch.loading import find_app
 
     found = find_app(_app_name(context))
@@ -50,21 +51,22 @@ def tasks(context: click.Context) -> Iterable[str]:
 
 @_offered
 def queues(context: click.Context) -> Iterable[str]:
+    """Queues of the broker, and those that the app names."""
     from umbel.cli.broker import ask_in_time
     from umbel.errors import BrokerError
 
-    async def ask(broker: "Broker", _left_s: float) -> Iterable[str]:
+    async def ask(broker: "Broker") -> Iterable[str]:
         return list(await broker.queues())
 
     named, url = _queues_of_app(context), context.params.get("url")
-    with suppress(BrokerError):  # else those that the app names are all that is known
+    with suppress(BrokerError):  # then only the queues that the app names are offered
         named |= set(ask_in_time(_app_name(context), ask, ASK_S, url=url))
     return named
 
 
 def _queues_of_app(context: click.Context) -> set[str]:
-    """Those that its settings name, empty or not."""
-    from umbel.app.sending.defaults import queue_of
+    """The queues that the app's settings and tasks name, empty or not."""
+    from umbel.app.sending.preparation import queue_of
     from umbel.errors import AppNotFound
     from umbel.launch.loading import find_app
 
@@ -78,34 +80,37 @@ def _queues_of_app(context: click.Context) -> set[str]:
 
 @_offered
 def nodes(context: click.Context) -> Iterable[str]:
+    """Names of the workers that reply, and of silent ones."""
     from umbel.cli.broker import ask_in_time
-    from umbel.control.client import Asker
+    from umbel.control.client import ControlClient
 
-    async def ask(broker: "Broker", left_s: float) -> Iterable[str]:
-        answers = await Asker(broker).ask("ping", {}, timeout_s=left_s)
-        return [*answers.replies, *(one.node for one in answers.silent)]
+    async def ask(broker: "Broker") -> Iterable[str]:
+        answers = await ControlClient(broker).ask("ping", {}, timeout_s=ASK_S)
+        return [*answers.replies, *(worker.node for worker in answers.silent)]
 
     return ask_in_time(_app_name(context), ask, ASK_S, url=context.params.get("url"))
 
 
 @_offered
 def inspect_commands(context: click.Context) -> Iterable[str]:
+    """Remote commands that only query."""
     return _commands(context, changes=False)
 
 
 @_offered
 def control_commands(context: click.Context) -> Iterable[str]:
+    """Remote commands that change something."""
     return _commands(context, changes=True)
 
 
 def _commands(context: click.Context, *, changes: bool) -> Iterable[str]:
-    from umbel.cli.cluster.panels import known_commands
+    from umbel.cli.broker import known_commands
 
     known = known_commands(_app_name(context))
-    return [one.name for one in known if one.changes is changes and not one.is_hidden]
+    return [command.name for command in known if command.changes is changes and not command.is_hidden]
 
 
 def _app_name(context: click.Context) -> str | None:
-    """-A before or after the command; the commands themselves are not run."""
+    """The value of -A, before or after the command; completion does not run the command itself."""
     name: str | None = context.params.get("app_name") or context.find_root().params.get("app_name")
     return name

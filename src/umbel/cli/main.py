@@ -1,6 +1,6 @@
-"""The `umbel` command: lists the commands and loads the one that was asked for.
+"""The `umbel` command: lists the commands and loads the one that is called.
 
-Each command has its own file. What Umbel itself finds wrong ends here as one line and an exit code.
+Errors of Umbel end here as one line on stderr and an exit code.
 """
 
 import sys
@@ -10,6 +10,7 @@ import click
 from umbel.cli import exits
 from umbel.cli.lazy import Lazy, LazyGroup
 from umbel.errors import BrokerUnavailable, ConfigurationError, NothingBuilt, UmbelError
+from umbel.files import ran_out
 from umbel.text import one_line
 from umbel.version import VERSION
 
@@ -18,33 +19,43 @@ COMMANDS = {
         "run.worker", "Run a worker: fetch tasks from the broker and run them in child processes."
     ),
     "dev": Lazy("run.dev", "Develop tasks: run a worker that restarts when the code changes."),
-    "call": Lazy("tasks.call", "Send a task."),
-    "result": Lazy("tasks.result", "Show the result of a task."),
-    "queues": Lazy("tasks.queues", "List, peek into or purge the queues."),
-    "dlq": Lazy("tasks.dlq", "List, show, requeue or drop dead letters: tasks that could not be run."),
-    "outbox": Lazy("tasks.outbox", "Show, make or repair outboxes: tasks sent in database transactions."),
-    "status": Lazy("cluster.status", "Show the state of the workers, and what the broker supports."),
-    "ping": Lazy("cluster.ping", "Check which workers answer."),
-    "inspect": Lazy("cluster.inspect", "Query workers: active, stats, registered, ..."),
-    "control": Lazy("cluster.control", "Send commands to workers: rate_limit, add_consumer, shutdown, ..."),
-    "revoke": Lazy("tasks.revoke", "Prevent tasks from starting, or terminate running ones."),
-    "members": Lazy(
-        "cluster.members", "Show the nodes of the cluster; with --watch, which nodes join and leave."
+    "call": Lazy("call:send_task_command", "Send a task."),
+    "result": Lazy("call:result_command", "Show the result of a task."),
+    "queues": Lazy("queues", "List, peek into or purge the queues."),
+    "dlq": Lazy("failed", "List, show, requeue or drop dead letters: tasks that could not be run."),
+    "outbox": Lazy(
+        "schedule:outbox_command", "Show, make or repair outboxes: tasks sent in database transactions."
     ),
-    "clock": Lazy("cluster.clock", "Show the logical clocks of the cluster."),
-    "election": Lazy("cluster.election", "Elect one worker to do something; list or watch elections."),
-    "schedule": Lazy("tasks.schedule", "List, run, pause and resume periodic tasks."),
-    "events": Lazy("cluster.events", "Show the events of the cluster live, in causal order."),
+    "status": Lazy("workers:status_command", "Show the state of the workers, and what the broker supports."),
+    "ping": Lazy("workers:ping_command", "Check which workers answer."),
+    "inspect": Lazy("workers:inspect_workers_command", "Query workers: active, stats, registered, ..."),
+    "control": Lazy(
+        "workers:control_workers_command", "Send commands to workers: rate_limit, add_consumer, shutdown, ..."
+    ),
+    "revoke": Lazy("workers:revoke_command", "Prevent tasks from starting, or terminate running ones."),
+    "members": Lazy(
+        "coordination:members_command",
+        "Show the nodes of the cluster; with --watch, which nodes join and leave.",
+    ),
+    "clock": Lazy("workers:clock_command", "Show the logical clocks of the cluster."),
+    "cluster-id": Lazy(
+        "coordination:cluster_id_command", "Show, make or restore the id that signatures are bound to."
+    ),
+    "election": Lazy(
+        "coordination:election_command", "Elect one worker to do something; list or watch elections."
+    ),
+    "schedule": Lazy("schedule", "List, run, pause and resume periodic tasks."),
+    "events": Lazy("watch:events_command", "Show the events of the cluster live, in causal order."),
     "record": Lazy("run.record", "Record the cluster's events as Parquet files."),
-    "task": Lazy("tasks.task", "Show the story of a task; list failed tasks, and retry them."),
+    "task": Lazy("task", "Show the story of a task; list failed tasks, and retry them."),
     "history": Lazy("history.group", "Build tables from recorded events and query them: rows, SQL, report."),
-    "top": Lazy("cluster.top", "Watch the cluster in the terminal: members, queues, tasks."),
-    "mark": Lazy("cluster.mark", "Set a mark on the charts, as for a deploy."),
+    "top": Lazy("watch:top_command", "Watch the cluster in the terminal: members, queues, tasks."),
+    "mark": Lazy("watch:mark_command", "Set a mark on the charts, as for a deploy."),
     "web": Lazy("run.web", "Watch and steer the cluster in the browser."),
     "health": Lazy("run.health", "Check whether the workers on this machine are healthy."),
     "doctor": Lazy("run.doctor", "Check this machine and the app's settings."),
     "simulate": Lazy("run.simulate", "Simulate elections under faults, and check every guarantee."),
-    "celery": Lazy("celery.group", "Check what a Celery project uses before Umbel runs its worker."),
+    "celery": Lazy("celery", "Check what a Celery project uses before Umbel runs its worker."),
     "demo": Lazy("run.demo", "Run a demo: three workers under load, one killed, an election, history."),
 }
 
@@ -61,6 +72,7 @@ def cli(ctx: click.Context, app_name: str | None) -> None:
 
 
 def main() -> None:
+    """Run the command line; an error of Umbel becomes one line on stderr and an exit code."""
     try:
         code = cli(prog_name="umbel", standalone_mode=False)
     except click.exceptions.Abort:
@@ -87,9 +99,12 @@ def main() -> None:
     except OSError as error:
         from umbel.stores.interface import Unavailable
 
-        if not isinstance(error, Unavailable):
+        if no_files := ran_out(error):
+            _say(no_files)
+        elif isinstance(error, Unavailable):
+            _say(f"the lake cannot be used: {error.filename}: {error}")
+        else:
             raise
-        _say(f"the lake cannot be used: {error.filename}: {error}")
         code = exits.FAILED
     except SystemExit:  # click's answer when the reader went away: `umbel queues peek | head`
         code = exits.OK

@@ -1,1 +1,3 @@
-"""Umbel beside other libraries: a module for each, which imports it. Nothing else of Umbel imports them."""
+"""Integrations with other libraries: a module for each, which imports it. Nothing else of Umbel imports
+them.
+"""

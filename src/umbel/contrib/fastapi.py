@@ -1,4 +1,4 @@
-"""Umbel in FastAPI: the app's async client opens and closes with the site, and endpoints ask for it.
+"""Umbel in FastAPI: the app's async client opens and closes with the site, and endpoints depend on it.
 
     site = FastAPI(lifespan=lifespan(tasks))
 
@@ -6,7 +6,7 @@
     async def order(number: int, umbel: Umbel) -> str:
         return (await umbel.asend_task("shop.pack", [number])).id
 
-Each process and event loop of a server has its own client, so it works with `--workers` and `--reload`.
+Each process and event loop of a server has a separate client, so it works with `--workers` and `--reload`.
 """
 
 import gc
@@ -22,8 +22,8 @@ from umbel.errors import ConfigurationError
 
 __all__ = ["Umbel", "lifespan", "umbel_app"]
 
-STATE = "umbel"  # of `request.state`
-FULL_RARER = 10  # full collections, after so many times more of the others
+STATE = "umbel"  # the attribute of `request.state`
+FULL_RARER = 10  # how many times rarer full collections become
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
 
@@ -32,8 +32,8 @@ def lifespan(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
     """For `FastAPI(lifespan=...)`. A lifespan of your `own` runs inside: it may send tasks until its end.
 
-    What the site has loaded by then is left out of later garbage collections, and full ones become rarer
-    (`seldom_collected`).
+    Objects that the site has loaded by then are excluded from later garbage collections, and full collections
+    become rarer (`seldom_collected`).
     """
 
     @asynccontextmanager
@@ -47,10 +47,10 @@ def lifespan(
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Keep full garbage collections away from moments when many requests wait.
+    """Avoid full garbage collections while many requests wait.
 
-    A broker that stands still keeps requests waiting. Their objects make the collector go through
-    everything again and again, which blocks the event loop for up to a tenth of a second each time.
+    An unresponsive broker keeps requests waiting. Their objects make the collector go through everything
+    again and again, which blocks the event loop for up to a tenth of a second each time.
     """
     young, middle, old = gc.get_threshold()
     gc.collect()
@@ -64,7 +64,7 @@ def seldom_collected() -> Iterator[None]:
 
 
 def umbel_app(connection: HTTPConnection) -> App:
-    """The dependency: the app that the lifespan opened."""
+    """The dependency: the app that the lifespan opened. ConfigurationError if there is none."""
     found = getattr(connection.state, STATE, None)
     if not isinstance(found, App):
         raise ConfigurationError(

@@ -24,9 +24,9 @@ from flask import Flask
 from flask.ctx import AppContext
 
 from umbel.app.app import App
-from umbel.app.configuration.settings import Settings, assemble, with_others
-from umbel.app.naming import directory_of
-from umbel.app.sending.routing import Router
+from umbel.app.definition import directory_of
+from umbel.app.options import Router
+from umbel.app.settings import Settings, assemble, with_others
 from umbel.app.task import Task
 from umbel.errors import ConfigurationError
 
@@ -38,7 +38,7 @@ SOURCE = 'app.config["UMBEL"]'
 
 
 class FlaskTask(Task[P, R]):
-    """Runs in the application context. Called as a function, it is one."""
+    """Runs in the application context. A direct call runs the plain function."""
 
     def __init__(self, app: "Umbel", *definition: Any) -> None:
         super().__init__(app, *definition)
@@ -46,7 +46,7 @@ class FlaskTask(Task[P, R]):
 
 
 class Umbel(App):
-    """The app of a Flask site. `settings` are those that hold where `app.config["UMBEL"]` says nothing."""
+    """The app of a Flask site. `settings` apply where `app.config["UMBEL"]` says nothing."""
 
     Task = FlaskTask
 
@@ -74,7 +74,7 @@ class Umbel(App):
         self._take({**self._constructed, **given})
 
     def context(self) -> AppContext:
-        """The application context that a task runs in."""
+        """The application context that a task runs in; ConfigurationError without an application."""
         if self._flask is None:
             raise ConfigurationError(
                 "no Flask application is known here: call umbel.init_app(app) in the module that -A names"
@@ -82,12 +82,12 @@ class Umbel(App):
         return self._flask.app_context()
 
     def before_children(self, node: str, *, forks: bool) -> None:
-        """A worker does not start without an application."""
+        """ConfigurationError without an application: a worker does not start then."""
         self.context()
 
     def _take(self, given: Mapping[str, Any]) -> None:
         if self.settings is not self._own_settings:
-            return  # a test has put the app on a broker of its own, for as long as it takes
+            return  # a test has given the app a temporary broker
         self.close()
         self.settings = self._own_settings = assemble(given, directory=directory_of(self._directory))
         self.router = Router(self.settings.task_routes)

@@ -4,15 +4,16 @@
 
     instrument(app)
 
-A send makes a span of kind producer, `apply_async/NAME`, and writes its context into the message's
-headers (`traceparent`, `tracestate`, or what the configured propagator writes). The run of the message is
-a span of kind consumer, `run/NAME`, below it. Names, headers and the main attributes are those of
-OpenTelemetry's instrumentation of Celery, so that traces go through clusters of both.
+A send makes a span of kind producer, `apply_async/NAME`, and writes its context into the message's headers
+(`traceparent`, `tracestate`, or what the configured propagator writes). The run of the message is a span of
+kind consumer, `run/NAME`, below it. Names, headers and the main attributes are those of OpenTelemetry's
+instrumentation of Celery, so that traces go through clusters of both.
 
-The spans hang on the app's signals: without `instrument` nothing is imported and no task does more. The
-producer's span covers the making of the message, because what a task sends at its end is sent by another
-process; how long the message travelled and waited is the gap before the run. All attempts of a task lie below
-the span that sent it. The run of a process that is killed has no span: nobody is left to export it.
+The spans are made by handlers of the app's signals: without `instrument` nothing is imported and no task does
+more. The producer's span covers the making of the message, because what a task sends at its end is sent by
+another process; how long the message travelled and waited is the gap before the run. All attempts of a task
+are below the span that sent it. The run of a process that is killed has no span: no process is left to export
+it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from umbel.app.app import App
-from umbel.app.running.request import Request, current_request
-from umbel.app.sending.arranging import arrange
-from umbel.app.sending.prepare import Prepared
+from umbel.app.request import Request, current_request
+from umbel.app.sending.preparation import Prepared
+from umbel.app.sending.publication import arrange
 from umbel.errors import BrokerError, ConfigurationError, WireError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.version import VERSION
@@ -40,16 +41,16 @@ try:
 except ImportError as missing:
     raise ConfigurationError("traces need OpenTelemetry: pip install 'umbel[otel]'") from missing
 
-LINKS_MAX = 128  # as many as a span keeps, by OpenTelemetry's default
+LINKS_MAX = 128  # OpenTelemetry's default limit for a span
 FLUSH_MS = 3000
 TEXT_MAX_CHARS = 8 * 1024
 PARENT = "traceparent"
 
 
 def instrument(app: App, *, tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Make spans for what `app` sends and runs; once is enough.
+    """Make spans for what `app` sends and runs; further calls do nothing.
 
-    Without `tracer_provider` it is the one that is set when the span is made: a child may set its own, in
+    Without `tracer_provider` the global one is used when the span is made: a child may set one in
     `worker_process_init`.
     """
     if _spans_of(app):
@@ -67,7 +68,7 @@ def instrument(app: App, *, tracer_provider: trace.TracerProvider | None = None)
 
 
 def uninstrument(app: App) -> None:
-    """Make no more spans."""
+    """Make no more spans for this app."""
     for signal, receiver in _spans_of(app):
         signal.disconnect(receiver)
 
@@ -92,6 +93,8 @@ _RUN: ContextVar[_Run | None] = ContextVar("umbel_otel_run", default=None)
 
 
 class Spans:
+    """The handlers of the app's signals that begin and end spans."""
+
     def __init__(self, app: App, provider: trace.TracerProvider | None) -> None:
         self._app = app
         self._provider = provider
@@ -100,9 +103,10 @@ class Spans:
     # -- sending ---------------------------------------------------------------------------------
 
     def sending(self, task: str, task_id: str, queue: str, headers: dict[str, Any], **_: Any) -> None:
+        """Make the producer's span, and write its context into the headers."""
         request = current_request()
         if request is not None and request.id == task_id and PARENT in headers:
-            return  # a further attempt, which stays where the first one is
+            return  # a retry, which keeps the context of the first attempt
         about = {"celery.action": "apply_async", "messaging.operation.type": "create"}
         span = self._tracer.start_span(
             f"apply_async/{task}",
@@ -114,27 +118,28 @@ class Spans:
         span.end()
 
     def sending_chord(self, group_id: str, parts: Sequence[Prepared], **_: Any) -> None:
-        """Keep where the parts are, for who sends the body."""
-        said = [read_header_map(one.outgoing.message.headers).get(PARENT) for one in parts[:LINKS_MAX]]
-        if found := [one for one in said if one]:
+        """Store the contexts of the parts, for the task that sends the body."""
+        parents = [read_header_map(item.outgoing.message.headers).get(PARENT) for item in parts[:LINKS_MAX]]
+        if found := [item for item in parents if item]:
             arrange(self._app, lambda backend: backend.save_group(_key(group_id), encode_json(found)))
 
     def _parts(self, request: Request | None, task_id: str) -> list[trace.Link]:
-        """The parts of the chord, if this is its body, sent by the task that ended last."""
+        """Links to the parts of the chord, if this is its body, sent by the task that ended last."""
         if request is None or request.chord is None or not request.group:
             return []
         if (request.chord.get("options") or {}).get("task_id") != task_id:
             return []
         try:
-            kept = self._app.backend.read_group(_key(request.group))
+            stored = self._app.backend.read_group(_key(request.group))
             self._app.backend.forget_group(_key(request.group))
-        except BrokerError:  # the body is sent without
+        except BrokerError:  # the body is sent without links
             return []
-        return [] if kept is None else _links(kept)
+        return [] if stored is None else _links(stored)
 
     # -- running ---------------------------------------------------------------------------------
 
     def begin(self, task: Any, task_id: str, **_: Any) -> None:
+        """Begin the consumer's span of a run, below the span in the message's headers."""
         request = current_request()
         assert request is not None, "a task runs with its request in place"
         parent = extract(request.headers, context=Context(), getter=_TEXTS)
@@ -150,30 +155,32 @@ class Spans:
         contexts.attach(trace.set_span_in_context(span, parent))
 
     def failed(self, task: Any, error: BaseException, traceback: str, **_: Any) -> None:
-        """With the texts that others may see: sensitive arguments are struck out."""
+        """Record the exception with texts in which sensitive arguments are replaced."""
         run = _RUN.get()
         if run is None or isinstance(error, task.options.throws):
             return
-        said = {"exception.type": type(error).__qualname__, "exception.message": _text(error)}
-        run.span.add_event("exception", {**said, "exception.stacktrace": traceback})
+        attributes = {"exception.type": type(error).__qualname__, "exception.message": _text(error)}
+        run.span.add_event("exception", {**attributes, "exception.stacktrace": traceback})
         run.span.set_status(trace.Status(trace.StatusCode.ERROR, _text(error)))
 
     def retried(self, error: BaseException, **_: Any) -> None:
+        """Record why the task is retried."""
         if (run := _RUN.get()) is not None:
             run.span.set_attribute("celery.retry.reason", _text(error))
 
     def end(self, state: str, **_: Any) -> None:
+        """End the span of the run and restore the context from before."""
         run = _RUN.get()
         if run is None:
             return
         run.span.set_attribute("celery.state", state.upper())
         run.span.end()
         _RUN.set(run.around)
-        # Not by a token: an awaited task may end in another thread, where that of `begin` is not valid.
+        # Not by a token: an awaited task may end in another thread, where the token of `begin` is invalid.
         contexts.attach(run.before)
 
     def flush(self, **_: Any) -> None:
-        """A process that ends would lose what waits to be exported."""
+        """Export what is buffered, before the process ends."""
         provider: Any = self._provider or trace.get_tracer_provider()
         if hasattr(provider, "force_flush"):
             provider.force_flush(FLUSH_MS)
@@ -202,30 +209,30 @@ def _of_run(request: Request) -> dict[str, Any]:
 
 def _text(error: BaseException) -> str:
     shown, request = call_guarded(str, error), current_request()
-    said = f"<{type(error).__name__}>" if isinstance(shown, Raised) else shown.value
+    text = f"<{type(error).__name__}>" if isinstance(shown, Raised) else shown.value
     if request is not None and request.secrets is not None:
-        said = request.secrets.strike(said)
-    return cut(said, TEXT_MAX_CHARS)
+        text = request.secrets.strike(text)
+    return cut(text, TEXT_MAX_CHARS)
 
 
 def _key(group_id: str) -> str:
-    """Kept beside the chord; where a Celery worker brings the last part, it stays until results expire."""
+    """The key next to the chord's; if a Celery worker ends the last part, it stays until results expire."""
     return f"traces-{group_id}"
 
 
-def _links(kept: bytes) -> list[trace.Link]:
+def _links(stored: bytes) -> list[trace.Link]:
     try:
-        found = decode_json(kept)
-    except WireError:  # another wrote it
+        found = decode_json(stored)
+    except WireError:  # not written by Umbel
         return []
-    said = [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
-    parents = (extract({PARENT: one}, context=Context()) for one in said[:LINKS_MAX])
-    spans = [trace.get_current_span(one).get_span_context() for one in parents]
-    return [trace.Link(one) for one in spans if one.is_valid]
+    texts = [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
+    parents = (extract({PARENT: item}, context=Context()) for item in texts[:LINKS_MAX])
+    spans = [trace.get_current_span(item).get_span_context() for item in parents]
+    return [trace.Link(item) for item in spans if item.is_valid]
 
 
 class _Texts(Getter[Mapping[str, Any]]):
-    """Headers as a peer wrote them: what is no text says nothing."""
+    """Headers as a peer wrote them: values that are not texts are ignored."""
 
     def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
         value = carrier.get(key)

@@ -6,14 +6,18 @@
     sentry_sdk.init(dsn=...)
     instrument(app)
 
-It hangs on the app's signals. Each run has a scope of its own, with the task's name and id as tags, so that
-nothing of one task shows in the event of another. Every event, log line and metric of a run, whoever made
-it, is rid of the task's `sensitive` arguments (`sentry_secrets.py`).
+It connects to the app's signals. Each run has a separate scope, with the task's name and id as tags, so that
+nothing of one task shows in the event of another. Every event, log line and metric of a run is stripped of
+the task's `sensitive` arguments and of what reads like a secret (`redaction.py`). Values are replaced
+wherever they are; names only where they are the user's. The names of Sentry's own protocol stay, and so do
+the fields that its SDK fills: without them nothing is sent, or an event without its exception. If every
+argument is sensitive, an event contains only the kind of error and the task.
 
-Logs and metrics of a thread that the task started itself are not: such a thread does not know its task.
+Logs and metrics of a thread that the task started itself are not stripped: such a thread does not know its
+task.
 
-It stops being right where no process is left to tell: a task whose process is killed, by its time limit or
-from outside, is known to the worker's log, events and metrics alone.
+It stops being right where no process can report: a task whose process is killed, by its time limit or from
+outside, appears in the worker's log, events and metrics only.
 """
 
 import re
@@ -26,11 +30,146 @@ from uuid import NAMESPACE_OID, uuid5
 
 from umbel.app.app import App
 from umbel.app.cluster.periodic import PERIODIC_HEADER, Cron, Periodic
-from umbel.app.running.request import Request, current_request
-from umbel.contrib.sentry_secrets import ABOUT, NODE, TASK, TASK_ID, struck_event, struck_log
+from umbel.app.request import Request, current_request
 from umbel.errors import ConfigurationError
-from umbel.protocol.delivery.sensitive import Secrets
+from umbel.pools.guard import Raised, Returned, call_guarded
+from umbel.protocol.delivery.redaction import is_secret, redact
+from umbel.protocol.delivery.sensitive import DEPTH_MAX, MASK, Secrets
 from umbel.protocol.leadership.schedule import Every
+
+if TYPE_CHECKING:
+    from sentry_sdk.types import Event, MonitorConfig
+
+
+# ---- sentry secrets --------------------------------------------------------------------------------
+#
+# What leaves to Sentry without the sensitive arguments of the run that made it: events, logs, metrics.
+#
+# What reads like a secret goes too, of runs without sensitive arguments as well (`redaction.py`).
+#
+# Values are struck wherever they are; names only where they are the user's. The names of Sentry's own
+# protocol stay, and so do the fields that its SDK fills: without them nothing is sent, or an event without
+# its exception. Where everything is secret, an event says what kind of error it is, and of which task.
+
+TASK, TASK_ID, NODE, ABOUT = "umbel.task", "umbel.task_id", "umbel.node", "umbel-task"
+Fields = dict[str, Any]
+
+_OURS = frozenset({TASK, TASK_ID, NODE, ABOUT})  # no argument of a task
+_BY_SDK = frozenset({"event_id", "timestamp", "start_timestamp", "platform", "level", "type", "sdk"})
+_BY_SETUP = frozenset({"release", "environment", "dist", "server_name", "transaction", "transaction_info"})
+_OF_TRACE = frozenset({"trace_id", "span_id", "parent_span_id", "op", "origin", "status", "type"})
+_OF_ERROR = frozenset({"type", "module", "mechanism"})
+_OF_LOG = frozenset({"body", "name", "value"})
+_WITH_USERS_NAMES = frozenset(
+    {"extra", "tags", "contexts", "data", "params", "kwargs", "user", "headers", "cookies", "env", "vars"}
+)
+
+
+def struck_event(event: Fields, secrets: Secrets) -> Fields:
+    """The event without sensitive arguments. Local variables are left out: a shortened value may not be
+    recognisable.
+    """
+    if secrets.is_everything:
+        return _bare(event)
+    for entry in (*_values(event, "exception"), *_values(event, "threads")) if secrets else ():
+        for frame in (entry.get("stacktrace") or {}).get("frames") or ():
+            frame.pop("vars", None)
+    strike = _Striking(secrets)
+    return {name: field if name in _BY_SDK else strike.field(name, field) for name, field in event.items()}
+
+
+def struck_log(log: Fields, secrets: Secrets) -> Fields:
+    """A log line or a metric without sensitive arguments."""
+    strike = _Striking(secrets)
+    found = {
+        name if name.startswith("sentry.") else secrets.strike(name): strike.named(name, attribute)
+        for name, attribute in (log.get("attributes") or {}).items()
+    }
+    return log | {name: strike.leaf(log[name]) for name in _OF_LOG & log.keys()} | {"attributes": found}
+
+
+class _Striking:
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+
+    def field(self, name: str, value: Any) -> Any:
+        """A field of an event."""
+        struck = self.value(value, names=name in _WITH_USERS_NAMES)
+        if name == "contexts" and isinstance(trace := (value or {}).get("trace"), dict):
+            struck["trace"] = self.value(trace, names=False) | _of_trace(trace)
+        return struck
+
+    def value(self, value: Any, *, names: bool, depth: int = 0) -> Any:
+        """`names`: those of this mapping, and of what is below, are the user's."""
+        if depth > DEPTH_MAX:
+            return MASK
+        if isinstance(value, list | tuple):
+            return [self.value(item, names=names, depth=depth + 1) for item in value]
+        if not isinstance(value, dict):
+            return self.leaf(value)
+        return {
+            (self.leaf(name) if names and name not in _OURS else name): self._below(name, item, names, depth)
+            for name, item in value.items()
+        }
+
+    def leaf(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self._clean(value)
+        shown = [call_guarded(form, value) for form in (str, repr)]  # either is what the SDK would send
+        return value if all(self._is_clean(form_shown) for form_shown in shown) else MASK
+
+    def _is_clean(self, shown: Returned[str] | Raised) -> bool:
+        return isinstance(shown, Returned) and self._clean(shown.value) == shown.value
+
+    def _clean(self, text: str) -> str:
+        return redact(self._secrets.strike(text))
+
+    def named(self, name: str, value: Any) -> Any:
+        """A value under a name of the user's; replaced if the name reads like a secret."""
+        is_logged = name.startswith("sentry.")
+        return MASK if value and not is_logged and is_secret(name) else self.value(value, names=True)
+
+    def _below(self, name: str, value: Any, names: bool, depth: int) -> Any:
+        if name == ABOUT and isinstance(value, dict):
+            about = {key: value[key] for key in ("task", "id") if key in value}
+            return self.value(value, names=False, depth=depth + 1) | about
+        if name in _OURS:
+            return value
+        if names and value and is_secret(str(name)):
+            return MASK
+        return self.value(value, names=names or name in _WITH_USERS_NAMES, depth=depth + 1)
+
+
+def _bare(event: Fields) -> Fields:
+    bare = {name: field for name, field in event.items() if name in _BY_SDK | _BY_SETUP}
+    bare["tags"] = {name: field for name, field in (event.get("tags") or {}).items() if name in _OURS}
+    if errors := _values(event, "exception"):
+        kinds = [
+            {name: field[name] for name in _OF_ERROR & field.keys()} | {"value": MASK} for field in errors
+        ]
+        bare["exception"] = {"values": kinds}
+    else:
+        bare["message"] = MASK
+    if about := (event.get("extra") or {}).get(ABOUT):
+        bare["extra"] = {ABOUT: {name: about[name] for name in ("task", "id") if name in about}}
+    if trace := (event.get("contexts") or {}).get("trace"):
+        bare["contexts"] = {"trace": _of_trace(trace)}
+    return bare
+
+
+def _values(event: Fields, name: str) -> list[Fields]:
+    return list((event.get(name) or {}).get("values") or ())
+
+
+def _of_trace(trace: Fields) -> Fields:
+    return {name: field for name, field in trace.items() if name in _OF_TRACE}
+
+
+# ---- sentry ----------------------------------------------------------------------------------------
+#
+# Failures of an app's tasks as events, runs of its periodic tasks as check-ins.
 
 try:
     import sentry_sdk
@@ -39,8 +178,6 @@ try:
 except ImportError as missing:
     raise ConfigurationError("umbel.contrib.sentry needs Sentry's SDK: pip install sentry-sdk") from missing
 
-if TYPE_CHECKING:
-    from sentry_sdk.types import Event, MonitorConfig
 
 FLUSH_S = 3.0
 SLUG_MAX_CHARS = 50
@@ -51,15 +188,16 @@ STATUS = {
     "failure": MonitorStatus.ERROR,
     "rejected": MonitorStatus.ERROR,
     "cancelled": MonitorStatus.ERROR,
-}  # a retry, or a return to the queue, is no end
+}  # a retry or a return to the queue is not the end of a run
 
 HOOKS = ("before_send_log", "before_send_metric")
+NOTHING = Secrets(())  # what reads like a secret is replaced all the same
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     block: ExitStack
-    secrets: tuple[Secrets, ...]  # also of the runs around it
+    secrets: tuple[Secrets, ...]  # of this run and of the runs around it
     around: "_Run | None"  # of the task that called this one in this process
 
 
@@ -67,12 +205,15 @@ _RUN: ContextVar[_Run | None] = ContextVar("umbel_sentry_run", default=None)
 
 
 def instrument(app: App, *, arguments: bool = True, check_ins: bool = True) -> None:
-    """Tell Sentry of failures of `app`'s tasks, and of the runs of its periodic ones; once is enough.
+    """Report failures of `app`'s tasks to Sentry, and runs of its periodic ones; further calls do nothing.
 
-    `arguments`: also those of the task that failed, but for the sensitive ones.
+    `arguments`: include those of the task that failed, except the sensitive ones.
     """
     signals = app.signals
-    if any(isinstance(getattr(one, "__self__", None), _Reports) for one in signals.task_failure.receivers):
+    if any(
+        isinstance(getattr(receiver, "__self__", None), _Reports)
+        for receiver in signals.task_failure.receivers
+    ):
         return
     reports = _Reports(app, arguments, check_ins)
     signals.task_prerun.connect(reports.begin)
@@ -99,10 +240,9 @@ class _Reports:
         scope.set_tag(TASK, task.name)
         scope.set_tag(TASK_ID, task_id)
         scope.set_tag(NODE, request.hostname)
-        if request.secrets is not None:
-            secrets = request.secrets
-            scope.add_event_processor(lambda event, _hint: _without(event, secrets))
-            _strike_logs()
+        secrets = NOTHING if request.secrets is None else request.secrets
+        scope.add_event_processor(lambda event, _hint: _without(event, secrets))
+        _strike_logs()
         if request.retries == 0:
             self._check_in(request, MonitorStatus.IN_PROGRESS)
 
@@ -127,7 +267,7 @@ class _Reports:
         name = request.headers.get(PERIODIC_HEADER)
         if not self._check_ins or not isinstance(name, str):
             return
-        entry = next((one for one in self._app.periodic_tasks if one.name == name), None)
+        entry = next((periodic for periodic in self._app.periodic_tasks if periodic.name == name), None)
         config = _config(entry) if entry is not None else None
         # The same for all attempts: together they are the run of one slot.
         check_in_id = uuid5(NAMESPACE_OID, request.id).hex
@@ -145,7 +285,9 @@ def _without(event: "Event", secrets: Secrets) -> "Event":
 
 
 def _strike_logs() -> None:
-    """Logs and metrics pass no scope's processors, only the client's: whichever is in place now."""
+    """Hook into the current client: logs and metrics pass through no scope's processors, only the
+    client's.
+    """
     client = sentry_sdk.get_client()
     for name in HOOKS if client.is_active() else ():
         theirs = client.options.get(name) or (client.options.get("_experiments") or {}).get(name)
@@ -155,24 +297,26 @@ def _strike_logs() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """Before what the user has there: it sees no secret either."""
+    """Runs before the user's hook, which sees no secret either."""
 
     theirs: Callable[[Any, Any], Any] | None
 
-    def __call__(self, told: Any, hint: Any) -> Any:
+    def __call__(self, item: Any, hint: Any) -> Any:
         run = _RUN.get()
-        for secrets in run.secrets if run is not None else ():
-            told = struck_log(told, secrets)
-        return told if self.theirs is None else self.theirs(told, hint)
+        for secrets in () if run is None else run.secrets or (NOTHING,):
+            item = struck_log(item, secrets)
+        return item if self.theirs is None else self.theirs(item, hint)
 
 
 def _slug(name: str) -> str:
-    """As Sentry's monitors may be named."""
+    """The name as Sentry allows it for monitors."""
     return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-")[:SLUG_MAX_CHARS]
 
 
 def _config(entry: Periodic) -> "MonitorConfig | None":
-    """So that Sentry makes the monitor; it knows no slots that are not whole minutes apart."""
+    """The configuration with which Sentry creates the monitor; it knows only slots that are whole minutes
+    apart.
+    """
     rule = entry.entry.rule
     if isinstance(rule, Cron):
         return {
@@ -185,5 +329,5 @@ def _config(entry: Periodic) -> "MonitorConfig | None":
 
 
 def _flush(**_: Any) -> None:
-    """A process that ends would lose what waits to be sent."""
+    """Send what is buffered, before the process ends."""
     sentry_sdk.flush(timeout=FLUSH_S)

@@ -1,34 +1,49 @@
-"""Asker: sends control requests and collects the replies, with one deadline for everything.
+"""ControlClient: sends control requests and collects the replies.
 
-Each question has its own reply address, which is removed when the question ends; a reply with a
-ticket that nobody asked for is dropped. At most ASKED_MAX questions are under way at
-once; the next ones wait for their turn, inside their own deadline.
+The time for replies begins when the request was sent. Sending, which needs a reply address and a broker that
+takes the request, has the same time again: on a busy machine it takes a moment, which must not shorten the
+time for replies. Each request has a separate reply address, which is removed when the request ends; a reply
+with an unknown ticket is dropped. At most ASKED_MAX requests are under way at once; further ones wait for
+their turn, within the time for sending.
 """
 
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 from umbel.brokers.interface import Broadcast, FanOut
 from umbel.clock import cluster_now
-from umbel.errors import BrokerUnavailable, ConfigurationError, WireError
-from umbel.protocol.pidbox import Answers, Collection, ReplyTo, Request, is_for_member, pattern_problem
+from umbel.errors import BrokerUnavailable, ConfigurationError, NoClusterId, WireError
+from umbel.protocol.pidbox import (
+    ANSWERS_S,
+    Answers,
+    Collection,
+    ReplyTo,
+    Request,
+    is_for_member,
+    pattern_problem,
+)
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE, decode_reply, encode_request
+from umbel.wire.signing import Signer
 
 log = logging.getLogger("umbel.control")
 
 ASKED_MAX = 16
 UNANSWERED_TTL_S = 60.0
+REPLIES_MAX_BYTES = 256 * 2**20  # of all replies to one request
 
 
-class Asker:
+class ControlClient:
+    """Asks the workers of one broker; used by commands, apps, the dashboard and workers."""
+
     def __init__(self, broker: FanOut) -> None:
         self._broker = broker
         self._clock = 0
         self._turns = asyncio.Semaphore(ASKED_MAX)
-        self._ending: set[asyncio.Task[None]] = set()  # at most ASKED_MAX run, and as many tidy up
+        self._ending: set[asyncio.Task[None]] = set()  # at most ASKED_MAX run, and as many clean up
 
     async def ask(
         self,
@@ -38,49 +53,52 @@ class Asker:
         destination: Sequence[str] | None = None,
         pattern: str | None = None,
         matcher: str | None = None,
-        timeout_s: float = 1.0,
+        timeout_s: float | None = None,
         limit: int | None = None,
         unless: str = "",
         expires: bool = True,
+        signed: bool = True,
     ) -> Answers:
-        """Ask and collect until the deadline, or until everyone who should has answered.
+        """Send a request and collect replies until the time is over, or until all expected nodes have
+        answered.
 
-        That is: every node of `destination`, or `limit` nodes, or all members, where the answers
-        tell who they are, or as many as heard it, where the broker counts them. Of the
-        members, the node `unless` is not waited for: one that starts knows of itself alone. A request
-        that does not expire is also answered to a node whose clock is behind.
+        Expected are every node of `destination`, or `limit` nodes, or all members, where the answers name
+        them, or as many as received the request, where the broker counts them. Of the members, the node
+        `unless` is not waited for: a node that starts knows only itself. Without `timeout_s` the time depends
+        on what is known of the expected nodes (`Collection`). A request that does not expire is also answered
+        by a node whose clock is behind. `signed`: sign it, where there are keys. Raises BrokerUnavailable if
+        it cannot be sent in time.
         """
-        loop = asyncio.get_running_loop()
         address = ReplyTo(REPLY_EXCHANGE, str(uuid4()))
-        expires_at = cluster_now() + timeout_s if expires else 0.0
-        request = make_request(
-            method, arguments, destination, pattern, matcher, str(uuid4()), address, expires_at
-        )
+        request = make_request(method, arguments, destination, pattern, matcher, str(uuid4()), address)
         collection = Collection(
-            deadline=loop.time() + timeout_s,
+            timeout_s=timeout_s,
             expected=request.destination or (),
             limit=limit,
             matches=lambda known: known.node != unless and is_for_member(request, known),
         )
-        sent = asyncio.Event()
-        collecting = self._collect(request, address, collection, sent, timeout_s)
-        if not await self._within(timeout_s, collecting) and not sent.is_set():
+        most_s = ANSWERS_S if timeout_s is None else timeout_s
+        limits = _Limits(most_s)
+        collecting = self._collect(request, address, collection, limits, expires=expires, signed=signed)
+        if not await self._within(limits, collecting) and limits.waits_for:
             raise BrokerUnavailable(
-                f"the request {method!r} could not be sent within {timeout_s:g} s; "
-                "check the broker, or raise the timeout"
+                f"the request {method!r} could not be sent within {most_s:g} s, "
+                f"spent on {limits.waits_for}; check the broker, or raise the timeout"
             )
         return collection.answers()
 
-    async def _within(self, timeout_s: float, collecting: Coroutine[Any, Any, None]) -> bool:
-        """Whether it was done in time. What tidies up behind it does not keep the caller waiting."""
+    async def _within(self, limits: "_Limits", collecting: Coroutine[Any, Any, None]) -> bool:
+        """Return whether the collecting ended in time. Its clean-up does not keep the caller waiting."""
         task = asyncio.create_task(collecting)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         try:
-            await asyncio.wait([task], timeout=timeout_s)
+            await asyncio.wait([task, limits.over], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
             raise
+        finally:
+            limits.end()
         if task.done():
             await task
             return True
@@ -93,22 +111,38 @@ class Asker:
         request: Request,
         address: ReplyTo,
         collection: Collection,
-        sent: asyncio.Event,
-        timeout_s: float,
+        limits: "_Limits",
+        *,
+        expires: bool,
+        signed: bool,
     ) -> None:
-        async with (
-            self._turns,
-            self._broker.subscribe(REPLY_EXCHANGE, [address.routing_key]) as replies,
-        ):
-            heard = await self._send(request, timeout_s)
-            sent.set()
-            if heard is not None and request.destination is None and request.pattern is None:
-                collection.heard_by(heard)
-            if not collection.is_complete():
-                async for broadcast in replies:
-                    self._take(broadcast, request.ticket, collection)
-                    if collection.is_complete():
-                        break
+        loop = asyncio.get_running_loop()
+        async with self._turns:
+            limits.waits_for = "opening a reply address"
+            async with self._broker.subscribe(REPLY_EXCHANGE, [address.routing_key]) as replies:
+                limits.waits_for = "handing it to the broker"
+                if expires:
+                    request = request.replaced(expires_at=cluster_now() + limits.most_s)
+                receivers = await self._send(request, limits.most_s, signed=signed)
+                limits.waits_for = ""
+                collection.sent(
+                    loop.time(),
+                    heard=receivers,
+                    is_heard=receivers != 0 and self._broker.capabilities.reports_nobody,
+                    to_all=request.destination is None and request.pattern is None,
+                )
+                limits.move(collection.deadline)
+                if not collection.is_complete():
+                    room_bytes = REPLIES_MAX_BYTES
+                    async for broadcast in replies:
+                        room_bytes -= len(broadcast.body)
+                        if room_bytes < 0:
+                            _log_excess(request.method)
+                            break
+                        self._take(broadcast, request.ticket, collection, loop.time())
+                        if collection.is_complete():
+                            break
+                        limits.move(collection.deadline)
 
     async def tell(
         self,
@@ -119,27 +153,62 @@ class Asker:
         pattern: str | None = None,
         matcher: str | None = None,
     ) -> int | None:
-        """Send a request that nobody answers; how many heard it, where the broker knows."""
+        """Send a request without replies; return how many nodes received it, where the broker knows."""
         request = make_request(method, arguments, destination, pattern, matcher)
         return await self._send(request, UNANSWERED_TTL_S)
 
-    async def _send(self, request: Request, ttl_s: float) -> int | None:
+    async def _send(self, request: Request, ttl_s: float, *, signed: bool = True) -> int | None:
         self._clock += 1
-        headers, body = encode_request(request, self._clock, self._broker.keyring, cluster_now())
+        headers, body = encode_request(
+            request, self._clock, self._signer() if signed else None, cluster_now()
+        )
         return await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=ttl_s)
 
-    def _take(self, broadcast: Broadcast, ticket: str, collection: Collection) -> None:
+    def _signer(self) -> Signer | None:
+        """Return the signer, or None if the cluster's id is lost: read-only requests must still work."""
+        with suppress(NoClusterId):
+            return self._broker.signer
+        return None
+
+    def _take(self, broadcast: Broadcast, ticket: str, collection: Collection, now: float) -> None:
         try:
             reply = decode_reply(broadcast.headers, broadcast.body)
         except WireError as error:
             log.warning("control reply cannot be decoded; ignored", extra={"why": str(error)})
             return
         if reply.ticket in ("", ticket):
-            collection.take(reply)
+            collection.take(reply, now)
+
+
+class _Limits:
+    """The deadline of a request, and what it waits for. The deadline moves when the request was sent."""
+
+    def __init__(self, most_s: float) -> None:
+        self.most_s = most_s
+        self.waits_for = f"waiting for one of {ASKED_MAX} questions to end"  # "": replies
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        self._timer = self._loop.call_later(most_s, self._end)
+
+    def move(self, deadline: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._end)
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+def _log_excess(method: str) -> None:
+    fields = {"command": method, "limit_bytes": REPLIES_MAX_BYTES}
+    log.warning("control replies exceed their limit; the rest is ignored", extra=fields)
 
 
 def _heed(task: asyncio.Task[None]) -> None:
-    """What goes wrong while a question that is over tidies up concerns nobody."""
+    """Retrieve an error of a request's clean-up, which concerns no caller."""
     if not task.cancelled():
         task.exception()
 
@@ -154,14 +223,12 @@ def make_request(
     reply_to: ReplyTo | None = None,
     expires_at: float = 0.0,
 ) -> Request:
+    """Build a request; ConfigurationError for a pattern that cannot be matched."""
     if isinstance(destination, str):
         destination = [destination]
     if pattern and not matcher:
         matcher = "glob"
-    problem = "" if destination is not None else pattern_problem(pattern, matcher)
-    if problem:
-        raise ConfigurationError(problem)
-    return Request(
+    request = Request(
         method,
         dict(arguments or {}),
         None if destination is None else tuple(destination),
@@ -171,3 +238,6 @@ def make_request(
         reply_to,
         expires_at,
     )
+    if problem := pattern_problem(request):
+        raise ConfigurationError(problem)
+    return request

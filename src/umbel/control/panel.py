@@ -1,8 +1,8 @@
-"""Panel: the commands that a worker obeys, by name and alias.
+"""Panel: the commands that a worker accepts, by name and alias.
 
-A command is a function of the worker's state and of keyword arguments; what it returns is the
-reply. Whether it changes anything decides who may call it (`control_allow`); its arguments have
-types, so that a command line can fill them in and a wrong one is answered with what was wrong.
+A command is a function of the worker's state and of keyword arguments; its return value is the reply. Whether
+it changes anything decides which workers allow it (`control_allow`). Its arguments have types, so that a
+command line can convert them and a wrong one is answered with what is wrong.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +21,14 @@ Argument = tuple[str, type]
 READ_ONLY, EVERYTHING = "read-only", "all"
 NO_ANSWER = object()  # returned by a handler that leaves the answer to others
 REQUEST = "request"
-NAME_CHARS_MAX = 100  # of a command that nobody knows, in the answer
+NAME_CHARS_MAX = 100  # of an unknown command, in the reply
 
 
 class Command(msgspec.Struct, frozen=True):
-    """`arguments` are those that a command line may give, in order; `variadic` takes all that follow."""
+    """A handler with its description.
+
+    `arguments` are given in order on a command line; `variadic` takes all that follow.
+    """
 
     name: str
     handler: Callable[..., Any]
@@ -36,19 +39,21 @@ class Command(msgspec.Struct, frozen=True):
     usage: str = ""
     help: str = ""
     is_hidden: bool = False
-    is_users: bool = False  # runs off the loop, because nobody knows what it does
+    is_users: bool = False  # runs off the loop, because it may block
     is_answered: bool = True
     is_stateless: bool = False  # needs nothing of the worker, so that any thread can answer
     types: Mapping[str, type] = {}
 
     @property
     def is_async(self) -> bool:
+        """Whether the handler is a coroutine function."""
         return iscoroutinefunction(self.handler)
 
     def bind(self, request: Request) -> dict[str, Any]:
-        """The arguments with their types; TypeError says which one the handler does not take.
+        """Return the arguments converted to their types; raises TypeError for one that the handler does not
+        take.
 
-        A handler with a parameter `request` is given the whole request.
+        A handler with a parameter `request` gets the whole request.
         """
         known = _signature(self.handler)
         fitting = {name: _as(self.types.get(name), name, value) for name, value in request.arguments.items()}
@@ -58,7 +63,7 @@ class Command(msgspec.Struct, frozen=True):
         return fitting
 
     def arguments_from(self, words: Sequence[str]) -> dict[str, Any]:
-        """Arguments as they are typed on a command line: only those that were given are sent."""
+        """Return the arguments typed on a command line; only given ones are sent. Raises TypeError."""
         given: dict[str, Any] = {}
         rest = list(words)
         for name, kind in self.arguments:
@@ -82,6 +87,8 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Panel:
+    """A registry of commands; a later command replaces an earlier one of the same name."""
+
     def __init__(self) -> None:
         self._commands: dict[str, Command] = {}
         self._aliases: dict[str, str] = {}
@@ -91,9 +98,9 @@ class Panel:
     @overload
     def control_command(self, /, **options: Any) -> Callable[[HandlerT], HandlerT]: ...
     def control_command(self, function: Any = None, /, **options: Any) -> Any:
-        """`@panel.control_command(args=[("n", int)])`: a command that changes something.
+        """Register a command that changes something: `@panel.control_command(args=[("n", int)])`.
 
-        Options: `name`, `alias`, `args`, `variadic`, `signature` (for people), `help`, `hidden`.
+        Options: `name`, `alias`, `args`, `variadic`, `signature` (shown as usage), `help`, `hidden`.
         """
         return self._decorator(function, changes=True, **options)
 
@@ -102,7 +109,7 @@ class Panel:
     @overload
     def inspect_command(self, /, **options: Any) -> Callable[[HandlerT], HandlerT]: ...
     def inspect_command(self, function: Any = None, /, **options: Any) -> Any:
-        """The same for a command that only looks."""
+        """Register a command that only reads; options as for `control_command`."""
         return self._decorator(function, changes=False, **options)
 
     def command(self, name: str, *, changes: bool = True, **options: Any) -> Callable[[HandlerT], HandlerT]:
@@ -115,14 +122,17 @@ class Panel:
         return register
 
     def add(self, command: Command) -> None:
+        """Add a command and its aliases."""
         self._commands[command.name] = command
         self._aliases |= dict.fromkeys(command.aliases, command.name)
 
     def include(self, other: "Panel") -> None:
+        """Add all commands of another panel."""
         for command in other:
             self.add(command)
 
     def find(self, method: str) -> Command | None:
+        """Return the command with this name or alias, or None."""
         return self._commands.get(method) or self._commands.get(self._aliases.get(method, ""))
 
     def __iter__(self) -> Iterator[Command]:
@@ -144,6 +154,7 @@ class UsersPanel(Panel):
     """
 
     def add(self, command: Command) -> None:
+        """Add a command as a user's: it runs in a new thread."""
         super().add(replace(command, is_users=True))
 
 
@@ -153,7 +164,7 @@ def _signature(handler: Callable[..., Any]) -> Signature:
 
 
 def refusal(panel: Panel, method: str, allow: Sequence[str]) -> str:
-    """Why a worker with this `control_allow` does not obey a command; "" when it does."""
+    """Return why a worker with this `control_allow` refuses a command; "" when it accepts it."""
     command = panel.find(method)
     if command is None:
         return repr(KeyError(method[:NAME_CHARS_MAX]))  # in Celery's words
@@ -178,7 +189,7 @@ def _command(
 ) -> Command:
     if not name:
         raise ConfigurationError(f"{handler!r} has no __name__; name the command with name=")
-    arguments = tuple((str(one), kind) for one, kind in args)
+    arguments = tuple((str(argument), kind) for argument, kind in args)
     types: dict[str, type] = dict(arguments)
     if variadic:
         types[variadic] = list
@@ -199,7 +210,7 @@ def _command(
 
 
 def _as(kind: type | None, name: str, value: Any) -> Any:
-    """The value as its type; text from a command line becomes a number or a truth value."""
+    """Return the value as its type; text from a command line becomes a number or a truth value."""
     if kind is None or value is None or (isinstance(value, kind) and not _is_odd(value, kind)):
         return value
     if kind is list and isinstance(value, str | tuple | dict):

@@ -1,20 +1,52 @@
-"""drive(): the asyncio shell around any machine of the cluster; fairly(): that around what it hears.
+"""Drivers: the asyncio shells that the worker, the app and the monitor share.
 
-Neither keeps the loop for longer than TURN_S while what others send comes faster than it is worked off:
-an await of what is there already does not let others go on.
-
-Deadlines are on the boot clock, which counts the time a machine was suspended; the loop's clock
-does not. So a wait for a deadline is never longer than RECHECK_S without a look at the boot clock.
+drive() runs any machine of the cluster, fairly() keeps a busy subscription from starving the loop, and
+LeaseKeeper campaigns for one lease.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import NoReturn, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
 
+from umbel.brokers.coordination import CoordinationStore
+from umbel.brokers.interface import ClusterRecord
+from umbel.chance import uniform
 from umbel.clock import boot_time_s
+from umbel.control.client import ControlClient
+from umbel.errors import BrokerError
 from umbel.protocol.leadership.coordination import Instant
+from umbel.protocol.leadership.lease import (
+    AcquireReplied,
+    CallAcquire,
+    CallRelease,
+    CallRenewLease,
+    Campaign,
+    Effect,
+    Event,
+    LeadershipLost,
+    Lease,
+    LeaseAcquired,
+    LeaseReleased,
+    LeaseRenewReplied,
+    LeaseSettings,
+    ReleaseReceived,
+    StopCampaign,
+)
 from umbel.protocol.machine import ClusterMachine, Tick
+from umbel.protocol.membership.members import Answered, Member, MemberState, Probed
+from umbel.protocol.membership.members import Event as MembersEvent
+
+# ---- drive() ---------------------------------------------------------------------------------------
+#
+# The asyncio shell around any machine of the cluster; fairly(): the same for a subscription.
+#
+# Neither occupies the loop for longer than TURN_S when input comes faster than it is handled: an await that
+# returns at once does not let other tasks run.
+#
+# Deadlines are on the boot clock, which counts the time a machine was suspended; the loop's clock does not.
+# So a wait for a deadline checks the boot clock at least every RECHECK_S.
 
 RECHECK_S = 1.0
 TURN_S = 0.005
@@ -23,6 +55,7 @@ EffectT = TypeVar("EffectT")
 
 
 def instant() -> Instant:
+    """Return the present time on the boot clock and on the wall clock."""
     return Instant(boot_time_s(), time.time())
 
 
@@ -35,8 +68,8 @@ async def drive(
 ) -> NoReturn:
     """Feed one machine from one inbox until cancelled.
 
-    Exactly one task drives a machine: step() never awaits, so the machine needs no lock, and its
-    effects are performed in the order it asked for them.
+    Exactly one task drives a machine: step() never awaits, so the machine needs no lock, and its effects are
+    performed in the order it asked for them.
     """
     turn_ends = time.monotonic() + TURN_S
     while True:
@@ -49,12 +82,15 @@ async def drive(
 
 
 async def fairly(
-    heard: AsyncIterable[EventT], *, rest_s: Callable[[float], float] = lambda _used_s: 0.0
+    source: AsyncIterable[EventT], *, rest_s: Callable[[float], float] = lambda _used_s: 0.0
 ) -> AsyncIterator[EventT]:
-    """The same, with a pause for others after each turn; `rest_s` says how long, for the CPU time it took."""
+    """Yield what a subscription receives, and let other tasks run after each turn.
+
+    `rest_s` returns how long to pause, given the CPU time of the turn.
+    """
     turn_ends, used_s = time.monotonic() + TURN_S, time.thread_time()
-    async for one in heard:
-        yield one
+    async for event in source:
+        yield event
         if time.monotonic() >= turn_ends:
             await asyncio.sleep(rest_s(time.thread_time() - used_s))
             turn_ends, used_s = time.monotonic() + TURN_S, time.thread_time()
@@ -76,3 +112,165 @@ async def _next_event(
                 return await inbox.get()
         except TimeoutError:
             continue
+
+
+# ---- lease keeper ----------------------------------------------------------------------------------
+#
+# One campaign for one lease; the shell of `protocol/leadership/lease.py`.
+
+log = logging.getLogger("umbel.leases")
+INBOX_MAX = 100
+CALLS_PER_TTL = 3  # a call may take this part of a ttl; no other call is made meanwhile
+Change = LeaseAcquired | LeadershipLost | LeaseReleased
+
+
+class LeaseKeeper:
+    """A campaign. `holder` must be a name that no other campaign has. `changed` is called on the loop."""
+
+    def __init__(
+        self,
+        store: CoordinationStore,
+        name: str,
+        holder: str,
+        *,
+        settings: LeaseSettings | None = None,
+        changed: Callable[[Change], None] = lambda _: None,
+    ) -> None:
+        self.holder = holder
+        self._store = store
+        self._settings = settings or LeaseSettings()
+        self._changed = changed
+        self._lease = Lease(name, holder, self._settings, uniform)
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_MAX)
+
+    @property
+    def name(self) -> str:
+        """The name of the lease."""
+        return self._lease.name
+
+    @property
+    def term(self) -> int:
+        """The fencing token of the present or last term."""
+        return self._lease.term
+
+    @property
+    def leader(self) -> str:
+        """The holder of the lease, as far as this node knows."""
+        return self._lease.holder_seen
+
+    def still_mine(self) -> bool:
+        """Return whether the lease is certainly held now, by the local clock."""
+        return self._lease.still_mine(instant())
+
+    def release_heard(self) -> None:
+        """Try to acquire the lease now, because its holder announced a release."""
+        if not self._inbox.full():
+            self._inbox.put_nowait(ReleaseReceived())
+
+    async def run(self) -> None:
+        """Acquire and renew the lease until cancelled; then `stop` releases it."""
+        await self._inbox.put(Campaign())
+        await drive(self._lease, self._inbox, self._perform)
+
+    async def stop(self) -> None:
+        """Release the lease; called when `run` has ended."""
+        for effect in self._lease.step(StopCampaign(), instant()):
+            await self._perform(effect)
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case CallAcquire() | CallRenewLease() | CallRelease():
+                await self._call(effect)
+            case LeaseAcquired() | LeadershipLost() | LeaseReleased():
+                self._changed(effect)
+
+    async def _call(self, call: CallAcquire | CallRenewLease | CallRelease) -> None:
+        try:
+            async with asyncio.timeout(self._settings.ttl_s / CALLS_PER_TTL):
+                await self._ask(call)
+        except (BrokerError, TimeoutError) as error:  # the machine retries, or gives up in time
+            fields = {"lease": call.name, "why": str(error) or "no answer in time"}
+            log.debug("cannot acquire, renew or release a lease in the broker; retrying", extra=fields)
+
+    async def _ask(self, call: CallAcquire | CallRenewLease | CallRelease) -> None:
+        match call:
+            case CallAcquire(name, holder, ttl_s, sent_s):
+                reply = await self._store.acquire_lease(name, holder, ttl_s=ttl_s)
+                await self._inbox.put(AcquireReplied(sent_s, reply))
+            case CallRenewLease(name, holder, term, ttl_s, sent_s):
+                ok = await self._store.renew_lease(name, holder, term, ttl_s=ttl_s)
+                await self._inbox.put(LeaseRenewReplied(term, sent_s, ok))
+            case CallRelease(name, holder, term):
+                await self._store.release_lease(name, holder, term)
+
+
+# ---- inquiries -------------------------------------------------------------------------------------
+#
+# Asks about a node that is new or silent, and gives the answers to the membership machine.
+#
+# The machine does not wait: a suspect's time runs during the requests. The number of waiting and of running
+# requests is limited, and newcomers leave room for suspects.
+
+inquiry_log = logging.getLogger("umbel.coordination")
+
+WAITING_MAX = 200
+NEWCOMERS_MAX = 100  # of these, at most so many about newcomers
+AT_ONCE = 32
+TIMEOUT_S = 2.0
+
+
+class Inquiries:
+    """Asks the broker and nodes. `under_way`: tasks, which the owner cancels when it stops."""
+
+    def __init__(
+        self, asker: ControlClient, cluster: ClusterRecord, tell: Callable[[MembersEvent], None]
+    ) -> None:
+        self.under_way: set[asyncio.Task[None]] = set()
+        self._asker = asker
+        self._cluster = cluster
+        self._tell = tell
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    def probe(self, member: Member, group: asyncio.TaskGroup) -> None:
+        """Ask the broker what it and other nodes know of the member."""
+        is_newcomer = member.state is MemberState.ALIVE
+        self._begin(group, self._probe(member), NEWCOMERS_MAX if is_newcomer else WAITING_MAX)
+
+    def ping(self, member: Member, group: asyncio.TaskGroup) -> None:
+        """Ask the node itself."""
+        self._begin(group, self._ping(member), WAITING_MAX)
+
+    def _begin(self, group: asyncio.TaskGroup, asking: Coroutine[Any, Any, None], waiting_max: int) -> None:
+        if len(self.under_way) >= waiting_max:
+            asking.close()
+            return
+        task = group.create_task(self._in_turn(asking), name="umbel-gossip-asks")
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+
+    async def _in_turn(self, asking: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with self._turns:
+                await asking
+        finally:
+            asking.close()  # a coroutine whose turn never came was not awaited
+
+    async def _ping(self, member: Member) -> None:
+        wait_s = max(TIMEOUT_S, member.freq_s)
+        try:
+            answers = await self._asker.ask("ping", destination=[member.node], timeout_s=wait_s)
+        except BrokerError as error:
+            inquiry_log.debug("cannot ping a silent node", extra={"suspect": member.node, "why": str(error)})
+            return
+        if member.node in answers.replies:
+            self._tell(Answered(member.node))
+
+    async def _probe(self, member: Member) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                evidence = await self._cluster.probe(member.node, member.inc)
+        except (BrokerError, TimeoutError) as error:
+            fields = {"suspect": member.node, "why": str(error)}
+            inquiry_log.debug("cannot ask other nodes about a silent node", extra=fields)
+            return
+        self._tell(Probed(member.node, member.inc, member.pid, evidence.value))

@@ -1,4 +1,4 @@
-"""ElectionContext: what the handler of an election is given."""
+"""ElectionContext: what the handler of an election gets."""
 
 from umbel.clock import boot_time_s
 from umbel.protocol.election.events import RunHandler
@@ -6,10 +6,10 @@ from umbel.protocol.leadership.coordination import Policy
 
 
 class ElectionContext:
-    """One run of a handler: which election, under which term, and whether it is still ours.
+    """One run of a handler: the election, its term, and whether this node still leads it.
 
-    A handler that must not act twice tests `still_mine()` before each effect, and passes on the term, so
-    that the receiver of the effect can refuse an older one.
+    A handler that must not act twice calls `still_mine()` before each effect, and passes on the term, so that
+    the receiver of the effect can refuse an older one.
     """
 
     def __init__(self, order: RunHandler) -> None:
@@ -20,23 +20,25 @@ class ElectionContext:
         self.key = order.key
         self.term = order.term
         self.attempt = order.attempt
-        self.cancelled = ""  # why, once it is
-        self.stopped = False  # the last `still_mine()` returned false
+        self.cancelled = ""  # why this node no longer leads, once that is so
+        self.stopped = False  # the last `still_mine()` returned False
         self._deadline_s = order.deadline_s
 
     def deadline(self) -> float:
-        """Until when it is surely ours, on CLOCK_BOOTTIME; it moves while the handler runs."""
+        """Return until when this node certainly leads, on CLOCK_BOOTTIME; it moves while the handler runs."""
         return self._deadline_s
 
     def still_mine(self) -> bool:
-        """Whether to go on. A handler that returns after a no has stopped: another run is to follow."""
+        """Return whether to go on. A handler that returns after False was stopped; another run follows."""
         self.stopped = bool(self.cancelled) or boot_time_s() >= self._deadline_s
         return not self.stopped
 
     def prolong(self, deadline_s: float) -> None:
+        """Move the deadline; called by the worker."""
         self._deadline_s = deadline_s
 
     def cancel(self, reason: str) -> None:
+        """Note why this node no longer leads; called by the worker."""
         self.cancelled = reason
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A small Celery project, written for Celery alone: `umbel worker` runs it as it is, beside native tasks.
+"""A small Celery project, written for Celery alone: `umbel worker` runs it unchanged, next to native tasks.
 
 Where its author runs it, RabbitMQ has its messages. The demo's environment (UMBEL_BROKER, UMBEL_BACKEND) says
 where they are here. Only `write_run` is the demo's.
@@ -15,6 +15,7 @@ app = Celery("shop", broker="amqp://localhost", backend="rpc://")
 
 @app.task(bind=True)
 def charge(self: Any, order: int) -> int:
+    """Charge an order; the first step of the chain."""
     write_run(self)
     return order
 

@@ -1,19 +1,28 @@
-"""Load: what the demo sends, and how each task must end."""
+"""Load: what the demo sends, how each task must end, and whether all sources agree that it did.
 
-from collections.abc import Iterator, Mapping
+The ledger is what the tasks themselves write. Results, events and workers have no part in it, so all three
+are checked against it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import cos, tau
 from pathlib import Path
 from typing import Any
 
 from umbel.app.canvas.chain import chain
-from umbel.app.canvas.group import group
-from umbel.app.canvas.open_chord import chord
+from umbel.app.canvas.group import chord, group
 from umbel.app.canvas.signature import Signature
 from umbel.app.cluster.elections import ElectionOutcome
 from umbel.app.results import AsyncResult, GroupResult
-from umbel.app.sending.prepare import new_id
+from umbel.app.sending.preparation import new_id
 from umbel.demo import tasks
+from umbel.text import numbered
+
+# ---- load ------------------------------------------------------------------------------------------
+#
+# What the demo sends, and how each task must end.
 
 BATCHES_PER_S = 2
 GROUP_SIZE = 4
@@ -24,7 +33,7 @@ SLOW_S = 0.05
 LONG_S = 0.3
 DELAY_S = 2.0
 HELD = 6  # as many as all children of the demo
-SWELL = 240  # gentle batches from one ebb to the next
+SWELL = 240  # gentle batches in one period of the changing load
 GENTLE_CANVAS_EVERY = 20  # gentle batches
 
 KINDS: Mapping[str, tuple[str, str]] = {
@@ -55,6 +64,7 @@ class Sent:
     kinds: dict[str, str] = field(default_factory=dict)
 
     def add(self, kind: str, result: Any) -> None:
+        """Note the kind of a result and of everything that belongs to it."""
         for task_id in _ids(result):
             self.kinds[task_id] = kind
 
@@ -63,7 +73,7 @@ class Sent:
 
 
 def send_batch(sent: Sent, number: int, home: Path, *, celery: bool) -> None:
-    """Half a second's worth of mixed load, in as few steps as it takes."""
+    """Send half a second's worth of mixed load."""
     calls = list(_singles(number, home))
     if celery:
         calls += [("charge", _of_celery("charge", number)) for _ in range(CHARGES)]
@@ -77,7 +87,7 @@ def send_batch(sent: Sent, number: int, home: Path, *, celery: bool) -> None:
 
 
 def send_gently(number: int, *, celery: bool) -> None:
-    """A second's worth of load that leaves the machine to others."""
+    """Send a second's worth of load that is small enough to leave the machine usable."""
     tasks.app.send_many(gentle(number))
     if celery:
         _of_celery("charge", number).apply_async()
@@ -88,7 +98,7 @@ def send_gently(number: int, *, celery: bool) -> None:
 
 
 def gentle(number: int) -> Iterator[Signature[Any]]:
-    """It swells and ebbs, between four and twenty tasks, so that charts show more than a line."""
+    """The tasks of a gentle batch: four to twenty, changing slowly, so that charts show more than a line."""
     share = (1 - cos(tau * number / SWELL)) / 2
     mixed: list[Signature[Any]] = [
         tasks.quick.s(number, 1),
@@ -106,20 +116,20 @@ def gentle(number: int) -> Iterator[Signature[Any]]:
 
 
 def elect(number: int, *, timeout_s: float) -> tuple[str, ElectionOutcome]:
-    """One worker of all is elected to send a task; its id, and how the election ended."""
+    """Hold an election of the worker that sends a task; return the task's id and the outcome."""
     call = tasks.elected.s().set(task_id=new_id())
     name = f"{tasks.RUN}-report-{number}"
     return call.options["task_id"], tasks.app.control.election(name, "task", call.to_map(), timeout=timeout_s)
 
 
 def send_held(sent: Sent, release: Path) -> None:
-    """Tasks that run until that file is there."""
+    """Send tasks that run until the file `release` exists."""
     for result in tasks.app.send_many(tasks.held.s(str(release)) for _ in range(HELD)):
         sent.add("held", result)
 
 
 def _send_canvas(sent: Sent, number: int) -> None:
-    steps = [tasks.step.s(one) for one in range(GROUP_SIZE)]
+    steps = [tasks.step.s(place) for place in range(GROUP_SIZE)]
     sent.add("chain", chain(tasks.step.s(number), tasks.step.s(2), tasks.step.s(3)).apply_async())
     sent.add("group", group(steps).apply_async())
     sent.add("chord", chord(steps, tasks.total.s()).apply_async())
@@ -130,13 +140,13 @@ def _celery_chain(number: int) -> Any:
 
 
 def _of_celery(name: str, *args: int) -> Signature[Any]:
-    """By name, as one who has not the Celery app's code sends."""
+    """A signature by the task's name, as a client without the Celery app's code sends it."""
     return tasks.app.signature(f"umbel.demo.celery_shop.{name}", args, queue=tasks.CELERY_QUEUE)
 
 
 def _singles(number: int, home: Path) -> Iterator[tuple[str, Signature[Any]]]:
-    for one in range(40):
-        yield "quick", tasks.quick.s(number, one)
+    for place in range(40):
+        yield "quick", tasks.quick.s(number, place)
     for _ in range(3):
         yield "slow", tasks.slow.s(SLOW_S)
         yield "awaited", tasks.awaited.s(0.01)
@@ -148,11 +158,142 @@ def _singles(number: int, home: Path) -> Iterator[tuple[str, Signature[Any]]]:
 
 
 def _ids(result: Any) -> Iterator[str]:
-    """Of a result, of all members of a group, and of what came before it."""
+    """The ids of a result, of all members of a group, and of the results before it in a chain."""
     if isinstance(result, GroupResult):
-        for one in result.results:
-            yield from _ids(one)
+        for member in result.results:
+            yield from _ids(member)
     elif isinstance(result, AsyncResult):
         yield result.id
     if getattr(result, "parent", None) is not None:
         yield from _ids(result.parent)
+
+
+# ---- ledger ----------------------------------------------------------------------------------------
+#
+# Which tasks ran, by the lines that they wrote themselves, and whether all other sources agree.
+#
+# Results come from the backend, runs from the ledger, states from the history that Spark built. The verdict
+# compares them, task by task.
+
+SHOWN_MAX = 3
+AGAIN = "again"  # in a line of the ledger: the message had been delivered before
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All runs of tasks. `runs`: by (task id, attempt), the nodes on which it began, in order; `redelivered`:
+    those whose message was redelivered."""
+
+    runs: Mapping[tuple[str, int], Sequence[str]]
+    redelivered: Collection[tuple[str, int]] = ()
+
+    @property
+    def ids(self) -> set[str]:
+        """Ids of all tasks that ran."""
+        return {task_id for task_id, _ in self.runs}
+
+    @property
+    def total(self) -> int:
+        """The number of runs, repeated ones included."""
+        return sum(len(nodes) for nodes in self.runs.values())
+
+    def repeats(self) -> Counter[str]:
+        """By task, the number of repeated runs of an attempt."""
+        return self._repeats(lambda _run, _nodes: True)
+
+    def recovered(self, killed: str) -> Counter[str]:
+        """By task, the repeated runs that the killed worker caused: it had begun them, or they were
+        redelivered.
+        """
+        if not killed:
+            return Counter()
+        return self._repeats(lambda run, nodes: killed in nodes[:-1] or run in self.redelivered)
+
+    def _repeats(self, counts: Callable[[tuple[str, int], Sequence[str]], bool]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for run, nodes in sorted(self.runs.items()):  # earlier attempts first
+            if len(nodes) > 1 and counts(run, nodes):
+                found[run[0]] += len(nodes) - 1
+        return found
+
+    def began_on(self, node: str) -> set[str]:
+        """Ids of the tasks that began on a node."""
+        return {task_id for (task_id, _), nodes in self.runs.items() if node in nodes}
+
+
+def read_ledger(path: Path) -> Ledger:
+    """Read the ledger from its file; an empty one if there is none."""
+    runs: dict[tuple[str, int], list[str]] = {}
+    redelivered: set[tuple[str, int]] = set()
+    for line in path.read_text().splitlines() if path.exists() else ():
+        task_id, _, attempt, node, delivered = line.split()
+        runs.setdefault((task_id, int(attempt)), []).append(node.partition("@")[0])
+        if delivered == AGAIN:
+            redelivered.add((task_id, int(attempt)))
+    return Ledger(runs, redelivered)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The problems that were found, one sentence each; none if all sources agree."""
+
+    problems: list[str] = field(default_factory=list)
+
+    def must(self, holds: bool, problem: str) -> None:
+        """Note the problem unless the condition holds."""
+        if not holds:
+            self.problems.append(problem)
+
+
+def judge(
+    sent: Mapping[str, str],
+    states: Mapping[str, str],
+    ledger: Ledger,
+    history: Mapping[str, str] | None,
+    slots: Mapping[str, int],
+    last_slot: int,
+    killed: str = "",
+    interrupted: Collection[str] = (),
+) -> Verdict:
+    """Compare all sources, and collect the problems.
+
+    `sent`: kinds by task; `states`: results; `history`: states by Spark; `slots`: periodic ids,
+    all of which ran up to `last_slot`, as later ones may wait in a queue when the workers stop;
+    `killed`: the worker that was, and `interrupted`: the tasks that it certainly ran then.
+    """
+    verdict = Verdict()
+    ran = ledger.ids
+    wrong = [task_id for task_id, kind in sent.items() if states.get(task_id) != KINDS[kind][0]]
+    named = _some(wrong, sent, states)
+    verdict.must(not wrong, f"{numbered(len(wrong), 'task')} did not end as expected: {named}")
+    idle = [task_id for task_id, kind in sent.items() if kind != "never" and task_id not in ran]
+    verdict.must(not idle, f"{numbered(len(idle), 'task')} never ran: {', '.join(idle[:SHOWN_MAX])}")
+    revoked = [task_id for task_id, kind in sent.items() if kind == "never" and task_id in ran]
+    verdict.must(not revoked, f"a revoked task ran: {', '.join(revoked)}")
+    repeated, recovered = ledger.repeats(), ledger.recovered(killed)
+    unfinished = [task_id for task_id in interrupted if not recovered[task_id]]
+    some = numbered(len(unfinished), "task")
+    verdict.must(not unfinished, f"not run again by another worker: {some} of {killed}")
+    causeless = [task_id for task_id in repeated - recovered if sent.get(task_id) != "crashing"]
+    verdict.must(
+        not causeless,
+        f"{numbered(len(causeless), 'task')} ran twice without a cause: {', '.join(causeless[:SHOWN_MAX])}",
+    )
+    strangers = ran - sent.keys() - slots.keys()
+    verdict.must(not strangers, f"{numbered(len(strangers), 'task')} ran without being sent")
+    ticks = sorted(slots[task_id] for task_id in ran & slots.keys())
+    gaps = set(range(ticks[0], last_slot + 1)) - set(ticks) if ticks else ()
+    verdict.must(bool(ticks), "no periodic task ran")
+    verdict.must(not gaps, f"the periodic task missed {numbered(len(gaps), 'slot')}")
+    if history is not None:
+        differ = [task_id for task_id in sent if history.get(task_id) != states.get(task_id)]
+        verdict.must(not differ, f"history and results differ in {_some(differ, sent, history)}")
+        missing = ran - history.keys()
+        verdict.must(not missing, f"history lacks {numbered(len(missing), 'task')} that ran")
+    return verdict
+
+
+def _some(ids: list[str], sent: Mapping[str, str], states: Mapping[str, str]) -> str:
+    return ", ".join(
+        f"{sent[task_id]} {task_id} is {states.get(task_id, 'unknown')}" for task_id in ids[:SHOWN_MAX]
+    )

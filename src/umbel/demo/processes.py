@@ -1,4 +1,4 @@
-"""The demo's workers, recorder and dashboard: separate processes, which end with it, whatever ends it."""
+"""The demo's workers, recorder and dashboard: separate processes that end with the demo, however it ends."""
 
 import os
 import subprocess
@@ -14,37 +14,41 @@ from umbel.errors import UmbelError
 
 STOP_S = 20.0
 CHILDREN = 2
-RESULTS_KEPT_S = 7200  # longer than the longest demo, and what stays for days does not fill the disk
+RESULTS_KEPT_S = 7200  # longer than the longest demo, short enough not to fill the disk with --stay
 WEB_LOG = "web.log"
 
 
 class Processes:
+    """Starts and ends the demo's processes; as a context it ends all of them."""
+
     def __init__(self, home: Path) -> None:
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._home = home
         self._beside: list[subprocess.Popen[bytes]] = []  # recorder and dashboard
 
     def record(self, lake: Path, name: str) -> None:
+        """Start the recorder."""
         arguments = ["record", "-A", "umbel.demo.tasks:app", "--name", name]
         self._beside.append(self._spawn([*arguments, "--lake", str(lake), "--rotate", "5"]))
 
     def show(self) -> None:
-        """The dashboard, which writes its address to its log once it can be opened."""
+        """Start the dashboard, which writes its address to its log once it is ready."""
         (self._home / WEB_LOG).unlink(missing_ok=True)
         arguments = ["web", "-A", "umbel.demo.tasks:app", "--port", "0", "--badge", "demo"]
         self._beside.append(self._spawn([*arguments, "--state", str(self._home / "web.db")], WEB_LOG))
 
     def address(self) -> str:
-        """Of the dashboard; empty until it is known."""
+        """The address of the dashboard; empty until it is known."""
         log = self._home / WEB_LOG
         words = log.read_text().split() if log.exists() else []
         return next((word for word in words if word.startswith("http")), "")
 
     def start(self, name: str) -> None:
+        """Start a worker of the demo's app."""
         self._start(name, "-A", "umbel.demo.tasks:app", "-c", str(CHILDREN))
 
     def start_celery(self, name: str, queue: str) -> None:
-        """A worker of the Celery app, in the same cluster."""
+        """Start a worker of the Celery app, in the same cluster."""
         self._start(name, "-A", "umbel.demo.celery_shop:app", "-c", "1", "-Q", queue)
 
     def _start(self, name: str, *app: str) -> None:
@@ -59,15 +63,18 @@ class Processes:
                 raise UmbelError(f"worker {name} exited with status {process.returncode}; {log} says why")
 
     def kill(self, name: str) -> None:
+        """Kill a worker with SIGKILL."""
         process = self.workers.pop(name)
         process.kill()
         process.wait()
 
     def stop_workers(self) -> None:
+        """Shut down all workers."""
         _end(list(self.workers.values()))
         self.workers.clear()
 
     def stop(self) -> None:
+        """Shut down all processes."""
         _end([*self.workers.values(), *self._beside])
 
     def __enter__(self) -> Self:
@@ -87,7 +94,7 @@ class Processes:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Gracefully; and at once when it takes too long, or when the wait is interrupted."""
+    """End processes with SIGTERM; with SIGKILL after STOP_S or when the wait is interrupted."""
     deadline = time.monotonic() + STOP_S
     try:
         for process in processes:
@@ -97,16 +104,17 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
                 process.wait(max(0.0, deadline - time.monotonic()))
     finally:
         for process in processes:
-            process.kill()  # which does nothing to one that has ended
+            process.kill()  # no effect if it has ended
             process.wait()
 
 
 def command(*arguments: str) -> list[str]:
+    """The command line of an `umbel` command, run by this Python."""
     return [sys.executable, "-m", "umbel.cli.main", *arguments]
 
 
 def environment(broker: str, backend: str, home: Path, run: str) -> dict[str, str]:
-    """What the demo and its workers find their app's settings in."""
+    """Environment variables with the app's settings, for the demo and its workers."""
     return {
         "DEMO_RUN": run,
         "UMBEL_TASK_DEFAULT_QUEUE": run,
@@ -117,5 +125,5 @@ def environment(broker: str, backend: str, home: Path, run: str) -> dict[str, st
         "UMBEL_LEASE_S": "5",
         "UMBEL_SCHEDULER_LEASE_S": "5",
         "DEMO_LEDGER": str(home / "ledger"),
-        "PYTHONPATH": os.pathsep.join(one for one in sys.path if one),
+        "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder),
     }

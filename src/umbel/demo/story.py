@@ -1,35 +1,119 @@
-"""Story: what happens in the demo, in its order.
-
-Three workers take mixed load; a fourth runs the tasks of a Celery app. Meanwhile a task is revoked, an
-election decided, and the worker that sends the periodic tasks is killed: its tasks are recovered and its
-lease goes to another. What the workers told was recorded; when everything has ended, Spark makes history of
-it, and what the tasks did, what came back and what history says are compared.
-"""
+"""Story: what happens in the demo, in its order, and how it is shown while it runs."""
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from umbel.app.cluster.periodic import slot_id
 from umbel.brokers.interface import Broker, ClusterRecord, EventLog
 from umbel.brokers.registry import open_broker
-from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger
-from umbel.demo.load import BATCHES_PER_S, Sent, elect, send_batch, send_held
+from umbel.demo import tasks
+from umbel.demo.load import (
+    BATCHES_PER_S,
+    Ledger,
+    Sent,
+    Verdict,
+    elect,
+    judge,
+    read_ledger,
+    send_batch,
+    send_gently,
+    send_held,
+)
 from umbel.demo.processes import CHILDREN, Processes, command
-from umbel.demo.view import View
-from umbel.errors import BrokerError, ConfigurationError, UmbelError
+from umbel.demo.writing import LEDGER
+from umbel.errors import BrokerError, ConfigurationError, ElectionError, UmbelError
 from umbel.monitor.feed import Feed
 from umbel.protocol.delivery.states import READY_STATES
-from umbel.text import numbered
-from umbel.urls import without_password
+from umbel.text import numbered, without_password
+from umbel.wire.control import TaskRow, rows
 from umbel.worker.steps.scheduler import SCHEDULER_LEASE
+
+# ---- view ------------------------------------------------------------------------------------------
+#
+# The running demo: its nodes, their clocks, the throughput, and what just happened.
+
+BARS = "▁▂▃▄▅▆▇█"
+COLOURS = {"alive": "green", "silent": "red", "left": "bright_black"}
+
+
+class View:
+    """Shows the running demo: as a live table on a terminal, elsewhere as one line per note."""
+
+    def __init__(self, feed: Feed, progress: Callable[[], str]) -> None:
+        self._feed = feed
+        self._progress = progress
+        self._began = time.monotonic()
+        self._live: Live | None = None
+        if sys.stderr.isatty():
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, get_renderable=self._draw)
+
+    def note(self, text: str) -> None:
+        """Show a line with the time since the start."""
+        line = f"{time.monotonic() - self._began:5.1f} s  {text}"
+        if self._live is None:
+            click.echo(line, err=True)
+        else:
+            self._live.console.print(line, highlight=False)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _draw(self) -> Group:
+        now = time.time()
+        model = self._feed.model
+        table = Table(box=None, pad_edge=False)
+        for name in ("node", "state", "clock", "running", "done"):
+            table.add_column(name, justify="left" if name in ("node", "state") else "right")
+        for member in model.members(now):
+            state = member.state if member.state != "silent" else f"silent {member.silent_s:.0f} s"
+            numbers = (f"{value:,}" for value in (member.clock, member.active, member.processed))
+            table.add_row(member.node, Text(state, style=COLOURS[member.state]), *numbers)
+        events, done, failed = model.rates(now)
+        clock = model.receiver.clock.value
+        pace = f"{done:,.0f} done/s  {failed:,.0f} failed/s  {events:,.0f} events/s  clock {clock:,}"
+        bars = f"{_bars(list(model.history(now)))} last minute"
+        return Group(table, Text(f"{bars}\n{pace}\n{self._progress()}", no_wrap=True))
+
+
+def _bars(values: list[int]) -> str:
+    highest = max(values, default=0) or 1
+    return "".join(BARS[min(len(BARS) - 1, value * len(BARS) // (highest + 1))] for value in values)
+
+
+# ---- story -----------------------------------------------------------------------------------------
+#
+# What happens in the demo, in its order.
+#
+# Three workers take mixed load; a fourth runs the tasks of a Celery app. Meanwhile a task is revoked, an
+# election decided, and the worker that sends the periodic tasks is killed: its tasks are recovered and its
+# lease goes to another. Their events are recorded; when everything has ended, Spark builds history tables
+# from them, and the ledger of the tasks, the results and the history are compared.
 
 WORKERS = ("demo1", "demo2", "demo3")
 CELERY_WORKER = "celery1"
@@ -41,7 +125,6 @@ RESULTS_S = 90.0
 CAUGHT_UP_S = 60.0
 BUILD_S = 1200.0
 LOOK_EVERY_S = 0.2
-BETWEEN_SLOTS_S = 0.5  # of a second: the periodic task is due at each full one
 FORGET_S = 5.0
 ALONE_S = 1.0
 MORE_EVERY_S = 2.0
@@ -50,7 +133,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Outcome:
-    """All that the closing report says; every figure was counted or measured."""
+    """Everything that the closing report shows; every figure was counted or measured."""
 
     sent: Sent
     states: dict[str, str]
@@ -69,8 +152,10 @@ class Outcome:
 
 
 class Demo:
+    """Runs the demo once and judges it."""
+
     def __init__(self, home: Path, seconds: float, *, history: bool, web: bool, celery: bool) -> None:
-        from umbel.demo import tasks  # which read the environment, and that is set by now
+        from umbel.demo import tasks  # imported now: it reads the environment, which is set by now
 
         self._run, self._tick, self._celery_queue = tasks.RUN, tasks.TICK, tasks.CELERY_QUEUE
         self._home = home
@@ -89,7 +174,7 @@ class Demo:
         self._first_slot = self._last_slot = 0  # of the periodic task: seconds since the epoch
 
     async def run(self) -> Outcome:
-        """A terminal that is closed and a service manager end it as Ctrl-C does: no process stays behind."""
+        """Run the whole demo. SIGTERM and SIGHUP end it as Ctrl-C does, so that no process stays behind."""
         itself = asyncio.current_task()
         assert itself is not None
         for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -106,7 +191,9 @@ class Demo:
         finally:
             listening.cancel()
             await asyncio.wait([listening])
-            with suppress(BrokerError, TimeoutError):  # no other process reads what is logged for us
+            with suppress(
+                BrokerError, TimeoutError
+            ):  # or the broker would retain events for a recorder that is gone
                 async with asyncio.timeout(FORGET_S):
                     await broker.forget_recorder(self._run)
             await broker.close()
@@ -150,7 +237,9 @@ class Demo:
         return took_s
 
     def _must_be_alone(self, where: str) -> None:
-        """Workers of one broker are one cluster: they would lead for each other, and see ours die."""
+        """Refuse a broker with other workers: they would join the demo's cluster. Raises
+        ConfigurationError.
+        """
         others = sorted(self._app.control.ask("ping", timeout=ALONE_S).replies)
         if others:
             remedy = "give the demo a separate database or virtual host"
@@ -200,8 +289,6 @@ class Demo:
         leader = await self._until(lambda: _leader(broker), READY_S, "a worker that leads")
         release = self._home / "released"
         await self._until(lambda: self._has_hands_full(leader, release), READY_S, f"tasks to run on {leader}")
-        if "fenced_publish" in broker.capabilities.reasons:  # such a broker loses what a leader just sends
-            await asyncio.sleep((BETWEEN_SLOTS_S - time.time()) % 1.0)
         await asyncio.to_thread(processes.kill, leader)
         killed_at = time.monotonic()
         self._interrupted = self._held_on(leader)
@@ -220,34 +307,40 @@ class Demo:
         view.note(f"{successor} is the new leader, after {self._handed_over_s:.1f} s")
 
     async def _has_hands_full(self, node: str, release: Path) -> bool:
-        """Others may have taken all that were sent; they can hold so many, and then the node gets one."""
+        """Whether the node runs a task that waits for `release`; send more until it gets one."""
         if time.monotonic() >= self._more_at:
             self._more_at = time.monotonic() + MORE_EVERY_S
             await asyncio.to_thread(send_held, self._sent, release)
         return bool(await asyncio.to_thread(self._held_on, node))
 
     def _held_on(self, node: str) -> set[str]:
-        held = {one for one, kind in self._sent.kinds.items() if kind == "held"}
+        held = {task_id for task_id, kind in self._sent.kinds.items() if kind == "held"}
         return held & read_ledger(self._home / "ledger").began_on(node)
 
     async def _are_up(self, feed: Feed, processes: Processes) -> bool:
         processes.check()
-        up = {one.node.partition("@")[0] for one in feed.model.members(time.time()) if one.state == "alive"}
+        up = {
+            member.node.partition("@")[0]
+            for member in feed.model.members(time.time())
+            if member.state == "alive"
+        }
         return up >= processes.workers.keys()
 
     async def _all_ended(self, processes: Processes) -> bool:
         processes.check()
-        waiting = [one for one in self._sent.kinds if one not in self._states]
+        waiting = [task_id for task_id in self._sent.kinds if task_id not in self._states]
         found = await asyncio.to_thread(self._app.backend.read, waiting)
-        self._states |= {one: kept.status for one, kept in found.items() if kept.status in READY_STATES}
+        self._states |= {
+            task_id: result.status for task_id, result in found.items() if result.status in READY_STATES
+        }
         return len(self._states) == len(self._sent)
 
     async def _periodic_tasks_ran(self) -> bool:
-        """Whether each that was due when everything else had ended ran: stopped workers give back theirs."""
+        """Whether every periodic task that was due before the other tasks had ended has run."""
         self._last_slot = self._last_slot or int(time.time())
         ticks = self._slots_until(self._last_slot)
         ran = read_ledger(self._home / "ledger").ids & ticks.keys()
-        return bool(ran) and len(ran) == self._last_slot - min(ticks[one] for one in ran) + 1
+        return bool(ran) and len(ran) == self._last_slot - min(ticks[task_id] for task_id in ran) + 1
 
     def _slots_until(self, last: int) -> dict[str, int]:
         return {slot_id(self._tick, at * 1_000_000): at for at in range(self._first_slot, last + 1)}
@@ -257,7 +350,7 @@ class Demo:
             "record", "status", "-A", "umbel.demo.tasks:app", "--lake", str(self._lake), "--json"
         )
         recorders = json.loads(status.stdout)["recorders"] if status.returncode == 0 else []
-        return any(one["recorder"] == self._run and one["lag"] == 0 for one in recorders)
+        return any(recorder["recorder"] == self._run and recorder["lag"] == 0 for recorder in recorders)
 
     async def _until(self, condition: Callable[[], Awaitable[T]], limit_s: float, what: str) -> T:
         deadline = time.monotonic() + limit_s
@@ -296,10 +389,12 @@ class Demo:
         return outcome
 
     async def _make_history(self, outcome: Outcome) -> dict[str, str] | None:
-        """The state of every task as Spark has it; None, and the reason, where there is no Spark."""
+        """Build the history, and return the state of each task by it; None, with the reason noted, without
+        Spark.
+        """
         at = ("--lake", str(self._lake))
         built = await _umbel("history", "build", *at, "--json")
-        if built.returncode == 2:  # no Java, no Spark: said in one line
+        if built.returncode == 2:  # no Java or no Spark; stderr has one line that says so
             outcome.no_history = built.stderr.strip().removeprefix("umbel: ")
             return None
         html = self._home / "report.html"
@@ -317,6 +412,7 @@ class Demo:
 
 
 def start_workers(processes: Processes, celery_queue: str) -> None:
+    """Start the three workers, and that of the Celery app if it has a queue."""
     for name in WORKERS:
         processes.start(name)
     if celery_queue:
@@ -335,7 +431,7 @@ async def _leader(broker: ClusterRecord) -> str:
 
 
 async def _umbel(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of ours, which ends with the demo if that is ended."""
+    """Run an `umbel` command; it is killed if the demo ends first."""
     process = await asyncio.create_subprocess_exec(
         *command(*arguments),
         stdin=subprocess.DEVNULL,
@@ -356,3 +452,121 @@ async def _umbel(*arguments: str) -> subprocess.CompletedProcess[str]:
             await process.wait()
     assert process.returncode is not None
     return subprocess.CompletedProcess(arguments, process.returncode, stdout.decode(), stderr.decode())
+
+
+# ---- staying ---------------------------------------------------------------------------------------
+#
+# The demo's cluster again, with the dashboard, until it is interrupted.
+#
+# Every page of the dashboard has something to show: changing load, an election every minute, and every
+# three minutes a worker that is killed while it runs tasks, and restarted. The dashboard shows what the
+# demo did, too: it finds the last hour in its file. Only the logs grow: results expire, and no ledger is
+# written.
+
+BATCH_EVERY_S = 1.0
+ELECTION_EVERY, ELECTION_AT = 60, 10  # batches
+KILL_EVERY, STAY_KILL_AT, BACK_AT = 180, 30, 65  # batches
+LOOKS_MAX = 10
+ASK_S = 2.0
+STAY_ELECTION_S = 5.0
+
+
+async def stay(home: Path, say: Callable[[str], None], *, web: bool, celery: bool) -> None:
+    """Run the cluster with the dashboard until it is interrupted."""
+    itself = asyncio.current_task()
+    assert itself is not None
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(signum, itself.cancel)
+    os.environ.pop(LEDGER, None)
+    try:
+        with Processes(home) as processes:
+            start_workers(processes, tasks.CELERY_QUEUE if celery else "")
+            page = await _show(processes, say) if web else ""
+            say(f"the cluster runs on, with logs in {home}; press Ctrl-C to stop it")
+            await _StayingDemo(home, processes, say, page, celery=celery).on()
+    finally:
+        await asyncio.to_thread(tasks.app.close)
+
+
+async def _show(processes: Processes, say: Callable[[str], None]) -> str:
+    """Start the dashboard, and return its address once it is ready."""
+    processes.show()
+    while not (address := processes.address()):
+        processes.check()
+        await asyncio.sleep(LOOK_EVERY_S)
+    say(f"dashboard: {address}")
+    return address.partition("/session")[0]
+
+
+class _StayingDemo:
+    def __init__(
+        self, home: Path, processes: Processes, say: Callable[[str], None], page: str, *, celery: bool
+    ) -> None:
+        self._processes = processes
+        self._say = say
+        self._page = page
+        self._celery = celery
+        self._release = home / "released"
+        self._away = ""  # the worker that was killed
+
+    async def on(self) -> None:
+        for number in count():
+            self._processes.check()
+            with suppress(BrokerError, ElectionError):  # the broker is unavailable; the next batch may arrive
+                await self._act(number)
+            await asyncio.sleep(BATCH_EVERY_S)
+
+    async def _act(self, number: int) -> None:
+        """One second of the demo. Processes are started here, not in a thread: none may start after the
+        end.
+        """
+        if number % KILL_EVERY == BACK_AT:
+            self._start_again()
+        await asyncio.to_thread(send_gently, number, celery=self._celery)
+        if number % ELECTION_EVERY == ELECTION_AT:
+            await asyncio.to_thread(elect, 1 + number // ELECTION_EVERY, timeout_s=STAY_ELECTION_S)
+        if number % KILL_EVERY == STAY_KILL_AT:
+            await self._kill_one(number // KILL_EVERY)
+
+    async def _kill_one(self, turn: int) -> None:
+        """Kill a worker while it runs a task, which is redelivered to another worker."""
+        self._release.unlink(missing_ok=True)
+        try:
+            await asyncio.to_thread(send_held, Sent(), self._release)
+            running = await self._held()
+            if running:
+                name = min(running, key=lambda worker: (WORKERS.index(worker) - turn) % len(WORKERS))
+                self._processes.kill(name)
+                self._away = name
+                self._say(f"killed {name} (-9) while it ran task {self._link(running[name])}")
+        finally:
+            self._release.touch()
+
+    async def _held(self) -> dict[str, str]:
+        """By worker, a task that runs there until it is released."""
+        for _ in range(LOOKS_MAX):
+            if found := await asyncio.to_thread(_held_now, len(self._processes.workers)):
+                return found
+            await asyncio.sleep(LOOK_EVERY_S)
+        return {}
+
+    def _link(self, task_id: str) -> str:
+        return f"{self._page}/tasks/{task_id}" if self._page else task_id
+
+    def _start_again(self) -> None:
+        if self._away:
+            self._processes.start(self._away)
+            self._say(f"started {self._away} again")
+            self._away = ""
+
+
+def _held_now(workers: int) -> dict[str, str]:
+    answers = tasks.app.control.ask("active", timeout=ASK_S, limit=workers)
+    return {
+        name: row.id
+        for node, reply in answers.replies.items()
+        for row in rows(reply, TaskRow)
+        if (name := node.partition("@")[0]) in WORKERS  # others may share the server
+        and row.id is not None
+        and row.type == tasks.held.name
+    }

@@ -1,4 +1,4 @@
-"""The demo's app: tasks of every kind, each of which writes down that it ran."""
+"""The demo's app: tasks of every kind, each of which writes a line to the ledger when it runs."""
 
 import asyncio
 import os
@@ -12,21 +12,23 @@ from umbel.app.task import Task
 from umbel.demo.writing import write_run
 
 HELD_MAX_S = 30.0
-RUN = os.environ.get("DEMO_RUN", "demo")  # no run of the demo meets what another left at a server
+RUN = os.environ.get("DEMO_RUN", "demo")  # separates this run from what an earlier one left at the broker
 TICK = f"{RUN}_tick"
-CELERY_QUEUE = f"{RUN}_celery"  # what the worker of the Celery app consumes
+CELERY_QUEUE = f"{RUN}_celery"  # consumed by the worker of the Celery app
 app = App("demo", task_send_sent_event=True)
 Bound = Task[..., Any]
 
 
 @app.task(bind=True)
 def quick(self: Bound, x: int, y: int) -> int:
+    """Add two numbers."""
     write_run(self)
     return x + y
 
 
 @app.task(bind=True)
 def slow(self: Bound, seconds: float) -> float:
+    """Block for so many seconds."""
     write_run(self)
     time.sleep(seconds)
     return seconds
@@ -34,7 +36,7 @@ def slow(self: Bound, seconds: float) -> float:
 
 @app.task(bind=True)
 def held(self: Bound, release: str) -> None:
-    """Runs until the demo has killed the worker that was to be killed."""
+    """Run until the file `release` exists: the demo has killed a worker by then."""
     write_run(self)
     deadline = time.monotonic() + HELD_MAX_S
     while not Path(release).exists() and time.monotonic() < deadline:
@@ -43,6 +45,7 @@ def held(self: Bound, release: str) -> None:
 
 @app.task(bind=True)
 async def awaited(self: Bound, seconds: float) -> float:
+    """Await for so many seconds, in an async task."""
     write_run(self)
     await asyncio.sleep(seconds)
     return seconds
@@ -50,6 +53,7 @@ async def awaited(self: Bound, seconds: float) -> float:
 
 @app.task(bind=True)
 def failing(self: Bound, order: int) -> None:
+    """Raise ValueError, which is not retried."""
     write_run(self)
     raise ValueError(f"order {order} has no customer")
 
@@ -68,6 +72,7 @@ def retried(self: Bound, order: int) -> int:
 
 @app.task(bind=True)
 def delayed(self: Bound, order: int) -> int:
+    """Return; sent with a countdown."""
     write_run(self)
     return order
 
@@ -100,13 +105,13 @@ def total(self: Bound, numbers: list[int]) -> int:
 
 @app.task(bind=True)
 def never(self: Bound) -> None:
-    """It is revoked before it is due."""
+    """Revoked before it is due, so it never runs."""
     write_run(self)
 
 
 @app.task(bind=True)
 def elected(self: Bound) -> str:
-    """One worker of all is elected to send it."""
+    """Sent by an elected worker."""
     write_run(self)
     return str(self.request.hostname)
 
@@ -114,4 +119,5 @@ def elected(self: Bound) -> str:
 @app.periodic(every=1, catch_up="all", name=TICK)
 @app.task(bind=True)
 def tick(self: Bound) -> None:
+    """The periodic task: runs once a second."""
     write_run(self)

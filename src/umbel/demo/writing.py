@@ -1,7 +1,7 @@
 """Writing: how a task of the demo writes into the ledger that it ran, in a native app and in a Celery app.
 
-The ledger is what the tasks themselves say, one line a run, in a separate file: neither
-results nor events nor workers have a hand in it, so all three can be checked against it.
+The ledger is a separate file with one line per run, written by the task itself. Results, events and
+workers have no part in it, so all three can be checked against it.
 """
 
 import os
@@ -11,7 +11,7 @@ LEDGER = "DEMO_LEDGER"  # the variable that names the file
 
 
 def write_run(task: Any) -> None:
-    """`task` is bound; both libraries say the same of a request."""
+    """Append a line about this run. `task` is bound; its request has the same fields in both libraries."""
     path = os.environ.get(LEDGER)
     if path:
         request = task.request

@@ -1,1 +1,1 @@
-"""What happened: the vocabulary of events and how they are stamped. Pure."""
+"""Events: their types, how nodes stamp them, and how receivers merge them. Pure."""

@@ -1,21 +1,125 @@
-"""Meters: counts that only grow, by task name and by node, for who scrapes them.
+"""Meters: counters and histograms of tasks and nodes, for a scraper, under our names and under Flower's.
 
-The number of series is bounded: names beyond NAMES_MAX are counted as `other`, and what a node counted goes
-when it has been gone for a while.
+Counters only grow. The number of series is bounded: names beyond the limit are counted as `other`, and the
+series of a node are removed some time after the node is gone. `FlowerMeters` has Flower's names, for its
+dashboards and alerts.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence, Set
 
-from umbel.events.flower_meters import FlowerMeters
-from umbel.events.histogram import Histogram
+import msgspec
+
 from umbel.events.merge import Registers, count
-from umbel.events.types import TaskEvent
+from umbel.events.types import TaskEvent, TaskReceived, TaskStarted, TaskSucceeded
 from umbel.events.view import name_of
+
+# ---- histogram -------------------------------------------------------------------------------------
+#
+# How many durations were at most each bound, and the sum of all of them.
+
+
+class Histogram(msgspec.Struct):
+    """How many durations were at most each bound, how many were longer, and the sum of all."""
+
+    bounds_s: Sequence[float]
+    counts: list[int]
+    total_s: float = 0.0
+
+    @classmethod
+    def empty(cls, bounds_s: Sequence[float]) -> "Histogram":
+        """Return a histogram with these bounds and no values."""
+        return cls(bounds_s, [0] * (len(bounds_s) + 1))
+
+    def add(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds_s, seconds)] += 1
+        self.total_s += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return each bound as text with the number of durations up to it, in Prometheus' form."""
+        found, total = [], 0
+        for bound, number in zip([*map(str, self.bounds_s), "+Inf"], self.counts, strict=True):
+            total += number
+            found.append((bound, float(total)))
+        return found
+
+
+# ---- flower meters ---------------------------------------------------------------------------------
+#
+# What Flower measures of tasks at each worker, under its names, for its dashboards and alerts.
+#
+# Runtimes, and how long and how many messages wait at a worker that has received them. Waiting messages are
+# tracked individually: Flower adds and subtracts, so an event that it missed makes its count wrong for
+# good. A task with an ETA waits because it must; that is not measured.
+
+WAITING_MAX = 50_000
+FLOWER_SERIES_MAX = 20_000
+FLOWER_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+Key = tuple[str, str]  # worker, task
+
+
+class FlowerMeters:
+    """Runtimes, waiting messages and prefetch times, by worker and task name."""
+
+    def __init__(self) -> None:
+        self.runtime: dict[Key, Histogram] = {}
+        self.prefetch_s: dict[Key, float] = {}  # the wait of the last task that began; 0 when it has ended
+        self._waiting: OrderedDict[str, tuple[Key, float]] = OrderedDict()  # by id: where, and since when
+
+    def take(self, event: TaskEvent, name: str) -> None:
+        """Count one event of a task that is counted under this name."""
+        key = (event.hostname, name)
+        if isinstance(event, TaskReceived):
+            self._waiting.pop(event.uuid, None)
+            if event.eta is None:
+                self._waiting[event.uuid] = (key, event.timestamp)
+            if len(self._waiting) > WAITING_MAX:
+                self._waiting.popitem(last=False)
+        elif event.slot not in ("sent", "custom"):
+            self._left(event, key)
+
+    def prefetched(self) -> dict[Key, int]:
+        """How many messages wait at each worker; 0 where some did before."""
+        return dict.fromkeys(self.prefetch_s, 0) | Counter(key for key, _ in self._waiting.values())
+
+    def forget(self, nodes: Set[str]) -> None:
+        """Remove the series and the waiting messages of these nodes."""
+        for series in (self.runtime, self.prefetch_s):
+            for key in [key for key in series if key[0] in nodes]:
+                del series[key]
+        for uuid in [uuid for uuid, (key, _) in self._waiting.items() if key[0] in nodes]:
+            del self._waiting[uuid]
+
+    def _left(self, event: TaskEvent, key: Key) -> None:
+        """Note that a message no longer waits: its task has begun, or ended."""
+        waited = self._waiting.pop(event.uuid, None)
+        if isinstance(event, TaskStarted) and waited is not None:
+            self._put(key, max(0.0, event.timestamp - waited[1]))
+        elif event.slot in ("succeeded", "failed"):
+            self._put(key, 0.0)
+        if isinstance(event, TaskSucceeded) and event.runtime is not None and self._has_room(key):
+            self.runtime.setdefault(key, Histogram.empty(FLOWER_BOUNDS_S)).add(event.runtime)
+
+    def _put(self, key: Key, seconds: float) -> None:
+        if key in self.prefetch_s or len(self.prefetch_s) < FLOWER_SERIES_MAX:
+            self.prefetch_s[key] = seconds
+
+    def _has_room(self, key: Key) -> bool:
+        return key in self.runtime or len(self.runtime) < FLOWER_SERIES_MAX
+
+
+# ---- meters ----------------------------------------------------------------------------------------
+#
+# Counts that only grow, by task name and by node, for `/metrics`.
+#
+# The number of series is bounded: names beyond NAMES_MAX are counted as `other`, and the series of a node
+# are removed some time after the node is gone.
 
 NAMES_MAX = 500
 SERIES_MAX = 20_000
-ATTEMPTS_MAX = 10_000  # tasks of which the last further attempt is remembered
+ATTEMPTS_MAX = 10_000  # tasks whose last retry is remembered
 OTHER = "other"
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 ENDS = {
@@ -28,6 +132,8 @@ ENDS = {
 
 
 class Meters:
+    """Counters and histograms of tasks by name and node, for `/metrics`."""
+
     def __init__(self) -> None:
         self.ended: dict[tuple[str, str], int] = {}  # (name, end)
         self.repeats: dict[str, int] = {}
@@ -36,10 +142,12 @@ class Meters:
         self.by_node: dict[tuple[str, str, str], int] = {}  # (node, type, name)
         self.flower = FlowerMeters()
         self._names: set[str] = set()
-        self._attempts: OrderedDict[str, int] = OrderedDict()  # the last one received, of tasks that retried
+        self._attempts: OrderedDict[str, int] = (
+            OrderedDict()
+        )  # the last attempt received, of tasks that were retried
 
     def take(self, event: TaskEvent, known: Registers) -> str:
-        """Count one event; the name under which its task is counted."""
+        """Count one event; return the name under which its task is counted."""
         name = self.name(name_of(known) or "unknown")
         end = ENDS.get(event.slot)
         if end is not None:
@@ -53,10 +161,11 @@ class Meters:
         return name
 
     def note_repeat(self, name: str) -> None:
+        """Count a delivery of an attempt that was delivered before."""
         self.repeats[name] = self.repeats.get(name, 0) + 1
 
     def _is_repeat(self, event: TaskEvent, known: Registers) -> bool:
-        """Whether this attempt of the task was received before; a retry is no repeat."""
+        """Whether this attempt of the task was received before; a retry is not a repeat."""
         if not event.retries:
             return count(known, "received") > 1
         before = self._attempts.pop(event.uuid, None)
@@ -66,22 +175,26 @@ class Meters:
         return before == event.retries
 
     def note_end(self, name: str, end: str) -> None:
+        """Count the end of a task's attempt."""
         self.ended[name, end] = self.ended.get((name, end), 0) + 1
 
     def waited(self, name: str, seconds: float) -> None:
+        """Count how long a task waited for its start."""
         self.wait.setdefault(name, Histogram.empty(BOUNDS_S)).add(max(0.0, seconds))
 
     def ran(self, name: str, seconds: float) -> None:
+        """Count how long a task ran."""
         self.run.setdefault(name, Histogram.empty(BOUNDS_S)).add(max(0.0, seconds))
 
     def forget(self, nodes: Iterable[str]) -> None:
+        """Remove the series of these nodes."""
         gone = frozenset(nodes)
         for key in [key for key in self.by_node if key[0] in gone]:
             del self.by_node[key]
         self.flower.forget(gone)
 
     def name(self, name: str) -> str:
-        """Under which a task is counted."""
+        """Return the name under which a task is counted: unchanged, or `other` beyond the limit."""
         if name in self._names:
             return name
         if len(self._names) >= NAMES_MAX:

@@ -1,12 +1,12 @@
 """OrderIndex: tasks in the order of their keys, at a cost per change that does not grow with them.
 
-A task's key changes with almost every event of it. Taking the old key out at once would cost as
-much as putting the new one in, so nobody does: a key that is no longer its task's is dead, and is
-passed over by readers and dropped when its block is next written. Keys lie in blocks of bounded
-size, sorted; a batch of new ones is merged block by block, in O(log n) for each key.
+A task's key changes with almost every event. Removing the old key at once would cost as much as inserting the
+new one, so it stays: a key that is no longer its task's is dead; readers skip it, and it is dropped when its
+block is next written. Keys lie in sorted blocks of bounded size; a batch of new keys is merged block by
+block, in O(log n) for each key.
 
-Dead keys stay fewer than the living ones and a few: beyond that every batch also cleans blocks, in
-turn, until it is so again. So memory is bounded and no single call cleans the whole.
+Dead keys stay fewer than the live ones plus a few: beyond that every batch also cleans blocks, in turn, until
+that holds again. So memory is bounded and no single call cleans the whole.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -22,7 +22,7 @@ SWEEP_FACTOR = 4
 
 
 class OrderIndex:
-    """`is_alive(key)`: whether this very key is still its task's. `live`: how many there are."""
+    """`is_alive(key)`: whether this very key is still its task's. `live`: how many such keys there are."""
 
     __slots__ = ("_blocks", "_is_alive", "_size", "_swept", "_tops", "live")
 
@@ -30,12 +30,12 @@ class OrderIndex:
         self.live = 0
         self._is_alive = is_alive
         self._blocks: list[list[Key]] = []
-        self._tops: list[Key] = []  # the last key of each block; higher ones go into the last block
+        self._tops: list[Key] = []  # the last key of each block; higher keys go into the last block
         self._size = 0
         self._swept = 0
 
     def add(self, keys: Sequence[Key]) -> None:
-        """Add new keys, which are in order. A caller that had an older key for one calls `forget` too."""
+        """Add new keys, in order. A caller that had an older key for a task calls `forget` too."""
         self.live += len(keys)
         self._size += len(keys)
         start = 0
@@ -51,13 +51,13 @@ class OrderIndex:
         self._sweep(SWEEP_FACTOR * len(keys))
 
     def forget(self, count: int = 1) -> None:
-        """So many keys have died."""
+        """Note that this many keys have died."""
         self.live -= count
         assert self.live >= 0, "more keys died than lived"
         self._sweep(SWEEP_FACTOR * count)
 
     def take_oldest(self, count: int) -> list[Key]:
-        """Remove the lowest living keys and return them."""
+        """Remove the lowest live keys and return them."""
         taken: list[Key] = []
         while len(taken) < count and self._blocks:
             block, passed = self._blocks[0], 0
@@ -79,7 +79,7 @@ class OrderIndex:
         return self.descending(None)
 
     def descending(self, below: Key | None) -> Iterator[Key]:
-        """From the highest down, or from the highest that is below a key."""
+        """Yield the live keys from the highest down, or from the highest below a key."""
         at = (
             len(self._blocks) if below is None else min(bisect_left(self._tops, below) + 1, len(self._blocks))
         )
@@ -90,17 +90,17 @@ class OrderIndex:
                     yield block[index]
 
     def __len__(self) -> int:
-        """The keys that take up memory, dead ones included."""
+        """The keys that take up memory, including dead ones."""
         return self._size
 
     def _settle(self, at: int) -> None:
-        """After a block has grown: clean it if it is too long, cut it if it is still too long."""
+        """After a block has grown: clean it if it is too long, split it if it is still too long."""
         block = self._blocks[at]
         if len(block) > BLOCK_MAX:
             self._replace(at, list(filter(self._is_alive, block)))
 
     def _replace(self, at: int, keys: list[Key]) -> None:
-        """Put keys in the place of a block: with the one before it if both are short, or cut in halves."""
+        """Put keys in place of a block: joined to the one before if both are short, or split in halves."""
         self._size += len(keys) - len(self._blocks[at])
         if keys and at > 0 and len(self._blocks[at - 1]) + len(keys) <= BLOCK_MAX // 2:
             self._blocks[at - 1] += keys

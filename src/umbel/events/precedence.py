@@ -1,17 +1,17 @@
-"""Precedence: which of the things said about a task says what state it is in.
+"""Precedence: which of a task's events decides what state it is in.
 
-The states have Celery's order of strength, and an ending outranks everything: a late event
-never moves a finished task back. Before the end a later attempt outranks an earlier one, whatever
-was said of it; a retry already belongs to the attempt it asks for, so it beats the start it ended
-and the sending it causes, and loses to the next receipt.
+The states have Celery's order of strength, and an ending outranks everything: a late event never moves a
+finished task back. Before the end a later attempt outranks an earlier one, whatever its events; a retry
+already belongs to the attempt it requests, so it outranks the start it ended and the sending it causes, and
+is outranked by the next receipt.
 
-No two registers of a task have the same rank: strengths differ from type to type and stay below
-the step between two attempts. So the highest rank names one winner.
+No two registers of a task have the same rank: strengths differ from type to type and stay below the step
+between two attempts. So the highest rank names one winner.
 
-An event without an attempt (Celery's workers leave it out after the receipt) counts for the one
-that was received last, if its clock is not before that receipt, else for the attempt before. This
-is a reading, made when the state is asked for: with two attempts whose receipts were not both
-heard, or a sender whose clock began again at 0, it can be the wrong attempt.
+An event without an attempt (Celery's workers omit it after the receipt) counts for the attempt that was
+received last, if its clock is not before that receipt, otherwise for the attempt before. This is an
+interpretation, made when the state is read: with two attempts whose receipts were not both received, or a
+sender whose clock began again at 0, it can be the wrong attempt.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ STATES: Mapping[str, str] = {
     "revoked": REVOKED,
     "rejected": REJECTED,
 }
-"""The state that each register stands for; the custom one names its own."""
+"""The state that each register stands for; a custom event names its state."""
 
 STRENGTHS: Mapping[str, int] = {
     "succeeded": 8,
@@ -52,11 +52,12 @@ ENDED = 2**20
 
 
 def state_of(event: TaskEvent) -> str:
+    """Return the state that an event puts its task in."""
     return event.subject.upper() if isinstance(event, TaskCustom) else STATES[event.slot]
 
 
 def attempt_of(event: TaskEvent, received: TaskReceived | None) -> int:
-    """The attempt that an event belongs to, said or read from the receipt."""
+    """Return the attempt that an event belongs to, as stated or derived from the receipt."""
     if event.retries is not None:
         return event.retries
     if received is None:
@@ -66,6 +67,7 @@ def attempt_of(event: TaskEvent, received: TaskReceived | None) -> int:
 
 
 def rank(event: TaskEvent, received: TaskReceived | None) -> int:
+    """Return the rank of an event among its task's; the highest decides the state."""
     slot, attempt = event.slot, event.retries
     if slot in ENDINGS:
         return ENDED + STRENGTHS[slot]

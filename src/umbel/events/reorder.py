@@ -1,44 +1,203 @@
-"""ReorderWindow: puts events that are heard in some order into the cluster's order, for showing them.
+"""Order of events as they arrive: missing sequence numbers, and events held back until their turn."""
 
-Brokers deliver what one node tells in order, but what two nodes tell in any. So each event is held
-back for a moment, and given out with all that come before it by (clock, time, node). An event that
-is later than the others by more than the window comes too late to be put in its place: it is given
-out at once, and counted. Where too many are held the lowest goes at once.
-
-A `task-sent` has no clock of the cluster's: its client tells it when the task is safe, and a worker
-may be quicker. So one that is held goes out just before the first event that a worker tells of that
-attempt (L3), whatever their clocks say.
-"""
-
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Iterable
 from heapq import heappop, heappush
+from operator import attrgetter
 
-from umbel.events.receiver import CLIENT_CLOCK_SKEW, TASK_SENT, Heard
+import msgspec
+
+from umbel.events.stamp import CLIENT_CLOCK_SKEW, TASK_SENT, ReceivedEvent
+
+# ---- sequences -------------------------------------------------------------------------------------
+#
+# Which event numbers of which senders are missing.
+#
+# Every node numbers its events without gaps (`stamp.py`), so a number that does not arrive is an event that
+# was lost: not appended to the log, or dropped there. Events may arrive twice or late, so a hole stays open
+# for a while before it counts as a gap.
+#
+# Watching a sender begins with its first number seen, unless the sender is younger than the recording: then
+# its events count from 1. What is remembered is bounded: beyond SENDERS_MAX senders the earliest is
+# forgotten, and starts over at its next event; of one sender's holes those beyond HOLES_MAX are gaps at
+# once. A sender's last events, lost together with it, leave no hole.
+
+SENDERS_MAX = 10_000
+HOLES_MAX = 5000  # a worker logs 2,000 events at once, by type, and a reader may receive half of them first
+SETTLED_AFTER_S = 10.0
+YOUNGER_BY_US = 60_000_000
+"""How much later than the recording a sender must have started to count as younger: clocks differ."""
+
+Sender = tuple[str, int, int]
+"""Hostname, pid, incarnation."""
+
+Run = tuple[int, int, int]
+"""The first and the last of the numbers that arrived in a row, and the time of the first in microseconds."""
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """These numbers did not arrive. `at_us`: when the event after them happened."""
+
+    hostname: str
+    pid: int
+    inc: int
+    first: int
+    last: int
+    at_us: int
+
+    @property
+    def missing(self) -> int:
+        """How many numbers are missing."""
+        return self.last - self.first + 1
+
+
+class Hole(msgspec.Struct, array_like=True):
+    """Numbers that have not arrived yet; `since_s`: when that was noticed."""
+
+    first: int
+    last: int
+    at_us: int
+    since_s: float
+
+
+class KnownSender(msgspec.Struct, array_like=True):
+    """One sender: the highest number seen, and the holes below it, in order."""
+
+    hostname: str
+    pid: int
+    inc: int
+    highest: int
+    holes: list[Hole] = []
+
+
+class Sequences:
+    """The senders that were seen. `began_us`: since when events are recorded; 0 if unknown."""
+
+    def __init__(
+        self, *, began_us: int = 0, known: Iterable[KnownSender] = (), senders_max: int = SENDERS_MAX
+    ) -> None:
+        self.holes_open = 0
+        self._began_us = began_us
+        self._senders_max = senders_max
+        self._known: dict[Sender, KnownSender] = {}
+        for sender in known:
+            self._known[sender.hostname, sender.pid, sender.inc] = sender
+            self.holes_open += len(sender.holes)
+        self._full: list[Gap] = []
+
+    def saw(self, sender: Sender, runs: Iterable[Run], now: float) -> None:
+        """Note that these numbers of the sender arrived."""
+        known = self._known.get(sender)
+        for first, last, at_us in runs:
+            if known is None:
+                known = self._meet(*sender, first)
+            if first <= known.highest:
+                self._fill(known, first, last)
+            elif first > known.highest + 1:
+                self._open(known, Hole(known.highest + 1, first - 1, at_us, now))
+            known.highest = max(known.highest, last)
+
+    def goes_on(self, sender: Sender, first: int) -> bool:
+        """Whether this is the sender's next number."""
+        known = self._known.get(sender)
+        return known is not None and known.highest + 1 == first
+
+    def settled(self, now: float) -> list[Gap]:
+        """Return the holes that were not filled in time. Each is reported once."""
+        gaps, self._full = self._full, []
+        if not self.holes_open:
+            return gaps
+        for known in self._known.values():
+            if not known.holes:
+                continue
+            open_still = [hole for hole in known.holes if now - hole.since_s < SETTLED_AFTER_S]
+            gaps += [_gap(known, hole) for hole in known.holes if now - hole.since_s >= SETTLED_AFTER_S]
+            self.holes_open -= len(known.holes) - len(open_still)
+            known.holes = open_still
+        return gaps
+
+    def known(self) -> list[KnownSender]:
+        """Return what must be remembered across a restart."""
+        return list(self._known.values())
+
+    def _meet(self, hostname: str, pid: int, inc: int, seq: int) -> KnownSender:
+        if len(self._known) >= self._senders_max:
+            oldest = self._known.pop(next(iter(self._known)))
+            self._full += [_gap(oldest, hole) for hole in oldest.holes]
+            self.holes_open -= len(oldest.holes)
+        is_young = bool(self._began_us) and inc > self._began_us + YOUNGER_BY_US
+        known = self._known[hostname, pid, inc] = KnownSender(hostname, pid, inc, 0 if is_young else seq - 1)
+        return known
+
+    def _open(self, known: KnownSender, hole: Hole) -> None:
+        known.holes.append(hole)
+        self.holes_open += 1
+        if len(known.holes) > HOLES_MAX:
+            self._full.append(_gap(known, known.holes.pop(0)))
+            self.holes_open -= 1
+
+    def _fill(self, known: KnownSender, first: int, last: int) -> None:
+        begin = bisect_left(known.holes, first, key=attrgetter("last"))
+        end = bisect_right(known.holes, last, key=attrgetter("first"))
+        left = [
+            part
+            for hole in known.holes[begin:end]
+            for part in (
+                Hole(hole.first, first - 1, hole.at_us, hole.since_s),
+                Hole(last + 1, hole.last, hole.at_us, hole.since_s),
+            )
+            if part.first <= part.last
+        ]
+        known.holes[begin:end] = left
+        self.holes_open += len(left) - (end - begin)
+
+
+def _gap(known: KnownSender, hole: Hole) -> Gap:
+    return Gap(known.hostname, known.pid, known.inc, hole.first, hole.last, hole.at_us)
+
+
+# ---- reorder window --------------------------------------------------------------------------------
+#
+# Puts received events into the cluster's order, for showing them.
+#
+# Brokers deliver the events of one node in order, but those of two nodes in any order. So each event is
+# held back for a moment, and given out with all that come before it by (clock, time, node). An event that
+# is later than the others by more than the window comes too late for its place: it is given out at once,
+# and counted. When too many are held, the lowest is given out at once.
+#
+# A `task-sent` does not carry the cluster's clock: its client sends it when the task is stored, and a
+# worker may be quicker. So a `task-sent` that is held is given out just before the first event of a worker
+# about that attempt (L3), whatever their clocks are.
 
 HELD_MAX = 10_000
+HELD_BYTES_MAX = 32 * 2**20
 
 Place = tuple[int, float, str, int]
 
 
 class _Held:
-    __slots__ = ("arrived", "heard", "is_out", "place")
+    __slots__ = ("arrived", "heard", "is_out", "place", "size_bytes")
 
-    def __init__(self, heard: Heard, place: Place, arrived: float) -> None:
-        self.heard, self.place, self.arrived, self.is_out = heard, place, arrived, False
+    def __init__(self, received: ReceivedEvent, place: Place, arrived: float, size_bytes: int) -> None:
+        self.heard, self.place, self.arrived, self.is_out = received, place, arrived, False
+        self.size_bytes = size_bytes
 
     def __lt__(self, other: "_Held") -> bool:
         return self.place < other.place
 
 
 class ReorderWindow:
-    def __init__(self, window_s: float, *, held_max: int = HELD_MAX) -> None:
+    """Events that are held back for `window_s`, at most `held_max` of them and `bytes_max` bytes."""
+
+    def __init__(self, window_s: float, *, held_max: int = HELD_MAX, bytes_max: int = HELD_BYTES_MAX) -> None:
         assert window_s >= 0
         assert held_max > 0
         self.late = 0
         self._window_s = window_s
-        self._held_max = held_max
+        self._held_max, self._bytes_max = held_max, bytes_max
         self._number = 0
-        self._held = 0
+        self._held = self._held_bytes = 0
         self._heap: list[_Held] = []
         self._arrivals: deque[_Held] = deque()
         self._sent: dict[str, list[_Held]] = {}  # the held `task-sent` of each task
@@ -47,46 +206,50 @@ class ReorderWindow:
 
     @property
     def deadline(self) -> float | None:
-        """When the next event is due, if one is held."""
+        """When the next event is due; None when none is held."""
         self._forget_given()
         return self._arrivals[0].arrived + self._window_s if self._arrivals else None
 
-    def put(self, heard: Heard, now: float) -> list[Heard]:
-        """Hold an event; what must go to make room for it comes back."""
+    def put(self, received: ReceivedEvent, now: float, *, size_bytes: int = 0) -> list[ReceivedEvent]:
+        """Hold an event of this size; return what is given out to make room for it."""
         self._number += 1
-        heard = self._timed(heard)
-        held = _Held(heard, _place(heard, self._number), now)
-        if _is_sent(heard):
+        received = self._timed(received)
+        held = _Held(received, _place(received, self._number), now, size_bytes)
+        if _is_sent(received):
             if self._last is not None and held.place < self._last:
                 held.place = (*self._last[:3], self._number)
-            self._sent.setdefault(_task(heard), []).append(held)
+            self._sent.setdefault(_task(received), []).append(held)
         heappush(self._heap, held)
         self._arrivals.append(held)
         self._held += 1
-        return self._give() if self._held > self._held_max else []
+        self._held_bytes += size_bytes
+        given: list[ReceivedEvent] = []
+        while self._held > self._held_max or self._held_bytes > self._bytes_max:
+            given += self._give()
+        return given
 
-    def due(self, now: float) -> list[Heard]:
-        """The events that were held long enough, with those that come before them, in order."""
-        given: list[Heard] = []
+    def due(self, now: float) -> list[ReceivedEvent]:
+        """Return the events that were held long enough, with those that come before them, in order."""
+        given: list[ReceivedEvent] = []
         while (deadline := self.deadline) is not None and deadline <= now:
             given += self._give()
         return given
 
-    def rest(self) -> list[Heard]:
-        """All that is held, in order."""
-        given: list[Heard] = []
+    def rest(self) -> list[ReceivedEvent]:
+        """Return all held events, in order."""
+        given: list[ReceivedEvent] = []
         while self._held:
             given += self._give()
         return given
 
-    def _give(self) -> list[Heard]:
-        """The lowest that is held, behind the `task-sent` that belong before it."""
+    def _give(self) -> list[ReceivedEvent]:
+        """Return the lowest held event, after the `task-sent` that belong before it."""
         held = heappop(self._heap)
-        while held.is_out:  # a `task-sent` that went with an event of its task
+        while held.is_out:  # a `task-sent` that was given out with an event of its task
             held = heappop(self._heap)
         sent = self._sent_before(held.heard)
-        for one in (*sent, held):
-            self._take_out(one)
+        for entry in (*sent, held):
+            self._take_out(entry)
         earlier = held.heard.clock - CLIENT_CLOCK_SKEW
         if self._last is not None and held.place < self._last:
             self.late += 1
@@ -94,31 +257,35 @@ class ReorderWindow:
             earlier = max(earlier, self._last[0] if self._last else earlier)
             self._last = held.place
         self._forget_given()
-        return [*(Heard(one.heard.event, min(one.heard.clock, earlier)) for one in sent), held.heard]
+        return [
+            *(ReceivedEvent(entry.heard.event, min(entry.heard.clock, earlier)) for entry in sent),
+            held.heard,
+        ]
 
-    def _sent_before(self, heard: Heard) -> list[_Held]:
-        if _is_sent(heard):
+    def _sent_before(self, received: ReceivedEvent) -> list[_Held]:
+        if _is_sent(received):
             return []
-        attempt = _attempt(heard)
-        return [one for one in self._sent.get(_task(heard), ()) if _attempt(one.heard) <= attempt]
+        attempt = _attempt(received)
+        return [entry for entry in self._sent.get(_task(received), ()) if _attempt(entry.heard) <= attempt]
 
-    def _timed(self, heard: Heard) -> Heard:
-        """A `task-sent` with a time between what was given out and the highest of the cluster's times.
+    def _timed(self, received: ReceivedEvent) -> ReceivedEvent:
+        """Give a `task-sent` a time between the last given out and the highest of the cluster's times.
 
-        The receiver's clock ticks with every one it hears. Its own time would soon be past what the nodes
-        tell next, and after a quiet while before what was given out last.
+        The receiver's clock ticks with every event it receives. Its own time would soon be past the nodes'
+        next events, and after a quiet time before those given out last.
         """
-        if not _is_sent(heard):
-            self._highest = max(self._highest, heard.clock)
-            return heard
+        if not _is_sent(received):
+            self._highest = max(self._highest, received.clock)
+            return received
         lowest = self._last[0] if self._last else 0
-        return Heard(heard.event, max(lowest, min(heard.clock, self._highest)))
+        return ReceivedEvent(received.event, max(lowest, min(received.clock, self._highest)))
 
     def _take_out(self, held: _Held) -> None:
         held.is_out = True
         self._held -= 1
+        self._held_bytes -= held.size_bytes
         if _is_sent(held.heard):
-            left = [one for one in self._sent.pop(_task(held.heard)) if one is not held]
+            left = [entry for entry in self._sent.pop(_task(held.heard)) if entry is not held]
             if left:
                 self._sent[_task(held.heard)] = left
 
@@ -127,22 +294,22 @@ class ReorderWindow:
             self._arrivals.popleft()
 
 
-def _place(heard: Heard, number: int) -> Place:
-    """Events that are equal in all else keep the order in which they were heard."""
-    timestamp, hostname = heard.event.get("timestamp"), heard.event.get("hostname")
+def _place(received: ReceivedEvent, number: int) -> Place:
+    """Events that are equal in everything else stay in the order in which they were received."""
+    timestamp, hostname = received.event.get("timestamp"), received.event.get("hostname")
     at = float(timestamp) if isinstance(timestamp, int | float) else 0.0
-    return (heard.clock, at, hostname if isinstance(hostname, str) else "", number)
+    return (received.clock, at, hostname if isinstance(hostname, str) else "", number)
 
 
-def _is_sent(heard: Heard) -> bool:
-    return bool(heard.event["type"] == TASK_SENT)
+def _is_sent(received: ReceivedEvent) -> bool:
+    return bool(received.event["type"] == TASK_SENT)
 
 
-def _task(heard: Heard) -> str:
-    return str(heard.event.get("uuid", ""))
+def _task(received: ReceivedEvent) -> str:
+    return str(received.event.get("uuid", ""))
 
 
-def _attempt(heard: Heard) -> int:
-    """Celery's workers say it on receipt only: what they tell after that belongs behind the receipt."""
-    attempt = heard.event.get("retries")
+def _attempt(received: ReceivedEvent) -> int:
+    """The attempt; Celery's workers state it on receipt only, so later events belong after the receipt."""
+    attempt = received.event.get("retries")
     return attempt if isinstance(attempt, int) else 0

@@ -1,36 +1,270 @@
-"""ClusterState: what a monitor knows of tasks and workers from the events it heard.
+"""ClusterState: what a monitor knows of tasks and workers from the events it received, within bounds.
 
-Every task is a join of its events (`merge.py`), so two monitors that heard the same events, in
-whatever order and however often, hold the same tasks in the same order: by (clock, time, origin)
-of the event that says each task's state, and by the task's id where all that is equal. The clock is the one
-on the wire; what a receiver made of it for itself plays no part.
-
-Putting an event in costs the same with a thousand tasks in memory or a million. The order is kept
-in indices that are brought up to date in batches, or when somebody asks.
-
-Memory is bounded by the number of tasks. Where it is full the oldest finished ones go first, and
-unfinished ones only when there is nothing else. How a dropped task ended is remembered for a
-while, so that a late event neither counts it again nor moves it back; its record is then marked
-partial. Here two monitors may differ: what is dropped depends on what each heard by then.
+Every task is a join of its events (`merge.py`), so two monitors that received the same events, in any order
+and any number of times, hold the same tasks in the same order. Counting tasks does not bound memory: anyone
+who can write to the broker can send events of megabytes. So texts are cut before they are stored, and sizes
+are counted.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge as merged
 from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from umbel.events.memory import Endings
-from umbel.events.merge import Registers, absorb, put, winner
+import msgspec
+
+from umbel.events.merge import Registers, absorb, eid, put, winner
 from umbel.events.order import Key, OrderIndex
 from umbel.events.precedence import ENDINGS, rank, state_of
-from umbel.events.reading import EventReader
-from umbel.events.types import Event, TaskEvent
-from umbel.events.view import TaskRecord, name_of, view, worker_of
-from umbel.events.workers import Workers
+from umbel.events.types import Event, TaskEvent, WorkerBeat, WorkerOffline
+from umbel.events.view import EventReader, TaskRecord, name_of, view, worker_of
+
+# ---- workers ---------------------------------------------------------------------------------------
+#
+# What a monitor knows of the nodes from their own events.
+#
+# A worker's newest heartbeat and its newest offline event are stored, each the greatest by (time, clock,
+# pid, digest): a join again. Time goes first here, not the clock: whether a node is online is a question of
+# physical time, and a Celery worker that restarts without its state begins its clock at 0. So clocks of
+# different machines should not be hours apart, or an old run outlives a new one of the same name.
+#
+# A name that only one event mentions may be made up. It is not proven, monitors do not list it, and it is
+# the first to be removed when the table is full: a flood of names displaces no node that is online.
+#
+# Whether a node is alive is judged by the receiver's time where that is known, so that a sender's wrong
+# clock does not make it look lost. Membership that others act on is decided by gossip, not here.
+
+WORKERS_MAX = 10_000
+BEAT_S = 60.0
+"""The interval assumed for a node that states none."""
+BEATS_MISSED = 2.0
+
+
+class WorkerRecord(msgspec.Struct, gc=False):
+    """One node, by name. `heard_at`: when an event of it was last received here.
+
+    `is_proven`: two different events of it were received.
+    """
+
+    hostname: str
+    beat: WorkerBeat | None = None
+    farewell: WorkerOffline | None = None
+    heard_at: float | None = None
+    is_proven: bool = False
+
+    @property
+    def newest(self) -> WorkerBeat:
+        """The node's newest event."""
+        newest = self.farewell if self.is_offline else self.beat
+        assert newest is not None, "a known node has sent an event"
+        return newest
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether its newest event says that it went offline."""
+        if self.farewell is None or self.beat is None:
+            return self.beat is None
+        return _key(self.farewell) > _key(self.beat)
+
+    def is_alive(self, now: float) -> bool:
+        """Whether it is online and has missed fewer than BEATS_MISSED heartbeats."""
+        if self.is_offline or self.beat is None:
+            return False
+        last = self.beat.at_us / 1_000_000 if self.heard_at is None else self.heard_at
+        every_s = self.beat.freq or BEAT_S
+        return now < last + BEATS_MISSED * every_s
+
+
+class Workers:
+    """Nodes by name, at most `workers_max`; unproven ones are removed first, then the longest silent."""
+
+    def __init__(self, workers_max: int = WORKERS_MAX) -> None:
+        self._workers_max = workers_max
+        self._workers: dict[str, WorkerRecord] = {}
+
+    def put(self, event: Event, heard_at: float | None = None) -> None:
+        """Take in an event of a worker, received at that time; other events are ignored."""
+        if not isinstance(event, WorkerBeat):
+            return
+        hostname = event.hostname
+        worker = self._workers.get(hostname)
+        if worker is None:
+            self._make_room()
+            worker = self._workers[hostname] = WorkerRecord(hostname)
+        elif not worker.is_proven:
+            worker.is_proven = _key(event) != _key(worker.newest)
+        if isinstance(event, WorkerOffline):
+            if worker.farewell is None or _key(event) > _key(worker.farewell):
+                worker.farewell = event
+        elif worker.beat is None or _key(event) > _key(worker.beat):
+            worker.beat = event
+        if heard_at is not None and not isinstance(event, WorkerOffline):
+            worker.heard_at = heard_at if worker.heard_at is None else max(worker.heard_at, heard_at)
+
+    def absorb(self, other: "Workers") -> None:
+        """Join what another monitor knows of the nodes."""
+        for worker in other:
+            for event in (worker.beat, worker.farewell):
+                if event is not None:
+                    self.put(event, worker.heard_at)
+            self._workers[worker.hostname].is_proven |= worker.is_proven
+
+    def get(self, hostname: str) -> WorkerRecord | None:
+        """Return the node's record; None if it is unknown."""
+        return self._workers.get(hostname)
+
+    def alive(self, now: float) -> list[WorkerRecord]:
+        """Return the nodes that are alive, by name."""
+        return [worker for worker in self if worker.is_alive(now)]
+
+    def __iter__(self) -> Iterator[WorkerRecord]:
+        return iter(sorted(self._workers.values(), key=lambda worker: worker.hostname))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def _make_room(self) -> None:
+        """Remove a tenth at a time, so that a flood of names does not sort all of them for each."""
+        if len(self._workers) < self._workers_max:
+            return
+        oldest = sorted(self._workers.values(), key=lambda worker: (worker.is_proven, _key(worker.newest)))
+        for worker in oldest[: max(1, self._workers_max // 10)]:
+            del self._workers[worker.hostname]
+
+
+def _key(event: WorkerBeat) -> tuple[int, int, int, int]:
+    return (event.at_us, event.clock, event.pid, eid(event))
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+#
+# How much of events a monitor remembers, and what of tasks that it has dropped.
+#
+# Counting tasks does not bound memory: anyone who can write to the broker can send events of megabytes. So
+# texts are cut before they are stored, and an event that is still too large is dropped. Its size in bytes
+# is passed along, for code that limits bytes in addition to tasks.
+#
+# Of a task that was dropped only a hash and its state are remembered, so that it does not count twice, in
+# two generations: when the younger is full the older is forgotten. So at least as many are remembered as
+# fit into one, at a bounded cost. Two tasks with the same 64-bit hash would be confused; among a million
+# that chance is one in some thirty million.
+
+TEXT_MAX = 20_000  # characters of arguments, results and errors; no page shows more
+NAME_MAX = 1_000  # of any other text
+EVENT_MAX_BYTES = 160 * 1024  # of a whole event, after its texts were cut
+BEAT_MAX_BYTES = 8 * 1024  # of a worker's heartbeat, in memory: many workers are remembered
+RECORD_BYTES, DIGEST_BYTES = 400, 100  # of a record without its texts, and of a repeat
+PART_BYTES = 100  # of each list, map and entry in it, and of each field beyond FIELDS_USUAL
+FIELDS_USUAL = 30
+TEXTS = frozenset({"args", "kwargs", "result", "exception", "traceback"})
+CUT = "…"
+_IDENTITIES = frozenset({"uuid", "type"})  # cutting these would make different values equal
+_BEATS = frozenset({"worker-online", "worker-heartbeat", "worker-offline"})
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+REMEMBERED_MIN = 1000
+
+
+def bounded(event: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
+    """Return the event with long texts cut, and its record's bytes; None for an event that is too large."""
+    text = _encode(event)
+    if len(text) > NAME_MAX:  # rare; in a shorter event no text can be longer
+        long = {
+            name: most
+            for name, value in event.items()
+            if isinstance(value, str) and len(value) > (most := TEXT_MAX if name in TEXTS else NAME_MAX)
+        }
+        if not _IDENTITIES.isdisjoint(long):
+            return None, len(text)
+        if long:
+            event = event | {name: event[name][:most] + CUT for name, most in long.items()}
+            text = _encode(event)
+        if len(text) > EVENT_MAX_BYTES:
+            return None, len(text)
+    size = RECORD_BYTES + len(text)
+    if len(event) > FIELDS_USUAL:
+        size += PART_BYTES * (len(event) - FIELDS_USUAL)
+    if b'":[' in text or b'":{' in text:
+        size += _size_of_parts(event.values())
+    return (None if size > BEAT_MAX_BYTES and event["type"] in _BEATS else event), size
+
+
+def size_of(event: TaskEvent) -> int:
+    """About how many bytes the record of an event takes."""
+    extra = event.extra or {}
+    return RECORD_BYTES + len(_encode(event)) + PART_BYTES * len(extra) + _size_of_parts(extra.values())
+
+
+def size_of_all(known: Registers) -> int:
+    """About how many bytes the registers of a task take."""
+    digests = () if known.repeats is None else known.repeats.digests.values()
+    repeated = sum(len(found) - 1 for found in digests)
+    return sum(map(size_of, known.events())) + DIGEST_BYTES * repeated
+
+
+def _size_of_parts(values: Iterable[Any]) -> int:
+    """What lists and maps among the values take in addition to their text; commas in texts count too."""
+    text = _encode([value for value in values if isinstance(value, list | dict)])
+    return PART_BYTES * (text.count(b",") + text.count(b"[") - 1 + text.count(b"{"))
+
+
+class Dropped(msgspec.Struct, frozen=True, gc=False):
+    """A task that was dropped. `state`: as it was counted; `ended`: the task does not leave that state."""
+
+    state: str
+    ended: bool
+
+
+class Endings:
+    """The states of dropped tasks by hash, in two generations of bounded size."""
+
+    def __init__(self, generation_max: int) -> None:
+        self._generation_max = max(generation_max, REMEMBERED_MIN)
+        self._young: dict[int, Dropped] = {}
+        self._old: dict[int, Dropped] = {}
+        self._shared: dict[tuple[str, bool], Dropped] = {}
+
+    def note(self, uuid: str, state: str, *, ended: bool) -> None:
+        """Remember the state of a task that is dropped."""
+        if len(self._young) >= self._generation_max:
+            self._old, self._young = self._young, {}
+            self._shared.clear()  # users can define any number of states
+        self._young[hash(uuid)] = self._shared.setdefault((state, ended), Dropped(state, ended))
+
+    def recall(self, uuid: str) -> Dropped | None:
+        """Return what was noted of the task, and forget it: the task is in memory again."""
+        number = hash(uuid)
+        return self._young.pop(number, None) or self._old.pop(number, None)
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+
+# ---- cluster state ---------------------------------------------------------------------------------
+#
+# What a monitor knows of tasks and workers from the events it received.
+#
+# Every task is a join of its events (`merge.py`), so two monitors that received the same events, in any
+# order and any number of times, hold the same tasks in the same order: by (clock, time, origin) of the
+# event that decides each task's state, and by the task's id where all that is equal. The clock is the one
+# on the wire; the time that a receiver assigned plays no part.
+#
+# Adding an event costs the same with a thousand tasks in memory or a million. The order is in indices that
+# are updated in batches, or when they are read.
+#
+# Memory is bounded by the number of tasks, and by the bytes of what is known of them. At the
+# limit the oldest finished tasks are dropped first, and unfinished ones only when there is nothing else.
+# How a dropped task ended is remembered for a while, so that a late event neither counts it again nor moves
+# it back; its record is then marked partial. Here two monitors may differ: what is dropped depends on what
+# each had received by then.
 
 TASKS_MAX = 10_000
+BYTES_MAX = 256 * 2**20
+RECOUNTED_BYTES = 16 * 2**10  # of a task; the size of a smaller one may include replaced events
+EVICTED_SHARE = 100  # a hundredth of the tasks at a time
+STATES_MAX = 1_000
+OTHER = "OTHER"
 BATCH_MAX = 4096
 NO_RANK = -1
 NO_KEY: Key = (0, 0, "", 0, "")
@@ -42,8 +276,8 @@ class Tracked(Registers, gc=False):
 
     best: TaskEvent | None = None
     rank: int = NO_RANK
-    unsaid: bool = False  # some event came without its attempt, so a receipt may change ranks
-    waiting: bool = False  # for its place in the indices
+    unsaid: bool = False  # an event came without its attempt, so a receipt may change ranks
+    waiting: bool = False  # its place in the indices is not up to date
     key: Key = NO_KEY
     name: str | None = None
     worker: str | None = None
@@ -51,12 +285,18 @@ class Tracked(Registers, gc=False):
     counted: str | None = None  # the state it is counted under
     remembered: str | None = None
     partial: bool = False
+    size_bytes: int = 0
+    recounted_at: int = RECOUNTED_BYTES
 
 
 class ClusterState:
-    def __init__(self, *, tasks_max: int = TASKS_MAX) -> None:
+    """The tasks and workers that a monitor knows, at most `tasks_max` tasks and `bytes_max` bytes."""
+
+    def __init__(self, *, tasks_max: int = TASKS_MAX, bytes_max: int = BYTES_MAX) -> None:
         assert tasks_max > 0
         self.tasks_max = tasks_max
+        self.bytes_max = bytes_max
+        self.size_bytes = 0
         self.heard = 0
         self.unreadable = 0
         self.evicted = 0
@@ -82,30 +322,39 @@ class ClusterState:
             for event in events:
                 self.apply_one(event, heard_at)
 
-    def apply_one(self, event: dict[str, Any], heard_at: float | None) -> Event | None:
-        """The same for one event; the record it was read as, or None if it is none."""
+    def apply_one(
+        self, event: dict[str, Any], heard_at: float | None, *, size_bytes: int | None = None
+    ) -> Event | None:
+        """Take in one event; return the record it was read as, or None if it is not an event.
+
+        `size_bytes`: how large its record is, where that is known.
+        """
         self.heard += 1
         record = self._reader.read(event)
         if isinstance(record, TaskEvent):
-            self._apply_task(record)
+            self._apply_task(record, size_of(record) if size_bytes is None else size_bytes)
         elif record is None:
             self.unreadable += 1
         else:
             self.workers.put(record, heard_at)
+        if self.size_bytes > self.bytes_max:
+            self._bring_up_to_date()
+            self._shrink()
         return record
 
     def absorb(self, other: "ClusterState") -> None:
-        """Join what another state knows. It is not changed."""
+        """Join what another state knows. The other is not changed."""
         for known in other._tasks.values():
             task = self._tasks.get(known.uuid) or self._begin(known.uuid)
             absorb(task, known)
+            self._recount(task)
             task.unsaid |= known.unsaid
             self._judge(task)
         self.workers.absorb(other.workers)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tasks are in each state, those that were dropped from memory included."""
+        """How many tasks are in each state, including those that were dropped from memory."""
         self._bring_up_to_date()
         return {state: count for state, count in sorted(self._counts.items()) if count}
 
@@ -117,13 +366,14 @@ class ClusterState:
         return uuid in self._tasks
 
     def task(self, uuid: str) -> TaskRecord | None:
+        """Return the task's record; None if it is not in memory."""
         task = self._tasks.get(uuid)
         if task is None:
             return None
         return view(task, remembered=task.remembered, partial=task.partial)
 
     def registers(self, uuid: str) -> Registers | None:
-        """What the record is made from; for merging and for the timeline."""
+        """Return what the record is made from, for merging and for the timeline."""
         return self._tasks.get(uuid)
 
     def tasks(
@@ -137,10 +387,10 @@ class ClusterState:
         below: Key | None = None,
         admits: Callable[[Tracked], bool] | None = None,
     ) -> list[TaskRecord]:
-        """The tasks in their order; of one name, on one worker, finished or not.
+        """Return tasks in order: all, or of one name, on one worker, finished or not.
 
-        `admits` is asked of each before its record is made, which is what costs. `below`: where the newest
-        first are listed, only those before this place (`place`).
+        `admits` is called for each task before its record is made, which is the expensive part. `below`: when
+        the newest are listed first, only those before this place (`place`).
         """
         ids = self._ordered(name, worker, finished, newest_first, below)
         if admits is not None:
@@ -148,17 +398,18 @@ class ClusterState:
         return [record for uuid in islice(ids, limit) if (record := self.task(uuid)) is not None]
 
     def place(self, uuid: str) -> Key | None:
-        """Where a task stands in the order; it changes with the task's state."""
+        """Return the task's position in the order; it changes with the task's state."""
         self._bring_up_to_date()
         task = self._tasks.get(uuid)
         return None if task is None else task.key
 
     def tracked(self) -> Iterable[Tracked]:
-        """All that is in memory, in no order; not to be changed."""
+        """Return all tasks in memory, in no order; not to be changed."""
         self._bring_up_to_date()
         return self._tasks.values()
 
     def names(self) -> list[str]:
+        """Return the names of the tasks in memory."""
         self._bring_up_to_date()
         return sorted(self._by_name)
 
@@ -168,14 +419,22 @@ class ClusterState:
         return {name: index.live for name, index in sorted(self._by_name.items())}
 
     def count_by_worker(self) -> dict[str, int]:
+        """How many tasks of each worker are in memory."""
         self._bring_up_to_date()
         return {name: index.live for name, index in sorted(self._by_worker.items())}
 
     # ---- one event ---------------------------------------------------------------------------------
 
-    def _apply_task(self, event: TaskEvent) -> None:
+    def _apply_task(self, event: TaskEvent, size_bytes: int) -> None:
         task = self._tasks.get(event.uuid) or self._begin(event.uuid)
-        if not put(task, event):
+        has_changed = put(task, event)
+        if not has_changed:
+            size_bytes = DIGEST_BYTES
+        self.size_bytes += size_bytes
+        task.size_bytes += size_bytes  # replaced events are included until the next recount
+        if task.size_bytes >= task.recounted_at:
+            self._recount(task)
+        if not has_changed:
             return
         slot, received = event.slot, task.received
         if event.retries is None and not task.unsaid:
@@ -193,6 +452,12 @@ class ClusterState:
         elif slot in _DESCRIBING:
             self._place(task)
 
+    def _recount(self, task: Tracked) -> None:
+        self.size_bytes -= task.size_bytes
+        task.size_bytes = size_of_all(task)
+        task.recounted_at = max(RECOUNTED_BYTES, 2 * task.size_bytes)
+        self.size_bytes += task.size_bytes
+
     def _begin(self, uuid: str) -> Tracked:
         task = self._tasks[uuid] = Tracked(uuid)
         dropped = self._endings.recall(uuid)
@@ -203,13 +468,13 @@ class ClusterState:
         return task
 
     def _judge(self, task: Tracked) -> None:
-        """Find the winner among all registers: needed where ranks may have changed or fallen."""
+        """Find the winner among all registers, where ranks may have changed or fallen."""
         task.best = winner(task)
         task.rank = NO_RANK if task.best is None else rank(task.best, task.received)
         self._place(task)
 
     def _place(self, task: Tracked) -> None:
-        """Have the task get its new place with the next batch."""
+        """Give the task its new place with the next batch."""
         if task.waiting:
             return
         task.waiting = True
@@ -220,7 +485,7 @@ class ClusterState:
     # ---- the order ---------------------------------------------------------------------------------
 
     def _bring_up_to_date(self) -> None:
-        """Give all tasks that changed their new places, and drop what is too much."""
+        """Give all tasks that changed their new places, and drop tasks above the limit."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -261,11 +526,14 @@ class ClusterState:
         if state != task.counted:
             if task.counted is not None:
                 self._counts[task.counted] -= 1
+            if state not in self._counts and len(self._counts) >= STATES_MAX:
+                self._counts = +self._counts  # without states that no task is in
+                state = OTHER if len(self._counts) >= STATES_MAX else state
             self._counts[state] += 1
             task.counted = state
 
     def _take_out(self, tasks: Iterable[Tracked]) -> None:
-        """The keys of these die, in all indices that have them."""
+        """Mark the keys of these tasks as dead, in all indices that have them."""
         indexed = [task for task in tasks if task.key is not NO_KEY]
         for task in indexed:
             task.key = NO_KEY
@@ -288,7 +556,13 @@ class ClusterState:
             assert task.counted is not None, "a task that has a place is counted"
             self._endings.note(task.uuid, task.counted, ended=task.finished)
         self._leave_groups(gone)
+        self.size_bytes -= sum(task.size_bytes for task in gone)
         self.evicted += len(gone)
+
+    def _shrink(self) -> None:
+        """Drop tasks until the bytes are within the limit; a single task may exceed it."""
+        while self.size_bytes > self.bytes_max and len(self._tasks) > 1:
+            self._evict(max(1, len(self._tasks) // EVICTED_SHARE))
 
     def _ordered(
         self,
@@ -330,7 +604,7 @@ def _put_in(
 
 
 def _take_from(indices: dict[str, OrderIndex], counts: Mapping[str | None, int]) -> None:
-    """An index that nobody is left in goes."""
+    """Remove the tasks from the indices, and an index that becomes empty."""
     for name, count in counts.items():
         if name is not None:
             indices[name].forget(count)

@@ -1,26 +1,181 @@
-"""Tables: what the pipeline makes of the lake, table by table and column by column.
+"""Events as columns, and the columns of the tables that are made from them."""
 
-The lists are data, like the lake's own (`columns.py`): the pipeline makes its Spark schemas from
-them, readers their queries, the documentation its tables. Columns are only ever added; one that was
-renamed says what it was (`was`), so that builds of earlier versions are read under the new name. The
-lake keeps the names of the wire: what tables call `task_id` is `uuid` there.
-
-A task's row is the view of its registers (`view.py`) with times as instants, and two durations. An
-attempt's is the same view of that attempt's events. Everything else is counted from those
-two, or from what workers say of themselves, so an event that is in the lake twice changes nothing.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
-from umbel.events.columns import Kind
+from umbel.events.merge import eid
+from umbel.events.types import VOCABULARY, Event, TaskEvent
 from umbel.events.view import TIMED, TaskRecord
+
+# ---- columns ---------------------------------------------------------------------------------------
+#
+# An event as one row of the lake, and what each column holds.
+#
+# The list is data: the recorder makes its Arrow schema from it, the pipeline its Spark schema, the
+# documentation its table. Columns are only ever added, with the version that introduced them; a type never
+# changes, so old files stay readable next to new ones.
+#
+# A row holds the record of `types.py`, normalized by the reader, so every engine that reads the lake starts
+# from the same values. `digest` identifies the event (`merge.py`); a worker's `eid` is the id of an
+# election, and the two must not be confused. A list or a map on the wire is JSON text here, and so is a
+# value that may be of several types.
+
+LAKE_VERSION = 1
+
+Kind = Literal["text", "int", "float", "bool", "instant", "json"]
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of the lake; `since` is the version of the lake that introduced it."""
+
+    name: str
+    kind: Kind
+    doc: str
+    since: int = 1
+
+
+# What every row has in addition to the fields of its type.
+_ENVELOPE = (
+    Column("digest", "int", "64 bits that identify the event; a duplicate of an event has the same"),
+    Column("type", "text", "task-received, worker-heartbeat, …"),
+    Column("slot", "text", "of a task event: the register it belongs to; `custom` for custom types"),
+    Column("timestamp", "instant", "when it happened, by its sender's clock; 1970 if the time was invalid"),
+    Column("extra", "json", "fields without a column, as one JSON object with sorted keys"),
+    Column("recorded_at", "instant", "when the broker's log recorded it, by the broker's clock"),
+    Column("source", "text", "which log or fan-out the recorder read it from"),
+)
+_DOCS: Mapping[str, str] = {
+    "hostname": "the node that sent the event; for task-sent the client",
+    "pid": "its process",
+    "clock": "Lamport time on the wire; 0 where it is missing, and for task-sent",
+    "utcoffset": "the sender's offset from UTC in hours, with Celery's sign",
+    "inc": "the sender's incarnation: microseconds at its start; Umbel only",
+    "seq": "the sender's event number, without gaps within one incarnation; Umbel only",
+    "uuid": "the task's id",
+    "retries": "the attempt, from 0; null where the sender did not report it",
+    "name": "the task's name",
+    "args": "its positional arguments as text, cut",
+    "kwargs": "its named arguments as text, cut",
+    "root_id": "the first task of its workflow",
+    "parent_id": "the task that sent it",
+    "eta": "not to run before this, ISO 8601",
+    "expires": "not to run after this, ISO 8601",
+    "queue": "where it was sent to",
+    "exchange": "the exchange it was sent to",
+    "routing_key": "the routing key it was sent with",
+    "result": "what it returned, as text, cut",
+    "runtime": "seconds it ran",
+    "exception": "what it raised, as text",
+    "traceback": "where it raised it",
+    "terminated": "whether it was running when it was revoked",
+    "signum": "the signal that ended it, a number or a name",
+    "expired": "whether it was revoked because it came too late",
+    "requeue": "whether it went back into its queue",
+    "freq": "seconds between this worker's heartbeats",
+    "active": "tasks it was running",
+    "processed": "tasks it had finished since its start",
+    "loadavg": "load of its host over 1, 5 and 15 minutes",
+    "sw_ident": "its software",
+    "sw_ver": "the version of its software",
+    "sw_sys": "its operating system",
+    "id": "of a classic election: its id",
+    "topic": "what the election is about",
+    "action": "the action of the leader",
+    "cver": "version of the election protocol",
+    "eid": "of an election by the store: its id",
+    "phase": "the phase of that election",
+    "winner": "the leader",
+    "term": "the fencing token of the winner",
+    "attempt": "the number of the attempt",
+    "policy": "what happens when a winner dies",
+    "outcome": "how the election ended",
+}
+_KINDS: Mapping[str, Kind] = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "text",
+    "list": "json",
+    "dict": "json",
+}
+# On the wire a number or a name: no single type holds both.
+_SEVERAL: Mapping[str, Kind] = {"signum": "json"}
+
+
+def _fields() -> Mapping[str, Any]:
+    """Every field of every known type, in the order of the vocabulary."""
+    return {name: hint for fields in VOCABULARY.values() for name, hint in fields.items()}
+
+
+def _kind(name: str, hint: Any) -> Kind:
+    if name in _SEVERAL:
+        return _SEVERAL[name]
+    described = msgspec.inspect.type_info(hint)
+    options = described.types if isinstance(described, msgspec.inspect.UnionType) else (described,)
+    names = {type(option).__name__.removesuffix("Type").lower() for option in options} - {"none"}
+    assert len(names) == 1, f"{name} has one type on the wire"
+    return _KINDS[names.pop()]
+
+
+COLUMNS: tuple[Column, ...] = (
+    *_ENVELOPE,
+    *(
+        Column(name, _kind(name, hint), _DOCS[name])
+        for name, hint in _fields().items()
+        if name not in {column.name for column in _ENVELOPE}
+    ),
+)
+"""Every column of the lake. The order is that of the files, and new ones are added at the end."""
+
+REQUIRED = ("digest", "type", "timestamp")
+"""Columns that every file of events has; others may be missing in older files."""
+
+to_json: Callable[[Any], bytes] = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
+
+
+def row(event: Event, *, recorded_us: int, source: str) -> dict[str, Any]:
+    """Return an event as one row; instants in microseconds since 1970, null columns left out."""
+    found: dict[str, Any] = {
+        "digest": eid(event),
+        "type": event.type_name,
+        "timestamp": event.at_us,
+        "recorded_at": recorded_us,
+        "source": source,
+    }
+    if isinstance(event, TaskEvent):
+        found["slot"] = event.slot
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if value is not None and name not in _NOT_AS_IT_IS:
+            found[name] = to_json(value).decode() if name in _AS_JSON else value
+    return found
+
+
+_NOT_AS_IT_IS = frozenset({"timestamp", "subject", "told_type"})
+_AS_JSON = frozenset(column.name for column in COLUMNS if column.kind == "json")
+
+
+# ---- tables ----------------------------------------------------------------------------------------
+#
+# What the pipeline makes of the lake, table by table and column by column.
+#
+# The lists are data, like the lake's (`columns.py`): the pipeline makes its Spark schemas from them,
+# readers their queries, the documentation its tables. Columns are only ever added; a renamed column states
+# its old name (`was`), so that builds of earlier versions are read under the new name. The lake has the
+# names of the wire: what tables call `task_id` is `uuid` there.
+#
+# A task's row is the view of its registers (`view.py`) with times as instants, and two durations. An
+# attempt's row is the same view of that attempt's events. Everything else is counted from those two, or
+# from the events of workers, so an event that is in the lake twice changes nothing.
 
 TABLES_VERSION = 2  # 1: the task's id was `uuid`
 
 
 class TableColumn(msgspec.Struct, frozen=True):
+    """One column of a table; `was` is its name in earlier versions."""
+
     name: str
     kind: Kind
     doc: str
@@ -29,19 +184,22 @@ class TableColumn(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
+    """One table that the pipeline builds."""
+
     name: str
     doc: str
     key: tuple[str, ...]
-    """What tells one row from another."""
+    """The columns that identify a row."""
     columns: tuple[TableColumn, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
         return tuple(column.name for column in self.columns)
 
 
 def _sure(name: str, kind: Kind, doc: str) -> TableColumn:
-    """A column that is never null."""
+    """Return a column that is never null."""
     return TableColumn(name, kind, doc, nullable=False)
 
 

@@ -1,17 +1,16 @@
 """Types: every event that is known by name, with its fields, as one typed record each.
 
-This is the vocabulary. The reader of the wire, the merge and the tables of the pipeline take
-names and types of fields from here and nowhere else (`VOCABULARY`).
+This is the vocabulary. The reader of the wire, the merge and the tables of the pipeline take names and types
+of fields from here and nowhere else (`VOCABULARY`).
 
-A record has the fields of the wire, with some things settled. The time is in whole microseconds.
-The clock is 0 where it is missing or none that an honest sender has, and for `task-sent`, whose
-sender takes no part in the cluster's clock. An attempt that is missing stays missing: Celery's
-workers say it on sent and received only, and a zero would claim to know. What has no field of its
-own, or not the type that its field has, is in `extra`; of the envelope, such a value counts as
-missing.
+A record has the fields of the wire, normalized. The time is in whole microseconds. The clock is 0 where it is
+missing or impossible, and for `task-sent`, whose sender takes no part in the cluster's clock. A missing
+attempt stays missing: Celery's workers state it on sent and received only, and a zero would pretend to know
+it. A value without a field, or of another type than its field, is in `extra`; of the envelope, such a value
+counts as missing.
 
-Records are many, so they are small: not tracked by the garbage collector (they hold plain data
-and cannot form a cycle). Nobody changes one after the reader has made it.
+Records are many, so they are small: not tracked by the garbage collector (they hold plain data and cannot
+form a cycle). They are not changed after the reader has made them.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,10 @@ import msgspec
 from umbel.protocol.clock import CLOCK_MAX
 
 RETRIES_MAX = 65_534
-"""The view ranks attempts up to here."""
+"""The highest attempt that the view can rank."""
+
+EARLIER_STARTS = "earlier_starts"
+"""A field of `task-received`: how often a requeued dead letter had started before."""
 
 TIME_MAX_S = 253_402_300_799.0  # the end of the year 9999
 TASK_PREFIX = "task-"
@@ -35,7 +37,7 @@ Id = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Event(msgspec.Struct, kw_only=True, gc=False, forbid_unknown_fields=True, tag_field="type"):
-    """What all events have. `inc` (the incarnation) and `seq` (its events, counted) are Umbel's."""
+    """The fields of all events. `inc` (the incarnation) and `seq` (the number within it) are Umbel's."""
 
     hostname: str = ""
     pid: Int = 0
@@ -44,10 +46,11 @@ class Event(msgspec.Struct, kw_only=True, gc=False, forbid_unknown_fields=True, 
     utcoffset: float | None = None
     inc: Int | None = None
     seq: Int | None = None
-    extra: dict[str, Any] | None = msgspec.field(default=None, name="*")  # on no wire
+    extra: dict[str, Any] | None = msgspec.field(default=None, name="*")  # never sent
 
     @property
     def type_name(self) -> str:
+        """The type on the wire."""
         return tag_of(type(self))
 
     @property
@@ -57,7 +60,7 @@ class Event(msgspec.Struct, kw_only=True, gc=False, forbid_unknown_fields=True, 
 
 
 class TaskEvent(Event, kw_only=True):
-    """`retries` is the attempt, counted from 0; None where the sender did not say."""
+    """An event of a task. `retries` is the attempt, from 0; None where the sender did not state it."""
 
     slot: ClassVar[str] = ""
     uuid: Id
@@ -65,6 +68,8 @@ class TaskEvent(Event, kw_only=True):
 
 
 class TaskSent(TaskEvent, tag="task-sent"):
+    """A client sent the task."""
+
     slot: ClassVar[str] = "sent"
     name: str | None = None
     args: str | None = None
@@ -79,6 +84,8 @@ class TaskSent(TaskEvent, tag="task-sent"):
 
 
 class TaskReceived(TaskEvent, tag="task-received"):
+    """A worker received the task's message."""
+
     slot: ClassVar[str] = "received"
     name: str | None = None
     args: str | None = None
@@ -90,28 +97,38 @@ class TaskReceived(TaskEvent, tag="task-received"):
 
 
 class TaskStarted(TaskEvent, tag="task-started"):
+    """A worker started the task."""
+
     slot: ClassVar[str] = "started"
 
 
 class TaskSucceeded(TaskEvent, tag="task-succeeded"):
+    """The task returned."""
+
     slot: ClassVar[str] = "succeeded"
     result: str | None = None
     runtime: float | None = None
 
 
 class TaskFailed(TaskEvent, tag="task-failed"):
+    """The task failed for good."""
+
     slot: ClassVar[str] = "failed"
     exception: str | None = None
     traceback: str | None = None
 
 
 class TaskRetried(TaskEvent, tag="task-retried"):
+    """The task failed and will be retried."""
+
     slot: ClassVar[str] = "retried"
     exception: str | None = None
     traceback: str | None = None
 
 
 class TaskRevoked(TaskEvent, tag="task-revoked"):
+    """The task was revoked."""
+
     slot: ClassVar[str] = "revoked"
     terminated: bool | None = None
     signum: Int | str | None = None
@@ -119,23 +136,26 @@ class TaskRevoked(TaskEvent, tag="task-revoked"):
 
 
 class TaskRejected(TaskEvent, tag="task-rejected"):
+    """The task was rejected."""
+
     slot: ClassVar[str] = "rejected"
     requeue: bool | None = None
 
 
 class TaskCustom(TaskEvent, kw_only=True):
-    """An event of a type that a user made up: `task-progress` is the state PROGRESS."""
+    """An event of a custom type: `task-progress` is the state PROGRESS."""
 
     slot: ClassVar[str] = "custom"
     subject: str
 
     @property
     def type_name(self) -> str:
+        """The type on the wire."""
         return f"{TASK_PREFIX}{self.subject}"
 
 
 class WorkerBeat(Event):
-    """What a worker says of itself when it comes, while it is there, and when it goes."""
+    """What a worker reports about itself when it comes online, at intervals, and when it goes offline."""
 
     freq: float | None = None
     active: Int | None = None
@@ -147,19 +167,19 @@ class WorkerBeat(Event):
 
 
 class WorkerOnline(WorkerBeat, tag="worker-online"):
-    pass
+    """A worker came online."""
 
 
 class WorkerHeartbeat(WorkerBeat, tag="worker-heartbeat"):
-    pass
+    """A worker is online, sent at its interval."""
 
 
 class WorkerOffline(WorkerBeat, tag="worker-offline"):
-    pass
+    """A worker goes offline."""
 
 
 class WorkerElect(Event, tag="worker-elect"):
-    """A candidate of the classic election (v1), or our answer to one."""
+    """A candidate of the classic election (v1), or our reply to one."""
 
     id: str | None = None
     topic: str | None = None
@@ -168,11 +188,13 @@ class WorkerElect(Event, tag="worker-elect"):
 
 
 class WorkerElectAck(Event, tag="worker-elect-ack"):
+    """A worker acknowledges a candidate of the classic election (v1)."""
+
     id: str | None = None
 
 
 class WorkerElected(Event, tag="worker-elected"):
-    """How far an election by the store (v2) has come; `eid` is the election's id."""
+    """How far an election by the store (v2) is; `eid` is the election's id."""
 
     eid: str | None = None
     topic: str | None = None
@@ -186,12 +208,13 @@ class WorkerElected(Event, tag="worker-elected"):
 
 
 class OtherEvent(Event, kw_only=True):
-    """Of a group or type without fields known here; all of it is in `extra`."""
+    """An event of a group or type that is unknown here; all its fields are in `extra`."""
 
     told_type: str
 
     @property
     def type_name(self) -> str:
+        """The type on the wire."""
         return self.told_type
 
 
@@ -216,20 +239,21 @@ WORKER_TYPES: tuple[type[Event], ...] = (
 
 
 def tag_of(record: type[Event]) -> str:
+    """Return the type on the wire of a record's class."""
     return str(record.__struct_config__.tag)
 
 
-KNOWN_TYPES: Mapping[str, type[Event]] = {tag_of(one): one for one in (*TASK_TYPES, *WORKER_TYPES)}
+KNOWN_TYPES: Mapping[str, type[Event]] = {tag_of(record): record for record in (*TASK_TYPES, *WORKER_TYPES)}
 
-SLOTS = (*(one.slot for one in TASK_TYPES), TaskCustom.slot)
-"""A task's registers, one for each type of task event and one for all that users made up."""
+SLOTS = (*(record.slot for record in TASK_TYPES), TaskCustom.slot)
+"""A task's registers: one for each type of task event, and one for all custom types."""
 
 LOCAL_FIELDS = frozenset({"local_received", "delivery_tag", "archived_at"})
-"""What a receiver writes into an event; no part of it, so two receivers agree on what they heard."""
+"""Fields that receivers add; they are not part of the event, so that all receivers have the same event."""
 
 
 def fields_of(record: type[Event]) -> dict[str, Any]:
-    """The fields on the wire, beside `type`, and their types."""
+    """Return the fields on the wire, without `type`, and their types."""
     hints = get_type_hints(record, include_extras=True)
     names = [field.name for field in msgspec.structs.fields(record)]
     return {name: hints[name] for name in names if name not in _NOT_ON_THE_WIRE}
@@ -240,4 +264,4 @@ _NOT_ON_THE_WIRE = frozenset({"extra", "subject", "told_type"})
 VOCABULARY: Mapping[str, Mapping[str, Any]] = {
     name: fields_of(record) for name, record in KNOWN_TYPES.items()
 }
-"""Of every known type its fields on the wire and their types."""
+"""For every known type its fields on the wire and their types."""

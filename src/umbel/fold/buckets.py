@@ -1,22 +1,30 @@
-"""Buckets: into which part of the lake a task's events go, decided by its id alone.
-
-The function is Spark's own for a bucketed table (murmur3 of the id's UTF-8 bytes, seed 42, modulo the
-number of buckets, never negative), so Spark may read such files as a table that is bucketed already.
-With twice as many buckets each one is divided in two: tasks of bucket b go to b or b + n.
+"""Buckets: the part of the lake that a task's events belong to, by the hash of its id; and by its age, the
+segment.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from umbel.fold.columns import Ints
+from umbel.events.precedence import ENDINGS
+from umbel.fold.columns import Flags, Ints, int_array
+
+# ---- buckets ---------------------------------------------------------------------------------------
+#
+# The part of the lake that a task's events belong to, by its id alone.
+#
+# The function is Spark's own for a bucketed table (murmur3 of the id's UTF-8 bytes, seed 42, modulo the
+# number of buckets, never negative), so Spark may read such files as a table that is bucketed already. With
+# twice as many buckets each one is divided in two: tasks of bucket b go to b or b + n.
 
 SEED = 42
 _SECOND_SEED = 1_794_700_800
 BUCKET_EVENTS = 400_000
-"""More in one bucket take more memory than a worker should need."""
+"""Most events per bucket on average; more would need too much memory in a process."""
 Words = npt.NDArray[np.uint32]
 Keys = npt.NDArray[np.uint64]
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
@@ -25,7 +33,7 @@ _MIX_1, _MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
 def bucket_of(ids: pa.Array, count: int) -> Ints:
     """The bucket of each id, from 0 to `count` - 1. No id is null."""
-    assert not ids.null_count, "what has no task id is in no bucket"
+    assert not ids.null_count, "an event without a task id is in no bucket"
     assert count > 0
     return np.mod(hash_of(ids).astype(np.int64), count)
 
@@ -105,3 +113,151 @@ def _finished(state: Words) -> Words:
     state = (state ^ (state >> np.uint32(16))) * _MIX_1
     state = (state ^ (state >> np.uint32(13))) * _MIX_2
     return state ^ (state >> np.uint32(16))
+
+
+# ---- claims ----------------------------------------------------------------------------------------
+#
+# Which segment has a task, found by sorted keys of task ids.
+#
+# A task belongs to the segment that has its key. Two ids with the same key belong to the same segment, so
+# equal keys do no harm.
+
+
+def index_of(ids: Iterable[pa.ChunkedArray]) -> pa.Buffer:
+    """The distinct keys of these ids, sorted."""
+    keys = [key_of(pc.unique(part)) for part in ids]
+    every = np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *keys]))
+    return pa.py_buffer(every.tobytes())
+
+
+def claimed(events: pa.Table, indexes: Sequence[pa.Buffer]) -> Iterator[tuple[int, pa.Table]]:
+    """Group events by the position of the index that has their task; `len(indexes)` if no index has it."""
+    # Lookups of sorted keys are close to one another in an index, which is ten times as fast.
+    keys, task = np.unique(key_of(events.column("uuid").combine_chunks()), return_inverse=True)
+    target = np.full(len(keys), len(indexes))
+    for number, index in enumerate(indexes):
+        claims = np.frombuffer(index, dtype=np.uint64)
+        if len(claims):
+            place = np.minimum(np.searchsorted(claims, keys), len(claims) - 1)
+            target[claims[place] == keys] = number
+    target = target[task]
+    for number in np.unique(target).tolist():
+        yield number, events.filter(pa.array(target == number))
+
+
+# ---- ages ------------------------------------------------------------------------------------------
+#
+# Which tasks are likely to get more events, judged by their recorded events.
+#
+# This never changes the tables: it only decides which tasks are folded again together. A task is *hot*
+# while it has not ended, and for some seconds after that, but not if it was silent for long. Other tasks
+# are settled. Late and repeated events come soon if at all, so tasks that settled a short time ago are in
+# small segments, which cost little to fold again.
+
+SECOND_US = 1_000_000
+SETTLED_US = 5 * SECOND_US
+"""A task that has ended is settled after this time without events."""
+
+SILENT_US = 600 * SECOND_US
+"""A task that has not ended is settled after this time without events."""
+
+RECENT_US = 120 * SECOND_US
+"""A task that settled within this time may still get a late event."""
+
+SLICE_US = RECENT_US // 8
+"""In a first build, tasks that settled within one slice of this length are in one segment."""
+
+SEGMENT_EVENTS = 16_384
+"""In later builds, about this many events of recently settled tasks make one segment."""
+
+HOT_EVENTS = 50_000
+"""Most events that are folded again with every increment. Beyond it tasks are settled early: ended ones
+first, and of these the longest silent."""
+
+_ENDED = pa.array([*ENDINGS, "rejected"])
+
+
+@dataclass(frozen=True, slots=True)
+class Aged:
+    """Events by the age of their tasks; all events of a task are in one table."""
+
+    old: pa.Table
+    recent: pa.Table
+    """Tasks that were silent longest come first."""
+    hot: pa.Table
+    _task: Ints
+    _silent_us: Ints
+    """For each row of `recent`, its task's number, and for how long that task was silent."""
+
+    def parts(self) -> Iterator[pa.Table]:
+        """Recent events, in parts of about SEGMENT_EVENTS; a task is never divided."""
+        for rows in _cut(self._task):
+            yield self.recent.take(pa.array(rows))
+
+    def slices(self) -> Iterator[tuple[int, pa.Table]]:
+        """Recent events by slice of time; slice 0 was silent for the shortest time."""
+        number = self._silent_us // SLICE_US
+        for chosen in np.unique(number):
+            yield int(chosen), self.recent.filter(pa.array(number == chosen))
+
+
+def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Aged:
+    """Divide events of tasks by age. `horizon_us`: when the last event of all was recorded."""
+    task = _numbered(events)
+    count = int(task.max()) + 1 if len(task) else 0
+    recorded = int_array(events.column("recorded_at").combine_chunks())
+    last = np.zeros(count, dtype=np.int64)
+    np.maximum.at(last, task, recorded)
+    is_ended = np.zeros(count, dtype=bool)
+    is_ended[task[_flags(pc.is_in(events.column("slot"), value_set=_ENDED))]] = True
+    silent_us = horizon_us - last
+    may_go_on = silent_us < np.where(is_ended, SETTLED_US, SILENT_US)
+    order = np.lexsort((-last, is_ended))  # running tasks certainly get more events
+    is_hot = may_go_on & _first(task, order[may_go_on[order]], hot_max)
+    is_old = ~is_hot & (silent_us >= RECENT_US)
+    recent = np.flatnonzero((~is_hot & ~is_old)[task])
+    recent = recent[np.argsort(last[task[recent]], kind="stable")]
+    return Aged(
+        old=_where(is_old[task], events),
+        recent=events.take(pa.array(recent)),
+        hot=events.take(pa.array(np.flatnonzero(is_hot[task]))),
+        _task=task[recent],
+        _silent_us=silent_us[task[recent]],
+    )
+
+
+def _where(wanted: Flags, events: pa.Table) -> pa.Table:
+    """The wanted rows. The wanted rows at the beginning are not copied: in a lake most old events come
+    first.
+    """
+    first = len(wanted) if wanted.all() else int(np.argmin(wanted))
+    rest = events.slice(first).filter(pa.array(wanted[first:]))
+    return pa.concat_tables([events.slice(0, first), rest])
+
+
+def _numbered(events: pa.Table) -> Ints:
+    ids = events.column("uuid").combine_chunks().dictionary_encode()
+    return np.asarray(ids.indices.to_numpy(), dtype=np.int64)
+
+
+def _flags(column: pa.ChunkedArray) -> Flags:
+    found: Flags = column.combine_chunks().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _first(task: Ints, order: Ints, events_max: int) -> Flags:
+    """The first tasks in this order that together have at most so many events."""
+    sizes = np.bincount(task)
+    found = np.zeros(len(sizes), dtype=bool)
+    found[order[np.cumsum(sizes[order]) <= events_max]] = True
+    return found
+
+
+def _cut(task: Ints) -> Iterator[Ints]:
+    """Row numbers in parts of about SEGMENT_EVENTS, by the task of each row; a task is never divided."""
+    if not len(task):
+        return
+    _, first, of_row = np.unique(task, return_index=True, return_inverse=True)
+    part = first[of_row] // SEGMENT_EVENTS
+    for number in np.unique(part):
+        yield np.flatnonzero(part == number)

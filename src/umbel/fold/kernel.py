@@ -1,35 +1,29 @@
 """Kernel: the events of one bucket of tasks become that bucket's part of the tables.
 
-One sort brings the events of each task into the order of the merge; everything is read off that order.
-Memory is some multiple of the events, so a caller gives it a bucket of a bounded size. All events of a
-task must be in it: a part of a task's events makes rows that cannot be merged with those of another.
+One sort puts the events of each task into the order of the merge; everything else follows from that order.
+Memory is a multiple of the events, so callers pass a bucket of a bounded size. All events of a task must
+be in it: rows made from a part of a task's events cannot be merged with those of another part.
 
-Events without a task (`others`) are folded apart and all at once; they are few. What is seen only in all
-buckets together is made from what each bucket adds to it: metrics from samples, anomalies from suspects.
+Events without a task (`others`) are folded separately and all at once; they are few. Tables that need all
+buckets are made from what each bucket adds: metrics from samples, anomalies from suspects.
 """
 
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from umbel.fold import anomalies as odd
-from umbel.fold import metrics as measured
-from umbel.fold.attempts import attempts
-from umbel.fold.columns import Events
-from umbel.fold.elections import elections
-from umbel.fold.marks import Marks
-from umbel.fold.node_anomalies import of_nodes
-from umbel.fold.order import ordered
-from umbel.fold.registers import joined
-from umbel.fold.schemas import EVENTS
-from umbel.fold.tasks import tasks
-from umbel.fold.timeline import timeline
-from umbel.fold.workers import workers
+from umbel.fold import nodes as odd
+from umbel.fold import tasks as measured
+from umbel.fold.columns import EVENTS, Events
+from umbel.fold.nodes import elections, of_nodes, workers
+from umbel.fold.registers import joined, ordered
+from umbel.fold.senders import Marks
+from umbel.fold.tasks import attempts, tasks, timeline
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What one bucket adds to the tables, and what it adds to those that need all buckets."""
+    """The rows of one bucket in the tables, and its samples and suspects for tables that need all buckets."""
 
     tasks: pa.Table
     attempts: pa.Table
@@ -41,7 +35,7 @@ class Bucket:
 
 
 def fold_bucket(table: pa.Table) -> Bucket:
-    """`table`: events of tasks, with columns of the lake; each has a task's id."""
+    """Fold the events of a bucket. `table`: events with columns of the lake, each with a task's id."""
     events = Events(table)
     order = ordered(events, events.column("uuid"))
     known = joined(events, order)
@@ -53,13 +47,13 @@ def fold_bucket(table: pa.Table) -> Bucket:
         anomalies=odd.of_bucket(by_task, by_attempt),
         samples=measured.samples(by_attempt),
         suspects=odd.suspects(by_task),
-        told=odd.told(by_task),
+        told=odd.first_sendings(by_task),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """What the events without a task add to the tables."""
+    """The rows that come from events without a task."""
 
     workers: pa.Table
     elections: pa.Table
@@ -68,7 +62,7 @@ class Nodes:
 
 
 def fold_others(table: pa.Table, marks: Marks) -> Nodes:
-    """`table`: all events without a task's id. `marks`: of all events of the lake."""
+    """Fold all events without a task. `marks`: of all events of the lake."""
     events = Events(table)
     full = pa.table({name: events.column(name) for name in EVENTS.names})
     held = elections(full)

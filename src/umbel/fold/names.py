@@ -1,10 +1,10 @@
-"""Names: how files of the lake that are written by bucket are called.
+"""Names: the file names of events that are written by bucket.
 
     co-1794700800000000-000000-b003of016.parquet   events of tasks, those of one bucket
     co-1794700800000000-000000-others.parquet      events without a task
-    co-1794700800000000-000000-marks.parquet       the marks of all of them, and how many they are
+    co-1794700800000000-000000-marks.parquet       the marks of all of them, and their number
 
-What they have in common is the name of their group. A bucket that is empty has no file.
+The common part is the name of their group. An empty bucket has no file.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 SUFFIX = ".parquet"
 TABLES = "tables"
-"""The folder of what is built from the events."""
+"""The folder of the tables that are built from the events."""
 
 _PLACED = re.compile(r"(.*co-\d+-\d+)-(?:b(\d+)of(\d+)|others)\.parquet", re.ASCII | re.DOTALL)
 
@@ -29,11 +29,11 @@ class Place:
 
 
 def place_of(name: str) -> Place | None:
-    """None for a file whose events are not dealt out."""
-    told = _PLACED.fullmatch(name)
-    if told is None:
+    """The place that a file's name states; None for a file that is not written by bucket."""
+    parsed = _PLACED.fullmatch(name)
+    if parsed is None:
         return None
-    group, bucket, count = told.groups()
+    group, bucket, count = parsed.groups()
     if bucket is None:
         return Place(group, None, 0)
     is_place = int(count) in _COUNTS and int(bucket) < int(count)
@@ -41,12 +41,15 @@ def place_of(name: str) -> Place | None:
 
 
 def bucket_file(group: str, bucket: int, count: int) -> str:
+    """The name of a bucket's file."""
     return f"{group}-b{bucket:03}of{count:03}{SUFFIX}"
 
 
 def others_file(group: str) -> str:
+    """The name of a group's file of events without a task."""
     return f"{group}-others{SUFFIX}"
 
 
 def marks_file(group: str) -> str:
+    """The name of a group's file of marks."""
     return f"{group}-marks{SUFFIX}"

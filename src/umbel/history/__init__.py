@@ -1,1 +1,1 @@
-"""What was recorded: kept in a lake, read from its tables."""
+"""History: recorded events, stored in a lake and read from its tables."""

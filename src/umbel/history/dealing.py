@@ -1,9 +1,10 @@
 """Dealing: events written by bucket of their task, so that a build reads each bucket by itself.
 
 A group of files (`fold/names.py`) has the events of an hour or of a day: a file for each bucket, one for
-events without a task, one for the marks of all. It is written from a bounded number of events at a time,
-and given its names; it counts once the manifest of the lake names it. Groups are joined bucket by
-bucket, and a bucket is divided where the lake has more buckets by now.
+events without a task, one for the marks of all (which numbers of which sender they have). It is written
+from a bounded number of events at a time, and given its names; it counts once the manifest of the lake
+names it. Groups are joined bucket by bucket, and a bucket is divided where the lake has more buckets by
+now.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,25 +17,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from umbel.events.columns import REQUIRED
+from umbel.events.tables import REQUIRED
 from umbel.fold.buckets import bucket_of, divided
-from umbel.fold.marks import EVENTS_KEY, SOURCES_KEY, Marks, marks_of, merged
 from umbel.fold.names import bucket_file, marks_file, others_file, place_of
-from umbel.history.arrow import event_schema, event_writer
-from umbel.stores.interface import Draft, Store
-from umbel.stores.refusals import raise_unavailable
+from umbel.fold.senders import EVENTS_KEY, SOURCES_KEY, Marks, marks_of, merged
+from umbel.history.lake import event_schema, event_writer
+from umbel.stores.interface import Draft, Store, raise_unavailable
 
 ROWS_AT_ONCE = 250_000
 DEALT_AT_ONCE = 250_000
-"""So many events are in memory before they are dealt out."""
+"""Events that are collected in memory before they are divided into buckets."""
 
 
 class NewerFile(Exception):
-    """It has columns that this version does not know, so it is left as it is."""
+    """A file has columns that this version does not know; it is left unchanged."""
 
 
 def read_batches(store: Store, name: str, *, rows: int = ROWS_AT_ONCE) -> Iterator[pa.Table]:
-    """The events of a file in today's columns."""
+    """The events of a file, in batches with this version's columns."""
+    try:
+        yield from _read(store, name, rows)
+    except UnicodeDecodeError as error:  # Arrow decodes names of columns lazily
+        raise pa.ArrowInvalid(f"{name} has a column whose name is not text: {error}") from None
+
+
+def _read(store: Store, name: str, rows: int) -> Iterator[pa.Table]:
     schema = event_schema()
     with store.open(name) as opened, pq.ParquetFile(opened) as file:
         names = set(file.schema_arrow.names)
@@ -45,21 +52,25 @@ def read_batches(store: Store, name: str, *, rows: int = ROWS_AT_ONCE) -> Iterat
         for batch in file.iter_batches(rows, use_threads=False):
             table = pa.Table.from_batches([batch])
             columns = [
-                table[one.name].cast(one.type) if one.name in names else pa.nulls(table.num_rows, one.type)
-                for one in schema
+                table[field.name].cast(field.type)
+                if field.name in names
+                else pa.nulls(table.num_rows, field.type)
+                for field in schema
             ]
             yield pa.Table.from_arrays(columns, schema=schema)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A group as it lies there. `rows`: of each file of events, by its name in the lake."""
+    """A group that was written. `rows`: the number of rows of each file of events, by its name in the
+    lake.
+    """
 
     rows: dict[str, int]
 
 
 class GroupWriter:
-    """Writes one group. Nothing has its name before `finish`; `forget` removes what was begun."""
+    """Writes one group of files. They are published by `finish`; `forget` removes unfinished ones."""
 
     def __init__(self, store: Store, group: str, count: int) -> None:
         self._store = store
@@ -72,19 +83,21 @@ class GroupWriter:
         self._waiting: list[pa.Table] = []
 
     def add(self, events: pa.Table) -> None:
-        """Events of any kind."""
+        """Add events of any kind; they are divided into buckets later."""
         self._waiting.append(events)
-        if sum(one.num_rows for one in self._waiting) >= DEALT_AT_ONCE:
+        if sum(table.num_rows for table in self._waiting) >= DEALT_AT_ONCE:
             self._deal()
 
     def add_marks(self, marks: Marks) -> None:
+        """Add marks of events that are added by bucket."""
         self._marks.append(marks)
 
     def add_bucket(self, bucket: int, events: pa.Table) -> None:
-        """Events of one bucket, whose marks are added apart."""
+        """Add events of one bucket, whose marks are added separately."""
         self._write(bucket_file(self._group, bucket, self._count), events)
 
     def add_others(self, events: pa.Table) -> None:
+        """Add events that have no task."""
         self._write(others_file(self._group), events)
 
     def _deal(self) -> None:
@@ -111,8 +124,9 @@ class GroupWriter:
         self._rows[name] += events.num_rows
 
     def finish(self, sources: Sequence[str], trees: Mapping[str, Sequence[str]] | None = None) -> Written:
-        """Published. `sources`: the files and groups that the events are from; `trees`: what those groups
-        were made of."""
+        """Publish the group. `sources`: the files and groups that the events are from; `trees`: the sources
+        of those groups.
+        """
         self._deal()
         for writer in self._writers.values():
             writer.close()
@@ -123,14 +137,15 @@ class GroupWriter:
         made_of = {**(trees or {}), self._group: list(sources)}
         metadata = {EVENTS_KEY: total, SOURCES_KEY: msgspec.json.encode(made_of)}
         marks = marks_file(self._group)
-        told = merged(self._marks).as_table().replace_schema_metadata(metadata)
+        marks_table = merged(self._marks).as_table().replace_schema_metadata(metadata)
         self._drafts[marks] = self._store.draft(marks)
-        pq.write_table(told, self._drafts[marks].sink, compression="zstd")
+        pq.write_table(marks_table, self._drafts[marks].sink, compression="zstd")
         for name in (marks, *self._rows):
             self._drafts[name].publish(name)
         return Written(dict(self._rows))
 
     def forget(self) -> None:
+        """Discard the unfinished files."""
         for writer in self._writers.values():
             with suppress(OSError, ValueError):  # on a full disk even this fails
                 writer.close()
@@ -140,7 +155,7 @@ class GroupWriter:
 
 
 def read_marks(store: Store, group: str) -> tuple[Marks, int] | None:
-    """The marks of a group and of how many events they are; None where they cannot be read."""
+    """The marks of a group, and the number of its events; None where they cannot be read."""
     try:
         with store.open(marks_file(group)) as file:
             table = pq.read_table(file, partitioning=None)
@@ -151,7 +166,7 @@ def read_marks(store: Store, group: str) -> tuple[Marks, int] | None:
 
 
 def read_sources(store: Store, group: str) -> dict[str, list[str]]:
-    """What a group was made of, and what that was made of; nothing where it does not say so."""
+    """The sources of a group, and theirs in turn; empty where they are not recorded."""
     try:
         with store.open(marks_file(group)) as file:
             metadata = pq.read_schema(file).metadata or {}
@@ -164,8 +179,8 @@ def read_sources(store: Store, group: str) -> dict[str, list[str]]:
 def join_groups(
     writer: GroupWriter, store: Store, names: Sequence[str], count: int, stopped: Callable[[], bool]
 ) -> bool:
-    """All events of these files, which are written by bucket, by as many or fewer buckets than `count`; False
-    if it was stopped before the end."""
+    """Write all events of these groups' files into `count` buckets; the files have as many buckets or fewer.
+    False if it was stopped before the end."""
     places = {name: place_of(name) for name in names}
     for name, place in places.items():
         if place is not None and place.bucket is None:
@@ -201,7 +216,7 @@ def _filled(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)
-        if sum(one.num_rows for one in waiting) >= ROWS_AT_ONCE:
+        if sum(part.num_rows for part in waiting) >= ROWS_AT_ONCE:
             yield pa.concat_tables(waiting)
             waiting = []
     if waiting:

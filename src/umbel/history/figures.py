@@ -1,25 +1,224 @@
-"""Figures: what a report says, counted and measured by SQL over the published tables.
+"""Figures: what a report says, counted and measured by SQL over the published tables and views.
 
-Everything is aggregated before it gets here: at most `STEPS_MAX` time steps, so many names, nodes
-and rows, and whatever is left out is counted. So a report of a hundred million events is as large as
-that of a thousand. Percentiles are exact, taken from the attempts themselves.
-
-The time shown is when the broker's log took the events: the nodes' own clocks may be wrong, and a
-node that lives in the year 2099 must not squeeze all others into one pixel. What lies outside is
-counted as `outside`.
+Two periods are compared by the same figures.
 """
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import ceil, floor
+from typing import Any
 
 from umbel.events.tables import TABLES
-from umbel.history.period import Period, Row
+from umbel.history.charts import MINUTE, time_step
 from umbel.history.query import Tables
-from umbel.history.scales import time_step
-from umbel.history.spelling import percentiles
-from umbel.history.views.view import ANY_TIME
-from umbel.history.wanted import Wanted
-from umbel.history.work_figures import LONG_S, NAMES_MAX, STEPS_MAX, Work, work
+from umbel.history.tables import Wanted, percentiles
+from umbel.history.views import ANY_TASKS, ANY_TIME, OF_PART
+
+# ---- period ----------------------------------------------------------------------------------------
+#
+# The time that a report shows, cut into steps.
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Period:
+    """The time from `start` to `end`, in Unix seconds, cut into steps of `step_s`."""
+
+    start: float
+    end: float
+    step_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Seconds from start to end."""
+        return self.end - self.start
+
+    @property
+    def shown(self) -> tuple[float, float]:
+        """From the start of the first step to the end of the last step."""
+        times = self.times
+        return times[0], times[-1] + self.step_s
+
+    @property
+    def times(self) -> list[float]:
+        """The start of each time step; the first is a multiple of the step."""
+        first = self.start // self.step_s
+        steps = int(-(-self.end // self.step_s) - first)
+        return [(first + number) * self.step_s for number in range(max(steps, 1))]
+
+
+# ---- work figures ----------------------------------------------------------------------------------
+#
+# What a report says of queues, workflows, lost time and unusual times, from the views.
+#
+# As in `figures.py` everything is aggregated by SQL, and each list has its limit.
+
+NAMES_MAX = 20
+DRAWN_MAX = 5
+SLOWEST_MAX = 10
+UNUSUAL_MAX = 30
+UNUSUAL_STEPS = 60
+STEPS_MAX = 120
+
+
+@dataclass(frozen=True)
+class Depths:
+    """How much waited in the deepest queues. A queue is known minute by minute, so no step is shorter."""
+
+    period: Period
+    queues: list[Row]
+    """Deepest first."""
+    steps: list[list[float | None]]
+    """For each of the first queues, the largest depth in each step."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Figures of queues, workflows, lost time and unusual times."""
+
+    depths: Depths | None
+    workflow_kinds: list[Row]
+    slowest: list[Row]
+    lost: list[Row]
+    unusual: list[Row]
+    unusual_step_s: float
+
+
+def work(tables: Tables, period: Period | None) -> Work:
+    """Compute the figures of queues, workflows, lost time and unusual times."""
+    step_s = max(MINUTE, time_step(period.length_s, UNUSUAL_STEPS)) if period else MINUTE
+    return Work(
+        depths=_depths(tables, period) if period else None,
+        **_workflows(tables),
+        lost=tables.rows(_LOST, timeout_s=LONG_S),
+        unusual=tables.rows(_UNUSUAL, {"step_s": step_s}, timeout_s=LONG_S),
+        unusual_step_s=step_s,
+    )
+
+
+def _workflows(tables: Tables) -> dict[str, list[Row]]:
+    """By the name of the first task, and the slowest of all; so many tasks at a time as fit into memory."""
+    parts = tables.rows(_IN_TREES, timeout_s=LONG_S)[0]["n"] // TASKS_AT_ONCE + 1
+    kinds: dict[str | None, Row] = {}
+    slowest: list[Row] = []
+    for part in range(parts):
+        for row in tables.rows(_KINDS, {"part": part, "parts": parts}, timeout_s=LONG_S):
+            slowest += row.pop("slowest") or ()
+            known = kinds.setdefault(row["name"], {"name": row["name"], "durations": array("d")})
+            known["durations"].extend(row.pop("durations") or ())
+            known.update({key: known.get(key, 0) + (row[key] or 0) for key in row if key != "name"})
+        slowest.sort(key=lambda row: (row["duration_s"], row["root_id"]), reverse=True)
+        del slowest[SLOWEST_MAX:]
+    found = sorted(kinds.values(), key=lambda row: (-sum(row["durations"]), row["name"] or ""))[:NAMES_MAX]
+    for row in found:
+        durations = sorted(row.pop("durations"))
+        row |= {"p50_s": _share(durations, 0.5), "p95_s": _share(durations, 0.95)}
+    return {"workflow_kinds": found, "slowest": slowest}
+
+
+def _share(ordered: Sequence[float], share: float) -> float | None:
+    """A quantile, interpolated between two values like DuckDB's `quantile_cont`."""
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    below, above = ordered[floor(place)], ordered[ceil(place)]
+    return below + (above - below) * (place - floor(place))
+
+
+def _depths(tables: Tables, period: Period) -> Depths | None:
+    coarse = replace(period, step_s=max(period.step_s, MINUTE))
+    start, end = coarse.shown
+    rows = tables.rows(_DEPTHS, {"step": coarse.step_s, "end": end}, timeout_s=LONG_S)
+    within = [row for row in rows if row["at_s"] >= start]
+    deepest = {row["queue"]: row for row in sorted(within, key=lambda row: float(row["peak"]))}
+    if not deepest:
+        return None
+    waited = {row["queue"]: row["waited_s"] for row in tables.rows(_WAITED)}
+    queues = [
+        {
+            "queue": queue,
+            "peak": row["peak"],
+            "peak_at": row["at_s"],
+            "mean": (waited.get(queue) or 0.0) / period.length_s,
+            "backlog_s": max(
+                (step["backlog_s"] for step in within if step["queue"] == queue and step["backlog_s"]),
+                default=0.0,
+            ),
+        }
+        for queue, row in sorted(deepest.items(), key=lambda item: (-item[1]["peak"], item[0] or ""))
+    ][:NAMES_MAX]
+    drawn = [
+        _levels(coarse, [row for row in rows if row["queue"] == queue["queue"]])
+        for queue in queues[:DRAWN_MAX]
+    ]
+    return Depths(coarse, queues, drawn)
+
+
+def _levels(period: Period, rows: list[Row]) -> list[float | None]:
+    """The largest depth of each step; a step without changes has that of the step before."""
+    levels: list[float | None] = []
+    depth, left = 0, list(reversed(rows))
+    for at in period.times:
+        peak = depth
+        while left and left[-1]["at_s"] < at + period.step_s:
+            row = left.pop()
+            depth = row["depth"]
+            peak = max(peak, row["peak"]) if row["at_s"] >= at else depth
+        levels.append(peak)
+    return levels
+
+
+TASKS_AT_ONCE = 1_200_000
+"""Of workflows: what their paths need of the memory that a query may use."""
+LONG_S = 600.0
+"""Seconds for a query of a report, which may take longer than an interactive one."""
+
+_DEPTHS = """
+    select queue, floor(epoch(minute) / $step) * $step as at_s, max(depth_max) as peak,
+        arg_max(depth, minute) as depth, max(backlog_s) as backlog_s
+    from queues where epoch(minute) < $end group by 1, 2 order by 1, 2"""
+
+_WAITED = "select queue, sum(wait_s) as waited_s from attempts group by queue"
+
+_IN_TREES = f"""
+    select count(*) as n from (select coalesce(root_id, task_id) as root_id from {ANY_TASKS})
+        semi join (select root_id from tasks where root_id <> task_id) using (root_id)"""
+
+_KINDS = f"""
+    select name, count(*) as n, sum(n_tasks)::bigint as n_tasks, count(*) filter (n_failed > 0) as n_failed,
+        count(*) filter (n_open > 0) as n_open, list(duration_s) filter (duration_s is not null) as durations,
+        sum(queue_s) as queue_s, sum(run_s) as run_s, sum(retry_s) as retry_s, sum(follow_s) as follow_s,
+        arg_max({{'root_id': root_id, 'began_s': epoch(began_at), 'duration_s': duration_s,
+            'path_names': left(path_names, 400), 'queue_s': queue_s, 'run_s': run_s, 'retry_s': retry_s,
+            'follow_s': follow_s}}, {{'s': duration_s, 'id': root_id}}, {SLOWEST_MAX})
+            filter (duration_s is not null) as slowest
+    from {OF_PART}($part, $parts) group by name"""
+
+_LOST = f"""
+    select name, count(*) as n_tasks, sum(n_failed)::bigint as n_failed, sum(n_repeats)::bigint as n_repeats,
+        sum(failed_s) as failed_s, sum(again_s) as again_s, sum(repeated_s) as repeated_s,
+        sum(lost_s) as lost_s
+    from lost_time group by name order by lost_s desc, name limit {NAMES_MAX}"""
+
+_UNUSUAL = f"""
+    select epoch(step_at) as at_s, name, what, value, usual, score, detail
+    from unusual(step_s := $step_s) order by abs(score) desc, step_at, name, what limit {UNUSUAL_MAX}"""
+
+
+# ---- figures ---------------------------------------------------------------------------------------
+#
+# What a report says, counted and measured by SQL over the published tables.
+#
+# Everything is aggregated in SQL: at most `STEPS_MAX` time steps and a limited number of names, nodes and
+# rows; what is beyond a limit is counted. So a report of a hundred million events is as large as that of a
+# thousand. Percentiles are exact, taken from the attempts themselves.
+#
+# The time shown is when the broker's log took the events: the nodes' own clocks may be wrong, and a node
+# that lives in the year 2099 must not squeeze all others into one pixel. What lies outside is counted as
+# `outside`.
 
 NODES_MAX = 40
 SESSIONS_MAX = 2000
@@ -29,12 +228,14 @@ LISTED_MAX = 50
 
 @dataclass(frozen=True)
 class Figures:
+    """All figures of a report."""
+
     build: Row
     left_out: frozenset[str]
-    """Tables that the build did not make."""
+    """Tables that are missing in the build."""
     wanted: Wanted
     recorded: tuple[float, float] | None
-    """From when to when there is any history; None where there is none."""
+    """First and last time of the history; None where there is none."""
     period: Period | None
     totals: Row
     states: list[Row]
@@ -58,6 +259,7 @@ class Figures:
 
     @property
     def peak_per_s(self) -> float | None:
+        """Attempts per second in the busiest time step; None where none ended."""
         busiest = self.busiest
         return busiest["n_attempts"] / self.period.step_s if self.period and busiest else None
 
@@ -69,6 +271,7 @@ class Figures:
 
 
 def figures(tables: Tables) -> Figures:
+    """Compute all figures of a report from the tables."""
     recorded = _recorded(tables)
     period = _period(recorded, tables.wanted)
     return Figures(
@@ -98,7 +301,7 @@ def figures(tables: Tables) -> Figures:
 
 
 def _recorded(tables: Tables) -> tuple[float, float] | None:
-    """As far as it is wanted; of a time in which nothing was recorded, that of all attempts."""
+    """First and last time of the wanted part; where nothing was recorded in it, of all attempts."""
     for sql in _SPANS:
         [found] = tables.rows(sql)
         if found["first"] is not None:
@@ -161,7 +364,7 @@ _COUNTS = {
     "elections_broken": ("elections", "case when violations <> '[]' then 1 end"),
     "anomalies": ("anomalies", "*"),
 }
-"""Null where the build did not make the table: that is not the same as none."""
+"""Null where the build lacks the table, which is not the same as 0."""
 
 
 def _steps(tables: Tables, period: Period | None) -> list[Row]:
@@ -181,7 +384,7 @@ def _steps(tables: Tables, period: Period | None) -> list[Row]:
 
 
 def _by(tables: Tables, column: str) -> list[Row]:
-    """Those with the most failures, then the most attempts; the others together as one row."""
+    """Outcomes by a column: most failures first, then most attempts; the rest is one row."""
     return tables.rows(
         f"""with ranked as (
             select {column} as key, row_number() over (
@@ -244,9 +447,41 @@ _ANOMALIES = f"""
 
 
 def failure_rate(row: Row) -> float | None:
+    """The share of failures among successes and failures; None where there is neither."""
     judged = row["n_succeeded"] + row["n_failed"]
     return row["n_failed"] / judged if judged else None
 
 
 def column(rows: Sequence[Row], name: str) -> list[float | None]:
+    """One column of rows; None where a row lacks it."""
     return [row.get(name) for row in rows]
+
+
+# ---- comparing -------------------------------------------------------------------------------------
+#
+# Each task's figures in two periods, and how they changed.
+
+TASKS_MAX = 1000
+FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A period from `since` up to `until`, exclusive."""
+
+    since: datetime = FIRST
+    until: datetime = LAST
+
+
+def compare(tables: Tables, before: Span, after: Span) -> list[Row]:
+    """One row per task, those with most attempts first."""
+    return tables.rows(
+        "select * from compared($before_since, $before_until, $after_since, $after_until)"
+        f" order by n_before + n_after desc, name nulls last limit {TASKS_MAX}",
+        {
+            "before_since": before.since,
+            "before_until": before.until,
+            "after_since": after.since,
+            "after_until": after.until,
+        },
+    )

@@ -3,9 +3,9 @@
 Files of an hour that has passed are dealt out into `compacted/` by the bucket of their tasks
 (`dealing.py`). When a day has passed its hours are joined; files of an older day go into one group at once.
 How many buckets there are follows the events of the lake, by doubling; days that were written for far fewer
-are written again. A manifest says which files stand for which; from that moment readers take the new ones,
-and a group says what it was made of, so that a build knows what it has taken already. What was replaced is
-deleted later, when no reader can still be at it. At every moment each event is in at least one file that
+are written again. A manifest says which files replace which; from then on readers take the new ones,
+and a group names its sources, so that a build knows which events it has already. Replaced files are
+deleted later, when no reader can still use them. At every moment each event is in at least one file that
 readers see.
 
 Days are dropped whole.
@@ -17,22 +17,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from umbel.fold.names import marks_file, place_of
-from umbel.history.arrow import arrow, parquet
-from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, lock_of
-from umbel.stores.interface import Store
-from umbel.stores.refusals import raise_unavailable
+from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, arrow, lock_of, parquet
+from umbel.stores.interface import Store, raise_unavailable
 
 SETTLES_S = 300.0
-"""An hour is closed so long after its end: files get their names in it a little late."""
+"""Seconds after its end at which an hour is closed: its last files are named a little late."""
 
 GRACE_S = 3600.0
-"""A reader may use a replaced file for so long."""
+"""Seconds for which a reader may still use a replaced file."""
 
 BUCKETS_MAX = 256
 """Files that are open while a group is written; a build divides buckets that are too large for it."""
 
 REDEAL_AT = 4
-"""Days are written again when the lake has so many times more buckets than they were written for."""
+"""A day is written again when the lake has this many times more buckets than the day."""
 
 LOCK = "_housekeeping"
 
@@ -49,15 +47,15 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """What housekeeping has still to do."""
+class HousekeepingBacklog:
+    """The backlog of housekeeping."""
 
     files: int
-    """Of past hours, that are not written by bucket yet."""
+    """Files of past hours that are not written by bucket yet."""
     days: int
     """Past days whose hours are not joined yet."""
     replaced: int
-    """Files that others stand for and that are still there."""
+    """Replaced files that are not deleted yet."""
 
 
 def compact(
@@ -67,8 +65,8 @@ def compact(
     grace_s: float = GRACE_S,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Report:
-    """Write past hours by bucket, join past days, and delete what was replaced a while ago. `stopped`: asked
-    now and then; what is done until then counts."""
+    """Write past hours by bucket, join past days, and delete what was replaced a while ago. `stopped` is
+    called now and then and ends the run; what is done by then stays done."""
     at = time.time() if now is None else now
     with lake.locked(LOCK, "housekeeping"):
         work = _Compaction(lake, at, grace_s, stopped)
@@ -76,15 +74,18 @@ def compact(
     return work.report
 
 
-def behind(lake: Lake, *, now: float | None = None) -> Behind:
+def backlog_of(lake: Lake, *, now: float | None = None) -> HousekeepingBacklog:
+    """Count what housekeeping has still to do."""
     at = time.time() if now is None else now
     compacted = lake.read_compacted()
     loose = [name for names in _loose(lake, compacted, at).values() for name in names]
-    return Behind(len(loose), len(_days_to_join(compacted, at, buckets=1)), len(compacted.replaces))
+    return HousekeepingBacklog(
+        len(loose), len(_days_to_join(compacted, at, buckets=1)), len(compacted.replaces)
+    )
 
 
 class _Compaction:
-    """One run; only for who holds the lock. Each hour and each day is published when it is done."""
+    """One run, under the lock of housekeeping. Each hour and each day is published when it is done."""
 
     def __init__(self, lake: Lake, at: float, grace_s: float, stopped: Callable[[], bool]) -> None:
         self.report = Report()
@@ -96,7 +97,7 @@ class _Compaction:
         self._now = lake.read_compacted()
 
     def run(self) -> None:
-        self._store.clear_drafts(COMPACTED, "co-")  # what a run that died had begun to write
+        self._store.clear_drafts(COMPACTED, "co-")  # unfinished files of a run that died
         loose = _loose(self._lake, self._now, self._at)
         if loose:
             buckets = self._buckets(name for names in loose.values() for name in names)
@@ -124,7 +125,7 @@ class _Compaction:
         return buckets_for(events, BUCKETS_MAX)
 
     def _deal(self, folder: str, names: Sequence[str], buckets: int) -> None:
-        """Files of one hour or one day that are not written by bucket."""
+        """Write the events of raw files of an hour or a day into buckets."""
         from umbel.history.dealing import GroupWriter, NewerFile, read_batches
 
         writer = GroupWriter(self._store, f"{COMPACTED}/{folder}/{self._name()}", buckets)
@@ -153,7 +154,7 @@ class _Compaction:
             self._publish(writer.finish(taken).rows, taken)
 
     def _join(self, day: str, names: Sequence[str], buckets: int) -> None:
-        """Groups of one day. A group whose marks or files are not whole is dealt out like loose files."""
+        """Join the groups of a day. A group that is incomplete is divided into buckets like raw files."""
         from umbel.history.dealing import GroupWriter, join_groups, read_batches, read_marks, read_sources
 
         writer = GroupWriter(self._store, f"{COMPACTED}/dt={day}/{self._name()}", buckets)
@@ -172,7 +173,7 @@ class _Compaction:
                     sound += members
                     sources.append(group)
                 else:
-                    sources.append(f"{group}: a part")  # which is not what a build may have taken
+                    sources.append(f"{group}: a part")  # not a name that a build may have taken
                     for name in members:
                         for table in read_batches(self._store, name):
                             writer.add(table)
@@ -182,12 +183,12 @@ class _Compaction:
         except (OSError, arrow().ArrowException) as error:
             writer.forget()
             raise_unavailable(error)
-            return  # a build looks into its files, and sets aside the one that cannot be read
+            return  # a build checks its files, and moves the unreadable one to the quarantine
         except BaseException:
             writer.forget()
             raise
-        told = [read_sources(self._store, group) for group in groups]
-        trees = {name: parts for one in told for name, parts in one.items()}
+        listed = [read_sources(self._store, group) for group in groups]
+        trees = {name: parts for sources_of in listed for name, parts in sources_of.items()}
         self._publish(writer.finish(sources, trees).rows, names)
 
     def _name(self) -> str:
@@ -196,9 +197,9 @@ class _Compaction:
     def _publish(self, rows: dict[str, int], replaced: Sequence[str]) -> None:
         gone = set(replaced)
         times = self._now.replaced_at | dict.fromkeys(replaced, self._at)
-        kept = [name for name in self._now.files if name not in gone]
+        remaining = [name for name in self._now.files if name not in gone]
         known = {name: count for name, count in self._now.rows.items() if name not in gone}
-        self._set(Compacted([*kept, *rows], sorted(times), times, known | rows))
+        self._set(Compacted([*remaining, *rows], sorted(times), times, known | rows))
         self.report.written += rows
         self.report.replaced += replaced
 
@@ -208,7 +209,7 @@ class _Compaction:
         self._now = compacted
 
     def _remove_replaced(self) -> None:
-        """What was replaced long ago."""
+        """Delete files that were replaced more than the grace time ago."""
         removable = {
             name for name, since in self._now.replaced_at.items() if since <= self._at - self._grace_s
         }
@@ -222,12 +223,12 @@ class _Compaction:
 
 
 def _whole(store: Store, name: str, read: Callable[[Store, str], Iterable[object]]) -> list[object]:
-    """All of a file, or nothing: one that is damaged in the middle is set aside, and its events with it."""
+    """All events of a file, read before any is used: a damaged file goes to the quarantine as a whole."""
     return list(read(store, name))
 
 
 def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
-    """Drop the days that are older."""
+    """Delete the days that are older than `keep_days`, and report what was deleted."""
     at = time.time() if now is None else now
     first_kept = (datetime.fromtimestamp(at, UTC) - timedelta(days=keep_days)).date().isoformat()
     report = Report()
@@ -235,7 +236,7 @@ def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
         before, store = lake.read_compacted(), lake.store
         groups = [name for name in store.names(COMPACTED) if name.rpartition("/")[2].startswith("co-")]
         report.removed += _before((*lake.raw_files(), *before.files), first_kept)
-        due = {*report.removed, *_before(groups, first_kept)}  # marks too, and what nothing names
+        due = {*report.removed, *_before(groups, first_kept)}  # also marks, and files that no manifest names
         report.dropped_days += sorted(set(map(_day_of, due)))
         gone = set(report.removed)
         if gone.intersection(before.files):
@@ -249,8 +250,8 @@ def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
 
 
 def _loose(lake: Lake, compacted: Compacted, now: float) -> dict[str, list[str]]:
-    """Raw files of hours that are closed, and files that an earlier version put together without buckets; by
-    the folder that their events go to: that of their hour, or of their day once that is closed."""
+    """Raw files of closed hours, and files that an earlier version joined without buckets, by target folder:
+    that of their hour, or of their day once it is closed."""
     replaced, found = set(compacted.replaces), dict[str, list[str]]()
     names = [name for name in _of_closed_hours(lake, now) if name not in replaced]
     names += lake.existing([name for name in compacted.files if place_of(name) is None])

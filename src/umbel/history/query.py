@@ -1,18 +1,22 @@
-"""Query: SQL over the published tables, in this process, without a JVM.
+"""Query: SQL over the published tables, in this process, without a JVM; its rows as CSV, Parquet and JSON.
 
-DuckDB reads the Parquet files that the manifest names, each table as a view, and has the views that are
-computed from them (`views/`). What is asked comes from people, so it is confined: one statement that reads,
-no other file, no network, no extension, no setting changed, so much memory, so many rows, bytes and seconds.
-Sorting what does not fit into memory uses a separate folder, which is bounded and removed afterwards.
+Also writes the tables and views of a build as a DuckDB file, for dbt, notebooks and other tools.
 """
 
+import csv
+import io
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from importlib.util import find_spec
 from itertools import chain
-from math import inf
+from math import inf, isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,18 +24,35 @@ import msgspec
 
 from umbel.errors import BadQuery, ConfigurationError, HistoryError, SlowQuery
 from umbel.events.tables import TABLES, Table, TableColumn
-from umbel.history.scanning import as_pattern, paths_of, scanned
-from umbel.history.spelling import quoted_name, text_literal
-from umbel.history.tables import Build, newest_build, newest_number
-from umbel.history.views import VIEWS
-from umbel.history.views.view import ANY_TASKS, ANY_TIME
-from umbel.history.wanted import Wanted
-from umbel.stores.interface import Store, Where
-from umbel.stores.opening import store_at
-from umbel.stores.refusals import unavailable
+from umbel.history.lake import arrow, parquet
+from umbel.history.tables import (
+    Build,
+    Wanted,
+    as_pattern,
+    newest_build,
+    newest_number,
+    paths_of,
+    quoted_name,
+    scanned,
+    text_literal,
+)
+from umbel.history.views import ANY_TASKS, ANY_TIME, VIEWS
+from umbel.stores.interface import Store, Where, unavailable
+from umbel.stores.local import store_at
 
 if TYPE_CHECKING:
     import duckdb
+
+
+# ---- query -----------------------------------------------------------------------------------------
+#
+# SQL over the published tables, in this process, without a JVM.
+#
+# DuckDB reads the Parquet files that the manifest names, each table as a view, and has the views that are
+# computed from them (`views/`). Queries come from people, so they are confined: one statement that reads,
+# no other file, no network, no extension, no changed setting, and limits for memory, rows, bytes and
+# seconds. Sorting what does not fit into memory uses a separate folder, which is bounded and removed
+# afterwards.
 
 ROWS_MAX = 1_000_000
 BYTES_MAX = 512 * 1024 * 1024  # of what is fetched
@@ -47,7 +68,7 @@ WorkT = TypeVar("WorkT")
 
 @dataclass(frozen=True)
 class Answer:
-    """`more`: there were rows beyond the limit."""
+    """The rows of a query. `more`: there were rows beyond the limit."""
 
     columns: tuple[str, ...]
     types: tuple[str, ...]
@@ -55,11 +76,12 @@ class Answer:
     more: bool
 
     def dicts(self) -> list[dict[str, Any]]:
+        """Each row as a dict by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-class Unreadable(HistoryError):
-    """A file is missing or torn, which is no fault of the query."""
+class UnreadableBuild(HistoryError):
+    """A file of the build is missing or damaged; the query itself is not at fault."""
 
     def __init__(self, build: Build, error: Exception) -> None:
         super().__init__(
@@ -70,7 +92,7 @@ class Unreadable(HistoryError):
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """For all that is asked of one build together; `since` is of the monotonic clock."""
+    """The time limit of all queries of one read together; `since` is on the monotonic clock."""
 
     seconds: float
     since: float
@@ -80,7 +102,7 @@ class _Limit:
 
 
 class _Alarm(threading.Timer):
-    """Rings until it is cancelled: DuckDB forgets an interruption that comes before the query begins."""
+    """Interrupts again and again: DuckDB ignores an interruption that comes before the query begins."""
 
     def run(self) -> None:
         while not self.finished.wait(self.interval):
@@ -89,7 +111,7 @@ class _Alarm(threading.Timer):
 
 
 class Tables:
-    """The tables of one build, open for reading, as far as they are wanted."""
+    """The tables of one build, open for reading, narrowed to the wanted part."""
 
     def __init__(
         self, build: Build, connection: "duckdb.DuckDBPyConnection", within: _Limit, wanted: Wanted
@@ -107,7 +129,9 @@ class Tables:
         limit: int = ROWS_MAX,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """Run one query; BadQuery when it is none, is wrong, takes too long or answers too much."""
+        """Run one query. BadQuery when it is wrong or its answer is too large, SlowQuery when it takes too
+        long.
+        """
         import duckdb
 
         limit_s, left_s = min(timeout_s, self._within.seconds), min(timeout_s, self._within.left_s())
@@ -131,16 +155,17 @@ class Tables:
         except duckdb.Error as error:
             _raise_unavailable(self.build, error)
             if isinstance(error, duckdb.IOException) or not self.build.is_there():
-                raise Unreadable(self.build, error) from None
+                raise UnreadableBuild(self.build, error) from None
             raise BadQuery(_problem(sql, error)) from None
         finally:
             alarm.cancel()
-        names = tuple(str(one[0]) for one in described)
-        return Answer(names, tuple(str(one[1]) for one in described), rows[:limit], len(rows) > limit)
+        names = tuple(str(column[0]) for column in described)
+        return Answer(names, tuple(str(column[1]) for column in described), rows[:limit], len(rows) > limit)
 
     def rows(
         self, sql: str, parameters: Sequence[Any] | dict[str, Any] = (), *, timeout_s: float = TIMEOUT_S
     ) -> list[dict[str, Any]]:
+        """Run one query and return its rows as dicts; raises as `ask` does."""
         return self.ask(sql, parameters, timeout_s=timeout_s).dicts()
 
     def _refuse_changes(self, sql: str) -> None:
@@ -149,7 +174,7 @@ class Tables:
         statements = self._connection.extract_statements(sql)
         if len(statements) != 1:
             raise BadQuery(f"got {len(statements)} queries; give one at a time")
-        if statements[0].type != duckdb.StatementType.SELECT:  # EXPLAIN ANALYZE does what it explains
+        if statements[0].type != duckdb.StatementType.SELECT:  # EXPLAIN ANALYZE runs the statement
             kind = str(statements[0].type).rpartition(".")[2]
             raise BadQuery(f"history is read-only and {kind} is refused; use SELECT")
 
@@ -157,17 +182,17 @@ class Tables:
 def read(
     lake: Where, work: Callable[[Tables], WorkT], *, timeout_s: float = inf, wanted: Wanted | None = None
 ) -> WorkT:
-    """Do all of the work on the newest build, within `timeout_s`; on a part of it, where that is `wanted`.
+    """Run `work` on the newest build, or on its `wanted` part, within `timeout_s`, and return its result.
 
-    During a read, new builds may remove the files that are read. Then the work is
-    done again, once, on what is the newest by now.
+    New builds may remove the files during the read. Then the work is repeated once, on the build that is the
+    newest by then.
     """
     store = store_at(lake)
     build, within = newest_build(store), _Limit(timeout_s, monotonic())
     try:
         with _opened(build, within, wanted or Wanted()) as tables:
             return work(tables)
-    except Unreadable:
+    except UnreadableBuild:
         if newest_number(store) == build.number:
             raise
     with _opened(newest_build(store), within, wanted or Wanted()) as tables:
@@ -175,12 +200,13 @@ def read(
 
 
 def require_duckdb() -> None:
-    try:
-        import duckdb  # noqa: F401
-    except ImportError:
+    """Raise ConfigurationError if DuckDB is not installed. It is not imported: another process may do the
+    read.
+    """
+    if find_spec("duckdb") is None:
         raise ConfigurationError(
             "reading history needs DuckDB, which is not installed; run: pip install 'umbel[history]'"
-        ) from None
+        )
 
 
 def _fetched(result: "duckdb.DuckDBPyConnection", limit: int) -> list[tuple[Any, ...]]:
@@ -205,16 +231,16 @@ def _size(value: Any) -> int:
         case list() | tuple():
             return 8 + sum(map(_size, value))
         case dict():
-            return 8 + sum(_size(key) + _size(one) for key, one in value.items())
+            return 8 + sum(_size(key) + _size(part) for key, part in value.items())
         case _:
             return 8
 
 
 def _problem(sql: str, error: Exception) -> str:
     """What is wrong with a query and where, in one line."""
-    _, brace, told = str(error).partition("{")
+    _, brace, details = str(error).partition("{")
     try:
-        facts = msgspec.json.decode(brace + told, type=dict[str, str])
+        facts = msgspec.json.decode(brace + details, type=dict[str, str])
     except msgspec.MsgspecError:
         return str(error).strip()
     if facts.get("type") == "Table" and facts.get("error_subtype") == "MISSING_ENTRY":
@@ -252,7 +278,7 @@ def _opened(build: Build, within: _Limit, wanted: Wanted) -> Iterator[Tables]:
                 make_views(connection, build, wanted)
             except (duckdb.Error, OSError) as error:
                 _raise_unavailable(build, error)
-                raise Unreadable(build, error) from None
+                raise UnreadableBuild(build, error) from None
             _confine(connection, build)
             yield Tables(build, connection, within, wanted)
         finally:
@@ -260,13 +286,13 @@ def _opened(build: Build, within: _Limit, wanted: Wanted) -> Iterator[Tables]:
 
 
 def _raise_unavailable(build: Build, error: Exception) -> None:
-    """Where it is the store that does not answer, another build would not be read either."""
+    """Raise HistoryError if the store is unavailable: then another build could not be read either."""
     if (down := unavailable(error)) is not None:
         raise HistoryError(f"the lake {build.store.where} cannot be read: {down}") from None
 
 
 def make_views(connection: "duckdb.DuckDBPyConnection", build: Build, wanted: Wanted) -> None:
-    """The tables, as far as they are wanted, and the views of them."""
+    """Create the tables, narrowed to the wanted part, and the views on them."""
     for table in TABLES.values():
         select = _select(connection, table, build.store, build.files.get(table.name, ()))
         connection.execute(_view(table.name, select, wanted.of(table.name)))
@@ -285,7 +311,7 @@ def _view(name: str, select: str, condition: str) -> str:
 def _select(connection: "duckdb.DuckDBPyConnection", table: Table, store: Store, files: Sequence[str]) -> str:
     """All columns of the table in their order; null where the build that wrote it did not have one.
 
-    One that has another name by now is found under the one that it had.
+    A renamed column is read from files of earlier builds under its former name.
     """
     source = scanned(connection, f"files of {table.name}", store, files) if files else ""
     described = connection.execute(f"describe select * from {source}").fetchall() if files else []
@@ -320,3 +346,110 @@ _TYPES = {
     "bool": "boolean",
     "instant": "timestamptz",
 }
+
+
+# ---- export ----------------------------------------------------------------------------------------
+#
+# The rows of a query as CSV, Parquet and JSON.
+
+CALCULATED = ("=", "+", "-", "@", "\t", "\r")
+
+
+def plain(value: Any) -> Any:
+    """A value of DuckDB as a value that JSON can hold."""
+
+    match value:
+        case datetime():
+            at = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+            return at.isoformat(timespec="auto").replace("+00:00", "Z")
+        case date():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return float(value)
+        case float():
+            return value if isfinite(value) else str(value)
+        case bytes():
+            return value.hex()
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case dict():
+            return {str(key): plain(item) for key, item in value.items()}
+        case None | bool() | int() | str():
+            return value
+        case _:
+            return str(value)
+
+
+def asked(tables: Tables, sql: str, *, limit: int, timeout_s: float) -> Answer:
+    """Run one query and return its rows, with values that JSON can hold."""
+    found = tables.ask(sql, limit=limit, timeout_s=timeout_s)
+    return replace(found, rows=[tuple(map(plain, row)) for row in found.rows])
+
+
+def as_csv(answer: Answer) -> str:
+    """The answer as CSV with a line of column names."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(answer.columns)
+    writer.writerows([["" if value is None else plain(value) for value in row] for row in answer.rows])
+    return text.getvalue()
+
+
+def for_spreadsheets(answer: Answer) -> Answer:
+    """The answer with an apostrophe before each text that a spreadsheet would calculate."""
+    rows = [tuple(map(_guarded, row)) for row in answer.rows]
+    return replace(answer, columns=tuple(map(_guarded, answer.columns)), rows=rows)
+
+
+def _guarded(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(CALCULATED) else value
+
+
+def as_parquet(answer: Answer) -> bytes:
+    """The answer as a Parquet file; a repeated column name gets a number, because a file has each name
+    once.
+    """
+    names = [
+        name if name not in answer.columns[:place] else f"{name}_{place}"
+        for place, name in enumerate(answer.columns)
+    ]
+    columns = list(zip(*answer.rows, strict=True)) or [()] * len(names)
+    table = arrow().table({name: list(column) for name, column in zip(names, columns, strict=True)})
+    written = io.BytesIO()
+    parquet().write_table(table, written)
+    return written.getvalue()
+
+
+# ---- database --------------------------------------------------------------------------------------
+#
+# The tables and views of a build as a file of DuckDB, for dbt, notebooks and other tools.
+#
+# It holds no rows, only names: which Parquet files a table is made of, and the queries of the views. Those
+# files go away some builds later, so it is written again after each build.
+
+
+def write_database(lake: Where, path: Path) -> Build:
+    """Write the database file atomically, and return the build that it reads. HistoryError if that fails."""
+    require_duckdb()
+    import duckdb
+
+    store = store_at(lake)
+    if store.path("") is None:
+        raise HistoryError(
+            f"a database names the files of a folder, which {store.where} is not; use `umbel history sql`, or"
+            " build in a folder"
+        )
+    build = newest_build(store)
+    try:
+        with TemporaryDirectory(
+            prefix=f".{path.name}.", dir=path.parent
+        ) as room:  # readable by this user only
+            draft = Path(room, path.name)
+            with duckdb.connect(draft) as connection:
+                make_views(connection, build, Wanted())
+            draft.replace(path)
+    except (OSError, duckdb.Error) as error:
+        raise HistoryError(f"cannot write {str(path)!r}: {error}; name another file") from None
+    return build

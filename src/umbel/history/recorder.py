@@ -1,55 +1,258 @@
 """Recorder: reads the broker's event log, writes files of the lake, and acknowledges what is safe.
 
-When to read, to close a file and to acknowledge is decided by `protocol/leadership/recording.py`; this is its
-shell. One coroutine performs one thing after the other. What takes time (decoding, Parquet, disks) runs
-in a separate thread, so that a worker's loop can run a recorder.
+It records facts about its own work as events among the events.
 
-Beside the events it records facts about its work (`facts.py`).
+recorder-online, recorder-offline   when it recorded; `unheard_since`: from then on no
+                                    recorder received events of Celery's workers
+recorder-gap                        numbers `first` to `last` of that node's events did not come
+recorder-lost                       `lost` events fell out of the log before they were read; `why`
+recorder-deaf                       the broker was away from `since` on; events of Celery's workers
+                                    from that time may be lost
+recorder-unreadable                 `count` entries are not events; they are stored in `file`
 """
 
 import asyncio
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic, time, time_ns
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from umbel.brokers.interface import LoggedEvent
+import msgspec
+
+from umbel.brokers.interface import Broadcast, EventLog, FanOut, LoggedEvent
 from umbel.chance import random
-from umbel.errors import BrokerError, LakeError, NotSupported
-from umbel.events.sequences import Sequences
-from umbel.history.arrow import arrow, compute, event_schema, parquet
-from umbel.history.facts import DEAF, LOST, OFFLINE, ONLINE, UNREADABLE, Fact, FactMaker
-from umbel.history.lake import EVENTS, Lake, entered
-from umbel.history.listening import Listening, RecordedBroker
-from umbel.history.memory import Memory, read_memory, write_memory
-from umbel.history.numbering import account
-from umbel.history.rows import Heard, Rows, Unreadable
-from umbel.history.segment import Segment
-from umbel.protocol.leadership.recording import (
+from umbel.clock import cluster_now
+from umbel.errors import BrokerError, LakeError, NoClusterId, NotSupported
+from umbel.events.reorder import Gap, Sequences
+from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.history.lake import EVENTS, Lake, arrow, compute, entered, event_schema, parquet
+from umbel.history.rows import BatchFindings, Rows, UnreadableEntry
+from umbel.history.segment import RecorderMemory, Segment, account_numbers, read_memory, write_memory
+from umbel.protocol.delivery.states import reconnect_wait_s
+from umbel.protocol.leadership.lease import (
     Acknowledge,
-    Begin,
-    Effect,
-    Ended,
+    BeginRecording,
     EntriesRead,
-    Event,
     FactsAdded,
     FileFinished,
     FinishFile,
     ForgetFile,
     ReadAfter,
     Recording,
+    RecordingEffect,
+    RecordingEnded,
+    RecordingEvent,
     RotationSettings,
-    Stop,
+    StopRecording,
     WritingFailed,
 )
 from umbel.protocol.machine import Tick
-from umbel.protocol.retry import reconnect_wait_s
+from umbel.protocol.pidbox import Request
+from umbel.wire.control import REQUEST_EXCHANGE, encode_request
+from umbel.wire.coordination import NODE_BYTES_MAX
+from umbel.wire.event import LOGGED
+from umbel.wire.values import UNREADABLE as VALUES_UNREADABLE
+
+# ---- listening -------------------------------------------------------------------------------------
+#
+# Appends broadcast events of Celery's workers to the event log, and asks them to send task events.
+#
+# Celery's workers broadcast their events and do not log them. On RabbitMQ the event log is bound to that
+# exchange, so the recorder only asks for events. On Redis a broadcast without a subscriber is lost: the
+# recorder subscribes and appends each broadcast to the event log, where it is as safe as events of Umbel's
+# nodes. What Celery's workers send while no recorder runs, or while its connection is down, is lost; the
+# recorder records when that was.
 
 log = logging.getLogger("umbel.history")
+
+WAITING_MAX = 20_000
+APPEND_MAX = 500
+ASK_EVERY_S = 3.0  # a starting worker sends worker-online before it receives requests
+REQUEST_TTL_S = 60.0
+STRANGERS_MAX = 200  # asked by name; if there are more, all workers are asked
+
+
+class _Headers(msgspec.Struct):
+    logged: bool = False
+
+
+assert _Headers.__struct_fields__ == (LOGGED,)
+_headers = msgspec.json.Decoder(_Headers)
+
+
+class RecordedBroker(EventLog, FanOut, Protocol):
+    """What a recorder needs of a broker: the event log, and broadcasts."""
+
+
+class Listening:
+    """Appends broadcast events to the log that lacks them; asks workers without a log to send task events."""
+
+    def __init__(self, broker: RecordedBroker) -> None:
+        self.heard = 0
+        self.dropped = 0  # the buffer was full while the broker was unavailable
+        self._broker = broker
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._arrived = asyncio.Event()
+        self._strangers: set[str] = set()
+        self._asked: set[str] = set()
+        self._unasked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Subscribe and append until cancelled, where the broker's event log needs it."""
+        others = self._broker.capabilities.events_of_others
+        if others == "none":
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ask_on())
+            if others == "fan-out":
+                group.create_task(self._append_on())
+                group.create_task(self._listen())
+
+    def met(self, strangers: set[str], arrived: set[str]) -> None:
+        """Note workers without event numbers (Celery's) that sent events; those in `arrived` have just
+        started.
+
+        A worker that was not asked yet is asked at once. All are asked again now and then, because a
+        restarted worker has forgotten the request.
+        """
+        self._asked -= arrived
+        if len(self._strangers) <= STRANGERS_MAX:
+            self._strangers |= strangers
+        if self._strangers - self._asked:
+            self._unasked.set()
+
+    async def _ask_on(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await self._unasked.wait()
+            except TimeoutError:
+                self._asked.clear()
+            self._unasked.clear()
+            asked, self._strangers = self._strangers, set()
+            if not asked:
+                continue
+            try:
+                await self._ask(sorted(asked) if len(asked) <= STRANGERS_MAX else None)
+                self._asked = asked if len(self._asked) > STRANGERS_MAX else self._asked | asked
+            except (BrokerError, NoClusterId) as error:
+                log.debug(
+                    "cannot ask workers to send events; they are asked again when they send something",
+                    extra={"why": str(error)},
+                )
+
+    async def _ask(self, destination: Sequence[str] | None) -> None:
+        named = None if destination is None else tuple(name[:NODE_BYTES_MAX] for name in destination)
+        request = Request("enable_events", {}, named)
+        headers, body = encode_request(request, 0, self._broker.signer, cluster_now())
+        await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=REQUEST_TTL_S)
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._broker.subscribe(EVENT_EXCHANGE, ["#"]) as subscription:
+                    failures = 0
+                    async for broadcast in subscription:
+                        self._take(broadcast)
+            except BrokerError as error:
+                failures += 1
+                log.debug("cannot subscribe to events; retrying", extra={"why": str(error)})
+                await asyncio.sleep(reconnect_wait_s(failures, time() % 1))
+
+    def _take(self, broadcast: Broadcast) -> None:
+        if _is_logged(broadcast.headers):
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self.dropped += 1
+            return
+        self._waiting.append((broadcast.routing_key, broadcast.body))
+        self._arrived.set()
+
+    async def _append_on(self) -> None:
+        failures = 0
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting:
+                batch = [self._waiting[place] for place in range(min(len(self._waiting), APPEND_MAX))]
+                try:
+                    await self._broker.log_events(batch)
+                except BrokerError as error:
+                    failures += 1
+                    log.debug("cannot append events to the event log; retrying", extra={"why": str(error)})
+                    await asyncio.sleep(reconnect_wait_s(failures, time() % 1))
+                    continue
+                failures = 0
+                self.heard += len(batch)
+                for _ in batch:
+                    self._waiting.popleft()
+
+
+def _is_logged(headers: bytes) -> bool:
+    try:
+        return _headers.decode(headers).logged
+    except VALUES_UNREADABLE:
+        return False
+
+
+# ---- facts -----------------------------------------------------------------------------------------
+#
+# What a recorder records about its work, as events among the events.
+
+ONLINE, OFFLINE = "recorder-online", "recorder-offline"
+GAP, LOST, DEAF, UNREADABLE = "recorder-gap", "recorder-lost", "recorder-deaf", "recorder-unreadable"
+
+Fact = dict[str, Any]
+
+
+class FactMaker:
+    """Makes facts with the recorder's name and the start time of this run."""
+
+    def __init__(self, recorder: str, boot: int) -> None:
+        self._recorder = recorder
+        self._boot = boot
+
+    def make(self, type_name: str, **fields: Any) -> Fact:
+        """A fact of this recorder, with the current time."""
+        return {
+            "type": type_name,
+            "hostname": f"{self._recorder}@{socket.gethostname()}",
+            "pid": os.getpid(),
+            "timestamp": time(),
+            "inc": self._boot,
+            "recorder": self._recorder,
+            **fields,
+        }
+
+    def gap(self, gap: Gap) -> Fact:
+        """The fact of a gap; identical each time, because a recorder that was killed reports it again."""
+        return {
+            "type": GAP,
+            "hostname": gap.hostname,
+            "pid": gap.pid,
+            "inc": gap.inc,
+            "timestamp": gap.at_us / 1_000_000,
+            "recorder": self._recorder,
+            "first": gap.first,
+            "last": gap.last,
+        }
+
+
+# ---- recorder --------------------------------------------------------------------------------------
+#
+# Reads the broker's event log, writes files of the lake, and acknowledges what is safe.
+#
+# `protocol/leadership/lease.py` decides when to read, to close a file and to acknowledge; this is its
+# shell. One coroutine performs one effect after the other. What takes time (decoding, Parquet, disks) runs
+# in a separate thread, so that a worker's event loop can run a recorder.
+#
+# It also records facts about its own work.
 
 DEFAULT_NAME = "recorder"
 READ_MAX = 20_000
@@ -61,13 +264,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RecorderSettings:
+    """A recorder's name, and when it closes files."""
+
     name: str = DEFAULT_NAME
     rotation: RotationSettings = field(default_factory=RotationSettings)
 
 
 @dataclass(slots=True)
 class Progress:
-    """What this run has done; for who watches."""
+    """What this run has recorded so far, for status lines."""
 
     events: int = 0
     files: int = 0
@@ -77,8 +282,9 @@ class Progress:
 
 
 class Recorder:
-    """`holding` says whether this process may still write: a recorder without its lease stops at once.
+    """Records events of one broker into one lake.
 
+    `holding` says whether this process may still write: a recorder without its lease stops at once.
     `answered` is called with each failure of a call to the broker, and with None when one works again.
     """
 
@@ -95,7 +301,7 @@ class Recorder:
             problem = f"transport {broker.capabilities.transport} has no event log to record"
             raise NotSupported(f"{problem}; use Redis, RabbitMQ or SQLite")
         self.progress = Progress()
-        self.registered = asyncio.Event()  # from then on the broker's log is kept for this one
+        self.registered = asyncio.Event()  # from then on the broker retains its event log for this recorder
         self._broker = broker
         self._lake = lake
         self._settings = settings or RecorderSettings()
@@ -106,11 +312,11 @@ class Recorder:
         self._segment = Segment(lake, self._settings.name, self._boot)
         self._rows = Rows(broker.capabilities.transport)
         self._group_bytes = 0
-        self._memory = Memory(self._settings.name)
+        self._memory = RecorderMemory(self._settings.name)
         self._sequences = Sequences()
         self._maker = FactMaker(self._settings.name, self._boot)
         self._facts: list[Fact] = []
-        self._unreadable: list[Unreadable] = []
+        self._unreadable: list[UnreadableEntry] = []
         self._unreadable_count = 0
         self._listening = Listening(broker)
         self._dropped_told = 0
@@ -119,7 +325,9 @@ class Recorder:
         self._thread = ThreadPoolExecutor(1, "umbel-recorder")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Record until asked to stop, or until the lease is lost; what was read is safe on disk then."""
+        """Record until asked to stop, or until the lease is lost; then everything that was read is on
+        disk.
+        """
         name = self._settings.name
         try:
             async with entered(self._lake.locked(name, f"a recorder named {name!r}"), self._in_thread):
@@ -153,28 +361,28 @@ class Recorder:
         await self._in_thread(self._abandon)
 
     async def _drive(self, stop: asyncio.Event) -> bool:
-        """False when the lease was lost."""
-        effects: deque[Effect] = deque(self._step(Begin(await self._register(stop))))
+        """Drive the machine until it has stopped; False when the lease was lost."""
+        effects: deque[RecordingEffect] = deque(self._step(BeginRecording(await self._register(stop))))
         effects.extend(self._tell(self._online()))
         stopping = False
         while self._holding():
             if stop.is_set() and not stopping:
                 stopping = True
                 effects.extend(self._tell(self._maker.make(OFFLINE)))
-                effects.extend(self._step(Stop()))
+                effects.extend(self._step(StopRecording()))
             if not effects:
                 effects.extend(await self._next_tick(stop))
                 continue
             effect = effects.popleft()
-            if isinstance(effect, Ended):
+            if isinstance(effect, RecordingEnded):
                 return True
             effects.extend(await self._perform(effect, stop))
         return False
 
-    def _step(self, event: Event | Tick) -> list[Effect]:
+    def _step(self, event: RecordingEvent | Tick) -> list[RecordingEffect]:
         return self._machine.step(event, monotonic())
 
-    async def _next_tick(self, stop: asyncio.Event) -> list[Effect]:
+    async def _next_tick(self, stop: asyncio.Event) -> list[RecordingEffect]:
         deadline = self._machine.deadline
         wait_s = LOOK_EVERY_S if deadline is None else max(0.0, deadline - monotonic())
         try:
@@ -184,14 +392,14 @@ class Recorder:
             return self._step(Tick())
         return []
 
-    async def _perform(self, effect: Effect, stop: asyncio.Event) -> list[Effect]:
+    async def _perform(self, effect: RecordingEffect, stop: asyncio.Event) -> list[RecordingEffect]:
         try:
             match effect:
                 case ReadAfter(place):
                     if monotonic() >= self._look_at:
                         again = await self._patiently(self._look, stop)
                         if again is not None:
-                            return self._step(Begin(again))
+                            return self._step(BeginRecording(again))
                     return await self._read(place, stop)
                 case FinishFile(through):
                     await self._patiently(self._count_lost, stop)
@@ -205,14 +413,14 @@ class Recorder:
                 case ForgetFile():
                     await self._in_thread(self._forget)
                     return self._step(FactsAdded(len(self._facts)))
-                case Ended():
+                case RecordingEnded():
                     return []
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
             self._complain(f"cannot write to {self._lake.store.where}: {why}")
             return self._step(WritingFailed())
 
-    async def _read(self, place: int, stop: asyncio.Event) -> list[Effect]:
+    async def _read(self, place: int, stop: asyncio.Event) -> list[RecordingEffect]:
         name = self._settings.name
         entries = await self._patiently(lambda: self._broker.read_events(name, READ_MAX, after=place), stop)
         if not entries:
@@ -220,7 +428,7 @@ class Recorder:
         before = self.progress.events
         await self._in_thread(self._take, entries)
         rows = self.progress.events - before
-        more = max(len(entries), rows) >= READ_MAX // 2  # fewer are read together a little later, for less
+        more = max(len(entries), rows) >= READ_MAX // 2  # fewer wait, so that more are read at once
         size = self._segment.size_bytes + self._group_bytes // 10
         return self._step(EntriesRead(entries[-1].offset, rows, size, more=more))
 
@@ -235,28 +443,30 @@ class Recorder:
 
     def _take(self, entries: Sequence[LoggedEvent]) -> None:
         before = self._rows.count
-        heard = self._rows.add(entries)
+        batch = self._rows.add(entries)
         self.progress.events += self._rows.count - before
-        self._group_bytes += sum(len(one.body) for one in entries)
-        self._account(heard)
+        self._group_bytes += sum(len(entry.body) for entry in entries)
+        self._account(batch)
         if self._rows.count >= GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
             self._write_group()
 
-    def _account(self, heard: Heard) -> None:
-        self._unreadable_count += len(heard.unreadable)
-        self._unreadable += heard.unreadable[: UNREADABLE_MAX - len(self._unreadable)]
-        if heard.strangers:
-            self._loop.call_soon_threadsafe(self._listening.met, heard.strangers, heard.arrived)
+    def _account(self, batch: BatchFindings) -> None:
+        self._unreadable_count += len(batch.unreadable)
+        self._unreadable += batch.unreadable[: UNREADABLE_MAX - len(self._unreadable)]
+        if batch.strangers:
+            self._loop.call_soon_threadsafe(self._listening.met, batch.strangers, batch.arrived)
 
     def _write_group(self) -> None:
         if self._rows.count:
             table = self._rows.table()
-            account(self._sequences, table, time())
+            account_numbers(self._sequences, table, time())
             self._segment.write(table)
             self._group_bytes = 0
 
     def _finish(self, through: int) -> str:
-        """File, then account; after that the events may be acknowledged. The file's name."""
+        """Write the file, then the memory; after that the events may be acknowledged. Returns the file's
+        name.
+        """
         self._write_group()
         gaps = self._sequences.settled(time())
         self._facts += [self._maker.gap(gap) for gap in gaps]
@@ -286,7 +496,7 @@ class Recorder:
         return name
 
     def _abandon(self) -> None:
-        """Keep what was read, without acknowledging it: it may come twice, which is better than never."""
+        """Write what was read, without acknowledging it: duplicates are harmless, lost events are not."""
         try:
             if self._machine.rows:
                 self._finish(self._machine.acknowledged)
@@ -321,7 +531,7 @@ class Recorder:
         return acknowledged
 
     async def _look(self) -> int | None:
-        """Where to begin again, if the broker has lost its log or our registration; else None."""
+        """The offset to restart from, if the broker has lost its log or the registration; else None."""
         self._look_at = monotonic() + LOOK_EVERY_S
         acknowledged = await self._broker.register_recorder(self._settings.name)
         state = await self._broker.event_log()
@@ -345,7 +555,9 @@ class Recorder:
             self._facts.append(self._maker.make(LOST, lost=fresh, why="the log was full"))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:
-        """Ask until the broker answers. Asked to stop meanwhile, give up: nothing is lost by that."""
+        """Retry a call until the broker answers. Raises BrokerError if asked to stop: nothing is lost by
+        that.
+        """
         failures = 0
         while True:
             try:
@@ -382,7 +594,7 @@ class Recorder:
 
     # -- facts -----------------------------------------------------------------------------------
 
-    def _tell(self, fact: Fact) -> list[Effect]:
+    def _tell(self, fact: Fact) -> list[RecordingEffect]:
         self._facts.append(fact)
         return self._step(FactsAdded(1))
 

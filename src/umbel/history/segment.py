@@ -1,8 +1,7 @@
-"""Segment: the one file a recorder has open, and the quarantine of what it could not read.
+"""Segment: the file that a recorder writes, and what it must know after a restart.
 
-The file is a draft until it is finished, and gets its place by the hour in which that is. All of this
-blocks, so it runs in the recorder's thread; only the writing of a table goes on beside it, in a separate
-one.
+Events that cannot be read go to the quarantine. Which sequence numbers of which sender are recorded is stored
+in the lake, next to its files.
 """
 
 import time
@@ -14,15 +13,36 @@ from typing import Any
 
 import msgspec
 
-from umbel.history.arrow import event_writer
-from umbel.history.lake import EVENTS, QUARANTINE, SUFFIX, Lake, hour_folder
-from umbel.history.rows import Unreadable
+from umbel.errors import LakeError
+from umbel.events.reorder import KnownSender, Run, Sequences
+from umbel.history.lake import (
+    EVENTS,
+    QUARANTINE,
+    RECORDERS,
+    SUFFIX,
+    Lake,
+    arrow,
+    compute,
+    event_writer,
+    hour_folder,
+)
+from umbel.history.rows import UnreadableEntry
 from umbel.stores.interface import Draft
+from umbel.wire.values import UNREADABLE
+
+# ---- segment ---------------------------------------------------------------------------------------
+#
+# The file that a recorder has open, and the quarantine of entries that it could not read.
+#
+# The file is a draft until it is finished; its folder is the hour of that moment. All of this blocks, so it
+# runs in the recorder's thread; only the writing of a table runs in another thread meanwhile.
 
 UNREADABLE_MAX_BYTES = 16 * 1024 * 1024
 
 
 class Segment:
+    """Writes the current file of a recorder and its quarantine; used from one thread."""
+
     def __init__(self, lake: Lake, recorder: str, boot: int) -> None:
         self.number = 0
         self._store = lake.store
@@ -36,6 +56,7 @@ class Segment:
 
     @property
     def name(self) -> str:
+        """The name of the current file, without folder and suffix."""
         return f"ev-{self._recorder}-{self._boot}-{self.number:06}"
 
     def write(self, table: Any) -> None:
@@ -59,7 +80,7 @@ class Segment:
             writing.result()
 
     def finish(self) -> tuple[str, int]:
-        """The file under its name, and its size; from here on it never changes."""
+        """Publish the file and return its name and size; it never changes afterwards."""
         assert self._draft is not None, "there is something to finish"
         self._wait()
         self._writer.close()
@@ -70,12 +91,12 @@ class Segment:
         return name, size
 
     def forget(self) -> None:
-        """Remove what is half written."""
+        """Discard the unfinished file."""
         with suppress(OSError):
             self._wait()
         if self._draft is not None:
             if self._writer is not None:
-                # On a full disk even this fails; the file goes all the same.
+                # On a full disk even this fails; the draft is removed anyway.
                 with suppress(OSError, ValueError):
                     self._writer.close()
                 self._writer.is_open = False  # or it tries again when it is collected
@@ -83,26 +104,26 @@ class Segment:
             self._begin_next()
 
     def close(self) -> None:
-        """End its thread, when all is finished or forgotten."""
+        """End the writing thread, after the file was finished or discarded."""
         self._thread.shutdown()
 
-    def set_aside(self, unreadable: Sequence[Unreadable]) -> str:
-        """Keep entries that are no events, as they are, for a person to look at."""
+    def set_aside(self, unreadable: Sequence[UnreadableEntry]) -> str:
+        """Write entries that are not events to the quarantine, unchanged, and return the file's name."""
         name = f"{QUARANTINE}/unreadable-{self.name}.jsonl"
         lines: list[bytes] = []
         room = UNREADABLE_MAX_BYTES
-        for one in unreadable:
-            room -= len(one.entry.body)
-            body = b64encode(one.entry.body).decode() if room >= 0 else None
-            told = {
-                "offset": one.entry.offset,
-                "recorded_at": one.entry.recorded_at,
-                "routing_key": one.entry.routing_key,
-                "why": one.why,
-                "size": len(one.entry.body),
+        for refused in unreadable:
+            room -= len(refused.entry.body)
+            body = b64encode(refused.entry.body).decode() if room >= 0 else None
+            line = {
+                "offset": refused.entry.offset,
+                "recorded_at": refused.entry.recorded_at,
+                "routing_key": refused.entry.routing_key,
+                "why": refused.why,
+                "size": len(refused.entry.body),
                 "body": body,
             }
-            lines.append(msgspec.json.encode(told))
+            lines.append(msgspec.json.encode(line))
         self._store.put(name, b"\n".join(lines) + b"\n")
         return name
 
@@ -110,3 +131,103 @@ class Segment:
         self._draft = self._writer = None
         self.size_bytes = 0
         self.number += 1
+
+
+# ---- numbering -------------------------------------------------------------------------------------
+#
+# The sequence numbers of each sender's events in a table of rows, for `Sequences`.
+#
+# Nearly always the numbers of a sender continue without a hole, which aggregates of the columns show.
+# Otherwise they are sorted first, because events that are out of order within a table are no gap.
+
+_SENDER = ("hostname", "pid", "inc")
+
+
+def account_numbers(sequences: Sequences, table: Any, now: float) -> None:
+    """Note the sequence numbers of all senders in a table of rows."""
+    ask = compute()
+    numbered = table.select([*_SENDER, "seq", "timestamp"])
+    numbered = numbered.filter(ask.and_(ask.is_valid(numbered["seq"]), ask.is_valid(numbered["inc"])))
+    asked = [("seq", "min"), ("seq", "max"), ("seq", "count_distinct")]
+    for counted in numbered.group_by([*_SENDER], use_threads=False).aggregate(asked).to_pylist():
+        sender = counted["hostname"], counted["pid"], counted["inc"]
+        first, last = counted["seq_min"], counted["seq_max"]
+        is_whole = last - first + 1 == counted["seq_count_distinct"]
+        if is_whole and sequences.goes_on(sender, first):
+            sequences.saw(sender, [(first, last, 0)], now)
+            continue
+        theirs = numbered
+        for name, value in zip(_SENDER, sender, strict=True):
+            theirs = theirs.filter(ask.equal(theirs[name], value))
+        sequences.saw(sender, _runs(theirs), now)
+
+
+def _runs(theirs: Any) -> list[Run]:
+    """The sequence numbers of one sender, as runs without a gap."""
+    library, ask = arrow(), compute()
+    ordered = theirs.sort_by("seq")
+    numbers = ordered["seq"].combine_chunks()
+    times = ordered["timestamp"].cast(library.int64())
+    steps = ask.subtract(numbers[1:], numbers[:-1])
+    begins = [0, *(place + 1 for place in ask.indices_nonzero(ask.greater(steps, 1)).to_pylist())]
+    ends = [*(place - 1 for place in begins[1:]), len(numbers) - 1]
+    columns = (numbers.take(begins), numbers.take(ends), times.take(begins))
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+#
+# What a recorder must know after a restart, stored in the lake next to its files.
+#
+# It is written after each file and before that file's events are acknowledged. A recorder that dies in
+# between reads those events again and comes to the same result, so the memory need not be exact. Without
+# it, only gaps that span the restart are not noticed.
+
+
+class RecorderMemory(msgspec.Struct):
+    """A recorder's progress and counts, since the recorder of this name first ran on this lake."""
+
+    name: str
+    began_us: int = 0  # when the recorder was registered with the broker
+    updated_at: float = 0.0
+    acknowledged: int = 0
+    files: int = 0
+    events: int = 0
+    size_bytes: int = 0
+    gaps: int = 0
+    missing: int = 0  # events in those gaps
+    lost: int = 0  # events that the broker's log dropped at its limit before they were read
+    lost_told: int = 0  # the broker's count of lost events that is already recorded
+    unreadable: int = 0
+    deaf_s: float = 0.0  # seconds without a subscription to events of Celery's workers
+    starts: int = 0
+    senders: list[KnownSender] = []
+
+
+def read_memory(lake: Lake, name: str) -> RecorderMemory | None:
+    """A recorder's memory; None where it never ran on this lake. LakeError if it cannot be read."""
+    try:
+        return msgspec.json.decode(lake.store.read(_file_of(name)), type=RecorderMemory)
+    except FileNotFoundError:
+        return None
+    except (OSError, *UNREADABLE) as error:
+        raise LakeError(
+            f"cannot read {lake.store.where}/{_file_of(name)}: {error}; move the file away, and the recorder"
+            " starts a new one"
+        ) from None
+
+
+def write_memory(lake: Lake, memory: RecorderMemory) -> None:
+    """Store a recorder's memory in the lake."""
+    lake.store.put(_file_of(memory.name), msgspec.json.encode(memory))
+
+
+def all_memories(lake: Lake) -> list[RecorderMemory]:
+    """The memories of all recorders of this lake."""
+    names = [name.removeprefix(f"{RECORDERS}/") for name in lake.store.names(RECORDERS)]
+    stems = [name.removesuffix(".json") for name in names if name.endswith(".json") and "/" not in name]
+    return [memory for stem in stems if (memory := read_memory(lake, stem)) is not None]
+
+
+def _file_of(name: str) -> str:
+    return f"{RECORDERS}/{name}.json"

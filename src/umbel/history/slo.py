@@ -1,9 +1,9 @@
 """SLO: a promise about waiting, running or failing, and whether the history kept it.
 
-A promise leaves a budget: `p95 wait < 2s` lets 5 % of the attempts wait longer, `failure rate < 1%` lets
-1 % of them fail. The burn rate is how much of the budget was used: at 1 the promise is just kept, at 2 twice
-as many broke it as may. A percentile is the smallest value that so many do not exceed, so a promise is kept
-exactly when its burn rate is at most 1 (below 1, if a rate must be below its limit).
+A promise leaves a budget: `p95 wait < 2s` lets 5 % of the attempts wait longer, `failure rate < 1%` lets 1
+% of them fail. The burn rate is how much of the budget was used: at 1 the promise is just kept, at 2 twice
+as many attempts broke it as are allowed. A percentile is the smallest value that so many do not exceed, so
+a promise is kept exactly when its burn rate is at most 1 (below 1, if a rate must be below its limit).
 """
 
 import re
@@ -16,7 +16,7 @@ MEASURES = ("wait", "run", "total")
 RATES = ("failure", "success")
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 ROUNDING = 1e-9
-"""Of a share: 0.05 is not 1 − 0.95 to the last digit."""
+"""Tolerance of a share: 0.05 and 1 − 0.95 differ in the last digit."""
 
 _FORM = re.compile(
     r"(?:p(?P<percent>\d{1,2}(?:\.\d+)?)\s+(?P<measure>[a-z]+)|(?P<rate>[a-z]+)\s+rate)"
@@ -31,7 +31,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Objective:
-    """`share`: how many must keep it, of 1. `limit`: seconds of a duration; a rate has none."""
+    """A parsed objective. `share`: the part that must keep it, of 1. `limit`: seconds; a rate has none."""
 
     text: str
     measure: str
@@ -47,7 +47,9 @@ class Objective:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`figure`: seconds of a percentile, else the share that failed or succeeded."""
+    """Whether an objective was kept. `figure`: seconds of a percentile, or the share that failed or
+    succeeded.
+    """
 
     objective: str
     is_kept: bool
@@ -59,7 +61,7 @@ class Verdict:
 
 
 def parse_objective(text: str) -> Objective:
-    """ConfigurationError where it is none."""
+    """Parse an objective such as `p95 wait < 2s`; ConfigurationError with a hint if it is invalid."""
     found = _FORM.fullmatch(text.strip())
     if found is None:
         raise ConfigurationError(f"{text!r} is not an objective; {_REMEDY}")
@@ -80,7 +82,7 @@ def parse_objective(text: str) -> Objective:
 
 
 def judge(tables: Tables, objective: Objective) -> Verdict | None:
-    """None where nothing ended that could be judged."""
+    """Judge an objective by the attempts; None where none ended that could be judged."""
     if objective.measure in RATES:
         sql, values = _FAILED, {}
     else:

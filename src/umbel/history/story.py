@@ -1,41 +1,40 @@
-"""Story: all events of one task, each once, in causal order.
-
-It is looked for in the lake's files, which know more than the tables (what was recorded since they
-were built), and in the tables, which may know more than the files (what retention has removed since).
-An event has the same digest wherever it lies, so what both know is there once. The order is that of
-the merge: by attempt, then by Lamport time; what no two senders can order is ordered by their clocks.
-"""
+"""Story: all events of one task, each once, in causal order; and which tasks retry it."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from umbel.errors import HistoryError, NothingBuilt
-from umbel.events.columns import COLUMNS
-from umbel.events.digest import eid
-from umbel.events.merge import order_key
-from umbel.events.reading import EventReader
-from umbel.events.timeline import registers_of
-from umbel.events.types import TaskEvent
-from umbel.events.view import TaskRecord, view
-from umbel.history.arrow import event_schema
+from umbel.events.merge import eid, order_key, registers_of
+from umbel.events.tables import COLUMNS
+from umbel.events.types import EARLIER_STARTS, TaskEvent, TaskReceived
+from umbel.events.view import EventReader, TaskRecord, view
+from umbel.history.lake import event_schema
 from umbel.history.query import read
-from umbel.history.scanning import scanned
-from umbel.stores.interface import Store, Where
-from umbel.stores.refusals import raise_unavailable
+from umbel.history.tables import scanned
+from umbel.stores.interface import Store, Where, raise_unavailable
+
+# ---- story -----------------------------------------------------------------------------------------
+#
+# All events of one task, each once, in causal order.
+#
+# Events come from the lake's files, which have what was recorded since the tables were built, and from the
+# tables, which may have what retention has removed from the files since. An event has the same digest
+# everywhere, so an event of both is shown once. The order is that of the merge: by attempt, then by Lamport
+# time; what no two senders can order is ordered by their clocks.
 
 log = logging.getLogger(__name__)
 
 EVENTS_MAX = 100_000
-"""Of one task; of a task with more, only the first are shown."""
+"""Events of one task that are shown; the rest is left out."""
 
 SAYING = ("name", "result", "exception", "queue")
 
 
-class Told(msgspec.Struct, frozen=True):
+class TaskStoryEvent(msgspec.Struct, frozen=True):
     """One event of the story. `order` puts it into its place."""
 
     digest: int
@@ -50,27 +49,29 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True):
-    """`record` is null where only the tables know the task: then `state` is what they say."""
+    """All events of one task. `record` is None where only the tables have it; then `state` comes from
+    them.
+    """
 
     uuid: str
     state: str
     record: TaskRecord | None
-    events: list[Told]
+    events: list[TaskStoryEvent]
 
 
 def story_of(uuid: str, events: Iterable[TaskEvent], rows: Iterable[Mapping[str, Any]] = ()) -> Story | None:
-    """From events, and from rows of the table `timeline`; None without any."""
-    heard = [event for event in events if event.uuid == uuid]
-    told = {one.digest: one for one in map(_from_row, rows)} | {one.digest: one for one in map(_told, heard)}
-    if not told:
+    """The story of a task from events and from rows of the table `timeline`; None without any."""
+    recorded = [event for event in events if event.uuid == uuid]
+    entries = {entry.digest: entry for entry in (*map(_from_row, rows), *map(_from_event, recorded))}
+    if not entries:
         return None
-    record = view(registers_of(uuid, heard)) if heard else None
-    ordered = sorted(told.values(), key=lambda one: one.order)
+    record = view(registers_of(uuid, recorded)) if recorded else None
+    ordered = sorted(entries.values(), key=lambda entry: entry.order)
     return Story(uuid, record.state if record else "", record, ordered)
 
 
 def events_in_files(store: Store, files: Sequence[str], uuid: str) -> list[TaskEvent]:
-    """What the lake's files say of a task. One that cannot be read is no reason to show nothing."""
+    """The events of a task in the lake's files; unreadable files are skipped with a warning."""
     import duckdb
 
     found: list[TaskEvent] = []
@@ -103,7 +104,7 @@ def rows_in_tables(lake: Where, uuid: str) -> list[dict[str, Any]]:
 
 
 def as_wire(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the lake as the event that it was: the inverse of `columns.row`."""
+    """Convert a row of the lake back to the event: the inverse of `columns.row`."""
     event: dict[str, Any] = msgspec.json.decode(row["extra"]) if row.get("extra") else {}
     for name, value in row.items():
         if value is not None and name not in _NOT_ON_THE_WIRE:
@@ -126,14 +127,14 @@ def _matching(connection: Any, store: Store, files: Sequence[str], uuid: str) ->
     query = f"select * from {source} where uuid = $uuid limit $limit"
     try:
         result = connection.execute(query, {"uuid": uuid, "limit": EVENTS_MAX})
-        names = [one[0] for one in result.description]
+        names = [column[0] for column in result.description]
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     except duckdb.Error as error:
         raise_unavailable(error)
         if len(files) == 1:
             raise HistoryError(f"{store.where}/{files[0]} cannot be read: {error}") from None
     found: list[dict[str, Any]] = []
-    for file in files:  # one of them is torn or gone: take each by itself
+    for file in files:  # one file is damaged or missing: read each separately
         try:
             found += _matching(connection, store, [file], uuid)
         except HistoryError as error:
@@ -141,9 +142,9 @@ def _matching(connection: Any, store: Store, files: Sequence[str], uuid: str) ->
     return found
 
 
-def _told(event: TaskEvent) -> Told:
-    said = next((value for name in SAYING if (value := getattr(event, name, None)) is not None), None)
-    return Told(
+def _from_event(event: TaskEvent) -> TaskStoryEvent:
+    detail = next((value for name in SAYING if (value := getattr(event, name, None)) is not None), None)
+    return TaskStoryEvent(
         digest=eid(event),
         type=event.type_name,
         attempt=event.retries,
@@ -151,17 +152,17 @@ def _told(event: TaskEvent) -> Told:
         timestamp=event.timestamp,
         hostname=event.hostname,
         pid=event.pid,
-        detail=said,
+        detail=_with_starts(detail, event.extra),
         order=order_key(event),
     )
 
 
-def _from_row(row: Mapping[str, Any]) -> Told:
+def _from_row(row: Mapping[str, Any]) -> TaskStoryEvent:
     at = row["timestamp"] or datetime.fromtimestamp(0, UTC)
     hostname, pid = row["hostname"] or "", row["pid"] or 0
     timestamp = at.timestamp()
     order = (row["attempt"] or 0, row["clock"], round(timestamp * 1_000_000), hostname, pid, row["digest"])
-    return Told(
+    return TaskStoryEvent(
         digest=row["digest"],
         type=row["type"],
         attempt=row["attempt"],
@@ -169,6 +170,85 @@ def _from_row(row: Mapping[str, Any]) -> Told:
         timestamp=timestamp,
         hostname=hostname,
         pid=pid,
-        detail=row["detail"],
+        detail=_with_starts(row["detail"], msgspec.json.decode(row["extra"]) if row.get("extra") else None),
         order=order,
     )
+
+
+def _with_starts(detail: str | None, extra: Mapping[str, Any] | None) -> str | None:
+    """And of a dead letter that was requeued, how often it had started before."""
+    starts = extra.get(EARLIER_STARTS) if extra else None
+    return f"{detail or ''}, requeued after {starts} starts" if isinstance(starts, int) else detail
+
+
+# ---- retries ---------------------------------------------------------------------------------------
+#
+# Which tasks retry which, from the receipts of retries: each names the task that it retries.
+
+FIELD = "retry_of"
+LINKS_MAX = 1000
+
+
+class Link(NamedTuple):
+    """One retry: the task `new` retries the task `old`."""
+
+    new: str
+    old: str
+
+
+def links_in_events(events: Iterable[TaskEvent]) -> set[Link]:
+    """Links of retries that the events name."""
+    return {
+        Link(event.uuid, event.extra[FIELD])
+        for event in events
+        if isinstance(event, TaskReceived) and event.extra and isinstance(event.extra.get(FIELD), str)
+    }
+
+
+def links_in_files(store: Store, files: Sequence[str], uuid: str) -> set[Link]:
+    """Links from and to a task, from the lake's files."""
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    try:
+        return set(_links(connection, store, files, uuid))
+    finally:
+        connection.close()
+
+
+def _links(connection: Any, store: Store, files: Sequence[str], uuid: str) -> list[Link]:
+    import duckdb
+
+    if not files:
+        return []
+    source = scanned(connection, "files", store, files, event_schema)
+    query = f"""select uuid, extra from {source}
+               where type = 'task-received' and contains(extra, $field)
+                 and (uuid = $uuid or contains(extra, $uuid)) limit $most"""
+    wanted = {"field": f'"{FIELD}"', "uuid": uuid, "most": LINKS_MAX}
+    try:
+        rows: list[tuple[str, str]] = connection.execute(query, wanted).fetchall()
+    except duckdb.Error as error:  # one file is damaged or missing: read each separately
+        raise_unavailable(error)
+        if len(files) == 1:
+            return []
+        return [link for file in files for link in _links(connection, store, [file], uuid)]
+    return _about(uuid, rows)
+
+
+def links_in_tables(lake: Where, uuid: str) -> set[Link]:
+    """Links from and to a task, from the table `timeline`, which outlasts the files."""
+    query = """select task_id, extra from timeline where type = 'task-received' and contains(extra, $field)
+               and (task_id = $uuid or contains(extra, $uuid)) order by task_id"""
+    wanted = {"field": f'"{FIELD}"', "uuid": uuid}
+    try:
+        rows = read(lake, lambda tables: tables.ask(query, wanted, limit=LINKS_MAX).dicts())
+    except NothingBuilt:
+        return set()
+    return set(_about(uuid, [(row["task_id"], row["extra"]) for row in rows]))
+
+
+def _about(uuid: str, rows: Iterable[tuple[str, str]]) -> list[Link]:
+    """The links that name the task; other rows only contain its id elsewhere."""
+    found = [(new, msgspec.json.decode(extra).get(FIELD)) for new, extra in rows]
+    return [Link(new, old) for new, old in found if isinstance(old, str) and uuid in (new, old)]

@@ -1,1 +1,1 @@
-"""The composition root: finds the app, builds the worker. Both are unaware of each other."""
+"""The composition root: finds the app and builds the worker, which do not know each other."""

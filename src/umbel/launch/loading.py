@@ -1,9 +1,9 @@
-"""Loading: from what a user typed after -A to an app, in commands and in children.
+"""Loading: from the value of -A to an app, in commands and in children.
 
-`-A module:attr`, `-A module` (its `app`, or its only App), `-A path/to/file.py[:attr]`. Left out:
-the variable UMBEL_APP, then ./tasks.py, then ./app.py.
+`-A module:attr`, `-A module` (its `app`, or its only App), `-A path/to/file.py[:attr]`. Without -A: the
+variable UMBEL_APP, then ./tasks.py, then ./app.py.
 
-An app that names no directory is in the one that its module is imported from: that of the file (above its
+An app that names no directory gets that from which its module is imported: that of the file (above its
 packages), else the current one.
 """
 
@@ -18,8 +18,8 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.app import App
-from umbel.app.configuration.settings import Settings
-from umbel.app.naming import AppsIn
+from umbel.app.definition import AppsIn
+from umbel.app.settings import Settings
 from umbel.errors import AppNotFound, ConfigurationError, NoApp
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import HostSpec
@@ -33,7 +33,7 @@ LOADER = "umbel.launch.loading:load_app"
 
 @dataclass(frozen=True)
 class FoundApp:
-    """`celery`: the `celery.Celery` that the app stands for, in a Celery project."""
+    """What -A names. `celery`: the `celery.Celery` that the app represents, in a Celery project."""
 
     app: App
     spec: HostSpec
@@ -41,15 +41,15 @@ class FoundApp:
 
     @cached_property
     def project(self) -> "Project | None":
-        """What a worker runs, where that is not the app itself."""
+        """What a worker runs, if that is not the app itself."""
         if self.celery is None:
             return None
-        from umbel.celery.project import CeleryProject  # with all that the main process of a worker needs
+        from umbel.celery.project import CeleryProject  # loads all that a worker's main process needs
 
         return CeleryProject(self.celery)
 
     def worker_settings(self, node: str) -> Settings:
-        """Those of a worker of this name, before a command's flags."""
+        """The settings of a worker with this name, before a command's flags."""
         if self.celery is None:
             return self.app.settings
         from umbel.celery.loading import worker_settings
@@ -59,14 +59,16 @@ class FoundApp:
     def children_may_be_copies(self) -> bool:
         """Whether a child may be a copy of the main process as it was when the app was imported.
 
-        Umbel logged there, so what the app asked of an unused log had no effect. That matters where a
-        Celery project has its log to itself.
+        Umbel's log was set up by then, so code of the app that configures an unused log had no effect. That
+        matters if a Celery project configures the log itself.
         """
         return self.celery is None or bool(self.celery.conf.worker_hijack_root_logger)
 
 
 def find_app(wanted: str | None) -> FoundApp:
-    """Load the app a command works for, and say how children load the same."""
+    """Load the app that a command works for, with what children need to load the same; AppNotFound if there
+    is none.
+    """
     target = wanted or os.environ.get("UMBEL_APP") or _guess()
     module, attribute = _split(target)
     if module.endswith(".py"):
@@ -84,12 +86,13 @@ def find_app(wanted: str | None) -> FoundApp:
 
 
 def load_app(target: str, *search_path: str) -> App:
+    """Load the app in a child, from the target and search path of its HostSpec."""
     loaded = _load(target, *search_path)
     return loaded if isinstance(loaded, App) else loaded.app
 
 
 def _load(target: str, *search_path: str) -> App | FoundApp:
-    """The App that the module contains, or what stands for the Celery app in it."""
+    """The App that the module contains, or what represents the Celery app in it."""
     for directory in search_path:
         if directory not in sys.path:
             sys.path.insert(0, directory)
@@ -98,7 +101,7 @@ def _load(target: str, *search_path: str) -> App | FoundApp:
         imported = call_guarded(importlib.import_module, module)
     if isinstance(imported, Raised):
         error = imported.error
-        # The module itself or a package above it is missing; else it is something it imports.
+        # The module itself or a package above it is missing; else the missing module is one that it imports.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise AppNotFound(
                 f"-A {target}: there is no module {module!r} here; run the command from its directory"
@@ -138,7 +141,7 @@ def _celery_project(target: str, search_path: tuple[str, ...]) -> FoundApp | Non
     module = target.partition(":")[0]
     if "celery" not in sys.modules and not _has_celery_module(module):
         return None
-    # Only now: Celery is imported for projects that use it, and for nobody else.
+    # Imported here: only for projects that use Celery.
     from umbel.celery import configuration, loading
 
     app = loading.find_celery(target)
@@ -166,9 +169,11 @@ def _as_module(path: Path) -> tuple[str, str]:
 def _place_of(error: BaseException) -> str:
     """Where in the user's code an import failed, as ` (tasks.py, line 3)`."""
     if isinstance(error, SyntaxError):
-        return ""  # it names its place, and the frames are those of the importer
+        return ""  # its text names the place; the frames are those of the importer
     passed_over = ("<", str(Path(__file__).parents[1]))  # importlib, and Umbel itself
-    frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(passed_over)]
+    frames = [
+        frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(passed_over)
+    ]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 

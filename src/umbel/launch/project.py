@@ -1,23 +1,44 @@
-"""Project: what a worker asks of the app it runs, whichever library that app was written with."""
+"""Project: what a worker asks of the app it runs, whichever library that app was written with.
 
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+NativeProject answers for an `umbel.App`; CeleryProject (`celery/project.py`) for a Celery app.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from time import time
 from typing import Any, Protocol
 
-from umbel.app.configuration.settings import Settings
+from umbel.app.app import App
+from umbel.app.request import Request, RequestScope, keeps_result, request_of
+from umbel.app.running.follow_ups import after_failure, part_ended, steps_that_never_run
+from umbel.app.sending.preparation import queue_of
+from umbel.app.settings import Settings
 from umbel.backends.interface import Backend
+from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.control.panel import Panel
+from umbel.errors import WireError
 from umbel.protocol.delivery.delivery import TaskRules
-from umbel.worker.settings import EndWithoutRunning
-from umbel.worker.user_code.hooks import LifeHooks
+from umbel.protocol.delivery.trust import UNSIGNED
+from umbel.wire.call import TaskCall, decode_task, read_headers
+from umbel.wire.message import Message, StoredResult
+from umbel.wire.result import ExceptionMap, encode_failure, exception_map
+from umbel.worker.context import Ending, EndWithoutRunning, PeriodicTask
+from umbel.worker.user_code import HookQueue, LifeHooks
+
+# ---- project ---------------------------------------------------------------------------------------
+#
+# What a worker asks of the app it runs, whichever library that app was written with.
 
 
 class Project(Protocol):
-    def begin(self, settings: Settings, node: str) -> Settings:
-        """Before anything else is asked: load the app, refuse what a worker cannot honour, log the rest.
+    """Implemented for an `umbel.App` and for a `celery.Celery`."""
 
-        Gives the settings with which the worker runs.
+    def begin(self, settings: Settings, node: str) -> Settings:
+        """Called first: load the app, refuse what a worker cannot honour, log the rest.
+
+        Returns the settings with which the worker runs.
         """
         ...
 
@@ -28,19 +49,171 @@ class Project(Protocol):
         ...
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
-        """What the worker's main process must know of each task; `settings` have the flags on top."""
+        """What the worker's main process must know of each task; `settings` include the flags."""
         ...
 
-    def task_names(self) -> Collection[str]: ...
+    def task_names(self) -> Collection[str]:
+        """The names of all tasks."""
+
     def queue_of(self, task: str) -> str:
-        """Where calls of the task go that name no queue."""
+        """The queue for calls of the task that name none."""
         ...
 
-    def for_broker(self, settings: Settings) -> BrokerSettings: ...
-    def open_backend(self, settings: Settings) -> Backend: ...
-    def end_without_running(self) -> EndWithoutRunning: ...
-    def life_hooks(self, node: str, timeout_s: float) -> LifeHooks: ...
-    def control_commands(self) -> Panel: ...
+    def for_broker(self, settings: Settings) -> BrokerSettings:
+        """The settings with which the broker is opened."""
+
+    def open_backend(self, settings: Settings) -> Backend:
+        """Where results are stored."""
+
+    def end_without_running(self) -> EndWithoutRunning:
+        """What is called for tasks that never run to their end."""
+
+    def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
+        """Users' hooks at the start, when ready, and at shutdown; each has `timeout_s`."""
+
+    def control_commands(self) -> Panel:
+        """The control commands that users have written."""
+
     def written_by_users(self, node: str) -> Mapping[str, Any]:
         """Their control commands, election handlers, periodic tasks, steps and hooks of nodes."""
         ...
+
+
+# ---- native project --------------------------------------------------------------------------------
+#
+# What a worker asks of an `umbel.App`.
+
+
+class NativeProject:
+    """Implements Project for an `umbel.App`."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def begin(self, settings: Settings, node: str) -> Settings:
+        """The settings, unchanged: the app is loaded."""
+        return settings
+
+    def logging(
+        self, level: str, logfile: str | None, node: str, *, as_json: bool
+    ) -> AbstractContextManager[None]:
+        """Nothing to do: the command has set up the log."""
+        return nullcontext()  # the command has set it up
+
+    def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
+        """The rules of each task, by its options and the settings."""
+        return task_rules(self._app, settings)
+
+    def task_names(self) -> Collection[str]:
+        """The names of all tasks."""
+        return self._app.tasks
+
+    def queue_of(self, task: str) -> str:
+        """The queue for calls of this task that name none."""
+        return queue_of(self._app, task, self._app.all_tasks()[task].options)
+
+    def for_broker(self, settings: Settings) -> BrokerSettings:
+        """The broker settings of the app."""
+        return settings.for_broker()
+
+    def open_backend(self, settings: Settings) -> Backend:
+        """The backend of the settings."""
+        return open_backend(settings.backend, settings.for_broker())
+
+    def end_without_running(self) -> EndWithoutRunning:
+        """What is called for tasks that never run to their end."""
+        return NativeEndings(self._app)
+
+    def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
+        """Hooks that send the app's signals of a worker's life."""
+        signals = self._app.signals
+        return LifeHooks(
+            init=partial(signals.worker_init.send, node=node),
+            ready=partial(signals.worker_ready.send, node=node),
+            shutdown=partial(signals.worker_shutdown.send, node=node),
+            timeout_s=timeout_s,
+        )
+
+    def control_commands(self) -> Panel:
+        """The commands that the app has registered."""
+        return self._app.panel
+
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
+        """The app's commands, election handlers, periodic tasks, steps and hooks."""
+        app = self._app
+        return {
+            "app": app,
+            "control_commands": self.control_commands(),
+            "election_handlers": app.topics.handlers,
+            "periodic": {task.name: PeriodicTask(task.entry, task.messages) for task in app.periodic_tasks},
+            "steps": tuple(app.steps),
+            "node_hooks": app.signals.of_nodes(),
+        }
+
+
+def task_rules(app: App, settings: Settings) -> dict[str, TaskRules]:
+    """The rules of each task; raises if a task's argument types cannot be resolved."""
+    late = settings.task_acks_late
+    for task in app.all_tasks().values():
+        if task.options.types is not None:
+            task.options.types.require()
+    return {
+        name: TaskRules(
+            acks_early=(not late) if task.options.acks_early is None else task.options.acks_early,
+            rate_per_second=task.options.rate_per_second,
+            limit=task.options.cluster_limit,
+            hides=task.options.hides,
+            soft_limit_s=task.options.soft_time_limit_s or settings.task_soft_time_limit_s,
+            hard_limit_s=task.options.time_limit_s or settings.task_time_limit_s,
+            is_async=task.is_async,
+            keeps_failed=settings.failed_keep > 0 and task.options.keep_failed,
+        )
+        for name, task in app.all_tasks().items()
+    }
+
+
+class NativeEndings:
+    """What a task that never ran to its end stores and sends: revoked, lost, unknown, timed out."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        # Errbacks that take the error itself are users' code: they run off the worker's loop, and an
+        # errback that hangs does not keep the worker from ending.
+        self._errbacks = HookQueue({"errback": lambda work: work()})
+
+    def __call__(
+        self, message: Message, queue: str, error: Exception, status: str, *, signs_for: str | None = UNSIGNED
+    ) -> Ending:
+        described = exception_map(error)
+        done_at = time()
+        headers = read_headers(message)
+        results: list[StoredResult] = []
+        known = self._app.tasks.get(headers.task)
+        if keeps_result(headers, known.options if known else None, self._app.settings):
+            results.append(encode_failure(headers.id, described, None, status=status, done_at=done_at))
+        try:
+            call = decode_task(message, accept=self._app.settings.accept_content)
+        except WireError:
+            return Ending(results)
+        results += steps_that_never_run(call, described, "", status=status, done_at=done_at)
+        request = request_of(call, hostname="", queue=queue, signs_for=signs_for)
+        run = partial(self._run, request)
+        follow_ups = after_failure(self._app, call.embed.errbacks, request, error, "", run=run)
+        if call.embed.chord is None and not call.embed.chain:
+            return Ending(results, follow_ups)
+        return Ending(results, follow_ups, before=lambda: self._count_part(call, request, status, described))
+
+    def _count_part(self, call: TaskCall, request: Request, status: str, error: ExceptionMap) -> Ending:
+        body = part_ended(self._app, call, request, status, error, run=partial(self._run, request))
+        return Ending(body.results, body.follow_ups)
+
+    def _run(self, request: Request, work: Callable[[], object]) -> None:
+        def run() -> None:
+            if request.signs_for != UNSIGNED:
+                work()
+                return
+            # What an errback sends is caused by this message.
+            with RequestScope(Request(id=request.id, signs_for=UNSIGNED)):
+                work()
+
+        self._errbacks.call("errback", work=run)

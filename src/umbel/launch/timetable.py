@@ -1,6 +1,6 @@
-"""Timetable: the app's periodic tasks as they stand: when each was sent, is due, and whether it is paused.
+"""Timetable: the app's periodic tasks: when each was last sent, is next due, and whether it is paused.
 
-The marks are what the leader left in its lease; pauses have a lease of their own.
+The times of the last runs are data of the leader's lease; pauses have a separate lease.
 """
 
 import asyncio
@@ -12,23 +12,25 @@ from typing import Any
 
 from umbel.app.app import App
 from umbel.app.cluster.periodic import Periodic
-from umbel.app.sending.prepare import new_id
+from umbel.app.sending.preparation import new_id
 from umbel.brokers.interface import ClusterRecord
 from umbel.protocol.leadership.coordination import LeaseReply
-from umbel.wire.schedule import decode_marks, decode_pauses, encode_pauses
+from umbel.wire.records import decode_marks, decode_pauses, encode_pauses
 from umbel.worker.steps.scheduler import PAUSES_LEASE, SCHEDULER_LEASE
 
 CHANGE_TTL_S = 5.0
 CHANGE_TRIES = 50
 TRY_AGAIN_S = 0.1
 MISSED_MAX = 1000
-LATE_US = 5_000_000  # a slot that is so late was missed
+LATE_US = 5_000_000  # a slot that was not sent this long after its time is missed
 Names = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A periodic task as the app has it, with its mark as the leader left it."""
+class PeriodicState:
+    """A periodic task of the app. `mark` is its last settled slot in microseconds, as the leader
+    recorded it.
+    """
 
     periodic: "Periodic"
     mark: int | None
@@ -37,12 +39,14 @@ class Found:
 
     @property
     def last_us(self) -> int | None:
-        # The mark of a task that is new is the moment it was first seen, which is no slot.
+        """The slot that was last sent; None if there was none."""
+        # For a new task the leader records the moment it was first seen, which is no slot.
         is_slot = self.mark is not None and self.periodic.entry.rule.until(self.mark) == self.mark
         return self.mark if is_slot else None
 
     @property
     def next_us(self) -> int:
+        """The next slot, in microseconds of Unix time."""
         return self.periodic.entry.rule.after(max(self.now_us, self.mark or 0))
 
     @property
@@ -56,6 +60,7 @@ class Found:
         return count
 
     def as_data(self) -> dict[str, Any]:
+        """The row for `--json` and the dashboard."""
         return {
             "name": self.periodic.name,
             "task": self.periodic.signature.task,
@@ -67,22 +72,25 @@ class Found:
         }
 
 
-async def read_timetable(app: App, broker: ClusterRecord) -> tuple[LeaseReply, list[Found]]:
+async def read_timetable(app: App, broker: ClusterRecord) -> tuple[LeaseReply, list[PeriodicState]]:
     """The leader's lease, and every periodic task of the app."""
     store = broker.coordination
     lease, pauses = await store.read_lease(SCHEDULER_LEASE), await store.read_lease(PAUSES_LEASE)
     marks, paused = decode_marks(lease.data), decode_pauses(pauses.data)
     now_us = int(time() * 1_000_000)
-    found = [Found(one, marks.get(one.name), one.name in paused, now_us) for one in app.periodic_tasks]
+    found = [
+        PeriodicState(task, marks.get(task.name), task.name in paused, now_us) for task in app.periodic_tasks
+    ]
     return lease, found
 
 
 def leader_of(lease: LeaseReply) -> str:
+    """The name of the node that holds the lease."""
     return lease.holder.rsplit(".", 2)[0]  # without process and incarnation
 
 
 async def change_pauses(broker: ClusterRecord, edit: Callable[[Names], Names]) -> bool:
-    """Under the lease that holds them, so that of two who change them at once none is lost."""
+    """Edit the pauses under their lease, so that no concurrent change is lost; False if that failed."""
 
     store, holder = broker.coordination, f"cli.{new_id()}"
     for _ in range(CHANGE_TRIES):

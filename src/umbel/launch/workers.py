@@ -7,27 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from umbel.app.configuration.settings import Settings
+from umbel.app.settings import Settings
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import check_limits_on, open_async_producer, open_broker
 from umbel.errors import BadSetting, ConfigurationError
 from umbel.launch.loading import FoundApp
-from umbel.launch.native import NativeProject
-from umbel.launch.node_names import node_name
-from umbel.launch.pool_choice import ChildLogs, choose_pool
-from umbel.launch.project import Project
+from umbel.launch.preparation import ChildLogs, choose_pool, node_name
+from umbel.launch.project import NativeProject, Project
 from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
-from umbel.protocol.membership.mode import GossipMode
-from umbel.worker.process.beside import Beside
-from umbel.worker.settings import OutboxSettings, WorkerSettings
+from umbel.protocol.membership.observers import GossipMode
+from umbel.worker.context import OutboxSettings, WorkerSettings
+from umbel.worker.sidecar import Sidecar
 from umbel.worker.worker import Worker
 
 if TYPE_CHECKING:
     from umbel.outbox.relay import TellSent
 
 PORT_MAX = 65_535
-MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
+MAILBOX = "umbel-mailbox"  # the connection of remote control, if it has a separate one
 OUTBOX = "umbel-outbox"
 
 
@@ -40,7 +38,7 @@ def make_worker(
     logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
     project: Project | None = None,
     choose: Callable[..., Pool] = choose_pool,
-    recorder: Beside | None = None,
+    recorder: Sidecar | None = None,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
     project, name = project or found.project or NativeProject(found.app), node_name(node)
@@ -64,6 +62,8 @@ def make_worker(
         failed_keep_max_bytes=settings.failed_keep_max_bytes,
         accept_content=settings.accept_content,
         signing_window_s=settings.signing_window_s,
+        unbound_s=settings.signing_window_s if settings.signing_accept_unbound else 0.0,
+        learn_cluster=found.app.signing_cluster.learn,
         accept_unsigned=settings.accept_unsigned,
         grace_s=settings.worker_grace_s,
         soft_grace_s=settings.worker_soft_grace_s,
@@ -93,12 +93,14 @@ def make_worker(
 def outbox_settings(
     settings: Settings, of_broker: BrokerSettings, tell_sent: "TellSent"
 ) -> OutboxSettings | None:
-    """None if the app names no outbox."""
+    """The settings of the outbox relay; None if the app names no outbox."""
     if not settings.outboxes:
         return None
-    from umbel.outbox.addresses import parse_address  # few workers have one
-    from umbel.outbox.database import need_driver
-    from umbel.outbox.dialects import check_table
+    from umbel.outbox.database import (
+        need_driver,
+        parse_address,  # few workers have one
+    )
+    from umbel.outbox.table import check_table
 
     addresses = tuple(map(parse_address, settings.outboxes))
     for address in addresses:
@@ -113,7 +115,7 @@ def outbox_settings(
 
 
 def _check_limits(tasks: Mapping[str, TaskRules], broker: BrokerSettings) -> None:
-    """Refuse limits for the cluster that could not be kept here."""
+    """Refuse cluster-wide limits that could not be enforced by this broker."""
     for name, rules in tasks.items():
         if rules.limit is None:
             continue
@@ -126,7 +128,7 @@ def _check_limits(tasks: Mapping[str, TaskRules], broker: BrokerSettings) -> Non
 
 
 def _among_nodes(settings: Settings) -> dict[str, Any]:
-    """How it hears of the other nodes, and they of it."""
+    """Settings of heartbeats, mingle and gossip."""
     return {
         "heartbeat_interval_s": settings.heartbeat_interval_s,
         "without_heartbeat": settings.without_heartbeat,
@@ -139,7 +141,7 @@ def _among_nodes(settings: Settings) -> dict[str, Any]:
 
 
 def _told_by(settings: Settings) -> dict[str, Any]:
-    """What a worker tells of itself: events, metrics."""
+    """Settings of what a worker reports about itself: events and metrics."""
     return {
         "send_task_events": settings.task_send_events,
         "metrics_address": metrics_address(settings.worker_metrics),
@@ -147,7 +149,7 @@ def _told_by(settings: Settings) -> dict[str, Any]:
 
 
 def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the schedule, if this worker is to send none."""
+    """What users wrote, without the schedule if this worker is to send none."""
     left_out = {"periodic", "scheduler"} if settings.without_schedule else set()
     return {name: value for name, value in written.items() if name not in left_out}
 
@@ -155,12 +157,12 @@ def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]
 def tasks_for(
     project: Project, tasks: Mapping[str, TaskRules], queues: Collection[str]
 ) -> dict[str, TaskRules]:
-    """Those that are sent to one of the queues, unless a call names another one."""
+    """The tasks whose calls go to one of the queues, unless a call names another queue."""
     return {name: rules for name, rules in tasks.items() if project.queue_of(name) in queues}
 
 
 def metrics_address(given: str) -> tuple[str, int] | None:
-    """(host, port) from PORT or HOST:PORT; this machine only where no host is named."""
+    """(host, port) from PORT or HOST:PORT; without a host, this machine only. BadSetting if it is invalid."""
     if not given:
         return None
     host, _, port = given.rpartition(":")

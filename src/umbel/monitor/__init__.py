@@ -1,1 +1,3 @@
-"""What is known of a running cluster, and where it is heard; shared by all monitors."""
+"""The monitor: a model of a running cluster, built from its events; shared by `umbel top`, the dashboard and
+the demo.
+"""

@@ -1,6 +1,7 @@
-"""KnownCluster: the questions that people ask about a cluster, answered from what is known of it.
+"""KnownCluster: the questions that people ask about a cluster, answered from the model.
 
-All answers are made from memory when they are asked for; the broker is asked by Feed, in its own time.
+All answers are computed from memory on demand; Feed queries the broker periodically. The health of the
+cluster is one plain sentence.
 """
 
 from collections import Counter
@@ -11,19 +12,17 @@ from typing import Any, TypeVar
 
 from umbel.events.state import Tracked
 from umbel.events.view import TaskRecord
-from umbel.monitor.cursors import read_key, read_time, shown_key, shown_time
 from umbel.monitor.feed import Feed
-from umbel.monitor.filters import Redact, admits_of, root_of
-from umbel.monitor.health import health_of
 from umbel.monitor.model import ClusterModel, load_of
 from umbel.monitor.rates import STEP_S, Step, added, grouped, percentile
-from umbel.monitor.shapes import (
+from umbel.monitor.records import (
     Election,
     Failing,
     Figures,
     Happening,
     Health,
     Lease,
+    Level,
     Mark,
     Node,
     NodeState,
@@ -34,9 +33,69 @@ from umbel.monitor.shapes import (
     TaskPage,
     Workflow,
 )
-from umbel.monitor.workflow import workflow_of
+from umbel.monitor.tasks import (
+    Redact,
+    admits_of,
+    read_key,
+    read_time,
+    root_of,
+    shown_key,
+    shown_time,
+    workflow_of,
+)
 from umbel.protocol.delivery.sensitive import Hides
-from umbel.protocol.membership.events import Member
+from umbel.protocol.membership.members import Member
+
+# ---- health ----------------------------------------------------------------------------------------
+#
+# The state of the cluster in one plain sentence.
+
+NAMED_MAX = 3
+FAILING_SHARE = 0.5
+
+
+def health_of(
+    nodes: Sequence[Node], problem: str, *, waiting: int = 0, done: int = 0, failed: int = 0
+) -> Health:
+    """Judge the cluster; `done` and `failed` are counts of the last minutes, `waiting` the ready messages."""
+    if problem:
+        return Health("bad", f"The dashboard receives no events from the cluster: {problem}")
+    members = [node for node in nodes if node.state != "left"]
+    if not members:
+        return Health(*_nobody(waiting))
+    silent = [node for node in members if node.state != "alive"]
+    if silent:
+        alive = len(members) - len(silent)
+        level: Level = "bad" if not alive or any(node.state == "lost" for node in silent) else "warning"
+        return Health(level, f"{alive} of {len(members)} workers answer; {_named(silent)}.")
+    if done + failed >= 10 and failed > FAILING_SHARE * (done + failed):
+        return Health(
+            "warning", f"{_all(len(members))}, but {failed} of the last {done + failed} tasks failed."
+        )
+    return Health("ok", f"{_all(len(members))}.")
+
+
+def _nobody(waiting: int) -> tuple[Level, str]:
+    if waiting:
+        return "bad", f"No worker is known, and {waiting:,} messages wait; start one with `umbel worker`."
+    return "warning", "No worker is known; start one with `umbel worker`."
+
+
+def _all(count: int) -> str:
+    return "The only worker answers" if count == 1 else f"All {count} workers answer"
+
+
+def _named(silent: Sequence[Node]) -> str:
+    shown = [f"{node.node} silent for {node.silent_s:.0f} s, {node.state}" for node in silent[:NAMED_MAX]]
+    more = len(silent) - NAMED_MAX
+    return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)
+
+
+# ---- known cluster ---------------------------------------------------------------------------------
+#
+# The questions that people ask about a cluster, answered from the model.
+#
+# All answers are computed from memory on demand; Feed queries the broker periodically.
 
 FIGURES_S = 5
 RECENT_S = 300
@@ -49,7 +108,7 @@ T = TypeVar("T")
 
 
 class KnownCluster:
-    """What is made from all tasks or all nodes is made once for everyone who asks within a moment."""
+    """Answers questions from the model; answers that scan all tasks or nodes are cached for a moment."""
 
     def __init__(self, feed: Feed, redact: Redact, hides: Hides) -> None:
         self.feed = feed
@@ -58,21 +117,23 @@ class KnownCluster:
 
     @property
     def model(self) -> ClusterModel:
+        """The model that the feed updates."""
         return self.feed.model
 
     # -- nodes -----------------------------------------------------------------------------------
 
     def nodes(self) -> list[Node]:
+        """Return all members, by name."""
         return self._fresh("nodes", NODES_S, self._nodes)
 
     def _nodes(self) -> list[Node]:
         now = time()
         return sorted(
-            (self._node(member, now) for member in self.feed.membership.members), key=lambda one: one.node
+            (self._node(member, now) for member in self.feed.membership.members), key=lambda node: node.node
         )
 
     def _fresh(self, name: str, for_s: float, make: Callable[[], T]) -> T:
-        """What was made at most so long ago, else made now."""
+        """Return the cached answer if it is at most so many seconds old, else a new one."""
         made_at, made = self._made.get(name, (0.0, None))
         if monotonic() - made_at > for_s or made is None:
             made = make()
@@ -81,14 +142,17 @@ class KnownCluster:
         return found
 
     def node(self, name: str) -> Node | None:
-        found = (one for one in self.feed.membership.members if one.node == name)
+        """Return the member of this name; None if there is none."""
+        found = (member for member in self.feed.membership.members if member.node == name)
         member = next(found, None)
         return None if member is None else self._node(member, time())
 
     def _node(self, member: Member, now: float) -> Node:
         worker = self.model.state.workers.get(member.node)
         beat = None if worker is None else worker.newest
-        opinions = {who: view[member.node] for who, view in self.feed.views.items() if member.node in view}
+        opinions = {
+            observer: view[member.node] for observer, view in self.feed.views.items() if member.node in view
+        }
         state: NodeState = member.state.value
         return Node(
             node=member.node,
@@ -109,12 +173,13 @@ class KnownCluster:
             queues=list(self.feed.consumers.get(member.node, ())),
             leads=self.model.leases.held_by(member.node),
             seen_by=sum(opinion == "alive" for opinion in opinions.values()),
-            differs={who: opinion for who, opinion in sorted(opinions.items()) if opinion != state},
+            differs={observer: opinion for observer, opinion in sorted(opinions.items()) if opinion != state},
         )
 
-    # -- the whole -------------------------------------------------------------------------------
+    # -- the cluster at a glance -----------------------------------------------------------------
 
     def health(self) -> Health:
+        """Return the state of the cluster in one sentence."""
         return self._fresh("health", NODES_S, self._health)
 
     def _health(self) -> Health:
@@ -123,11 +188,12 @@ class KnownCluster:
             self.nodes(),
             self.feed.problem,
             waiting=sum(depth.ready for depth in self.feed.queues.values()),
-            done=sum(one.done for one in recent),
-            failed=sum(one.failed for one in recent),
+            done=sum(step.done for step in recent),
+            failed=sum(step.failed for step in recent),
         )
 
     def overview(self) -> Overview:
+        """Return the cluster at a glance."""
         model, state = self.model, self.model.state
         states = Counter(member.state.value for member in self.feed.membership.members)
         return Overview(
@@ -146,21 +212,22 @@ class KnownCluster:
         )
 
     def figures(self) -> Figures:
+        """Return the rates, durations and depths of the last few seconds."""
         return self._fresh("figures", NODES_S, self._figures)
 
     def _figures(self) -> Figures:
         now = time()
         recent = self.model.book.recent(now, FIGURES_S)
         steps = self.model.book.since(now - 60)
-        wait, run = added(one.wait for one in steps), added(one.run for one in steps)
+        wait, run = added(step.wait for step in steps), added(step.run for step in steps)
         depths = self.feed.queues.values()
         oldest = self.feed.oldest
         return Figures(
-            events_per_s=sum(one.events for one in recent) / FIGURES_S,
-            sent_per_s=sum(one.sent for one in recent) / FIGURES_S,
-            done_per_s=sum(one.done for one in recent) / FIGURES_S,
-            failed_per_s=sum(one.failed for one in recent) / FIGURES_S,
-            retried_per_s=sum(one.retried for one in recent) / FIGURES_S,
+            events_per_s=sum(second.events for second in recent) / FIGURES_S,
+            sent_per_s=sum(second.sent for second in recent) / FIGURES_S,
+            done_per_s=sum(second.done for second in recent) / FIGURES_S,
+            failed_per_s=sum(second.failed for second in recent) / FIGURES_S,
+            retried_per_s=sum(second.retried for second in recent) / FIGURES_S,
             wait_p50_s=percentile(wait, 0.5),
             wait_p95_s=percentile(wait, 0.95),
             run_p50_s=percentile(run, 0.5),
@@ -172,7 +239,7 @@ class KnownCluster:
         )
 
     def failing(self) -> list[Failing]:
-        """The names that failed most in the last hour, among the tasks in memory."""
+        """Return the task names that failed most in the last hour, among the tasks in memory."""
         return self._fresh("failing", FAILING_S, self._failing)
 
     def _failing(self) -> list[Failing]:
@@ -195,29 +262,32 @@ class KnownCluster:
         ]
 
     def _error(self, task: Tracked) -> str:
-        said = "" if task.failed is None else task.failed.exception or ""
-        return self._redact(said)
+        error = "" if task.failed is None else task.failed.exception or ""
+        return self._redact(error)
 
     def _leader(self) -> str:
-        leases = [one for one in self.model.leases.all() if one.holder]
-        named = next((one.holder for one in leases if one.name == "scheduler"), "")
-        return named or next((one.holder for one in leases), "")
+        leases = [lease for lease in self.model.leases.all() if lease.holder]
+        named = next((lease.holder for lease in leases if lease.name == "scheduler"), "")
+        return named or next((lease.holder for lease in leases), "")
 
     def happenings(self, *, since: float = 0.0) -> list[Happening]:
-        """Oldest first."""
+        """Return the changes of the last hour, oldest first."""
         since = max(since, time() - HOUR_S)
-        told = [one for one in self.model.happenings if one.at >= since]
-        return sorted([*told, *self.model.elections.decided(since)], key=lambda one: one.at)
+        recent = [happening for happening in self.model.happenings if happening.at >= since]
+        return sorted([*recent, *self.model.elections.decided(since)], key=lambda happening: happening.at)
 
     def elections(self) -> list[Election]:
+        """Return all known elections, the newest first."""
         return self.model.elections.all()
 
     def leases(self) -> list[Lease]:
+        """Return all known leases, by name."""
         return self.model.leases.all()
 
     # -- tasks -----------------------------------------------------------------------------------
 
     def tasks(self, wanted: TaskFilter, *, limit: int, cursor: str = "", order: str = "clock") -> TaskPage:
+        """Return a page of the matching tasks, newest first by Lamport clock or by time."""
         found = self._by_time if order == "time" else self._by_clock
         tasks, more = found(wanted, limit, cursor)
         return TaskPage(
@@ -239,26 +309,27 @@ class KnownCluster:
     def _by_time(self, wanted: TaskFilter, limit: int, cursor: str) -> tuple[list[TaskRecord], str]:
         below = read_time(cursor) if cursor else None
         found = (_when(task) for task in self._matching(wanted))
-        places = nlargest(limit + 1, (one for one in found if below is None or one < below))
+        places = nlargest(limit + 1, (place for place in found if below is None or place < below))
         records = [self.model.state.task(uuid) for _, uuid in places[:limit]]
         more = shown_time(*places[limit - 1]) if len(places) > limit else ""
-        return [one for one in records if one is not None], more
+        return [record for record in records if record is not None], more
 
     def part(
         self, wanted: TaskFilter, offset: int, limit: int, *, key: Callable[[Tracked], Any], reverse: bool
     ) -> list[TaskRecord]:
-        """A part of all that match in an order; records, which cost, are made of that part only."""
+        """Return a slice of the matching tasks in an order; records are made for the slice only."""
         found = sorted(self._matching(wanted), key=key, reverse=reverse)[offset : offset + limit]
-        records = [self.model.state.task(one.uuid) for one in found]
-        return [one for one in records if one is not None]
+        records = [self.model.state.task(task.uuid) for task in found]
+        return [record for record in records if record is not None]
 
     def count(self, wanted: TaskFilter) -> int:
+        """Return how many tasks match."""
         if wanted == TaskFilter():
             return len(self.model.state)
         return sum(1 for _ in self._matching(wanted))
 
     def ids(self, wanted: TaskFilter, limit: int) -> list[str]:
-        """Those that match, up to one more than the limit."""
+        """Return the ids of the matching tasks, up to one more than the limit."""
         found: list[str] = []
         for task in self._matching(wanted):
             found.append(task.uuid)
@@ -277,18 +348,21 @@ class KnownCluster:
         ]
 
     def workflow(self, task_id: str) -> Workflow | None:
+        """Return the workflow that a task is part of; None if the task is unknown."""
         task = self.model.state.task(task_id)
         if task is None:
             return None
         root = task.root_id or task_id
-        ids = [one.uuid for one in self.model.state.tracked() if one.uuid == root or root_of(one) == root]
-        records = [self.model.state.task(one) for one in ids[:WORKFLOW_MAX]]
-        known = [one for one in records if one is not None]
+        tracked = self.model.state.tracked()
+        ids = [item.uuid for item in tracked if item.uuid == root or root_of(item) == root]
+        records = [self.model.state.task(uuid) for uuid in ids[:WORKFLOW_MAX]]
+        known = [record for record in records if record is not None]
         return workflow_of(root, known, more=max(0, len(ids) - WORKFLOW_MAX))
 
     # -- queues and charts -----------------------------------------------------------------------
 
     def queues(self) -> list[Queue]:
+        """Return all queues that have messages or consumers, by name."""
         now = time()
         consumers: dict[str, list[str]] = {}
         for node, names in self.feed.consumers.items():
@@ -316,15 +390,16 @@ class KnownCluster:
         )
 
     def rates(self, *, last_s: float = HOUR_S, step_s: int = 0) -> Rates:
+        """Return the charts of the last seconds, in steps of `step_s` or of a length that fits."""
         now = time()
         last_s = min(max(last_s, STEP_S), HOUR_S)
         step_s = max(STEP_S, (step_s or round(last_s / POINTS)) // STEP_S * STEP_S)
         first = int(now - last_s) // step_s * step_s
         groups = grouped(self.model.book.since(first), step_s)
         at = list(range(first, int(now) + 1, step_s))
-        rows = [groups.get(one) for one in at]
+        rows = [groups.get(start) for start in at]
         marks = [mark for mark in self.model.marks if mark.at >= first]
-        return _columns(step_s, [float(one) for one in at], rows, marks)
+        return _columns(step_s, [float(start) for start in at], rows, marks)
 
 
 def _when(task: Tracked) -> tuple[int, str]:
@@ -333,14 +408,14 @@ def _when(task: Tracked) -> tuple[int, str]:
 
 def _columns(step_s: int, at: list[float], rows: Sequence[list[Step] | None], marks: list[Mark]) -> Rates:
     def counted(name: str) -> list[int | None]:
-        return [None if row is None else sum(getattr(one, name) for one in row) for row in rows]
+        return [None if row is None else sum(getattr(step, name) for step in row) for row in rows]
 
     def last(name: str) -> list[Any]:
         return [None if row is None else getattr(row[-1], name) for row in rows]
 
     def shares(name: str, share: float) -> list[float | None]:
-        merged = (None if row is None else added(getattr(one, name) for one in row) for row in rows)
-        return [None if one is None else percentile(one, share) for one in merged]
+        merged = (None if row is None else added(getattr(step, name) for step in row) for row in rows)
+        return [None if buckets is None else percentile(buckets, share) for buckets in merged]
 
     names = sorted({name for row in rows if row for name in row[-1].queues})
     return Rates(

@@ -1,10 +1,11 @@
-"""ClusterModel: what a monitor shows, from the events it hears; no screen and no broker.
+"""ClusterModel: what a monitor shows, computed from the events it receives; no screen and no broker.
 
-Tasks and workers come from the cluster's state, which is the same on every monitor that heard the
-same. Beside it are kept the events of the tasks that were last heard of, for their timelines; how much
-happened in each step of the last hour; elections, leases, and who came and went. All of it is bounded:
-`tasks_max` tasks, the events of STORIES_MAX of them, an hour of steps, HAPPENINGS_MAX changes. Texts of
-events are cut to TEXT_MAX before anything keeps them.
+Tasks and workers come from the cluster's state, which is the same on every monitor that received the same
+events. The model also stores the events of the most recent tasks, for their timelines; how much happened in
+each step of the last hour; elections, leases, and changes of membership. All of it is bounded: `tasks_max`
+tasks, the events of STORIES_MAX of them, an hour of steps, HAPPENINGS_MAX changes; and in bytes, as texts are
+cut before they are stored (`events/state.py`), and tasks and their events have limits of bytes too.
+`Changes` collects what changed since the last drain, for the streams to browsers.
 """
 
 from collections import OrderedDict, deque
@@ -12,27 +13,80 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from umbel.events.merge import timeline
 from umbel.events.meters import Meters
-from umbel.events.receiver import EventReceiver
-from umbel.events.state import ClusterState, Tracked
-from umbel.events.timeline import timeline
+from umbel.events.stamp import EventReceiver
+from umbel.events.state import ClusterState, Tracked, bounded
 from umbel.events.types import Event, TaskEvent, TaskReceived, TaskSent, TaskStarted, WorkerBeat
 from umbel.events.view import TaskRecord
-from umbel.monitor.changes import Changes
-from umbel.monitor.elections import ElectionBook, LeaseBook
-from umbel.monitor.flow import QueueFlow
-from umbel.monitor.happenings import lease_changed, version_changed
-from umbel.monitor.rates import SECONDS_MAX, RateBook
-from umbel.monitor.shapes import Happening, Mark
+from umbel.monitor.coordination import ElectionBook, LeaseBook, lease_changed, version_changed
+from umbel.monitor.rates import SECONDS_MAX, QueueFlow, RateBook
+from umbel.monitor.records import Happening, Mark
 from umbel.protocol.clock import LamportClock
 from umbel.wire.event import decode_events
 from umbel.wire.retried import RETRY_OF
 
+# ---- changes ---------------------------------------------------------------------------------------
+#
+# What changed since the last drain, by topic: the newest names, and how many changes in all.
+
+NAMES_MAX = 100
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One topic: how many changes there were, and which names changed last."""
+
+    count: int
+    names: list[str]
+
+    def joined(self, later: "Change") -> "Change":
+        """Return this change and a later one as one; the later names come first."""
+        names = list(dict.fromkeys([*later.names, *self.names]))[:NAMES_MAX]
+        return Change(self.count + later.count, names)
+
+
+class Changes:
+    """Collects changes by topic; noting one is cheap: an entry in a dict of at most a few hundred."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, dict[str, None]] = {}
+        self._counts: dict[str, int] = {}
+
+    def note(self, topic: str, name: str) -> None:
+        """Count one change of a topic, under the name of what changed."""
+        self._counts[topic] = self._counts.get(topic, 0) + 1
+        names = self._topics.setdefault(topic, {})
+        names.pop(name, None)
+        names[name] = None
+        if len(names) > 2 * NAMES_MAX:
+            self._topics[topic] = dict.fromkeys(list(names)[-NAMES_MAX:])
+
+    def drain(self) -> dict[str, Change]:
+        """Return the changes noted since the last call, the newest names first, and start again."""
+        topics, counts = self._topics, self._counts
+        self._topics, self._counts = {}, {}
+        return {
+            topic: Change(counts[topic], list(reversed(names))[:NAMES_MAX]) for topic, names in topics.items()
+        }
+
+
+# ---- cluster model ---------------------------------------------------------------------------------
+#
+# What a monitor shows, computed from the events it receives; no screen and no broker.
+#
+# Tasks and workers come from the cluster's state, which is the same on every monitor that received the same
+# events. The model also stores the events of the most recent tasks, for their timelines; how much happened
+# in each step of the last hour; elections, leases, and changes of membership. All of it is bounded:
+# `tasks_max` tasks, the events of STORIES_MAX of them, an hour of steps, HAPPENINGS_MAX changes; and in
+# bytes, as texts are cut before they are stored (`events/state.py`), and tasks and their events have limits
+# of bytes too.
+
 TASKS_MAX = 20_000
 STORIES_MAX = 5_000
 STORY_MAX = 200  # events of one task
-TEXT_MAX = 20_000  # of arguments, results, errors; more is shown nowhere
-TEXTS = ("args", "kwargs", "result", "exception", "traceback")
+STORIES_BYTES_MAX = 64 * 2**20
 HAPPENINGS_MAX = 5_000
 MARKS_MAX = 200
 MARK = "control-mark"
@@ -42,19 +96,22 @@ Events = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which tasks are listed: a part of the name or the beginning of the id, a state, a worker."""
+    """Which tasks `umbel top` lists: a part of the name or the beginning of the id, a state, a worker."""
 
     text: str = ""
     state: str = ""
     worker: str = ""
 
     def admits(self, task: Tracked) -> bool:
+        """Return whether the task's name, id and state match; the worker is looked up by its index."""
         named = not self.text or self.text in (task.name or "") or task.uuid.startswith(self.text)
         return named and (not self.state or task.counted == self.state)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
+    """A worker as `umbel top` lists it."""
+
     node: str
     state: str  # alive, silent, left
     software: str
@@ -65,7 +122,17 @@ class MemberRow:
     silent_s: float
 
 
+@dataclass(slots=True)
+class _Story:
+    """The events of one task, in the order in which they were received."""
+
+    events: list[TaskEvent]
+    size_bytes: int = 0
+
+
 class ClusterModel:
+    """Everything a monitor knows of the cluster; `dropped` counts the events that were too large."""
+
     def __init__(self, *, tasks_max: int = TASKS_MAX, stories_max: int = STORIES_MAX, clock: int = 0) -> None:
         self.state = ClusterState(tasks_max=tasks_max)
         self.receiver = EventReceiver(LamportClock(clock), decode_events)
@@ -77,22 +144,27 @@ class ClusterModel:
         self.changes = Changes()
         self.happenings: deque[Happening] = deque(maxlen=HAPPENINGS_MAX)
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
-        self.unsaved: deque[Happening | Mark] = deque(maxlen=HAPPENINGS_MAX)  # for who writes them down
+        self.unsaved: deque[Happening | Mark] = deque(maxlen=HAPPENINGS_MAX)  # for the journal
         self._stories_max = stories_max
-        self._stories: OrderedDict[str, list[TaskEvent]] = OrderedDict()
+        self.dropped = 0
+        self._stories: OrderedDict[str, _Story] = OrderedDict()
+        self._stories_bytes = 0
         self._versions: dict[str, str] = {}
         self._retries: OrderedDict[str, str] = OrderedDict()
         self._retries_max = tasks_max
 
     def take(self, body: bytes, now: float) -> Events:
-        """One message of the fan-out: an event, or a list of them. Returns those about nodes."""
+        """Apply one message of the fan-out, an event or a list of them; return those about nodes."""
         of_nodes: Events = []
-        for heard in self.receiver.receive(body):
-            event = _cut(heard.event)
+        for received in self.receiver.receive(body):
+            event, size = bounded(received.event)
+            if event is None:
+                self.dropped += 1
+                continue
             self.book.count(event["type"], now)
-            record = self.state.apply_one(event, now)
+            record = self.state.apply_one(event, now, size_bytes=size)
             if isinstance(record, TaskEvent):
-                self._keep(record)
+                self._keep(record, size)
                 self._measure(record, now)
                 self.changes.note("tasks", record.uuid)
             elif record is not None:
@@ -101,26 +173,32 @@ class ClusterModel:
         return of_nodes
 
     def replay(self, bodies: Iterable[bytes], heard_at: float) -> None:
-        """What was heard and written down before. It is joined with what is known, and counted by nobody."""
+        """Apply saved events after a restart; they merge with the state, but do not count in the rates."""
         for body in bodies:
-            for heard in self.receiver.receive(body):
-                record = self.state.apply_one(_cut(heard.event), heard_at)
+            for received in self.receiver.receive(body):
+                event, size = bounded(received.event)
+                if event is None:
+                    self.dropped += 1
+                    continue
+                record = self.state.apply_one(event, heard_at, size_bytes=size)
                 if isinstance(record, TaskEvent):
-                    self._keep(record)
+                    self._keep(record, size)
                 elif record is not None:
                     self.elections.take(record)
 
     def happened(self, happening: Happening) -> None:
+        """Store a change of membership, leadership or version."""
         self.happenings.append(happening)
         self.unsaved.append(happening)
 
     def mark(self, mark: Mark) -> None:
+        """Store a moment for the charts."""
         self.marks.append(mark)
         self.unsaved.append(mark)
         self.changes.note("rates", "mark")
 
     def members(self, now: float) -> list[MemberRow]:
-        """The nodes that were heard twice: any one event may have a name that was made up."""
+        """Return the nodes with at least two events: the name in a single event may be made up."""
         return [
             MemberRow(
                 node=worker.hostname,
@@ -137,44 +215,44 @@ class ClusterModel:
         ]
 
     def tasks(self, wanted: Filter, limit: int) -> list[TaskRecord]:
-        """The newest in Lamport order."""
+        """Return the newest matching tasks in Lamport order."""
         return self.state.tasks(worker=wanted.worker or None, limit=limit, admits=wanted.admits)
 
     def story(self, uuid: str) -> list[TaskEvent]:
-        """What was heard of a task, in its causal order; of an older task the newest event of each type."""
-        kept = self._stories.get(uuid)
-        if kept is None:
-            known = self.state.registers(uuid)
-            kept = [] if known is None else known.events()
-        return timeline(kept)
+        """Return a task's events in causal order; for an older task, the newest event of each type."""
+        story = self._stories.get(uuid)
+        if story is not None:
+            return timeline(story.events)
+        known = self.state.registers(uuid)
+        return [] if known is None else timeline(known.events())
 
     def retry_of(self, uuid: str) -> str | None:
-        """The task that is known to retry this one."""
+        """Return the id of the task that retries this one, if it is known."""
         return self._retries.get(uuid)
 
     def note_retry(self, old: str, new: str) -> None:
-        """Heard from the worker that received it, or known to who sends it."""
+        """Remember that `new` retries `old`, from a worker's event or because this process sends it."""
         self._retries[old] = new
         if len(self._retries) > self._retries_max:
             self._retries.popitem(last=False)
 
     def forget_retry(self, old: str) -> None:
-        """It was not sent after all."""
+        """Undo `note_retry` for a retry that could not be sent."""
         self._retries.pop(old, None)
 
     def rates(self, now: float, *, over: int = 5) -> tuple[float, float, float]:
-        """Events, successes and failures a second, over the last whole seconds."""
+        """Return events, successes and failures per second, over the last whole seconds."""
         recent = self.book.recent(now, over)
         events, done, failed = (
-            sum(one.events for one in recent),
-            sum(one.done for one in recent),
-            sum(one.failed for one in recent),
+            sum(second.events for second in recent),
+            sum(second.done for second in recent),
+            sum(second.failed for second in recent),
         )
         return events / over, done / over, failed / over
 
     def history(self, now: float) -> Sequence[int]:
-        """Tasks that ended in each of the last seconds, oldest first."""
-        ended = {one.at: one.done + one.failed for one in self.book.seconds}
+        """Return how many tasks ended in each of the last seconds, oldest first."""
+        ended = {second.at: second.done + second.failed for second in self.book.seconds}
         return [ended.get(at, 0) for at in range(int(now) - SECONDS_MAX, int(now))]
 
     def _take_other(self, record: Event, now: float) -> None:
@@ -191,11 +269,12 @@ class ClusterModel:
             self.mark(Mark(at=record.timestamp, text=str(record.extra.get("text", ""))[:200]))
 
     def lease_changed(self, name: str, holder: str, term: int, now: float) -> None:
+        """Store that a lease has a new holder or term."""
         self.happened(lease_changed(name, holder, term, now))
         self.changes.note("elections", name)
 
     def _note_version(self, beat: WorkerBeat, now: float) -> None:
-        """A node that comes back with another version is a deploy."""
+        """Mark a deploy if the node had another version before."""
         version = beat.sw_ver
         if not version:
             return
@@ -210,22 +289,25 @@ class ClusterModel:
             self.happened(changed)
             self.mark(Mark(at=now, text=changed.text, kind="version"))
 
-    def _keep(self, record: TaskEvent) -> None:
+    def _keep(self, record: TaskEvent, size_bytes: int) -> None:
         if isinstance(record, TaskReceived) and record.extra:
             old = record.extra.get(RETRY_OF)
             if isinstance(old, str) and old:
                 self.note_retry(old, record.uuid)
         story = self._stories.get(record.uuid)
         if story is None:
-            story = self._stories[record.uuid] = []
-            if len(self._stories) > self._stories_max:
-                self._stories.popitem(last=False)
-        elif len(story) >= STORY_MAX:
+            story = self._stories[record.uuid] = _Story([])
+        elif len(story.events) >= STORY_MAX:
             return
-        story.append(record)
+        story.events.append(record)
+        story.size_bytes += size_bytes
+        self._stories_bytes += size_bytes
+        while len(self._stories) > self._stories_max or self._stories_bytes > STORIES_BYTES_MAX:
+            _, oldest = self._stories.popitem(last=False)
+            self._stories_bytes -= oldest.size_bytes
 
     def _measure(self, record: TaskEvent, now: float) -> None:
-        """How long it waited and ran, and through which queue it went."""
+        """Count how long the task waited and ran, and the flow of its queue."""
         known = self.state.registers(record.uuid)
         if known is None:
             return
@@ -248,12 +330,7 @@ class ClusterModel:
                 self.meters.ran(name, runtime)
 
 
-def _cut(event: dict[str, Any]) -> dict[str, Any]:
-    long = [name for name in TEXTS if isinstance(text := event.get(name), str) and len(text) > TEXT_MAX]
-    return event | {name: event[name][:TEXT_MAX] + "…" for name in long} if long else event
-
-
 def load_of(beat: WorkerBeat) -> float | None:
-    """The load of its machine over the last minute."""
+    """Return the load average of the worker's machine over the last minute; None if it is not reported."""
     loadavg = beat.loadavg
     return float(loadavg[0]) if loadavg and isinstance(loadavg[0], int | float) else None

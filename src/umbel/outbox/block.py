@@ -1,23 +1,295 @@
-"""Block: `with app.outbox(connection):`, inside which tasks are written instead of sent.
+"""Block: `with app.outbox(connection):`, inside which tasks are written into a table instead of sent.
 
 A block belongs to the context it was opened in (contextvars): to that thread, or that asyncio task and those
-started inside it, and to one app. Other threads and other apps send as ever. A block that has ended is no
-block any more, also for who inherited it.
+started inside it, and to one app. Other threads and other apps send as usual. After its end a block has no
+effect, also in contexts that inherited it.
+
+The library of the caller's connection is known by the module of the connection's class, so no library is
+imported that the caller has not. Database errors pass through unchanged, because they are about the caller's
+transaction; only a missing table and a connection without a transaction get an error of ours, which says what
+to do.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import Token
-from typing import Any, Self
+from sys import modules
+from typing import Any, Protocol, Self
 
 from umbel.errors import OutboxError
-from umbel.outbox.connections import target_of
 from umbel.outbox.current import OPEN, OpenBlock, open_block
-from umbel.outbox.rows import encode_rows
+from umbel.outbox.table import POSTGRESQL, SQLITE, Dialect, Statements, encode_rows
 from umbel.wire.message import Outgoing
+
+# ---- connections -----------------------------------------------------------------------------------
+#
+# How the outbox writes through a connection that the caller has, whatever library made it.
+
+Rows = Sequence[tuple[str, bytes]]
+_IDLE = 0  # PQTRANS_IDLE: no transaction has begun
+_UNDEFINED_TABLE = "42P01"
+ACCEPTED = (
+    "pass a connection of sqlite3, psycopg, psycopg2 or Django, or a connection or session of SQLAlchemy"
+)
+
+
+class Target(Protocol):
+    """A caller's connection. `write` is for blocking ones, `awrite` for async ones."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its calls are awaited."""
+
+    def check(self) -> None:
+        """Raise OutboxError if the connection is closed."""
+        ...
+
+    def write(self, rows: Rows) -> None:
+        """Insert rows; OutboxError without an open transaction or without the table."""
+
+    async def awrite(self, rows: Rows) -> None:
+        """The same as `write`, awaited where the connection is async."""
+
+
+def target_of(connection: Any, table: str) -> Target:
+    """How to write through this connection; OutboxError for a kind that is not supported."""
+    roots = _roots(connection)
+    if "sqlalchemy" in roots and hasattr(connection, "execute"):
+        return AlchemyTarget(connection, table)
+    if "django" in roots and hasattr(connection, "vendor"):
+        return DjangoTarget(connection, table)
+    if hasattr(connection, "cursor") and hasattr(connection, "commit"):
+        for root, dialect in _DRIVERS.items():
+            if root in roots:
+                return DriverTarget(connection, dialect, table)
+    raise OutboxError(f"app.outbox() cannot write through {_kind(connection)}: {ACCEPTED}")
+
+
+_DRIVERS = {"sqlite3": SQLITE, "psycopg": POSTGRESQL, "psycopg2": POSTGRESQL}
+
+
+class DriverTarget:
+    """A DB-API connection of sqlite3, psycopg or psycopg2; also psycopg's AsyncConnection."""
+
+    def __init__(self, connection: Any, dialect: Dialect, table: str) -> None:
+        self.is_async = any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__)
+        self._connection = connection
+        self._table = table
+        self._insert = Statements(dialect, table).insert()
+
+    def check(self) -> None:
+        """Raise OutboxError if the driver's connection is closed."""
+        if _is_closed(self._connection):
+            raise OutboxError(f"app.outbox() was given a closed connection ({_kind(self._connection)})")
+
+    def write(self, rows: Rows) -> None:
+        """Insert rows with a cursor of the driver."""
+        check_transaction(self._connection)
+        cursor = self._connection.cursor()
+        try:
+            # For a single row sqlite3 takes twice as long by executemany.
+            cursor.execute(self._insert, rows[0]) if len(rows) == 1 else cursor.executemany(
+                self._insert, rows
+            )
+        except self._connection.Error as error:
+            _say_if_missing(error, self._table)
+            raise
+        finally:
+            cursor.close()
+
+    async def awrite(self, rows: Rows) -> None:
+        """Insert rows with an async cursor; with a blocking connection as `write` does."""
+        if not self.is_async:
+            return self.write(rows)
+        check_transaction(self._connection)
+        try:
+            async with self._connection.cursor() as cursor:
+                await cursor.executemany(self._insert, rows)
+        except self._connection.Error as error:
+            _say_if_missing(error, self._table)
+            raise
+
+
+class DjangoTarget:
+    """`django.db.connection`, or one of `django.db.connections`; it opens itself when it is used."""
+
+    is_async = False
+
+    def __init__(self, connection: Any, table: str) -> None:
+        dialect = {"postgresql": POSTGRESQL, "sqlite": SQLITE}.get(connection.vendor)
+        if dialect is None:
+            raise _wrong_database(connection.vendor)
+        self._connection = connection
+        self._table = table
+        self._insert = Statements(dialect, table, mark="%s").insert()
+
+    def check(self) -> None:
+        """Nothing to check: Django reopens its connection when it is used."""
+
+    def write(self, rows: Rows) -> None:
+        """Insert rows with a cursor of Django, inside `transaction.atomic()`."""
+        if self._connection.get_autocommit() and not self._connection.in_atomic_block:
+            raise _no_transaction("open one with transaction.atomic()")
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.executemany(self._insert, rows)
+        except modules["django.db"].Error as error:
+            _say_if_missing(error.__cause__ or error, self._table)
+            raise
+
+    async def awrite(self, rows: Rows) -> None:
+        """Insert rows; Django's connections block."""
+        self.write(rows)
+
+
+class AlchemyTarget:
+    """A Connection or Session of SQLAlchemy (also scoped), or its async counterpart."""
+
+    def __init__(self, given: Any, table: str) -> None:
+        # A scoped session is a proxy; the kind is that of the session behind it.
+        session = given() if type(given).__name__.endswith("scoped_session") else given
+        kinds = type(session).__mro__
+        self.is_async = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
+        self._given = session
+        self._is_session = hasattr(session, "get_bind")
+        self._table = table
+
+    def check(self) -> None:
+        """Raise OutboxError if the connection is closed; sessions are exempt, because they open one
+        themselves.
+        """
+        if not self._is_session and self._given.closed:
+            raise OutboxError(f"app.outbox() was given a closed connection ({_kind(self._given)})")
+
+    def write(self, rows: Rows) -> None:
+        """Insert rows with SQLAlchemy's `text()`."""
+        from sqlalchemy.exc import DBAPIError
+
+        connection = self._given.connection() if self._is_session else self._given
+        _check_alchemy(connection)
+        try:
+            connection.execute(*self._statement(connection.dialect.name, rows))
+        except DBAPIError as error:
+            _say_if_missing(error.orig or error, self._table)
+            raise
+
+    async def awrite(self, rows: Rows) -> None:
+        """Insert rows through the async connection; with a blocking one as `write` does."""
+        if not self.is_async:
+            return self.write(rows)
+        from sqlalchemy.exc import DBAPIError
+
+        connection = await self._given.connection() if self._is_session else self._given
+        _check_alchemy(connection.sync_connection)
+        try:
+            await connection.execute(*self._statement(connection.dialect.name, rows))
+        except DBAPIError as error:
+            _say_if_missing(error.orig or error, self._table)
+            raise
+
+    def _statement(self, dialect_name: str, rows: Rows) -> tuple[Any, list[dict[str, object]]]:
+        from sqlalchemy import text
+
+        dialect = {"postgresql": POSTGRESQL, "sqlite": SQLITE}.get(dialect_name)
+        if dialect is None:
+            raise _wrong_database(dialect_name)
+        insert = Statements(dialect, self._table).insert(":task_id", ":message")
+        return text(insert), [{"task_id": task_id, "message": message} for task_id, message in rows]
+
+
+def check_transaction(driver: Any) -> bool:
+    """Raise OutboxError if the row would be committed at once, even if the caller's work is rolled back.
+
+    Returns False for an unknown driver.
+    """
+    roots = _roots(driver)
+    if "sqlite3" in roots:
+        mode = getattr(driver, "autocommit", None)  # True, False, or that of before Python 3.12
+        commits_itself = mode is True or (mode is not False and driver.isolation_level is None)
+        if commits_itself and not driver.in_transaction:
+            raise _no_transaction("begin one with BEGIN")
+        return True
+    if roots.isdisjoint(_DRIVERS):
+        return False
+    if driver.autocommit and driver.info.transaction_status == _IDLE:
+        raise _no_transaction("begin one with connection.transaction(), or turn autocommit off")
+    return True
+
+
+def _check_alchemy(connection: Any) -> None:
+    if check_transaction(connection.connection.driver_connection):
+        return
+    level = connection.get_execution_options().get("isolation_level")
+    # A level given to create_engine is known to the dialect alone.
+    level = level or getattr(connection.dialect, "_on_connect_isolation_level", None)
+    if level == "AUTOCOMMIT":
+        raise _no_transaction("use another isolation level than AUTOCOMMIT")
+
+
+def missing_table(error: BaseException, table: str) -> OutboxError | None:
+    """The error to raise if the database reports that the table is missing; None for any other error."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state != _UNDEFINED_TABLE and not str(error).startswith("no such table"):
+        return None
+    return OutboxError(
+        f"the table {table} is missing in this database: make it with `umbel outbox create`, or in a "
+        "migration with the statements that `umbel outbox sql` prints"
+    )
+
+
+def _say_if_missing(error: BaseException, table: str) -> None:
+    if (ours := missing_table(error, table)) is not None:
+        raise ours from error
+
+
+def _roots(connection: Any) -> set[str]:
+    """The libraries that the connection's class and its bases come from."""
+    return {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+
+
+def _is_closed(connection: Any) -> bool:
+    closed = getattr(connection, "closed", None)
+    if closed is not None:
+        return bool(closed)
+    try:
+        connection.total_changes  # noqa: B018 (sqlite3 says it is closed only when it is used)
+    except connection.ProgrammingError:
+        return True
+    return False
+
+
+def _no_transaction(remedy: str) -> OutboxError:
+    return OutboxError(
+        "the connection of app.outbox() is in autocommit mode and no transaction is open, so the task would "
+        f"be sent even if your work is rolled back: {remedy}"
+    )
+
+
+def _wrong_database(name: str) -> OutboxError:
+    return OutboxError(f"app.outbox() cannot write to {name}: an outbox is in PostgreSQL or SQLite")
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+# ---- block -----------------------------------------------------------------------------------------
+#
+# `with app.outbox(connection):`, inside which tasks are written into a table instead of sent.
+#
+# A block belongs to the context it was opened in (contextvars): to that thread, or that asyncio task and
+# those started inside it, and to one app. Other threads and other apps send as usual. After its end a block
+# has no effect, also in contexts that inherited it.
+#
+# The library of the caller's connection is known by the module of the connection's class, so no library is
+# imported that the caller has not. Database errors pass through unchanged, because they are about the
+# caller's transaction; only a missing table and a connection without a transaction get an error of ours,
+# which says what to do.
 
 
 class Block:
+    """One outbox block of an app, with the connection that it writes through."""
+
     def __init__(self, app: object, connection: Any, table: str) -> None:
         self.app = app
         self.outer: OpenBlock | None = None
@@ -26,6 +298,7 @@ class Block:
         self._token: Token[OpenBlock | None] | None = None
 
     def write(self, batch: Sequence[Outgoing]) -> None:
+        """Insert the messages in the caller's transaction; OutboxError for an async connection."""
         if self._target.is_async:
             raise OutboxError(
                 "the connection of this outbox block is asynchronous: use await task.adelay(...), "
@@ -35,6 +308,7 @@ class Block:
             self._target.write(encode_rows(batch))
 
     async def awrite(self, batch: Sequence[Outgoing]) -> None:
+        """Insert the messages in the caller's transaction, awaited where the connection is async."""
         if batch:
             await self._target.awrite(encode_rows(batch))
 
@@ -65,5 +339,5 @@ class Block:
         self.is_open = False
         token, self._token = self._token, None
         if token is not None:
-            with suppress(ValueError):  # left in another context, as generators may: it is no block any more
+            with suppress(ValueError):  # a generator may leave the block in another context
                 OPEN.reset(token)

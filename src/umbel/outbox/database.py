@@ -1,25 +1,153 @@
-"""OutboxDatabase: the relay's own connection to the database of an outbox. Every call blocks.
+"""Database: which database an outbox is in, the lease of its relay, and the relay's own connection.
 
-Each call is one statement or one short transaction; none is open while the relay waits for the broker, so
-nothing of the caller's is ever locked for longer than a delete takes. A connection that failed is dropped,
-and the next call opens another one.
+Workers that name the same database in the same way compete for one lease. A file, a socket and a loopback
+address mean another database on every host, so the host is part of their lease. A database that is named in
+two ways (`db`, `db.example.com`) has two leases, and its rows may be published twice, under the same ids.
+
+Every call of `OutboxDatabase` blocks, and is one statement or one short transaction. None is open while the
+relay waits for the broker, so no row of the caller's is locked for longer than a delete takes. A connection
+that failed is dropped, and the next call opens another.
 """
 
 import json
 import os
+import re
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha256
 from importlib.util import find_spec
+from ipaddress import ip_address
+from itertools import zip_longest
+from os import environ
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from umbel.errors import BadURL, ConfigurationError, OutboxUnavailable
-from umbel.outbox.addresses import UNREADABLE, Address
-from umbel.outbox.connections import missing_table
-from umbel.outbox.dialects import SQLITE, Statements
-from umbel.outbox.rows import Problem, StoredRow
+from umbel.outbox.block import missing_table
+from umbel.outbox.table import POSTGRESQL, SQLITE, Dialect, Problem, Statements, StoredRow
+from umbel.text import without_password
+
+# ---- addresses -------------------------------------------------------------------------------------
+#
+# Which database an outbox is in, and the lease of its relay.
+#
+# Workers that name the same database in the same way compete for one lease. A file, a socket and a loopback
+# address mean another database on every host, so the host is part of their lease. A database that is named
+# in two ways (`db`, `db.example.com`) has two leases, and its rows may be published twice, under the same
+# ids.
+
+LEASE_PREFIX = "outbox."
+UNREADABLE = (
+    "PostgreSQL cannot read it: it is postgresql://user:password@host:port/database?parameter=value, with "
+    "parameters of libpq, and in the password % is written as %25, @ as %40, / as %2F, & as %26"
+)
+_POSTGRES_PORT = "5432"
+_SCHEMES = {"postgresql": POSTGRESQL, "postgres": POSTGRESQL, "sqlite": SQLITE}
+_BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})|%00")
+_HOST = re.compile(r"\[(?P<v6>[^\]]*)\](?::(?P<v6_port>.*))?|(?P<name>[^:]*)(?::(?P<port>.*))?")
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where an outbox is. `target`: what the database's library gets: a file, or a URL with its password."""
+
+    dialect: Dialect
+    target: str
+    shown: str
+    identity: str
+
+    def lease(self, table: str) -> str:
+        """The name of the lease for which workers with this outbox compete."""
+        return LEASE_PREFIX + sha256(f"{self.identity} {table}".encode()).hexdigest()[:12]
+
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"
+
+
+def parse_address(url: str) -> Address:
+    """Parse `postgresql://…` (a driver after a plus is ignored) or `sqlite:////path/to/file`; BadURL
+    otherwise.
+    """
+    scheme, slashes, rest = url.partition("://")
+    dialect = _SCHEMES.get(scheme.partition("+")[0])
+    if not slashes or dialect is None:
+        raise BadURL(url, "an outbox is in PostgreSQL (postgresql://...) or SQLite (sqlite:///file)")
+    if dialect is SQLITE:
+        path = unquote(rest.partition("?")[0]).removeprefix("/")
+        if not path or path == ":memory:":
+            raise BadURL(url, "name the file: sqlite:///relative.db or sqlite:////absolute.db")
+        return Address(SQLITE, path, f"sqlite:///{path}", f"sqlite {socket.gethostname()} {path}")
+    target = f"postgresql://{rest}"
+    return Address(POSTGRESQL, target, without_password(target), _place(url, target))
+
+
+def _place(url: str, target: str) -> str:
+    """The identity of a PostgreSQL database: the same for every spelling of user, password and options."""
+    try:
+        parts = urlsplit(target)
+        _, at, hosts = parts.netloc.rpartition("@")
+    except ValueError:  # its text may quote the password
+        raise BadURL(url, UNREADABLE) from None
+    if _BAD_ESCAPE.search(target) or parts.netloc.count("@") > len(at) or "@" in parts.path:
+        raise BadURL(url, UNREADABLE)
+    given = dict(parse_qsl(parts.query))
+    servers = _servers(hosts, given)
+    database = given.get("dbname") or unquote(parts.path.removeprefix("/"))
+    service = given.get("service", "")
+    named = ",".join(f"{host}:{port}" for host, port in servers)
+    # A service without a host: its file names the host.
+    addresses = [given.get("hostaddr") or host for host, _ in servers if host or not service]
+    here = socket.gethostname() if any(map(_is_local, addresses)) else ""
+    return " ".join(filter(None, ("postgresql", here, named, database, service and f"service={service}")))
+
+
+def _servers(hosts: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Host and port of each server. An empty host means the socket of this host's own server."""
+    found = [_server(unquote(server)) for server in hosts.split(",")]
+    named = given.get("host") or (not hosts and (given.get("hostaddr") or environ.get("PGHOST")))
+    if named:
+        found = [(_canonical(server), "") for server in named.split(",")]
+    ports = given.get("port", "").split(",")
+    filled = zip_longest(found, ports[: len(found)], fillvalue=ports[0] if len(ports) == 1 else "")
+    return [(server[0], other or server[1] or _POSTGRES_PORT) for server, other in filled]
+
+
+def _server(text: str) -> tuple[str, str]:
+    if text.startswith("/"):
+        return text, ""
+    found = _HOST.fullmatch(text)
+    if found is None:
+        return text, ""
+    host, port = found["v6"] or found["name"], found["v6_port"] or found["port"]
+    return _canonical(host or ""), port or ""
+
+
+def _canonical(host: str) -> str:
+    return host if host.startswith(("/", "@")) else host.lower()
+
+
+def _is_local(host: str) -> bool:
+    """A socket (a directory, or an abstract name) or an address of the loopback."""
+    if not host or host.startswith(("/", "@")) or host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# ---- outbox database -------------------------------------------------------------------------------
+#
+# The relay's own connection to the database of an outbox. Every call blocks.
+#
+# Each call is one statement or one short transaction; none is open while the relay waits for the broker, so
+# no row of the caller's is locked for longer than a delete takes. A connection that failed is dropped, and
+# the next call opens another.
 
 CONNECT_S = 5
 STATEMENT_S = 10
@@ -44,13 +172,15 @@ class OutboxCounts(NamedTuple):
 
 
 class SetAside(NamedTuple):
+    """A row that cannot be published, with the reason."""
+
     row_id: int
     task_id: str
     problem: str
 
 
 class OutboxDatabase:
-    """Its calls come from changing threads, and wait for one another."""
+    """The relay's connection. Its calls come from changing threads, and wait for one another."""
 
     def __init__(self, address: Address, table: str) -> None:
         self.address = address
@@ -60,7 +190,7 @@ class OutboxDatabase:
         self._turn = Lock()
 
     def create(self) -> bool:
-        """Make what is missing; whether a new file was among it."""
+        """Create the table and a missing file; returns whether the file is new."""
         is_new = self.address.dialect is SQLITE and _is_missing(self.address.target)
         with self._session(may_create=True) as execute:
             for statement in self._sql.create():
@@ -68,37 +198,42 @@ class OutboxDatabase:
         return is_new
 
     def fetch(self, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX) -> list[StoredRow]:
-        """The next committed rows by their ids, as many as fit; one that is larger than that comes alone."""
+        """The next committed rows by their ids, as many as fit; a row that is larger than the limit comes
+        alone.
+        """
         with self._session() as execute:
             found = execute(self._sql.fetch(), (rows_max, bytes_max)).fetchall()
         return [StoredRow(row_id, message or b"") for row_id, message in found]
 
     def settle(self, published: Sequence[int], problems: Sequence[Problem] = ()) -> None:
-        """Delete what was published and keep, with the reason, what never will be: together."""
+        """Delete the published rows and set the unpublishable ones aside, in one transaction."""
         with self._session() as execute:
             execute("BEGIN")
             if published:
                 execute(self._sql.remove(), (self._ids(published),))
-            for one in problems:
-                execute(self._sql.set_aside(), (one.why, one.row_id))
+            for problem in problems:
+                execute(self._sql.set_aside(), (problem.why, problem.row_id))
             execute("COMMIT")
 
     def retry(self) -> int:
-        """Let what was set aside be published again; how many."""
+        """Let rows that were set aside be published again; returns how many."""
         with self._session() as execute:
             count: int = execute(self._sql.retry()).rowcount
         return count
 
     def counts(self) -> OutboxCounts:
+        """How many rows wait and are set aside, and the age of the oldest."""
         with self._session() as execute:
             waiting, oldest_s, set_aside = execute(self._sql.counts()).fetchone()
         return OutboxCounts(waiting, None if oldest_s is None else max(0.0, oldest_s), set_aside)
 
     def problems(self) -> list[SetAside]:
+        """The first rows that were set aside, at most PROBLEMS_SHOWN."""
         with self._session() as execute:
             return [SetAside(*row) for row in execute(self._sql.problems(), (PROBLEMS_SHOWN,)).fetchall()]
 
     def close(self) -> None:
+        """Close the connection; the next call opens another."""
         with self._turn:
             self._drop()
 
@@ -125,7 +260,9 @@ class OutboxDatabase:
 
 
 def need_driver(address: Address) -> None:
-    """PostgreSQL takes an extra; say so instead of failing at some import. And it must know the address."""
+    """Raise ConfigurationError if psycopg is missing for PostgreSQL, and BadURL if it cannot read the
+    address.
+    """
     if address.dialect is SQLITE:
         return
     if find_spec("psycopg") is None:
@@ -146,7 +283,7 @@ def _is_missing(path: str) -> bool:
         os.stat(path)
     except FileNotFoundError:
         return True
-    except OSError:  # it is somebody else's: SQLite will say what it may not
+    except OSError:  # no permission: SQLite reports what is not allowed
         return False
     return False
 
@@ -161,7 +298,7 @@ def _connect_file(address: Address, *, may_create: bool) -> Any:
         raise OutboxUnavailable(
             f"outbox {address.shown}: the {lacking} does not exist: {remedy}, or correct `outbox`"
         )
-    # An empty file would hide that the address is wrong. The relay's calls come from changing threads.
+    # Creating an empty file would hide a wrong address. The relay's calls come from changing threads.
     uri = f"{path.as_uri()}?mode={'rwc' if may_create else 'rw'}"
     made = sqlite3.connect(uri, uri=True, timeout=CONNECT_S, isolation_level=None, check_same_thread=False)
     made.text_factory = partial(str, encoding="utf-8", errors="replace")  # a task's id, for people
@@ -177,7 +314,7 @@ def _connect(address: Address, *, may_create: bool) -> Any:
     given = conninfo_to_dict(address.target)
     limits = " ".join(f"-c {name}={STATEMENT_S * 1000}" for name in _LIMITS)
     options = f"{limits} {given.pop('options', '')}".strip()
-    # Poolers between us and the server may not know prepared statements.
+    # Connection poolers may not support prepared statements.
     return psycopg.connect(
         autocommit=True, prepare_threshold=None, options=options, **{**_CONNECTING, **given}
     )

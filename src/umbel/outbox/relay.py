@@ -1,13 +1,13 @@
 """Relay: publishes the committed rows of one outbox, in their order, and deletes them. One term of one
 leader.
 
-A round reads some rows, publishes them in one step of the broker, and deletes them. Whoever dies between the
-last two leaves rows that the next relay publishes again, under the same ids: brokers that remember ids take
-them once (`AsyncProducer.repeats`). Right before publishing, a relay looks whether the lease is still its
-own, so two of them overlap by what is on its way at that moment.
+A round reads some rows, publishes them in one step of the broker, and deletes them. A relay that dies between
+the last two leaves rows that the next relay publishes again, under the same ids: brokers that remember ids
+take them once (`AsyncProducer.repeats`). Right before publishing, a relay checks that it still holds the
+lease, so two relays overlap by what is in flight at that moment.
 
 What can never be published is set aside with the reason: a row that cannot be read, a message that the broker
-refuses or its client cannot send. An unavailable broker or database is waited for.
+refuses or its client cannot send. While the broker or the database is unavailable, the relay retries.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from umbel.errors import (
     OutboxUnavailable,
     StorageFull,
 )
-from umbel.outbox.rows import Problem, Readable, StoredRow, problem, read_rows
+from umbel.outbox.table import Problem, Readable, StoredRow, problem, read_rows
+from umbel.pools.event_loop import OffLoop
 from umbel.pools.guard import Raised, await_guarded
-from umbel.pools.off_loop import OffLoop
-from umbel.protocol.retry import reconnect_wait_s
+from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.wire.message import Outgoing
 
 R = TypeVar("R")
@@ -47,22 +47,38 @@ TellSent = Callable[[Sequence[tuple[Sequence[Outgoing], float]]], None]
 class RelayedDatabase(Protocol):
     """What a relay needs of `OutboxDatabase`."""
 
-    def fetch(self) -> list[StoredRow]: ...
-    def settle(self, published: Sequence[int], problems: Sequence[Problem] = ()) -> None: ...
-    def close(self) -> None: ...
+    def fetch(self) -> list[StoredRow]:
+        """The next committed rows."""
+
+    def settle(self, published: Sequence[int], problems: Sequence[Problem] = ()) -> None:
+        """Delete the published rows and set the unpublishable ones aside."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class Listener(Protocol):
-    """Who keeps the lease, and tells people. Called on the loop."""
+    """Holds the lease, and reports to people. Called on the loop."""
 
-    def still_mine(self) -> bool: ...
-    def database_answered(self, error: OutboxUnavailable | None) -> None: ...
-    def broker_answered(self, error: BrokerError | None) -> None: ...
-    def published(self, count: int, set_aside: int) -> None: ...
+    def still_mine(self) -> bool:
+        """Whether the lease is still held."""
+
+    def database_answered(self, error: OutboxUnavailable | None) -> None:
+        """The database answered, or failed with this error."""
+
+    def broker_answered(self, error: BrokerError | None) -> None:
+        """The broker answered, or failed with this error."""
+
+    def published(self, count: int, set_aside: int) -> None:
+        """Rows were published and set aside."""
 
 
 class Relay:
-    """`open_database` is called again when a call did not return in time: its connection is left to it."""
+    """The loop that publishes. `open_database` is called again when a call did not return in time; the old
+    connection is left to that call.
+
+    `signed` adds the signature that a message is published with, where there are keys.
+    """
 
     def __init__(
         self,
@@ -72,6 +88,7 @@ class Relay:
         *,
         poll_s: float,
         tell_sent: TellSent | None = None,
+        signed: Callable[[Outgoing], Outgoing] = lambda outgoing: outgoing,
     ) -> None:
         self._open_database = open_database
         self._database = open_database()
@@ -79,16 +96,17 @@ class Relay:
         self._listener = listener
         self._poll_s = poll_s
         self._tell_sent = tell_sent
-        # Done, but the database does not know yet: at most one round.
+        self._signed = signed
+        # Published, but not yet deleted in the database: at most one round.
         self._unsettled: tuple[list[int], list[Problem]] = ([], [])
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Publish until cancelled; retries with growing pauses."""
         failures, idle_s = 0, POLL_FIRST_S
         while True:
             try:
                 count = await self.round()
-            except (OutboxUnavailable, BrokerUnavailable, StorageFull):  # the listener was told
+            except (OutboxUnavailable, BrokerUnavailable, StorageFull):  # reported to the listener already
                 failures += 1
                 wait_s = reconnect_wait_s(failures, random(), most_s=RETRY_MAX_S)
             else:
@@ -98,11 +116,12 @@ class Relay:
             await asyncio.sleep(wait_s)
 
     async def close(self) -> None:
+        """Close the database connection, within CLOSE_S."""
         with suppress(TimeoutError):
             await OffLoop("umbel-outbox-close", self._database.close).ended(CLOSE_S)
 
     async def round(self) -> int:
-        """Publish the next rows; how many were dealt with. 0: none is there, or the lease is not ours."""
+        """Publish the next rows; returns how many were handled. 0: there are none, or the lease is lost."""
         await self._settle()
         rows = await self._call(self._database.fetch)
         readable, problems = read_rows(rows)
@@ -112,12 +131,12 @@ class Relay:
         refused = await self._publish(readable)
         set_aside = [*problems, *refused]
         sent = _without(readable, refused)
-        self._unsettled = [one.row_id for one in sent], set_aside
+        self._unsettled = [row.row_id for row in sent], set_aside
         await self._settle()
         self._report(set_aside)
         self._listener.published(len(sent), len(set_aside))
         if self._tell_sent is not None and sent:
-            await self._tell([one.outgoing for one in sent], began, self._tell_sent)
+            await self._tell([row.outgoing for row in sent], began, self._tell_sent)
         return len(rows)
 
     async def _settle(self) -> None:
@@ -129,7 +148,7 @@ class Relay:
     # -- to the broker ---------------------------------------------------------------------------
 
     async def _publish(self, batch: Sequence[Readable]) -> list[Problem]:
-        """Those that the broker refuses; the others are published."""
+        """Publish a batch; returns the problems of the rows that the broker refuses."""
         if not batch:
             return []
         happened = await await_guarded(self._attempt, batch)
@@ -145,18 +164,18 @@ class Relay:
         return await self._one_by_one(batch, error)  # whatever a row makes the client raise
 
     async def _one_by_one(self, batch: Sequence[Readable], error: BaseException) -> list[Problem]:
-        """Nothing of the batch was taken because of some of it: find out of which."""
+        """Some row of the batch made the broker or its client refuse all: find out which."""
         if len(batch) == 1:
             return [problem(batch[0].row_id, error)]
         refused: list[Problem] = []
-        for one in batch:
-            refused += await self._publish([one])
+        for row in batch:
+            refused += await self._publish([row])
         return refused
 
     async def _attempt(self, batch: Sequence[Readable]) -> None:
         try:
             async with asyncio.timeout(PUBLISH_S):
-                await self._producer.publish([one.outgoing for one in batch], Attempt())
+                await self._producer.publish([self._signed(row.outgoing) for row in batch], Attempt())
         except TimeoutError:
             raise BrokerUnavailable(
                 f"the broker did not answer the outbox within {PUBLISH_S:g} s; retrying"
@@ -165,7 +184,7 @@ class Relay:
     # -- to the database -------------------------------------------------------------------------
 
     async def _call(self, function: Callable[[], R]) -> R:
-        """In a thread that nobody waits for longer than CALL_S, nor at the end of the process."""
+        """Run a database call in a thread that is given up after CALL_S, and at the end of the process."""
         try:
             happened = await OffLoop("umbel-outbox", function).ended(CALL_S)
         except TimeoutError:
@@ -191,11 +210,11 @@ class Relay:
             log.warning("tasks sent, but their task-sent events could not be sent", extra={"why": why})
 
     def _report(self, problems: Sequence[Problem]) -> None:
-        for one in problems:
-            fields = {"row": one.row_id, "why": one.why}
+        for refused in problems:
+            fields = {"row": refused.row_id, "why": refused.why}
             log.error("outbox row cannot be published; set aside until `umbel outbox retry`", extra=fields)
 
 
 def _without(batch: Sequence[Readable], refused: Sequence[Problem]) -> list[Readable]:
-    out = {one.row_id for one in refused}
-    return [one for one in batch if one.row_id not in out]
+    out = {row.row_id for row in refused}
+    return [row for row in batch if row.row_id not in out]

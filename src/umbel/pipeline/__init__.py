@@ -1,1 +1,1 @@
-"""The pipeline: tables made from the lake by Spark, in one batch or as a stream."""
+"""The pipeline: builds tables from the lake, by Spark or local processes, in one batch or as a stream."""

@@ -1,8 +1,8 @@
-"""What the pipeline finds wrong: one clear sentence each. The command turns them into exit codes."""
+"""Faults of the pipeline. The text of each is one clear sentence; the command turns them into exit codes."""
 
 
 class PipelineFault(Exception):
-    """The root of them. Says what happened, to which value, and what to do about it."""
+    """The root of these faults. The text says what happened, to which value, and what to do about it."""
 
 
 class NoJava(PipelineFault):
@@ -30,11 +30,11 @@ class BuildFailed(PipelineFault):
 
 
 class JavaExited(BuildFailed):
-    """Spark's Java has ended in the middle of a build."""
+    """Spark's Java exited during a build."""
 
 
 class UnreadFile(BuildFailed):
-    """A job could not read a file whose description could be."""
+    """A job could not read a file whose metadata was readable."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)

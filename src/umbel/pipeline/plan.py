@@ -1,47 +1,54 @@
-"""Plan: what a build has to do, as data that every process of it reads. Pure.
+"""Plan: what a build has to do, and what the last build took, as data that every process of it reads. Pure.
 
-A build knows its files by their names (`fold/names.py`): groups that are written by bucket, and loose
-files, which are dealt out first. Every step is a number of jobs that know nothing of one another. A job
-tells what it has written, and only what was told is published: a job that ran twice adds nothing.
-
-Tasks are kept in segments. A segment has all events of its tasks, and what was made of them; a build that
-extends another folds those segments again that got events, and the hot one. Files that last are named from
-the folder `tables`, so that a lake can be moved.
+The state of a build says which files it has taken, so that the next build extends it.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
+from umbel.events.tables import LAKE_VERSION, TABLES_VERSION
 from umbel.fold.buckets import BUCKET_EVENTS, buckets_for
 from umbel.fold.names import Place, bucket_file, others_file, place_of
 
+# ---- plan ------------------------------------------------------------------------------------------
+#
+# What a build has to do, as data that every process of it reads. Pure.
+#
+# The names of files (`fold/names.py`) show groups that are written by bucket, and raw files, which are
+# divided first. Every step consists of independent jobs. A job returns the names of the files that it has
+# written, and only these are published: a job that ran twice adds nothing.
+#
+# Tasks are stored in segments. A segment has all events of its tasks, and the rows made from them; a build
+# that extends another one folds the segments again that got events, and the hot one. Permanent files are
+# named from the folder `tables`, so that a lake can be moved.
+
 BUCKETS_MAX = 4096
 DEAL_EVENTS = 500_000
-"""About as many events of loose files are dealt out by one job."""
+"""About as many events of raw files are divided by one job."""
 
 CHUNK_SAMPLES = 100_000
-"""So many samples make a file of metrics."""
+"""The number of samples for one file of metrics."""
 
 JUDGE_SUSPECTS = 500_000
 TIERS = ((0, BUCKET_EVENTS // 8, 8), (BUCKET_EVENTS // 8, BUCKET_EVENTS // 3, 3))
-"""Segments with so many events, from and below, are put together when there are so many of them. What
-comes of it has no more events than a bucket: the buckets of a first build stay as they are."""
+"""Tiers of segments: least events, most events, and how many of them are merged into one. A merged segment
+has at most the events of a bucket, so the buckets of a first build stay unchanged."""
 
 MERGED_EVENTS = 2
-"""For each event that is new, so many that are old are put together: one in each of the tiers."""
+"""Old events that are merged for each new event: one in each of the tiers."""
 
 RECENT_MAX = 64
-"""More segments that may get late events are put together like older ones."""
+"""Most segments that may get late events; the rest is merged like older ones."""
 
 HOT = 0
-"""The target of what jobs of a first build put aside because it is hot; behind it, what is recent, by age."""
+"""The target of hot events in a first build; higher targets have recent events, by age."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Files that were written together; `name` is what their names begin with."""
+    """Files that were written together; their names begin with `name`."""
 
     name: str
     count: int
@@ -50,8 +57,8 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Dealt(msgspec.Struct, frozen=True):
-    """Events that one job has dealt out: one stretch of the file a target, in this order. Of loose files,
-    apart from them, what has no task, and the marks."""
+    """Events that one job has divided: the file has one stretch for each target, in this order. For raw files
+    also the files of events without a task, and of the marks."""
 
     file: str
     targets: list[int]
@@ -61,6 +68,8 @@ class Dealt(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
+    """A file and the number of its rows."""
+
     file: str
     rows: int
 
@@ -74,7 +83,7 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Tasks that are folded together. `index`: their keys, sorted. `judged`: what became of `untold`."""
+    """Tasks that are folded together. `index`: their keys, sorted. `judged`: the anomalies among `untold`."""
 
     events: list[Counted]
     index: str
@@ -89,13 +98,14 @@ class Segment(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.events)
+        """The number of the segment's events."""
+        return sum(part.rows for part in self.events)
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """What a job has made. `aside`: events that are folded with those of other jobs: hot ones, for the target
-    HOT, and recent ones, for those behind it.
-    `minutes`: how many samples more each minute has; minutes that changed otherwise have 0 more."""
+    """The result of a job. `aside`: events to fold with those of other jobs: hot ones for the target HOT, and
+    recent ones for higher targets.
+    `minutes`: how many samples more each minute has; 0 for minutes that changed otherwise."""
 
     segments: list[Segment] = []
     hot: Segment | None = None
@@ -104,10 +114,12 @@ class Folded(msgspec.Struct, frozen=True):
 
 
 class Fold(msgspec.Struct, frozen=True):
-    """Fold what was dealt out to a target, with events that are kept, and with that bucket of the lake.
+    """Fold the divided events of a target, with the events of segments (`kept`) and of that bucket of the
+    lake.
 
-    `seals`: tasks that have settled go into segments of their own; `first`: the old ones, and all others are
-    put aside, else when there are enough, and the rest is the hot segment. `minutes`: those to tell."""
+    `seals`: whether settled tasks get separate segments. `first`: old ones do, and all others are put
+    aside; `enough`: when there are enough, and the rest is the hot segment. `minutes`: those to report.
+    """
 
     target: int
     kept: list[Counted] = []
@@ -117,7 +129,8 @@ class Fold(msgspec.Struct, frozen=True):
 
     @property
     def kept_rows(self) -> int:
-        return sum(one.rows for one in self.kept)
+        """The number of events in `kept`."""
+        return sum(part.rows for part in self.kept)
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
@@ -153,17 +166,19 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
+    """Everything that the jobs of a step need to know."""
+
     lake: str
-    """Where it is. Files of the lake are named from there; those that are kept, from its folder `tables`."""
+    """The place of the lake. Its files are named from there, files of builds from its folder `tables`."""
     folder: str
-    """Where in the lake this build's tables are made; `scratch` in it is removed in the end."""
+    """The folder of this build in the lake; its folder `scratch` is removed in the end."""
     wanted: list[str]
     count: int = 1
     groups: list[Group] = []
     loose: list[list[str]] = []
     claims: list[str] | None = None
-    """Indexes of segments: what is dealt out goes to those, else to the target behind the last. None: by
-    bucket."""
+    """Indexes of segments: events go to the segment with their task, else to the target after the last. None:
+    events are divided by bucket."""
     dealt: list[Dealt] = []
     folds: list[Fold] = []
     joins: list[Join] = []
@@ -178,19 +193,22 @@ class Plan(msgspec.Struct, frozen=True):
         ]
 
     def others(self) -> list[str]:
+        """Files of the lake with events without a task."""
         return [others_file(group.name) for group in self.groups if group.has_others]
 
 
 def planned(plan: Plan, rows: Mapping[str, int], whole: Mapping[str, int]) -> Plan:
-    """A build of all. `rows`: the lake's files and how many events each has. `whole`: for groups whose marks
-    are there, how many events these are of; a group that lacks a file is dealt out like loose files."""
+    """The plan of a build from all events. `rows`: the lake's files, with the number of events of each.
+    `whole`: by group, the number of events that its marks describe; an incomplete group is divided like
+    raw files.
+    """
     places = {name: place_of(name) for name in rows}
     found: dict[str, int] = {}
     for name, place in places.items():
         if place is not None:
             found[place.group] = found.get(place.group, 0) + rows[name]
     sound = {group for group, count in found.items() if whole.get(group) == count}
-    groups = _groups([place for place in places.values() if place is not None and place.group in sound])
+    groups = _job_groups([place for place in places.values() if place is not None and place.group in sound])
     loose = {name: rows[name] for name, place in places.items() if place is None or place.group not in sound}
     least = max((group.count for group in groups), default=1)
     count = max(least, buckets_for(sum(rows.values()), BUCKETS_MAX))
@@ -200,7 +218,7 @@ def planned(plan: Plan, rows: Mapping[str, int], whole: Mapping[str, int]) -> Pl
     )
 
 
-def _groups(places: Sequence[Place]) -> list[Group]:
+def _job_groups(places: Sequence[Place]) -> list[Group]:
     by_name: dict[str, list[Place]] = {}
     for place in places:
         by_name.setdefault(place.group, []).append(place)
@@ -216,7 +234,7 @@ def _groups(places: Sequence[Place]) -> list[Group]:
 
 
 def shared(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Files put together, neighbours with neighbours, until there is about enough for one job."""
+    """Consecutive files in lists of about `most` events, one list for each job."""
     found: list[list[str]] = []
     total = most
     for name, size in sizes.items():
@@ -231,41 +249,147 @@ def shared(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 def merges(
     segments: Sequence[Segment], horizon_us: int, recent_us: int, events_max: int
 ) -> Iterator[list[Segment]]:
-    """Segments that are to be put together, the oldest first, until they have about so many events; those
-    that may get late events only if there are too many."""
+    """Segments to merge, the oldest first, until they have about `events_max` events; segments that may get
+    late events only if there are too many of them."""
     total = 0
-    by_age = sorted(segments, key=lambda one: one.last_us)
-    spared = [one for one in by_age if one.last_us > horizon_us - recent_us][-RECENT_MAX:]
-    kept = {id(one) for one in spared}
+    by_age = sorted(segments, key=lambda segment: segment.last_us)
+    spared = [segment for segment in by_age if segment.last_us > horizon_us - recent_us][-RECENT_MAX:]
+    excluded = {id(segment) for segment in spared}
     for low, high, count in TIERS:
-        own = [one for one in by_age if low <= one.rows < high and id(one) not in kept]
+        own = [segment for segment in by_age if low <= segment.rows < high and id(segment) not in excluded]
         for start in range(0, len(own) - count + 1, count):
             if total >= events_max:
                 return
             together = own[start : start + count]
-            total += sum(one.rows for one in together)
+            total += sum(segment.rows for segment in together)
             yield together
 
 
 def chunked(chunks: Sequence[Chunk], more: Mapping[int, int]) -> list[Chunk]:
-    """The files of metrics after some minutes have changed. Those that are to be made again have no file."""
+    """The chunks of metrics after some minutes have changed. Chunks that must be made again have no file."""
     found = list(chunks)
     for minute, samples in sorted(more.items()):
         if not found or (minute > found[-1].last and found[-1].samples >= CHUNK_SAMPLES):
             found.append(Chunk(minute, minute, samples))
             continue
-        place = max(0, bisect_right(found, minute, key=lambda one: one.first) - 1)
-        one = found[place]
-        first, last = min(one.first, minute), max(one.last, minute)
-        found[place] = Chunk(first, last, one.samples + samples)
+        place = max(0, bisect_right(found, minute, key=lambda chunk: chunk.first) - 1)
+        chunk = found[place]
+        first, last = min(chunk.first, minute), max(chunk.last, minute)
+        found[place] = Chunk(first, last, chunk.samples + samples)
     return found
 
 
 def measures(chunks: Iterable[Chunk], samples: Sequence[Samples]) -> list[Measure]:
-    """How those that have no file are made, in turn."""
+    """A job for each chunk without a file, in their order."""
     return [
-        Measure([one.file for one in samples if one.first <= chunk.last and one.last >= chunk.first], *span)
+        Measure(
+            [part.file for part in samples if part.first <= chunk.last and part.last >= chunk.first], *span
+        )
         for chunk in chunks
         if chunk.file is None
         for span in [(chunk.first, chunk.last)]
     ]
+
+
+# ---- state -----------------------------------------------------------------------------------------
+#
+# Which events a build has, and its segments, so that the next build can extend it; and what is new.
+#
+# Only the state of the published build counts: the manifest names it, so it is complete or missing. The
+# lake's files are known by name. An unknown file or group of files is new, unless it was made from known
+# ones (files of marks record the sources). If a known file is gone, or another version wrote the state,
+# everything is built from the events.
+
+STATE_VERSION = 1
+"""Increased when the meaning of the state or the tables of a segment change."""
+
+Tree = Mapping[str, Sequence[str]]
+"""The sources of a group, by names, and their sources in turn."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """The state of a build. Files are named from the folder `tables`, those of the lake from its root."""
+
+    wanted: list[str]
+    files: dict[str, int]
+    """Files of the lake that the build has, with the number of events of each."""
+    segments: list[Segment]
+    hot: Segment | None
+    others: list[Counted]
+    marks: Counted
+    since: Counted | None
+    chunks: list[Chunk]
+    version: tuple[int, int, int] = (STATE_VERSION, TABLES_VERSION, LAKE_VERSION)
+
+    def fits(self, wanted: Sequence[str]) -> bool:
+        """Whether a build of these tables can extend this state."""
+        return self.wanted == list(wanted) and self.version == (STATE_VERSION, TABLES_VERSION, LAKE_VERSION)
+
+    def every(self) -> list[Segment]:
+        """All segments, the hot one included."""
+        return [*self.segments, *([self.hot] if self.hot is not None else [])]
+
+    def names(self) -> set[str]:
+        """All files that the state needs."""
+        found = {part.file for part in _counted(msgspec.structs.asdict(self))}
+        for segment in self.every():
+            found |= {segment.index, segment.samples.file if segment.samples else ""}
+        return found - {""}
+
+
+def _counted(value: Any) -> Iterator[Counted]:
+    """Every file with rows in a nested value."""
+    match value:
+        case Counted():
+            yield value
+        case msgspec.Struct():
+            yield from _counted(msgspec.structs.asdict(value))
+        case dict():
+            yield from _counted(list(value.values()))
+        case list():
+            for item in value:
+                yield from _counted(item)
+
+
+def new_files(
+    known: Mapping[str, int], now: Mapping[str, int], made_of: Callable[[str], Tree]
+) -> list[str] | None:
+    """Files with new events; None if events that the state has are gone from the lake.
+
+    `known`, `now`: the files of the state and of the lake, with the number of events of each."""
+    before, after = _units(known), _units(now)
+    fresh = [unit for unit in after if unit not in before]
+    if any(unit in before and after[unit] != before[unit] for unit in after):
+        return None
+    groups = _unit_groups(now)
+    trees = {unit: made_of(unit) for unit in fresh if unit in groups}
+    replaced = {name for tree in trees.values() for names in tree.values() for name in names}
+    if not replaced.issuperset(before.keys() - after.keys()):
+        return None
+    new = {unit for unit in fresh if not _is_covered(unit, before, trees.get(unit, {}))}
+    return [name for name in now if _unit(name) in new]
+
+
+def _unit(name: str) -> str:
+    """The group of a file, or the file itself."""
+    place = place_of(name)
+    return name if place is None else place.group
+
+
+def _units(files: Mapping[str, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, rows in files.items():
+        found[_unit(name)] = found.get(_unit(name), 0) + rows
+    return found
+
+
+def _unit_groups(files: Mapping[str, int]) -> set[str]:
+    return {place.group for name in files if (place := place_of(name)) is not None}
+
+
+def _is_covered(unit: str, known: Mapping[str, int], tree: Tree) -> bool:
+    """Whether a unit is known, or all its sources are."""
+    if unit in known:
+        return True
+    parts = tree.get(unit, ())
+    return bool(parts) and all(_is_covered(part, known, tree) for part in parts)

@@ -1,7 +1,7 @@
 """What each pool can do, and why not where it cannot: one table, for the worker, the docs and tests.
 
 An option that a pool cannot honour is refused when the worker starts, with the reason from here. A
-limit that ends a task only sometimes is worse than none: one relies on it.
+limit that ends a task only sometimes is worse than none, because people rely on it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ PREFERRED = "prefork"  # where everything works
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool's row. A text says why the pool cannot; an empty one, that it can."""
+    """One pool's row. Each text says why the pool cannot do something; "" means that it can."""
 
     soft_limits: str = ""  # of plain functions and of `async def` alike
     hard_limits: str = ""  # of plain functions
@@ -96,7 +96,7 @@ OPTIONS: Mapping[str, str] = {
     "worker_max_memory_hard": "max_memory_per_child",
 }
 
-# How the rows are called where people read them.
+# The titles of the rows in the documentation.
 TITLES: Mapping[str, str] = {
     "soft_limits": "soft time limits",
     "hard_limits": "hard time limits",
@@ -120,7 +120,7 @@ def lacks(pool: str, ability: str) -> str:
 
 
 def table() -> Iterable[str]:
-    """The lines of the table in `docs/pools.md`, which a test holds to this."""
+    """The lines of the table in `docs/pools.md`; a test compares the two."""
     yield f"| | {' | '.join(f'`{name}`' for name in ABILITIES)} |"
     yield f"|---|{'---|' * len(ABILITIES)}"
     notes: dict[str, int] = {}

@@ -1,14 +1,14 @@
 """AsyncioPool: `async def` tasks as coroutines, thousands at once, on a loop in a separate thread.
 
-Plain functions run in threads beside it. The worker's main loop runs no task: a coroutine that does
-not give its loop back holds up the other coroutines, but not heartbeats, leases and remote control.
+Plain functions run in threads next to it. The worker's main loop runs no task: a coroutine that never yields
+blocks the other coroutines, but not heartbeats, leases and remote control.
 
-Limits are timed by the main loop, from the moment a job starts. A soft limit is an exception where
-the coroutine waits. At a hard limit the coroutine is cancelled; if it has not ended soon after, the
-verdict is given all the same, and what the coroutine still does is of no consequence. If by then the
-loop itself does not turn, because that coroutine holds it, an exception is raised in its code; and
-should even that not help (it waits in C), the thread is abandoned: a new thread with a new loop takes
-its place, and the jobs that were stuck behind it come back to be run again.
+Limits are timed by the main loop, from the moment a job starts. A soft limit is an exception where the
+coroutine waits. At a hard limit the coroutine is cancelled. If it has not ended soon after, the job is
+reported as lost all the same, and what the coroutine still does is ignored. If the loop itself is blocked by
+that coroutine, an exception is raised in its code. If even that fails (the code waits in C), the thread is
+abandoned: a new thread with a new loop replaces it, and the other jobs that were stuck on the old loop are
+run again.
 
 A plain function in a thread cannot be ended, so it must not have a hard limit here.
 """
@@ -25,37 +25,54 @@ from typing import Any, assert_never, cast
 
 from umbel.errors import TaskCancelled, WorkerStopping
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.guarded_listener import GuardedListener
-from umbel.pools.hosting import soft_limit_of
-from umbel.pools.interface import AsyncRunner, Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
+from umbel.pools.event_loop import Reports, start_host, stop_host
+from umbel.pools.guard import soft_limit_of
+from umbel.pools.interface import (
+    AsyncRunner,
+    Host,
+    Job,
+    LostJob,
+    Outcome,
+    PoolListener,
+    PoolSettings,
+    UserEvent,
+)
 from umbel.pools.loop_thread import (
-    Cancel,
     CancelAsked,
-    Cancelled,
-    End,
-    Interrupt,
+    CancelJob,
+    ConfirmAlive,
+    EndLoop,
     Interruption,
+    InterruptJob,
+    JobCancelled,
     LoopEnded,
     LoopThread,
     Report,
-    ShowSign,
     SoftLimitPassed,
     WorkerStops,
 )
-from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, broken, cut_off, ended_by, not_started
-from umbel.pools.own_host import start_host, stop_host
-from umbel.pools.reports import Reports
-from umbel.pools.sizes import resized, until_idle
-from umbel.pools.thread_workers import Began, Broke, Ended, Left, ThreadWorkers
+from umbel.pools.reporting import (
+    BY_LIMIT,
+    BY_REQUEST,
+    GuardedListener,
+    apart,
+    broken,
+    cut_off,
+    ended_by,
+    not_started,
+    resized,
+    until_idle,
+)
+from umbel.pools.threads import JobBegan, JobEnded, RunnerFailed, ThreadEnded, ThreadWorkers
 from umbel.protocol.pool.slots import BRIEF_S
 
 log = logging.getLogger(__name__)
 
 _THREADS_MAX = 64  # for plain functions; more of them wait
-_AGAIN_S = 0.01  # until the next try to raise in a thread
-_CANCEL_S = 1.0  # for a cancelled coroutine to end, before the verdict
-_ABANDON_S = 5.0  # for a loop to turn again after that
-_WATCH_S = 1.0  # a loop that does not turn for so long is worth a line in the log
+_AGAIN_S = 0.01  # between attempts to raise in a thread
+_CANCEL_S = 1.0  # for a cancelled coroutine to end, before its job is reported as lost
+_ABANDON_S = 5.0  # for a blocked loop to run again after that
+_WATCH_S = 1.0  # between checks whether the loop is blocked
 
 
 @dataclass(slots=True)
@@ -74,6 +91,8 @@ class _Running:
 
 
 class AsyncioPool:
+    """Runs coroutines on one LoopThread and plain functions in ThreadWorkers."""
+
     name = "asyncio"
     is_green = True
 
@@ -83,20 +102,21 @@ class AsyncioPool:
         self._size = settings.concurrency
         self._waiting: deque[Job] = deque()
         self._running: dict[int, _Running] = {}
-        self._in_threads = 0  # of them
+        self._in_threads = 0  # running jobs that are plain functions
         self._typical_s: float | None = None
         self._host: Host | None = None
         self._closing = False
-        self._warned = False  # of a loop that does not turn
+        self._warned = False  # that the loop is blocked
         self._loops_ended: list[LoopThread] = []
 
     # ---- the interface -----------------------------------------------------------------------------
 
     async def start(self, listener: PoolListener) -> None:
+        """Load the app in a thread, then start the loop thread; PoolError if the app cannot be loaded."""
         self._loop = asyncio.get_running_loop()
         self._listener = GuardedListener(listener)
         self._ended = asyncio.Event()
-        self._reports: Reports[Report | Left | Told] = Reports(self._loop, self._on_reports)
+        self._reports: Reports[Report | ThreadEnded | UserEvent] = Reports(self._loop, self._on_reports)
         self._host, runner = await start_host(self._settings, self._reports.add, on_loop=True)
         self._runner = cast(AsyncRunner, runner)
         self._soft_limit = soft_limit_of(self._host)
@@ -106,6 +126,7 @@ class AsyncioPool:
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs; those with a limit that cannot be enforced here come back as lost."""
         jobs, unfit = apart(jobs, hard_limits=self._refuse_hard_limit)
         if unfit:
             self._listener.on_lost(unfit)
@@ -114,13 +135,23 @@ class AsyncioPool:
             self._give_up()
         self._start_next()
 
+    def note_unsettled(self, count: int) -> None:
+        """Nothing to do: what the worker claims is limited already."""
+
     def room(self) -> int:
-        if self._closing:
-            return 0
+        """How many more jobs to hand in now: twice the size while jobs are brief."""
         is_brief = self._typical_s is not None and self._typical_s < BRIEF_S
-        return max(0, self._size * (2 if is_brief else 1) - len(self._running) - len(self._waiting))
+        return self._room_in(self._size * (2 if is_brief else 1))
+
+    def free(self) -> int:
+        """How many more jobs could start at once."""
+        return self._room_in(self._size)
+
+    def _room_in(self, size: int) -> int:
+        return 0 if self._closing else max(0, size - len(self._running) - len(self._waiting))
 
     def withdraw(self) -> Sequence[Job]:
+        """Take back the queued jobs, including those that no thread has taken yet."""
         jobs = [*self._waiting]
         self._waiting.clear()
         if self._host is not None:
@@ -131,39 +162,45 @@ class AsyncioPool:
         return tuple(jobs)
 
     def cancel_job(self, number: int) -> bool:
+        """Raise TaskCancelled in the coroutine or thread of this job; False when it does not run."""
         self._interrupt(number, TaskCancelled, CancelAsked)
         return number in self._running
 
     def terminate_job(self, number: int, signum: int) -> bool:
+        """Cancel the coroutine of this job; False for a plain function, which cannot be ended."""
         running = self._running.get(number)
         if running is None or running.loop_thread is None:
             return False
         running.ended_by = BY_REQUEST
-        running.loop_thread.tell(Cancel(number))
+        running.loop_thread.tell(CancelJob(number))
         return True
 
     def interrupt(self) -> int:
+        """Raise WorkerStopping in every running job; returns how many there are."""
         for number in self._running:
             self._interrupt(number, WorkerStopping, WorkerStops)
         return len(self._running)
 
     def resize(self, by: int) -> int:
+        """Change how many jobs run at once; no child process is involved."""
         size = self._size = resized(self._size, by)
         self._start_next()
         return size
 
     def describe(self) -> dict[str, Any]:
+        """The state for `health` and `stats`; there are no child processes to list."""
         return {
             "implementation": self.name,
             "max-concurrency": self._size,
             "faults": self._listener.faults if self._host is not None else 0,
             "processes": [],
             "coroutines": self._size,
-            "running": {one.job.task_id: os.getpid() for one in self._running.values()},
+            "running": {running.job.task_id: os.getpid() for running in self._running.values()},
             "waiting": len(self._waiting),
         }
 
     async def stop(self, *, grace_s: float) -> None:
+        """Wait up to `grace_s` for running jobs, report the others as lost, and end loop and threads."""
         if self._host is None or self._closing:
             return
         self._closing = True
@@ -174,12 +211,12 @@ class AsyncioPool:
         in_threads = self._in_threads
         self._lose([cut_off(number) for number in self._running])
         self._watch.cancel()
-        self._loop_thread.tell(End())
+        self._loop_thread.tell(EndLoop())
         self._workers.stop_threads(self._workers.size)
         try:
             async with asyncio.timeout(self._settings.stop_grace_s):
                 await until_idle(lambda: self._loop_thread not in self._loops_ended, self._ended)
-                if not in_threads:  # what cannot be ended still uses the app
+                if not in_threads:  # else threads that cannot be ended still use the app
                     await stop_host(self._host)
         except TimeoutError:
             log.warning("task still blocks the event loop at shutdown; child shutdown hooks skipped")
@@ -216,36 +253,36 @@ class AsyncioPool:
 
     # ---- what comes back ---------------------------------------------------------------------------
 
-    def _on_reports(self, reports: Sequence[Report | Left | Told]) -> None:
+    def _on_reports(self, reports: Sequence[Report | ThreadEnded | UserEvent]) -> None:
         ended: list[Outcome] = []
         lost: list[LostJob] = []
         begun: dict[int, tuple[int, float, int]] = {}
         for report in reports:
             match report:
-                case Began(job, at):
+                case JobBegan(job, at):
                     running = self._running.get(job.number)
                     if running is not None:
                         running.began = True
                         self._arm(running, at)
                         begun[job.number] = (job.number, at, os.getpid())
-                case Told():
+                case UserEvent():
                     self._listener.on_told(report)
-                case Ended(outcome):
+                case JobEnded(outcome):
                     begun.pop(outcome.number, None)
                     if self._forget(outcome.number) is not None:
                         self._typical_s = outcome.runtime_s
                         ended.append(outcome)
-                case Broke(job, error):
+                case RunnerFailed(job, error):
                     begun.pop(job.number, None)
                     if self._forget(job.number) is not None:
                         lost.append(broken(job, error, self._workers.interruptions))
-                case Cancelled(job):
+                case JobCancelled(job):
                     begun.pop(job.number, None)
                     if (running := self._forget(job.number)) is not None:
                         lost.append(ended_by(job.number, running.ended_by or "the end of its event loop"))
                 case LoopEnded(loop_thread):
                     self._on_loop_ended(loop_thread)
-                case Left():
+                case ThreadEnded():
                     pass
                 case _:
                     assert_never(report)
@@ -280,7 +317,7 @@ class AsyncioPool:
         if running is None:
             return
         if running.loop_thread is not None:
-            running.loop_thread.tell(Interrupt(number, on_loop))
+            running.loop_thread.tell(InterruptJob(number, on_loop))
         else:
             self._raise_in_thread(number, in_thread)
 
@@ -293,11 +330,11 @@ class AsyncioPool:
         running = self._running[number]
         assert running.loop_thread is not None, "plain functions have no hard limit here"
         running.ended_by = BY_LIMIT
-        running.loop_thread.tell(Cancel(number))
+        running.loop_thread.tell(CancelJob(number))
         running.hard = self._loop.call_later(_CANCEL_S, self._on_deaf, number)
 
     def _on_deaf(self, number: int) -> None:
-        """It was cancelled and goes on. The verdict does not wait for it."""
+        """The job was cancelled and still runs. It is reported as lost without waiting for it."""
         running = self._running[number]
         assert running.loop_thread is not None
         cancelled_at = time.monotonic() - _CANCEL_S
@@ -324,15 +361,15 @@ class AsyncioPool:
 
     def _replace(self, loop_thread: LoopThread, reason: str) -> None:
         self._loop_thread = LoopThread(self._runner, self._reports.add, self._settings.loop)
-        loop_thread.tell(End())  # if its loop ever turns again
+        loop_thread.tell(EndLoop())  # if its loop ever runs again
         stuck = [number for number, running in self._running.items() if running.loop_thread is loop_thread]
         self._lose(
-            [LostJob(one, started=False, reason=reason, ran=self._running[one].began) for one in stuck]
+            [LostJob(job, started=False, reason=reason, ran=self._running[job].began) for job in stuck]
         )
         self._start_next()
 
     def _look(self) -> None:
-        """Whether the loop turns; say so once if not, and who holds it."""
+        """Check whether the loop is blocked, and log once which task blocks it."""
         silent_s = time.monotonic() - self._loop_thread.sign_at
         holder = self._loop_thread.holder() if silent_s > 2 * _WATCH_S else None
         if holder is not None and not self._warned:
@@ -341,15 +378,15 @@ class AsyncioPool:
             fields = {**_about(job), "for_s": round(silent_s, 1), "where": where}
             log.warning("task blocks the event loop of the asyncio pool", extra=fields)
         self._warned = holder is not None
-        self._loop_thread.tell(ShowSign())
+        self._loop_thread.tell(ConfirmAlive())
         self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     def _give_up(self) -> None:
         self._lose([not_started(job) for job in self.withdraw()])
 
     def _lose(self, lost: Sequence[LostJob]) -> None:
-        for one in lost:
-            self._forget(one.number)
+        for job in lost:
+            self._forget(job.number)
         if lost:
             self._listener.on_lost(lost)
 

@@ -1,46 +1,383 @@
 """GeventPool: many jobs at once in greenlets, in child processes whose modules gevent has patched.
 
-Children come from prefork's fork server (`green_children.py`). Each takes its share of the concurrency;
-there is one unless `worker_gevent_children` says otherwise: greenlets of one process share one core.
+Children come from prefork's fork server. Each takes its share of the concurrency; there is one child unless
+`worker_gevent_children` says otherwise. Greenlets of one process share one core.
 
-Limits are timed here, from the moment a job is sent. At a hard limit the greenlet is ended. If it does
-not end (it swallows that), the verdict is given all the same. If its child gives no sign at all, a job
-holds up everybody in there: the child is killed, and the others' jobs come back to be run again.
+Limits are timed here, from the moment a job is sent. At a hard limit the greenlet is ended. If the task
+swallows that, the job is reported as lost all the same. If its child does not respond at all, a job blocks
+everything in that process: the child is killed, and the other jobs are run again.
 
-When a child dies, the job that caused it is unknown. None is charged; they come back as redelivered,
-and a redelivered job runs alone in a child, where the next death is its doing.
+When a child dies, the job that caused it is unknown. No job is charged; all come back as redelivered, and a
+redelivered job runs alone in an extra child (a "single"), where the next death is its doing. Singles are
+started when needed and stopped when idle.
+
+A child that dies is replaced. When several die in a row before they were ready, the pool waits longer before
+each replacement and fails in the end, by the same rule as prefork (`protocol/pool/fleet.py`).
 """
 
 import asyncio
+import logging
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from umbel.errors import BadSetting, PoolError
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.green_children import GreenChild, GreenChildren
-from umbel.pools.guarded_listener import GuardedListener
-from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
-from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, cut_off, ended_by, not_started
-from umbel.pools.prefork.child_link import batch_frames
-from umbel.pools.prefork.messages import EndJob
-from umbel.pools.sizes import resized, until_idle
+from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, UserEvent
+from umbel.pools.prefork.children import ForkServers, note_refused
+from umbel.pools.prefork.kernel import Exit, exit_of
+from umbel.pools.prefork.links import ChildLink, ServerLink, batch_frames
+from umbel.pools.prefork.messages import EndJob, FromChild, NoOutcome, lost_outcome, slot_settings
+from umbel.pools.reporting import (
+    BY_LIMIT,
+    BY_REQUEST,
+    GuardedListener,
+    apart,
+    cut_off,
+    ended_by,
+    not_started,
+    resized,
+    until_idle,
+)
+from umbel.protocol.pool.fleet import Starts
 from umbel.protocol.pool.slots import BRIEF_S
-from umbel.wire.frames import Cancel, SoftLimit, encode_frame
+from umbel.wire.frames import Cancel, Outcomes, Problem, Ready, SoftLimit, StopChild, encode_frame
 
-_END_S = 1.0  # for a greenlet to end at its hard limit, before the verdict
+# ---- green children --------------------------------------------------------------------------------
+#
+# The processes of a green pool, on prefork's fork server. Nothing here waits.
+#
+# So many children share the jobs; suspicious jobs get extra children ("singles"), one job at a time,
+# started when needed and stopped when not. A child that dies is replaced; when several die in a row before
+# they were ready, more and more slowly, and in the end the pool has failed: when is decided as for prefork
+# (`protocol/pool/fleet.py`).
+
+log = logging.getLogger(__name__)
+
+_SINGLES_MAX = 4
+_PROBLEM_MAX_CHARS = 4000
+_GONE_S = 2.0  # how long a child may take to exit after its connection has ended
+
+
+@dataclass(slots=True, eq=False)
+class GreenChildState:
+    """What the main process knows of one child: its link, its jobs, and when it last responded."""
+
+    link: ChildLink
+    single: bool
+    begun_at: float
+    ready_at: float | None = None
+    sign_at: float = 0.0  # when its last message arrived
+    jobs: set[int] = field(default_factory=set)
+
+
+class GreenListener(Protocol):
+    """What the pool hears from its children."""
+
+    def on_ready(self) -> None:
+        """A child can take jobs."""
+
+    def on_told(self, told: UserEvent) -> None:
+        """A running task reports an event."""
+
+    def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
+        """Jobs have ended in the child with this pid."""
+
+    def on_no_outcome(self, lost: LostJob) -> None:
+        """A job has ended, but its outcome could not be sent."""
+
+    def on_gone(self, child: GreenChildState, reason: str, *, by_us: bool) -> None:
+        """The child has ended with the jobs it had; `by_us`: this worker killed it."""
+
+    def on_child(self, what: str, fields: dict[str, Any]) -> None:
+        """A child came or went, for logs and counters."""
+
+
+class GreenChildren:
+    """The child processes of a gevent pool: starts, replaces and ends them."""
+
+    def __init__(self, settings: PoolSettings, listener: GreenListener) -> None:
+        self.wanted = 0  # children that share jobs
+        self._settings = settings
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._servers = ForkServers(settings, self)
+        self._children: dict[int, GreenChildState] = {}  # by the link's key
+        self._keys = 0
+        self._unmade: list[
+            tuple[bool, float]
+        ] = []  # single or not, and since when it waits for a fork server
+        self._is_refused = False  # the last child process could not be made
+        self._starts = Starts(slot_settings(settings))
+        self._closing = False
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._empty = asyncio.Event()
+
+    async def start(self, count: int) -> None:
+        """Start the shared children and wait until all are ready; PoolError if they are not in time."""
+        self.wanted = count
+        for _ in range(count):
+            self._make(single=False)
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._started
+        except TimeoutError:
+            limit = f"{self._settings.start_timeout_s:g} s (start_timeout_s)"
+            raise PoolError(f"the pool was not ready after {limit}") from None
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Ask the children to end, wait up to `grace_s`, then end the fork servers and all that is left."""
+        self._closing = True
+        for child in self._children.values():
+            self._dismiss(child, "pool shutdown")
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._children:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            pass
+        await self._servers.close()
+        for child in list(self._children.values()):
+            child.link.close()
+        self._children.clear()
+
+    # ---- for the pool ------------------------------------------------------------------------------
+
+    @property
+    def server_pid(self) -> int | None:
+        """The pid of the current fork server; None before the first one."""
+        return self._servers.pid
+
+    def pids(self) -> list[int]:
+        """The pids of the children that have become ready."""
+        return [child.link.pid for child in self._children.values() if child.ready_at is not None]
+
+    def least_busy(self, most: int) -> GreenChildState | None:
+        """The ready child with the fewest jobs, if it has fewer than `most`."""
+        able = [child for child in self._able(single=False) if len(child.jobs) < most]
+        return min(able, key=lambda child: len(child.jobs), default=None)
+
+    def for_one_alone(self) -> GreenChildState | None:
+        """A ready single without a job. If there is none, one is started and reports when it is ready."""
+        for child in self._able(single=True):
+            if not child.jobs:
+                return child
+        singles = sum(child.single for child in self._children.values()) + sum(
+            single for single, _ in self._unmade
+        )
+        if singles < _SINGLES_MAX:
+            self._make(single=True)
+        return None
+
+    def dismiss_idle_singles(self) -> None:
+        """Ask singles without a job to end."""
+        for child in self._able(single=True):
+            if not child.jobs:
+                self._dismiss(child, "no longer needed")
+
+    def kill(self, child: GreenChildState, why: str) -> None:
+        """Kill this child with SIGKILL; `why` becomes a part of its exit reason."""
+        child.link.doom = child.link.doom or why
+        self._servers.signal(child.link, signal.SIGKILL)
+
+    # ---- making and losing them --------------------------------------------------------------------
+
+    def _able(self, *, single: bool) -> list[GreenChildState]:
+        return [
+            child
+            for child in self._children.values()
+            if child.ready_at is not None
+            and child.single is single
+            and not child.link.dismissed
+            and not child.link.doom
+        ]
+
+    def _make(self, *, single: bool) -> None:
+        if self._closing:
+            return
+        now = self._loop.time()
+        try:
+            if not self._servers.is_loaded():
+                self._unmade.append((single, now))
+                return
+            self._keys += 1
+            link = ChildLink(
+                self._keys, self._keys - 1, on_messages=self._on_messages, on_broken=self._on_broken
+            )
+        except OSError as error:  # no more descriptors, processes or memory for now
+            why = note_refused(error, was_refused=self._is_refused)
+            self._is_refused = True
+            self._replace(single, now, f"cannot start a child process: {why}")
+            return
+        self._is_refused = False
+        self._children[link.key] = GreenChildState(link, single, now)
+        self._servers.make_child(link)
+
+    def _dismiss(self, child: GreenChildState, why: str) -> None:
+        child.link.dismissed = why
+        child.link.send(encode_frame(StopChild()))
+
+    def _on_messages(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
+        child = self._children[link.key]
+        child.sign_at = self._loop.time()
+        outcomes: list[Outcome] = []
+        for message in messages:
+            match message:
+                case Outcomes():
+                    outcomes += message.outcomes
+                case UserEvent():
+                    self._listener.on_told(message)
+                case NoOutcome():
+                    self._listener.on_no_outcome(lost_outcome(message))
+                case Problem(text):
+                    link.problem = text[:_PROBLEM_MAX_CHARS]
+                case Ready(pid) if child.ready_at is None:
+                    self._on_first_ready(child, pid)
+                case _:
+                    pass  # a Ready that only proves that the child responds
+        if outcomes:
+            self._listener.on_outcomes(outcomes, link.pid)
+
+    def _on_first_ready(self, child: GreenChildState, pid: int) -> None:
+        child.ready_at, child.link.pid = child.sign_at, pid
+        self._starts.seen_alive(child.sign_at)
+        self._listener.on_child("started", {"child": child.link.child, "pid": pid})
+        if len(self._able(single=False)) >= self.wanted and not self._started.done():
+            self._started.set_result(None)
+        self._listener.on_ready()
+
+    def _on_broken(self, link: ChildLink, why: str) -> None:
+        child = self._children.get(link.key)
+        if child is None:
+            return
+        if why:
+            self.kill(child, why)
+        elif not link.orphan:  # usually it is exiting, and the fork server reports its status soon
+            self._loop.call_later(_GONE_S, self._kill_if_there, link)
+
+    def _kill_if_there(self, link: ChildLink) -> None:
+        if (child := self._children.get(link.key)) is not None:
+            self.kill(child, "it closed its connection to the worker")
+
+    def _bury(self, link: ChildLink, exited: Exit) -> None:
+        child = self._children.get(link.key)
+        if child is None:
+            return
+        link.drain()
+        del self._children[link.key]
+        if self._servers.is_known(link):
+            self._servers.forget(link)
+        reason = f"{exited.reason}: {link.problem}" if link.problem else exited.reason
+        link.close()
+        self._empty.set()
+        what = "ended" if exited.kind == "asked" else "died"
+        fields = {"child": link.child, "pid": link.pid, "how": exited.kind, "reason": reason}
+        self._listener.on_child(what, fields)
+        did_something = bool(child.jobs) or child.ready_at != child.sign_at
+        self._listener.on_gone(child, reason, by_us=exited.kind == "killed")
+        if not child.single:
+            self._replace(False, child.begun_at, reason, ready_at=child.ready_at, did_something=did_something)
+
+    def _replace(
+        self,
+        single: bool,
+        begun_at: float,
+        reason: str,
+        *,
+        ready_at: float | None = None,
+        did_something: bool = False,
+    ) -> None:
+        """A child has ended or could not be started: start another one, or report that the pool has
+        failed.
+        """
+        if self._closing:
+            return
+        now = self._loop.time()
+        again_at = self._starts.ended(
+            begun_at=begun_at, ready_at=ready_at, did_something=did_something, now=now
+        )
+        if again_at is None:
+            self._make(single=single)
+            return
+        self._loop.call_at(again_at, lambda: self._make(single=single))
+        given_up = "" if self._able(single=False) else self._starts.given_up(now)
+        if given_up:
+            error = PoolError(f"no child process survived start-up: {given_up}{reason}")
+            if not self._started.done():
+                self._started.set_exception(error)
+            self._listener.on_child("failed", {"reason": str(error)})
+
+    # ---- from the fork servers ---------------------------------------------------------------------
+
+    def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
+        """A fork server has loaded the app: start the children that waited for it."""
+        if spawn_because and self._settings.child_start == "auto":
+            self._listener.on_child("spawning", {"because": spawn_because})
+        unmade, self._unmade = self._unmade, []
+        for single, _ in unmade:
+            self._make(single=single)
+
+    def on_not_loaded(self, reason: str) -> None:
+        """The app could not be reloaded; the current fork server stays."""
+        self._listener.on_child("not-reloaded", {"reason": reason})
+
+    def on_exited(self, link: ChildLink, status: int) -> None:
+        """A child has ended: report it and replace it."""
+        gone = exit_of(link.pid, status, dismissed=link.dismissed, killed=link.doom, out_of_memory=False)
+        self._bury(link, gone)
+
+    def on_not_forked(self, link: ChildLink, problem: str) -> None:
+        """A child could not be forked: treated as a child that exited."""
+        self._bury(link, Exit("exit", problem))
+
+    def on_server_lost(
+        self, server: ServerLink, reason: str, orphans: Sequence[ChildLink], *, current: bool
+    ) -> None:
+        """A fork server died: its children are dead too, and are replaced."""
+        if server.problem and not self._started.done():
+            self._started.set_exception(PoolError(reason))
+            return
+        log.error(
+            "fork server died; replacing it and its child processes",
+            extra={"server": server.pid, "reason": reason},
+        )
+        self._listener.on_child("server-died", {"pid": server.pid, "reason": reason})
+        unmade, self._unmade = self._unmade, []
+        for link in orphans:
+            self._bury(link, Exit("killed", reason))
+        for single, begun_at in unmade:
+            self._replace(single, begun_at, reason)
+
+
+# ---- gevent pool -----------------------------------------------------------------------------------
+#
+# Many jobs at once in greenlets, in child processes whose modules gevent has patched.
+#
+# Children come from prefork's fork server. Each takes its share of the concurrency;
+# there is one unless `worker_gevent_children` says otherwise: greenlets of one process share one core.
+#
+# Limits are timed here, from the moment a job is sent. At a hard limit the greenlet is ended. If it does
+# not end (it swallows that), the verdict is given all the same. If its child gives no sign at all, a job
+# holds up everybody in there: the child is killed, and the others' jobs come back to be run again.
+#
+# When a child dies, the job that caused it is unknown. None is charged; they come back as redelivered, and
+# a redelivered job runs alone in a child, where the next death is its doing.
+
+_END_S = 1.0  # for a greenlet to end at its hard limit, before its job is reported as lost
 
 
 @dataclass(slots=True)
 class _Running:
     job: Job
-    child: GreenChild
+    child: GreenChildState
     soft: asyncio.TimerHandle | None = None
     hard: asyncio.TimerHandle | None = None
     ended_by: str = ""  # what stopped it
@@ -52,6 +389,8 @@ class _Running:
 
 
 class GeventPool:
+    """Spreads jobs over green children, and runs redelivered jobs alone in extra children."""
+
     abilities = ABILITIES["gevent"]
     is_green = True
 
@@ -71,6 +410,7 @@ class GeventPool:
     # ---- the interface -----------------------------------------------------------------------------
 
     async def start(self, listener: PoolListener) -> None:
+        """Start the children; PoolError if the app cannot be loaded or no child becomes ready."""
         self._loop = asyncio.get_running_loop()
         self._listener = GuardedListener(listener)
         self._is_started = True
@@ -84,6 +424,7 @@ class GeventPool:
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs; redelivered ones wait for a child to run alone in."""
         jobs, unfit = apart(jobs)
         if unfit:
             self._listener.on_lost(unfit)
@@ -93,36 +434,51 @@ class GeventPool:
             self._give_up()
         self._start_next()
 
+    def note_unsettled(self, count: int) -> None:
+        """Nothing to do: what the worker claims is limited already."""
+
     def room(self) -> int:
-        if self._closing:
-            return 0
+        """How many more jobs to hand in now: twice the size while jobs are brief."""
         is_brief = self._typical_s is not None and self._typical_s < BRIEF_S
+        return self._room_in(self._size * (2 if is_brief else 1))
+
+    def free(self) -> int:
+        """How many more jobs could start at once."""
+        return self._room_in(self._size)
+
+    def _room_in(self, size: int) -> int:
         held = len(self._running) + len(self._waiting) + len(self._suspects)
-        return max(0, self._size * (2 if is_brief else 1) - held)
+        return 0 if self._closing else max(0, size - held)
 
     def withdraw(self) -> Sequence[Job]:
+        """Take back the jobs that no child has been given."""
         jobs = (*self._suspects, *self._waiting)
         self._suspects.clear()
         self._waiting.clear()
         return jobs
 
     def cancel_job(self, number: int) -> bool:
+        """Have the child raise TaskCancelled in this job's greenlet; False when it does not run."""
         return self._send(number, Cancel(number))
 
     def terminate_job(self, number: int, signum: int) -> bool:
+        """End this job's greenlet, whatever the signal; False when it does not run."""
         if number in self._running:
             self._running[number].ended_by = BY_REQUEST
         return self._send(number, EndJob(number))
 
     def interrupt(self) -> int:
+        """Have WorkerStopping raised in every running job; returns how many there are."""
         return sum(self._send(number, SoftLimit(number, stopping=True)) for number in self._running)
 
     def resize(self, by: int) -> int:
+        """Change how many jobs run at once; the number of children stays."""
         size = self._size = resized(self._size, by)
         self._start_next()
         return size
 
     def describe(self) -> dict[str, Any]:
+        """The state for `health` and `stats`, with the pid of the child each job runs in."""
         children = self._children if self._is_started else None
         return {
             "implementation": "gevent",
@@ -131,11 +487,12 @@ class GeventPool:
             "processes": children.pids() if children else [],
             "fork-server": children.server_pid if children else None,
             "greenlets": self._size,
-            "running": {one.job.task_id: one.child.link.pid for one in self._running.values()},
+            "running": {running.job.task_id: running.child.link.pid for running in self._running.values()},
             "waiting": len(self._waiting) + len(self._suspects),
         }
 
     async def stop(self, *, grace_s: float) -> None:
+        """Wait up to `grace_s` for running jobs, report the others as lost, and end the children."""
         if not self._is_started or self._closing:
             return
         self._closing = True
@@ -150,11 +507,11 @@ class GeventPool:
     # ---- starting jobs -----------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """Whatever has a place goes out; the jobs for one child together."""
+        """Send queued jobs to children with room, one batch for each child."""
         if not self._is_started or self._closing:
             return
         share = -(-self._size // self._children.wanted)
-        batches: dict[int, tuple[GreenChild, list[Job]]] = {}
+        batches: dict[int, tuple[GreenChildState, list[Job]]] = {}
         while self._waiting and (child := self._children.least_busy(share)) is not None:
             self._place(self._waiting.popleft(), child, batches)
         while self._suspects and (child := self._children.for_one_alone()) is not None:
@@ -168,9 +525,11 @@ class GeventPool:
             self._listener.on_started([(job.number, now, pid) for job in jobs if job.number not in unfit])
             if unfit:
                 self._lose([LostJob(number, False, fault, fault=fault) for number, fault in unfit.items()])
-                self._loop.call_soon(self._start_next)  # they took the places of others
+                self._loop.call_soon(self._start_next)  # the places they took are free again
 
-    def _place(self, job: Job, child: GreenChild, batches: dict[int, tuple[GreenChild, list[Job]]]) -> None:
+    def _place(
+        self, job: Job, child: GreenChildState, batches: dict[int, tuple[GreenChildState, list[Job]]]
+    ) -> None:
         child.jobs.add(job.number)
         running = self._running[job.number] = _Running(job, child)
         if job.soft_limit_s is not None:
@@ -196,7 +555,7 @@ class GeventPool:
         running.hard = self._loop.call_later(_END_S, self._on_deaf, number, self._loop.time())
 
     def _on_deaf(self, number: int, since: float) -> None:
-        """The job was cancelled and goes on, or its child does not respond."""
+        """The job was cancelled and still runs, or its child does not respond."""
         running = self._running[number]
         self._lose([ended_by(number, BY_LIMIT)])
         if running.child.sign_at < since:
@@ -206,12 +565,15 @@ class GeventPool:
     # ---- from the children (GreenListener) ---------------------------------------------------------
 
     def on_ready(self) -> None:
+        """A child can take jobs: give it some."""
         self._start_next()
 
-    def on_told(self, told: Told) -> None:
+    def on_told(self, told: UserEvent) -> None:
+        """Pass a running task's event on to the worker."""
         self._listener.on_told(told)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
+        """Report how jobs ended; one that was stopped by its limit or a request counts as lost."""
         ended: list[Outcome] = []
         lost: list[LostJob] = []
         for outcome in outcomes:
@@ -231,13 +593,14 @@ class GeventPool:
             self._listener.on_lost(lost)
 
     def on_no_outcome(self, lost: LostJob) -> None:
+        """Report a job whose outcome the child could not send."""
         if self._forget(lost.number) is not None:
             self._ended.set()
             self._start_next()
             self._listener.on_lost([lost])
 
-    def on_gone(self, child: GreenChild, reason: str, *, by_us: bool) -> None:
-        """Only one that was alone in there is known to have done it."""
+    def on_gone(self, child: GreenChildState, reason: str, *, by_us: bool) -> None:
+        """A child died: its jobs are lost. A job is charged only if it was alone in the child."""
         charged = len(child.jobs) == 1 and not by_us
         lost = []
         for number in list(child.jobs):
@@ -252,6 +615,7 @@ class GeventPool:
         self._start_next()
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
+        """Pass on to the worker that a child came or went."""
         self._listener.on_child(what, fields)
 
     # ---- on the way out ----------------------------------------------------------------------------
@@ -267,7 +631,7 @@ class GeventPool:
         self._lose([not_started(job) for job in self.withdraw()])
 
     def _lose(self, lost: Sequence[LostJob]) -> None:
-        for one in lost:
-            self._forget(one.number)
+        for job in lost:
+            self._forget(job.number)
         if lost:
             self._listener.on_lost(lost)

@@ -1,12 +1,12 @@
-"""LoopThread: a thread with an event loop on which jobs run as coroutines, steered from the main loop.
+"""LoopThread: a thread with an event loop on which jobs run as coroutines, controlled from the main loop.
 
-Whatever the main loop wants of it goes through one inbox; what happens comes back as reports. So a
-coroutine that does not give the loop back holds up this loop thread and nothing else, and the main loop can
-see that it does: a loop thread that is asked for a sign does not give one.
+Orders from the main loop go through one inbox; what happens comes back as reports. So a coroutine that never
+yields blocks this thread and nothing else, and the main loop can detect it: a blocked loop does not answer
+ConfirmAlive.
 
-Soft limits, cancels, and the word that the worker stops are raised where the coroutine waits. They are
-cancellations and what they mean at once: a group or a time-out inside the task then cancels what
-it holds, as it would for a plain cancellation, and the task may catch `SoftTimeLimitExceeded`.
+Soft limits, cancels, and the worker's shutdown are raised where the coroutine waits. Each is a cancellation
+and its own exception class at once: a group or a time-out inside the task then cancels what it contains, as
+it would for a plain cancellation, and the task may catch `SoftTimeLimitExceeded`.
 """
 
 import asyncio
@@ -21,27 +21,32 @@ from types import FrameType
 from typing import Any, assert_never, cast
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
+from umbel.pools.event_loop import Reports, loop_factory
 from umbel.pools.guard import Raised, await_guarded, await_to_the_end
 from umbel.pools.interface import AsyncRunner, Job, LoopChoice
-from umbel.pools.loops import loop_factory
-from umbel.pools.reports import Reports
-from umbel.pools.thread_workers import Began, Broke, Ended
+from umbel.pools.threads import JobBegan, JobEnded, RunnerFailed
 
-_AGAIN_S = 0.01  # until the next try to interrupt a job
+_AGAIN_S = 0.01  # between attempts to interrupt a job
 _END_S = 1.0  # for cancelled coroutines to end, when the thread does
 
 
 class SoftLimitPassed(SoftTimeLimitExceeded, asyncio.CancelledError):
+    """A soft limit, as a cancellation."""
+
     def __init__(self) -> None:
         super().__init__("soft time limit exceeded")
 
 
 class WorkerStops(WorkerStopping, asyncio.CancelledError):
+    """The worker's shutdown, as a cancellation."""
+
     def __init__(self) -> None:
         super().__init__("the worker is shutting down; the task returns to its queue")
 
 
 class CancelAsked(TaskCancelled, asyncio.CancelledError):
+    """A cancel request, as a cancellation."""
+
     def __init__(self) -> None:
         super().__init__("cancelled")
 
@@ -50,49 +55,61 @@ Interruption = type[SoftLimitPassed] | type[WorkerStops] | type[CancelAsked]
 
 
 class _Broken(asyncio.CancelledError):
-    """Raised in code that holds up the loop beyond its hard limit."""
+    """Raised in code that blocks the loop beyond its hard limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelJob:
+    """Order: cancel this job at its hard limit or for a terminate request."""
+
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupt:
+class InterruptJob:
+    """Order: raise this error where the job waits."""
+
     number: int
     error: Interruption
 
 
 @dataclass(frozen=True, slots=True)
-class ShowSign:
-    """Say that the loop turns."""
+class ConfirmAlive:
+    """Order: prove that the loop is not blocked."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    pass
+class EndLoop:
+    """Order: cancel all jobs and end the loop."""
 
 
-Order = Job | Cancel | Interrupt | ShowSign | End
+Order = Job | CancelJob | InterruptJob | ConfirmAlive | EndLoop
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class JobCancelled:
+    """Report: the job was cancelled and has ended."""
+
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class LoopEnded:
+    """Report: the thread is over."""
+
     loop_thread: "LoopThread"
 
 
-Report = Began | Ended | Broke | Cancelled | LoopEnded
+Report = JobBegan | JobEnded | RunnerFailed | JobCancelled | LoopEnded
 
 
 class LoopThread:
+    """The thread, as the main loop uses it: `tell` gives an order, `holder` and `break_in` deal with a
+    blocked loop.
+    """
+
     def __init__(self, runner: AsyncRunner, report: Callable[[Report], None], loop: LoopChoice) -> None:
-        self.sign_at = time.monotonic()  # when the loop last showed that it turns
+        self.sign_at = time.monotonic()  # when the loop last proved that it is not blocked
         self._runner = runner
         self._loop_choice = loop
         self._report = report
@@ -104,12 +121,13 @@ class LoopThread:
         self._started.wait()  # no user code runs before, so this takes no time
 
     def tell(self, order: Order) -> None:
+        """Give an order; it is carried out at the loop's next turn."""
         self._inbox.add(order)
 
     # ---- seen from outside -------------------------------------------------------------------------
 
     def holder(self) -> tuple[Job, FrameType] | None:
-        """The job whose code runs at this moment, and where; None when the loop waits or turns."""
+        """The job whose code runs at this moment, and where; None when the loop is idle or between jobs."""
         frame = innermost = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             if frame.f_code is LoopThread._run.__code__ and innermost is not None:
@@ -118,7 +136,7 @@ class LoopThread:
         return None
 
     def break_in(self) -> None:
-        """Raise in the code that runs on the loop: at its next step of Python, if it ever comes."""
+        """Raise in the code that runs on the loop, at its next step of Python, if there is one."""
         error = ctypes.py_object(_Broken)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), error)
 
@@ -153,14 +171,14 @@ class LoopThread:
             match order:
                 case Job():
                     self._begin(order)
-                case Cancel(number):
+                case CancelJob(number):
                     if (found := self._tasks.get(number)) is not None:
                         found[0].cancel()
-                case Interrupt(number, error):
+                case InterruptJob(number, error):
                     self._interrupt(number, error)
-                case ShowSign():
+                case ConfirmAlive():
                     pass
-                case End():
+                case EndLoop():
                     assert self._ending is not None
                     self._ending.set()
                 case _:
@@ -177,21 +195,22 @@ class LoopThread:
             self._loop.call_later(_AGAIN_S, self._interrupt, number, error)
 
     async def _run(self, job: Job) -> None:
-        self._report(Began(job, time.time(), 0))
+        self._report(JobBegan(job, time.time(), 0))
         try:
             ran = await await_to_the_end(self._runner.run, job)
         except asyncio.CancelledError:
-            self._report(Cancelled(job))
-            return  # the loop is ours: nobody awaits this task
+            self._report(JobCancelled(job))
+            return  # nothing awaits this task
         finally:
             del self._tasks[job.number]
-        self._report(Broke(job, ran.error) if isinstance(ran, Raised) else Ended(ran.value))
+        self._report(RunnerFailed(job, ran.error) if isinstance(ran, Raised) else JobEnded(ran.value))
 
 
 class _Interruptible(Coroutine[Any, Any, None]):
-    """A coroutine in which an exception of ours can be raised where it waits.
+    """A coroutine in which one of our exceptions can be raised where it waits.
 
-    asyncio can only cancel. So it is cancelled, and gets our exception in place of the plain one.
+    asyncio can only cancel. So the task is cancelled, and our exception is thrown in place of the plain
+    CancelledError.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -200,7 +219,7 @@ class _Interruptible(Coroutine[Any, Any, None]):
         self._task: asyncio.Task[None] | None = None
 
     def interrupt(self, task: asyncio.Task[None], error: Interruption) -> bool:
-        """False when this is not the moment: try again."""
+        """False when it cannot be raised now: retry."""
         if not _is_guarded(self._coroutine):
             return False
         if not task.cancelling():  # else it is being cancelled already
@@ -215,7 +234,7 @@ class _Interruptible(Coroutine[Any, Any, None]):
         ours, self._error = self._error, None
         if ours is None or self._task is None:
             return self._coroutine.throw(error)
-        self._task.uncancel()  # for the task it is an exception, not the end
+        self._task.uncancel()  # the task gets an exception and may go on
         return self._coroutine.throw(ours())
 
     def close(self) -> None:
@@ -226,7 +245,7 @@ class _Interruptible(Coroutine[Any, Any, None]):
 
 
 def _is_guarded(coroutine: Any) -> bool:
-    """Whether it waits inside a guarded call: elsewhere the exception would hit our own code."""
+    """Whether it waits inside a guarded call: elsewhere the exception would break Umbel's own code."""
     while coroutine is not None and getattr(coroutine, "cr_code", None) is not await_guarded.__code__:
         coroutine = getattr(coroutine, "cr_await", None)
     return coroutine is not None

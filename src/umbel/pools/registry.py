@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def make_pool(name: str, settings: PoolSettings, first_server: "StartedServer | None" = None) -> Pool:
-    """`first_server`: of the prefork pool, if it has been started already."""
+    """The pool of this name; BadSetting for an unknown one. `first_server`: for prefork, if already
+    started.
+    """
     if first_server is not None:
         assert name == "prefork", "no other pool has one"
         return _prefork(settings, first_server)
@@ -30,7 +32,7 @@ def _prefork(settings: PoolSettings, first_server: "StartedServer | None" = None
 
 
 def _solo(settings: PoolSettings) -> Pool:
-    from umbel.pools.solo import SoloPool
+    from umbel.pools.threads import SoloPool
 
     return SoloPool(settings)
 

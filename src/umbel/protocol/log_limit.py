@@ -1,31 +1,32 @@
 """LogLimit: which log lines are written when many of one kind come, and how many were left out.
 
-A kind of line has a budget: so many at once, and then so many a second. A line beyond it is left
-out and counted. The counts are asked for every now and then, so that each line is either written
-or in one count.
+A kind of line has a budget: a burst, and then a rate. A line beyond it is left out and counted. The shell
+reads the counts periodically, so each line is either written or in one count.
 
-The table holds KINDS_MAX kinds. A kind that is new when the table is full shares one budget with
-all others that came too late: a flood that makes up kinds is limited too, and takes no place from
-those that were there before it. A kind is forgotten some time after its budget is full again.
+The table holds KINDS_MAX kinds. A kind that is new when the table is full shares one budget with all others
+that came too late: a flood of made-up kinds is limited too, and displaces no earlier kind. A kind is
+forgotten some time after its budget is full again.
 """
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Value
 
 KINDS_MAX = 2_000
 SWEEP_S = 1.0
-SHARED = "the kinds that came when the table was full"
+SHARED = "the kinds that came when the table was full"  # one budget for all of them
 
 
 class Budget(Value):
+    """How many lines of a kind may be written at once, and how many per second after that."""
+
     at_once: int
     per_second: float
 
 
 class LeftOut(Value):
-    """So many lines of the kind were left out in that time."""
+    """How many lines of a kind were left out, and during how many seconds."""
 
     kind: Hashable
     count: int
@@ -42,6 +43,8 @@ class _Spent:
 
 
 class LogLimit:
+    """The budgets of the kinds of log lines seen lately, and the counts of lines left out."""
+
     def __init__(self, kinds_max: int = KINDS_MAX) -> None:
         self._kinds_max = kinds_max
         self._kinds: dict[Hashable, _Spent] = {}
@@ -51,10 +54,11 @@ class LogLimit:
         return len(self._kinds)
 
     def take(self, kinds: Mapping[Hashable, Budget], now: float) -> Hashable | None:
-        """None when the line is to be written; otherwise the kind that has left it out and counted it.
+        """Return None when the line is to be written; otherwise the kind that leaves it out and has counted
+        it.
 
-        A line may be of several kinds, the widest first. A narrower one is looked at only while the
-        wider has room, so that names that are made up do not fill the table.
+        A line may be of several kinds, the widest first. A narrower kind is looked up only while the wider
+        has room, so that made-up names do not fill the table.
         """
         spent: list[_Spent] = []
         for kind, budget in kinds.items():
@@ -64,12 +68,12 @@ class LogLimit:
                 found.left_out += 1
                 return kind
             spent.append(found)
-        for one in spent:
-            one.lines -= 1.0
+        for entry in spent:
+            entry.lines -= 1.0
         return None
 
     def left_out(self, now: float) -> list[LeftOut]:
-        """What was left out since this was last asked."""
+        """Return what was left out since the previous call."""
         found: list[LeftOut] = []
         for kind, spent in self._kinds.items():
             if spent.left_out:

@@ -1,49 +1,100 @@
-"""Pidbox: one node's mailbox of control requests, and one caller's collection of the replies.
+"""Pidbox: a node's mailbox of control requests, and a caller's collection of the replies.
 
-A request is sent to everyone; each node decides for itself whether it is meant, and says so when
-it refuses: a caller whose clock is wrong, or who asks for what is not allowed, learns why instead
-of waiting in vain. What is not meant for this node, or was carried out already, is passed over.
-
-At most once: a request that wants replies carries a ticket, and a ticket is carried out once. The
-last TICKETS_MAX tickets are remembered; a copy that comes later than so many others would run
-again. A request without a ticket cannot be told from its copy.
-
-Where a node has keys, what changes something must be signed (`trust.py`), and this is looked at before
-anything else is. Who only looks needs no signature, but a wrong one is refused.
-
-A caller has one deadline for everything. It is done earlier when every node that it waits for has
-answered: those it named, or those that the first answers say are members.
+A request goes to every node. Each node decides whether the request is meant for it, and replies with an error
+when it refuses. The caller does not know how many nodes will reply: it stops at a limit, at a deadline, or
+when all members that it knows of have replied. Where nodes disagree about another node's state, `Opinion`s
+are ranked: a newer run first, then a recent sign of life, then the graver state.
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
-from umbel.protocol.delivery.trust import Doubt, Doubted, Heard, Proof, Signed
-from umbel.protocol.membership.opinions import Opinion, is_better
-from umbel.protocol.value import Value
+from umbel.patterns import BadPattern, expression_of, glob_of
+from umbel.protocol.delivery.trust import Doubt, Doubted, Proof, SeenRequests, Signed
+from umbel.protocol.machine import Value
+
+# ---- opinions --------------------------------------------------------------------------------------
+#
+# Which report about a node to believe when several nodes disagree.
+#
+# A node that received an event of another within the last heartbeats has evidence that it was online,
+# whatever the other nodes report. Where no node has, "alive" only means that its reporter has not judged:
+# it may have been cut off itself a moment ago, and knows least. So the gravest judgement counts then. A
+# report about a newer run of the node counts before a report about an older run.
+#
+# It stops being right where a whole part of the cluster is cut off from the caller: then only the other
+# part replies, with its view.
+
+HEARTBEAT_S = 2.0
+FRESH_BEATS = 1.5
+_GRAVITY = {"alive": 0, "suspect": 1, "lost": 2, "left": 3}
+
+
+class Opinion(Value):
+    """What one node reports about another: its state, and for how long it has been silent."""
+
+    state: str
+    silent_s: float
+    incarnation: int = 0
+    freq_s: float = HEARTBEAT_S
+
+
+def is_better(opinion: Opinion, other: Opinion) -> bool:
+    """Whether to believe the first of two opinions about one node rather than the second."""
+    return _weight(opinion) > _weight(other)
+
+
+def _weight(opinion: Opinion) -> tuple[int, bool, int, float]:
+    is_fresh = opinion.silent_s <= FRESH_BEATS * max(opinion.freq_s, HEARTBEAT_S)
+    gravity = 0 if is_fresh else _GRAVITY.get(opinion.state, 0)
+    return opinion.incarnation, is_fresh, gravity, -opinion.silent_s
+
+
+# ---- pidbox ----------------------------------------------------------------------------------------
+#
+# One node's mailbox of control requests, and one caller's collection of the replies.
+#
+# A request is sent to every node; each node decides whether it is addressed, and replies with the reason
+# when it refuses: a caller whose clock is wrong, or that asks for something not allowed, learns why instead
+# of waiting in vain. A request that is for other nodes, or was handled before, gets no reply.
+#
+# At most once: a request that expects replies carries a ticket, and a ticket is handled once. The last
+# TICKETS_MAX tickets are remembered; a copy that comes after that many others would run again. A request
+# without a ticket cannot be told from its copy.
+#
+# Where a node has keys, commands that change something must be signed (`trust.py`), and this is checked
+# before the pattern is. Commands that only read need no signature, but a wrong signature is refused. A
+# pattern is matched in linear time (`patterns.py`), because anyone who can write to the broker can send a
+# pattern.
+#
+# A caller waits for replies from when its request was sent, for as long as it states. It is done earlier
+# when every node that it waits for has replied: those it named, or those that the first replies list as
+# members, or as many as the broker counted. A caller that states no time waits ANSWERS_S where a node is
+# known to listen, because a worker on a busy machine may be slow. Where it is unknown which nodes will
+# reply, it waits until no reply came for QUIET_S.
 
 EVERY_UMBEL_NODE = "@v2"
-"""A destination that every node of ours takes as its own name, and no Celery node does."""
+"""A destination that every Umbel node accepts as its name, and no Celery node does."""
 
 TICKETS_MAX = 10_000
 TICKET_CHARS_MAX = 255
 EXPIRY_GRACE_S = 5.0
+ANSWERS_S, QUIET_S = 5.0, 1.0
 PATTERN_MAX = 1000
-REPEATS_MAX = 4
 
 _NOTHING: Mapping[str, Any] = {}
 
 
 class ReplyTo(Value):
+    """The exchange and routing key to which replies are sent."""
+
     exchange: str
     routing_key: str
 
 
 class Request(Value):
-    """One control command on its way. `expires_at` is Unix time; 0 means that it never does."""
+    """One control command in transit. `expires_at` is Unix time; 0 means that it never expires."""
 
     method: str
     arguments: Mapping[str, Any] = _NOTHING
@@ -53,11 +104,11 @@ class Request(Value):
     ticket: str = ""
     reply_to: ReplyTo | None = None
     expires_at: float = 0.0
-    proof: Proof | None = None  # None: this node has no keys, and compared no signature
+    proof: Proof | None = None  # None: this node has no keys and checked no signature
 
 
-class Known(Value):
-    """What a node says of a member: its state, and for how long it has been silent."""
+class MemberReport(Value):
+    """What a node reports about a member: its state, and for how long it has been silent."""
 
     node: str
     state: str = "alive"
@@ -66,70 +117,83 @@ class Known(Value):
 
 
 class Reply(Value):
-    """One node's answer. `members`: whom that node knows, where it says so.
+    """One node's reply. `members`: those that the node knows, if it lists them.
 
-    `total`: how many entries there are, where the list that came is only the first of them.
+    `total`: how many entries there are, where the list in the reply has only the first of them.
     """
 
     node: str
     value: Any
     ticket: str = ""
-    members: tuple[Known, ...] = ()
+    members: tuple[MemberReport, ...] = ()
     total: int | None = None
 
 
 class Answers(Value):
-    """What came of a request. `silent`: nodes that should have answered and did not.
+    """The outcome of a request. `silent`: nodes that should have replied and did not.
 
-    `lost`: those among the asked that the others have given up; nobody waited for them.
+    `lost`: nodes among those asked that other nodes declared lost; they were not waited for.
     """
 
     replies: Mapping[str, Any]
-    silent: tuple[Known, ...] = ()
-    unknown: tuple[str, ...] = ()  # answered, although no member list has them
-    totals: Mapping[str, int] = _NOTHING  # of lists that were too long to send whole
-    lost: tuple[Known, ...] = ()
+    silent: tuple[MemberReport, ...] = ()
+    unknown: tuple[str, ...] = ()  # nodes that replied although no member list names them
+    totals: Mapping[str, int] = _NOTHING  # by node: the length of a list that was sent in part
+    lost: tuple[MemberReport, ...] = ()
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why nodes did not do what they were asked for, by node."""
+        found = {node: error_of(reply) for node, reply in self.replies.items()}
+        return {node: why for node, why in found.items() if why is not None}
+
+
+def error_of(reply: Any) -> str | None:
+    """Return why a node did not do what it was asked for, as its reply states; None if it did."""
+    return str(reply["error"]) if isinstance(reply, Mapping) and "error" in reply else None
 
 
 class Malformed(Value):
-    """Something arrived that is no request."""
+    """A message arrived that is not a request."""
 
     why: str
 
 
 class Handle(Value):
-    """Carry it out and answer."""
+    """Run the command and reply."""
 
     request: Request
 
 
 class Refused(Value):
-    """Do not carry it out; answer with the reason."""
+    """Do not run the command; reply with the reason."""
 
     request: Request
     why: str
 
 
-class PassedOver(Value):
-    """Not for this node, or done before: nothing is answered."""
+class RequestIgnored(Value):
+    """Do nothing and send no reply: the request is for another node, or was handled before."""
 
     why: str
 
 
 Event = Request | Malformed
-Effect = Handle | Refused | PassedOver
+Effect = Handle | Refused | RequestIgnored
 
 
 class Forwarding(Protocol):
-    """A clock, or an object that moves one."""
+    """A clock, or an object that moves a clock."""
 
-    def forward(self) -> object: ...
+    def forward(self) -> object:
+        """Move the clock one step."""
 
 
 class Mailbox:
-    """`refusal_of(method)` says why this node does not obey a command; "" means that it does.
+    """Decides which requests this node handles; each is handled at most once.
 
-    `changes(method)`: whether the command changes something. Where signatures are compared it must then be
+    `refusal_of(method)` returns why this node does not run a command; "" means that it does.
+    `changes(method)`: whether the command changes something. Where signatures are checked it must then be
     signed, and not before `since`, which moves when the clock is corrected.
     """
 
@@ -147,29 +211,31 @@ class Mailbox:
         self._clock = clock
         self._refusal_of = refusal_of
         self._changes = changes
-        self._heard = Heard(since)
+        self._heard = SeenRequests(since)
         self._tickets: OrderedDict[str, None] = OrderedDict()
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """One message from the mailbox. `now` is Unix time, which is what requests expire by."""
+        """Judge one message from the mailbox. `now` is Unix time, like the expiry of requests."""
         self.received += 1
         self._clock.forward()  # before any handler runs (P4)
         if isinstance(event, Malformed):
             self.malformed += 1
-            return [PassedOver(event.why)]
+            return [RequestIgnored(event.why)]
         if len(event.ticket) > TICKET_CHARS_MAX:  # tickets are remembered
             self.malformed += 1
-            return [PassedOver(f"the ticket has more than {TICKET_CHARS_MAX} characters")]
-        problem = "" if event.destination is not None else pattern_problem(event.pattern, event.matcher)
-        if not problem and not is_meant(event, self._node):
-            return [PassedOver("for other nodes")]
+            return [RequestIgnored(f"the ticket has more than {TICKET_CHARS_MAX} characters")]
+        if event.destination is not None and not _is_named(event.destination, self._node):
+            return [RequestIgnored("for other nodes")]
         if (doubted := self._doubt(event, now)) is not None:
             self.distrusted += 1
-            copied = doubted.doubt is Doubt.REPLAYED  # the first sender has its answer
-            return [PassedOver(doubted.reason) if copied else Refused(event, doubted.reason)]
+            copied = doubted.doubt is Doubt.REPLAYED  # the original request was answered
+            return [RequestIgnored(doubted.reason) if copied else Refused(event, doubted.reason)]
+        problem = pattern_problem(event)
+        if not problem and not is_meant(event, self._node):
+            return [RequestIgnored("for other nodes")]
         if event.ticket and not self._is_new(event.ticket):
             self.repeated += 1
-            return [PassedOver(f"the request with ticket {event.ticket} was handled before")]
+            return [RequestIgnored(f"the request with ticket {event.ticket} was handled before")]
         problem = problem or self._refusal_of(event.method) or _expired(event, now)
         if problem:
             self.refused += 1
@@ -196,67 +262,47 @@ class Mailbox:
 
 
 def is_meant(request: Request, node: str) -> bool:
-    """Whether a request is for this node. A pattern counts only where no destination is named."""
+    """Whether a request without a `pattern_problem` is addressed to this node."""
     if request.destination is not None:
-        return node in request.destination or EVERY_UMBEL_NODE in request.destination
+        return _is_named(request.destination, node)
     if not request.pattern or not request.matcher:
         return True
-    if request.matcher == "glob":
-        return fnmatchcase(node, request.pattern)
-    return re.match(request.pattern, node) is not None
+    return MATCHERS[request.matcher](request.pattern)(node)
 
 
-def is_for_member(request: Request, known: Known) -> bool:
-    """Whether a member, as somebody described it, is one of those who should answer."""
+def is_for_member(request: Request, known: MemberReport) -> bool:
+    """Whether a member, as another node described it, is among those that should reply."""
     named = request.destination
     if named is not None and EVERY_UMBEL_NODE in named:
         return known.is_umbel or known.node in named
     return is_meant(request, known.node)
 
 
-def pattern_problem(pattern: str | None, matcher: str | None) -> str:
-    """Why a pattern cannot be used; "" when it can."""
-    if not pattern or not matcher:
+def pattern_problem(request: Request) -> str:
+    """Why the request's pattern is unusable; "" if it is usable, or ignored as destinations are named."""
+    pattern, matcher = request.pattern, request.matcher
+    if request.destination is not None or not pattern or not matcher:
         return ""
-    if matcher not in ("glob", "pcre"):
-        return f"the matcher {matcher!r} is unknown; use 'glob' or 'pcre'"
+    if matcher not in MATCHERS:
+        return f"the matcher {matcher[:100]!r} is unknown; use {' or '.join(map(repr, MATCHERS))}"
     if len(pattern) > PATTERN_MAX:
         return f"the pattern has {len(pattern)} characters; the limit is {PATTERN_MAX}"
-    if matcher == "glob":
-        return "" if pattern.count("*") <= REPEATS_MAX else f"a pattern may have at most {REPEATS_MAX} '*'"
     try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        return f"the pattern is not a valid regular expression: {error}"
-    if is_costly(pattern):
-        return f"the pattern may take too long: use at most {REPEATS_MAX} repeats, and none inside another"
+        MATCHERS[matcher](pattern)
+    except BadPattern as error:
+        return str(error)
     return ""
 
 
-def is_costly(pattern: str) -> bool:
-    """Whether matching could take long: several repeats multiply, nested ones have no bound.
+MATCHERS: Mapping[str, Callable[[str], Callable[[str], bool]]] = {
+    "glob": lambda pattern: glob_of(pattern).fits,
+    "pcre": expression_of,
+}
+"""By Celery's names of matchers: a function that compiles a pattern for node names."""
 
-    Counts `*`, `+`, `?`, `{` and groups with `|`, which each let the matcher choose; more than a
-    few of them, or a group that holds one and is itself repeated, is too much.
-    """
-    choices, open_groups, closed_with_choice = 0, [False], False
-    text = re.sub(r"\\.", "x", pattern, flags=re.DOTALL)
-    text = re.sub(r"\[\^?\]?[^\]]*\]", "x", text)  # a class is one character
-    text = text.replace("(?", "(")  # what kind of group it is does not matter here
-    for character in text:
-        repeats = character in "*+?{"
-        if repeats and closed_with_choice:
-            return True
-        if repeats or character == "|":
-            choices += repeats
-            open_groups[-1] = True
-        if character == "(":
-            open_groups.append(False)
-        closed_with_choice = character == ")" and len(open_groups) > 1 and open_groups.pop()
-        if closed_with_choice:
-            choices += 1
-            open_groups[-1] = True
-    return choices > REPEATS_MAX
+
+def _is_named(destination: Iterable[str], node: str) -> bool:
+    return any(name in (node, EVERY_UMBEL_NODE) for name in destination)
 
 
 def _expired(request: Request, now: float) -> str:
@@ -267,37 +313,59 @@ def _expired(request: Request, now: float) -> str:
 
 
 class Collection:
-    """The replies to one request, until its deadline or until everyone has answered.
+    """The replies to one request, until its deadline or until all nodes have replied.
 
-    A `limit` ends it at so many replies. Without one it waits for `expected`, the nodes that were
-    named, or for the members that the replies name, or, where the broker counts the receivers of a
-    request to all, for so many. `deadline` is on the clock that the caller keeps.
+    A `limit` ends it at that number of replies. Without one it waits for `expected`, the nodes that were
+    named; or for the members that the replies name; or, where the broker counts the receivers of a request to
+    all, for that number. `timeout_s`: how long replies are waited for; None: the default.
     """
 
     def __init__(
         self,
         *,
-        deadline: float,
+        timeout_s: float | None,
         expected: Iterable[str] = (),
         limit: int | None = None,
-        matches: Callable[[Known], bool] = lambda _: True,
+        matches: Callable[[MemberReport], bool] = lambda _: True,
     ) -> None:
-        self.deadline = deadline
         self.replies: dict[str, Any] = {}
+        self._timeout_s = timeout_s
+        self._sent_s = self._latest_s = 0.0  # when it was sent; the same, or when the latest reply came
+        self._is_heard = False
         self._totals: dict[str, int] = {}
         self._expected = frozenset(expected) - {EVERY_UMBEL_NODE}
         self._limit = limit
         self._matches = matches
-        self._members: dict[str, Known] = {}
+        self._members: dict[str, MemberReport] = {}
         self._heard: int | None = None
 
-    def heard_by(self, count: int) -> None:
-        """So many nodes heard the request and may answer: nobody else is waited for."""
-        self._heard = count
+    def sent(self, now: float, *, heard: int | None, is_heard: bool, to_all: bool) -> None:
+        """Note that the request was sent: replies are waited for from now on.
 
-    def take(self, reply: Reply) -> None:
+        `heard`: how many nodes received it, where the broker counts them. `is_heard`: at least one node
+        listens that the broker does not count. If the request was `to_all`, all of them reply.
+        """
+        self._sent_s = self._latest_s = now
+        self._is_heard = is_heard
+        if heard == 0 or to_all:
+            self._heard = heard
+
+    @property
+    def deadline(self) -> float:
+        """Until when replies are waited for; each reply may move it."""
+        if self._timeout_s is not None:
+            return self._sent_s + self._timeout_s
+        last_s = self._sent_s + ANSWERS_S
+        if self._is_heard and not self.replies:
+            return last_s
+        is_known = self._limit is not None or self._heard is not None or bool(self._awaited())
+        return last_s if is_known else min(last_s, self._latest_s + QUIET_S)
+
+    def take(self, reply: Reply, now: float) -> None:
+        """Add a reply, and the members that it names."""
+        self._latest_s = now
         self.replies[reply.node] = reply.value
-        if reply.total is not None:
+        if reply.total is not None and isinstance(reply.value, list):
             self._totals[reply.node] = reply.total
         for member in reply.members:
             known = self._members.get(member.node)
@@ -305,6 +373,7 @@ class Collection:
                 self._members[member.node] = member
 
     def is_complete(self) -> bool:
+        """Whether no further reply is expected."""
         if self._limit is not None:
             return len(self.replies) >= self._limit
         if self._heard is not None and len(self.replies) >= self._heard:
@@ -313,20 +382,26 @@ class Collection:
         return bool(awaited) and awaited <= self.replies.keys()
 
     def answers(self) -> Answers:
+        """Return the replies so far, and the nodes that are missing."""
         awaited = self._awaited()
         silent = sorted(awaited - self.replies.keys())
         unknown = sorted(self.replies.keys() - awaited) if awaited else []
         return Answers(
             dict(self.replies),
-            tuple(self._members.get(node, Known(node, "unknown")) for node in silent),
+            tuple(self._members.get(node, MemberReport(node, "unknown")) for node in silent),
             tuple(unknown),
             dict(self._totals),
             self._lost(),
         )
 
-    def _lost(self) -> tuple[Known, ...]:
+    def _lost(self) -> tuple[MemberReport, ...]:
         found = (known for known in self._members.values() if known.state == "lost" and self._matches(known))
-        return tuple(sorted((one for one in found if one.node not in self.replies), key=lambda one: one.node))
+        return tuple(
+            sorted(
+                (member for member in found if member.node not in self.replies),
+                key=lambda member: member.node,
+            )
+        )
 
     def _awaited(self) -> frozenset[str] | set[str]:
         if self._expected:
@@ -338,5 +413,5 @@ class Collection:
         }
 
 
-def _opinion(known: Known) -> Opinion:
+def _opinion(known: MemberReport) -> Opinion:
     return Opinion(known.state, known.silent_s)

@@ -1,15 +1,15 @@
 """Checkers: the promises of elections and leases, judged after every step of a simulation.
 
-They see what the store keeps and what the nodes do, with the world's own time, and keep their own
-account: a record that the store or a machine got wrong is not what they judge by. A handler has
-run at the moment its effect is performed.
+They observe what the store holds and what the nodes do, with the world's own time, and record it separately:
+they do not judge by a record that the store or a machine may have got wrong. A handler has run at the moment
+its effect is performed.
 
 | promise | what is judged |
 |---|---|
 | KS1 | policy at_most_once: one run for each election |
 | KS2 | policy at_least_once: terms of runs increase; one valid holder at a time, in store and nodes |
 | KS3 | nothing runs, and nothing is granted, after DONE |
-| KS4 | KS1 across a store that forgot everything |
+| KS4 | KS1 across a store that lost all data |
 | KL1 | every opened election is closed in time |
 | KM1 | no table beyond its limits, every record removed in the end |
 | KC1 | broadcasts and store calls for each election |
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, log2
 
-from umbel.protocol.election.events import Phase, RunHandler, Tell
+from umbel.protocol.election.events import Phase, PublishElected, RunHandler
 from umbel.protocol.election.table import SPREAD_S
 from umbel.protocol.leadership.coordination import (
     ATTEMPTS_MAX,
@@ -31,17 +31,18 @@ from umbel.protocol.leadership.coordination import (
     LeaseRecord,
     Policy,
 )
-from umbel.sim.network import NEAR_S
 from umbel.sim.plan import HARMLESS, THRIFTY, Ask, Plan
-from umbel.sim.world import World
+from umbel.sim.world import NEAR_S, World
 
 CALLS_EXPECTED = 4.25  # for an election: open, 1.1 claims, start, finish
-CALLS_SPARE = 8  # what chance may add to the calls of a few elections
-LATE_S = 1e-6  # what conversions between clocks may cost
+CALLS_SPARE = 8  # how many calls chance may add in a few elections
+LATE_S = 1e-6  # rounding of conversions between clocks
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
+    """The first broken promise of a simulation."""
+
     promise: str
     at_s: float
     election_id: str
@@ -50,18 +51,18 @@ class Violation:
 
 @dataclass(slots=True)
 class Case:
-    """The account of one election."""
+    """What was observed of one election."""
 
     ask: Ask
     opened_at: float | None = None
     closed_at: float | None = None
     state: ElectionState | None = None
-    resets: int = 0  # how often the store had forgotten everything when this was opened
+    resets: int = 0  # how often the store had lost its data when this was opened
     holder: str = ""
     held_until: float = -1.0
     attempts: int = 0
     crashes: int = 0
-    since_term: int = 0  # terms up to here belong to an election of this id that the store forgot
+    since_term: int = 0  # terms up to here belong to an election with this id that the store lost
     started: list[tuple[str, int]] = field(default_factory=list)
     runs: list[tuple[float, str, int]] = field(default_factory=list)
     acting: dict[str, float] = field(default_factory=dict)  # holder: until when it may act
@@ -75,6 +76,8 @@ class Case:
 
 
 class Checkers:
+    """Observes one simulation and stops it at the first broken promise."""
+
     def __init__(self, world: World, asks: Mapping[str, Ask], *, nodes: int) -> None:
         self.violation: Violation | None = None
         self.cases = {election_id: Case(ask) for election_id, ask in asks.items()}
@@ -87,12 +90,14 @@ class Checkers:
         self._reset_at = -1.0
         self._dead: set[str] = set()
 
-    # ---- what the store does -----------------------------------------------------------------------
+    # ---- the store ---------------------------------------------------------------------------------
 
     def called(self, election_id: str) -> None:
+        """Count a call to the store about an election."""
         self.cases[election_id].calls += 1
 
     def changed(self, key: str, before: ElectionRecord | None, after: ElectionRecord) -> None:
+        """Judge a change of an election in the store."""
         case = self.cases[after.request.election_id]
         if after.state is ElectionState.OPEN:
             self._opened(case)
@@ -105,7 +110,7 @@ class Checkers:
             self._closed(case, before, after)
 
     def forgot_everything(self) -> None:
-        """What was open is gone from the store, and with it the promise to close it."""
+        """Note that the store lost its data, and with it the promise to close open elections."""
         self.resets += 1
         self._reset_at = self._world.now
         for election_id in self.open:
@@ -116,7 +121,7 @@ class Checkers:
 
     def _opened(self, case: Case) -> None:
         if case.runs or case.resets != self.resets:
-            # A client that opens again after the loss has asked for a new election: a known limit.
+            # A client that opens it again after the loss has started a new election: a known limit.
             case.runs.clear()
             case.acting.clear()
             case.done_at = None
@@ -138,7 +143,7 @@ class Checkers:
         case.attempts += 1
         if case.attempts > ATTEMPTS_MAX * (1 + self.resets):
             self._report("KC1", case, f"attempt {case.attempts} of {ATTEMPTS_MAX}")
-        case.crashes += after.holder in self._dead  # it died while its claim was on the way
+        case.crashes += after.holder in self._dead  # it died while its claim was in transit
         case.holder = after.holder
         case.held_until = now + after.ttl_s
         if case.opened_at is None:
@@ -176,6 +181,7 @@ class Checkers:
         self.open.discard(case.ask.election_id)
 
     def lease_changed(self, name: str, before: LeaseRecord | None, after: LeaseRecord) -> None:
+        """Judge a change of a lease in the store."""
         if after.holder and (before is None or (before.holder, before.term) != (after.holder, after.term)):
             if after.term <= self._last_term:
                 self._fail("L1", name, f"term {after.term} is not above {self._last_term}")
@@ -183,10 +189,10 @@ class Checkers:
                 self._fail("L1", name, f"given to {after.holder} while {before.holder} held it")
             self._last_term = max(self._last_term, after.term)
 
-    # ---- what the nodes do -------------------------------------------------------------------------
+    # ---- the nodes ---------------------------------------------------------------------------------
 
     def ran(self, holder: str, run: RunHandler, until: float) -> None:
-        """A handler begins; by the node's clock it may act until `until`."""
+        """Judge the start of a handler; by the node's clock it may act until `until`."""
         case = self.cases[run.request.election_id]
         now = self._world.now
         if case.decided_at is None:
@@ -207,27 +213,32 @@ class Checkers:
         case.runs.append((now, holder, run.term))
 
     def prolonged(self, holder: str, election_id: str, until: float) -> None:
+        """Judge a handler that may act for longer."""
         case = self.cases[election_id]
         if holder in case.acting:
             case.acting[holder] = until
             self._check_inside(case, holder, until)
 
     def ended(self, holder: str, election_id: str) -> None:
+        """Note that a handler ended."""
         self.cases[election_id].acting.pop(holder, None)
 
-    def told(self, tell: Tell) -> None:
+    def told(self, tell: PublishElected) -> None:
+        """Count a broadcast about an election."""
         case = self.cases[tell.election_id]
         case.tells += 1
         case.closings += tell.phase is not Phase.ELECTED
-        # An election that failed because its winner was silent can still be announced as done by it.
+        # A silent winner can still announce an election as done that the store closed as failed.
         allowed = 2 * case.attempts + 1 + self.resets
         if case.tells > allowed:
             self._report("KC1", case, f"{case.tells} broadcasts for {case.attempts} attempts")
 
     def resent(self, election_id: str) -> None:
+        """Count a request that a node without a handler broadcast again."""
         self.cases[election_id].resent += 1
 
     def crashed(self, holder: str) -> None:
+        """Note that a node crashed."""
         self._dead.add(holder)
         for election_id in self.open:
             case = self.cases[election_id]
@@ -238,11 +249,12 @@ class Checkers:
             case.acting.pop(holder, None)
 
     def sized(self, holder: str, records: int, records_max: int) -> None:
+        """Judge the size of a node's table."""
         if records > records_max:
             self._fail("KM1", "", f"{holder} keeps {records} records, {records_max} are allowed")
 
     def led(self, holder: str, term: int, until: float, lease: LeaseRecord | None) -> None:
-        """A node takes itself for the leader until `until`; compare with what the store says."""
+        """Judge a node that believes it leads until `until`, by the lease in the store."""
         if self._world.now >= until:
             self._fail("L1", holder, f"leads in term {term} beyond its own time")
         if lease is None or (lease.holder, lease.term) != (holder, term):
@@ -254,12 +266,13 @@ class Checkers:
     # ---- at the end --------------------------------------------------------------------------------
 
     def check_all_closed(self) -> None:
+        """Judge at the end whether every opened election is closed."""
         for election_id in sorted(self.open):
             self._report("KL1", self.cases[election_id], "still not closed")
             return
 
     def check_undisturbed(self, plan: Plan) -> None:
-        """Where faults excuse nothing: one run, done, announced once, at the expected cost."""
+        """Judge plans whose faults excuse nothing: one run, done, announced once, at the expected cost."""
         if plan.kinds <= HARMLESS:
             for case in self.cases.values():
                 if len(case.runs) != 1 or case.state is not ElectionState.DONE:
@@ -275,6 +288,7 @@ class Checkers:
                 self._fail("KC1", "", f"{calls} store calls for {len(self.cases)} elections")
 
     def check_forgotten(self, holder: str, records: int) -> None:
+        """Judge at the end whether a node has removed all records."""
         if records:
             self._fail("KM1", "", f"{holder} still keeps {records} records")
 
@@ -294,13 +308,13 @@ class Checkers:
 
     def _check_inside(self, case: Case, holder: str, until: float) -> None:
         if self._reset_at >= 0 or case.state in CLOSED_STATES:
-            return  # the store forgot whom it gave how much time
+            return  # the store no longer has the grant
         repeats = case.ask.policy is Policy.AT_LEAST_ONCE
         if repeats and case.holder == holder and until > case.held_until + LATE_S:
             self._report("KS2", case, f"{holder} would act until {until:.3f}, not {case.held_until:.3f}")
 
     def _check_time(self, case: Case) -> None:
-        """The bound of `coordination.md` 5, where nothing but crashes disturbs."""
+        """Check the bound of `coordination.md` 5, where nothing but crashes disturbs."""
         if case.knowers is None or not case.knowers or case.opened_at is None or case.closed_at is None:
             return
         spread = SPREAD_S * (ceil(log2(self._nodes + 1)) + 0.5)

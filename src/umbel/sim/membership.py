@@ -1,46 +1,105 @@
-"""Membership in the simulator: who is taken for alive, suspect and lost, by the workers' own machines.
+"""Membership in the simulator: which nodes are believed alive, suspect or lost, by the workers' own machines.
 
-The same crowd, faults and weather as for elections, with `protocol/membership/gossip.py` and
-`protocol/membership/heartbeat.py` in each node. In *observed* mode only three nodes hear heartbeats; who they
-are is settled by the crowd here, by leases in the worker. `member_checks.py` judges.
+The same crowd, faults and weather as for elections, with the machines of `protocol/membership/gossip.py` and
+`protocol/membership/heartbeat.py` in each node. `MemberChecks` judges the promises of membership by what each
+node observed of the others.
 """
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.machine import Tick
-from umbel.protocol.membership import events as said
+from umbel.protocol.membership import members
 from umbel.protocol.membership.gossip import Membership
-from umbel.protocol.membership.heartbeat import Beat, BeatKind, BeatNow, Begin, Echoed, End, Heartbeat, Lagged
-from umbel.protocol.membership.views import UNNAMED_MAX_S, VIEW_S
-from umbel.sim.alarm import NEVER, Alarm
+from umbel.protocol.membership.heartbeat import (
+    Beat,
+    BeatKind,
+    BeatNow,
+    BeginBeats,
+    Echoed,
+    EndBeats,
+    Heartbeat,
+    Lagged,
+)
+from umbel.protocol.membership.observers import UNNAMED_MAX_S, VIEW_S
 from umbel.sim.checkers import Violation
-from umbel.sim.crowd import Crowd, Process
-from umbel.sim.faults import schedule_faults
-from umbel.sim.member_checks import MemberChecks
-from umbel.sim.network import NEAR_S
-from umbel.sim.plan import STORM_S, Plan
-from umbel.sim.world import NodeClock
+from umbel.sim.plan import NEVER, STORM_S, Alarm, Crowd, Plan, Process, schedule_faults
+from umbel.sim.world import NEAR_S, NodeClock
+
+# ---- member checks ---------------------------------------------------------------------------------
+#
+# The promises of membership, judged by what each node observed of the others.
+#
+# | promise | what is judged |
+# |---|---|
+# | M1 | a run of a node joins once; it leaves or is lost once, and again only after it returned |
+# | M2 | no node is lost without silence: not while it sends heartbeats, nor because its observer was paused |
+# | M3 | when the weather is fair again, every node sees exactly those that are up |
+#
+# Whether a node was silent is known to the caller: the simulator, or the log of a real network.
+
+
+class MemberChecks:
+    """The views of all nodes. `report` is called with each broken promise and a text."""
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        self._report = report
+        self._seen: dict[tuple[str, str], bool] = {}  # by observer and subject: whether it is present
+
+    def joined(self, observer: str, subject: str, *, returned: bool) -> None:
+        """Judge that the observer sees the subject as a new or returned member."""
+        before = self._seen.get((observer, subject))
+        if before if returned else before is not None:
+            self._report("M1", f"{observer} sees {subject} join again")
+        if returned and before is None:
+            self._report("M1", f"{observer} sees {subject} return, which never came")
+        self._seen[observer, subject] = True
+
+    def gone(self, observer: str, subject: str, *, unfounded: str = "") -> None:
+        """Judge that a node left or was lost. `unfounded`: the stated reason for losing a healthy node."""
+        if not self._seen.get((observer, subject)):
+            self._report("M1", f"{observer} sees {subject} go, which was not there")
+        self._seen[observer, subject] = False
+        if unfounded:
+            self._report("M2", f"{observer} gives up {subject}, which is well: {unfounded}")
+
+    def check_view(self, observer: str, seen: Set[str], there: Set[str]) -> None:
+        """Judge a node's view at the end. `there`: all nodes that are up, the observer included."""
+        wrong = sorted(seen ^ (there - {observer}))
+        if wrong:
+            self._report("M3", f"{observer} is wrong about {', '.join(wrong)}")
+
+
+# ---- membership in the simulator -------------------------------------------------------------------
+#
+# Which nodes are believed alive, suspect and lost, by the workers' machines.
+#
+# The same crowd, faults and weather as for elections, with `protocol/membership/gossip.py` and
+# `protocol/membership/heartbeat.py` in each node. In *observed* mode only three nodes receive heartbeats;
+# the crowd chooses them here, leases do in the worker. The checkers below judge.
 
 BEAT_S = 2.0
 OBSERVERS = 3
 CHOOSE_S = 5.0  # how often a dead observer is replaced
 SETTLING_S = 150.0  # twice the silence of the worst local health, suspicion, and an older run's time
-VIEWS_S = 2 * VIEW_S + UNNAMED_MAX_S  # until who hears no heartbeats has learnt what observers know
+VIEWS_S = 2 * VIEW_S + UNNAMED_MAX_S  # until nodes without heartbeats know what observers know
 PAUSE_EXCUSED_S = 3.5  # a shorter pause must not cost a node its membership
-# Under these alone every heartbeat arrives, so that only who is dead or stands still is silent.
+# Under these alone every heartbeat arrives, so that only dead and paused nodes are silent.
 AUDIBLE = {"crash", "stop", "pause", "skew", "wall-jump", "drift", "duplicate"}
 KINDS = {
-    BeatKind.ONLINE: said.Kind.ONLINE,
-    BeatKind.BEAT: said.Kind.BEAT,
-    BeatKind.OFFLINE: said.Kind.OFFLINE,
+    BeatKind.ONLINE: members.Kind.ONLINE,
+    BeatKind.BEAT: members.Kind.BEAT,
+    BeatKind.OFFLINE: members.Kind.OFFLINE,
 }
-PRESENT = {said.MemberState.ALIVE, said.MemberState.SUSPECT}
+PRESENT = {members.MemberState.ALIVE, members.MemberState.SUSPECT}
 TICK = Tick()
 
 
 class MemberNode(Process):
+    """A process with the machines of membership and heartbeats."""
+
     def __init__(self, crowd: "MemberCrowd", index: int, pid: int, clock: NodeClock) -> None:
         super().__init__(crowd.world, index, pid, clock)
         self.inc, self.pid = int(self.holder.rpartition(".")[2]), pid
@@ -54,23 +113,28 @@ class MemberNode(Process):
         self._alarm = Alarm(self, self._tick)
 
     def start(self) -> None:
-        self._beat(self._heart.step(Begin(), self._now()))
+        """Come online, and learn of other nodes."""
+        self._beat(self._heart.step(BeginBeats(), self._now()))
         self._crowd.introduce(self)
         self._rearm()
 
     def stop(self) -> None:
+        """Announce that the node goes offline."""
         if self.up and not self.paused:
-            self._beat(self._heart.step(End(), self._now()))
+            self._beat(self._heart.step(EndBeats(), self._now()))
 
     def wake(self) -> None:
+        """Act on deadlines that passed during a pause."""
         self._tick_due()
 
     def woken(self) -> None:
+        """Set the alarm after a pause."""
         self._alarm.set_anew(self._deadline())
 
     def take(self, event: Any) -> None:
+        """Feed an event to the machines, a due deadline first."""
         self._tick_due()
-        if isinstance(event, said.Heard) and (event.node, event.inc) == (self.name, self.inc):
+        if isinstance(event, members.NodeEvent) and (event.node, event.inc) == (self.name, self.inc):
             self._beat(self._heart.step(Echoed(event.sent_at), self._now()))
         self._perform(self.view.step(event, self._now()))
         self._rearm()
@@ -89,7 +153,9 @@ class MemberNode(Process):
         self._alarm.set(self._deadline())
 
     def _deadline(self) -> float | None:
-        deadlines = [one for one in (self._heart.deadline, self.view.deadline) if one is not None]
+        deadlines = [
+            deadline for deadline in (self._heart.deadline, self.view.deadline) if deadline is not None
+        ]
         return min(deadlines, default=None)
 
     def _tick(self) -> None:
@@ -100,34 +166,38 @@ class MemberNode(Process):
         for effect in effects:
             match effect:
                 case Lagged(reason):
-                    self.view.step(said.Strained(reason), self._now())
+                    self.view.step(members.Strained(reason), self._now())
                 case Beat(kind, freq_s):
                     self._crowd.send_beat(self, KINDS[kind], freq_s)
 
-    def _perform(self, effects: list[said.Effect]) -> None:
+    def _perform(self, effects: list[members.Effect]) -> None:
         for effect in effects:
             self.world.trace.note(f"{self.world.now:.6f} {self.index} {type(effect).__name__}")
             match effect:
-                case said.Accuse(member):
-                    self._crowd.tell(self, said.Accused(member.node, member.inc, member.pid, self.name))
-                case said.Condemn(member):
-                    condemned = said.Condemned(member.node, member.inc, member.pid, self.name, member.reason)
+                case members.Accuse(member):
+                    self._crowd.tell(self, members.Accused(member.node, member.inc, member.pid, self.name))
+                case members.Condemn(member):
+                    condemned = members.Condemned(
+                        member.node, member.inc, member.pid, self.name, member.reason
+                    )
                     self._crowd.tell(self, condemned)
-                case said.TellView(after, until, runs):
-                    self._crowd.tell(self, said.Viewed(self.name, after, until, runs))
-                case said.Probe(member, ping):
+                case members.BroadcastView(after, until, runs):
+                    self._crowd.tell(self, members.Viewed(self.name, after, until, runs))
+                case members.Probe(member, ping):
                     self._crowd.probe(self, member, ping=ping)
-                case said.Refute(lost):
-                    self._beat(self._heart.step(Begin() if lost else BeatNow(), self._now()))
-                case said.Joined(member, returned):
+                case members.Refute(lost):
+                    self._beat(self._heart.step(BeginBeats() if lost else BeatNow(), self._now()))
+                case members.Joined(member, returned):
                     self._crowd.joined(self, member, returned=returned)
-                case said.Left(member) | said.Lost(member):
+                case members.Left(member) | members.Lost(member):
                     self._crowd.gone(self, member)
                 case _:
                     self._crowd.count(type(effect).__name__)
 
 
 class MemberCrowd(Crowd[MemberNode]):
+    """The nodes of a membership simulation, in full or observed mode."""
+
     def __init__(self, plan: Plan, *, observed: bool, interval_s: float = 0.0) -> None:
         super().__init__(plan)
         self.interval_s = interval_s
@@ -140,16 +210,19 @@ class MemberCrowd(Crowd[MemberNode]):
         self.world.at(CHOOSE_S, self._choose_observers)
 
     def make_node(self, index: int, pid: int, clock: NodeClock) -> MemberNode:
+        """Return a process with this place, process id and clock."""
         return MemberNode(self, index, pid, clock)
 
     def hears_beats(self, index: int) -> bool:
+        """Whether the node at this place receives heartbeats."""
         return not self._observed or index in self._observers
 
-    # ---- what nodes do -----------------------------------------------------------------------------
+    # ---- the nodes ---------------------------------------------------------------------------------
 
-    def send_beat(self, node: MemberNode, kind: said.Kind, freq_s: float) -> None:
+    def send_beat(self, node: MemberNode, kind: members.Kind, freq_s: float) -> None:
+        """Broadcast a heartbeat to the nodes that receive it."""
         sent_at = node.clock.read(self.world.now).wall_s
-        heard = said.Heard(
+        event = members.NodeEvent(
             *(node.name, node.inc, node.pid, kind),
             clock=int(self.world.now * 10),
             sent_at=sent_at,
@@ -157,44 +230,49 @@ class MemberCrowd(Crowd[MemberNode]):
             software="umbel",
             observed=self._observed,
         )
-        rare = kind is not said.Kind.BEAT
-        listeners = [one for one in self.nodes if rare or one is node or self.hears_beats(one.index)]
-        self.network.broadcast(node.index, heard, listeners)
+        rare = kind is not members.Kind.BEAT
+        listeners = [peer for peer in self.nodes if rare or peer is node or self.hears_beats(peer.index)]
+        self.network.broadcast(node.index, event, listeners)
 
-    def tell(self, node: MemberNode, message: said.Event) -> None:
+    def tell(self, node: MemberNode, message: members.Event) -> None:
+        """Broadcast an event to all nodes."""
         self.network.broadcast(node.index, message, self.nodes)
 
     def introduce(self, node: MemberNode) -> None:
-        """What the answers to `hello` do: another node names those that it knows."""
-        others = [one for one in self.nodes if one is not node and one.up and not one.paused]
+        """Do what the replies to `hello` do: another node names the members that it knows."""
+        others = [other for other in self.nodes if other is not node and other.up and not other.paused]
         if others and node.index not in self.network.calls.cut_off:
             peer = self.world.random.choice(others)
             known = [(peer.name, peer.inc, peer.pid)]
-            known += [(one.node, one.inc, one.pid) for one in peer.view.members() if one.state in PRESENT]
+            known += [
+                (other.node, other.inc, other.pid) for other in peer.view.members() if other.state in PRESENT
+            ]
             for name, inc, pid in known:
-                self.world.after(NEAR_S[1], node.hear, said.Introduced(name, inc, pid, freq_s=BEAT_S))
+                self.world.after(NEAR_S[1], node.hear, members.Introduced(name, inc, pid, freq_s=BEAT_S))
 
-    def probe(self, node: MemberNode, member: said.Member, *, ping: bool) -> None:
-        """The broker has a mark of a node for three intervals after its last beat; a node answers a ping."""
+    def probe(self, node: MemberNode, member: members.Member, *, ping: bool) -> None:
+        """Reply for the broker, which has a node's key for three intervals, and for a pinged node."""
         if node.index in self.network.calls.cut_off:
             return
         subject = self.nodes[_index(member.node)]
         cut_off = self.network.calls.cut_off | self.network.broadcasts.cut_off
         answers = subject.up and not subject.paused and subject.index not in cut_off
         same = answers and subject.inc == member.inc
-        evidence = said.Probed(member.node, member.inc, member.pid, "alive" if same else "unknown")
+        evidence = members.Probed(member.node, member.inc, member.pid, "alive" if same else "unknown")
         self.world.after(NEAR_S[1], node.hear, evidence)
         if ping and answers:
-            self.world.after(2 * NEAR_S[1], node.hear, said.Answered(member.node))
+            self.world.after(2 * NEAR_S[1], node.hear, members.Answered(member.node))
 
-    # ---- what is judged ----------------------------------------------------------------------------
+    # ---- the promises ------------------------------------------------------------------------------
 
-    def joined(self, node: MemberNode, member: said.Member, *, returned: bool) -> None:
+    def joined(self, node: MemberNode, member: members.Member, *, returned: bool) -> None:
+        """Check that a node sees another join."""
         self._checks.joined(node.holder, member.holder, returned=returned)
 
-    def gone(self, node: MemberNode, member: said.Member) -> None:
+    def gone(self, node: MemberNode, member: members.Member) -> None:
+        """Check that a node sees another leave or declares it lost."""
         subject = self.nodes[_index(member.node)]
-        lost = member.state is said.MemberState.LOST
+        lost = member.state is members.MemberState.LOST
         alive = subject.up and subject.holder == member.holder
         well = lost and alive and self.plan.kinds <= AUDIBLE and not self._stood_still(subject, node)
         self._checks.gone(
@@ -203,18 +281,19 @@ class MemberCrowd(Crowd[MemberNode]):
         self.count("lost" if lost else "left")
 
     def _stood_still(self, subject: MemberNode, observer: MemberNode) -> bool:
-        """Whether the subject was paused for long, and the observer can only have heard of that by now."""
+        """Whether the subject was paused for long, and the observer cannot know its return yet."""
         began, ended = self._paused.get(subject.index, (NEVER, 0.0))
         slept, woke = self._paused.get(observer.index, (NEVER, 0.0))
         until = ended + 2 * BEAT_S
-        if slept < until:  # what it hears when it wakes was said meanwhile
+        if slept < until:  # events that it reads when it wakes were sent meanwhile
             until = max(until, woke + BEAT_S)
         return ended - began >= PAUSE_EXCUSED_S and self.world.now <= until
 
     def check_views(self) -> None:
+        """Check at the end that every node sees exactly the nodes that are up."""
         there = {node.holder for node in self.nodes}
         for node in self.nodes:
-            seen = {one.holder for one in node.view.members() if one.state in PRESENT}
+            seen = {member.holder for member in node.view.members() if member.state in PRESENT}
             self._checks.check_view(node.holder, seen, there)
 
     def _fail(self, promise: str, detail: str) -> None:
@@ -222,24 +301,25 @@ class MemberCrowd(Crowd[MemberNode]):
             self.violation = Violation(promise, self.world.now, "", detail)
             self.world.stop()
 
-    # ---- what befalls it ---------------------------------------------------------------------------
+    # ---- faults ------------------------------------------------------------------------------------
 
     def note_pause(self, index: int, lasts_s: float) -> None:
+        """Note when a node is paused, which excuses its loss."""
         self._paused[index] = (self.world.now, min(self.world.now + lasts_s, STORM_S))
 
     def died(self, node: MemberNode) -> None:
-        """The others notice by its silence."""
+        """Do nothing: the other nodes notice the silence."""
 
     def take_for_lost(self, index: int) -> None:
-        """A false report is refuted: an observer reports a living node lost, and the node answers."""
+        """Broadcast a false suspicion of a living node, which the node refutes."""
         node = self.nodes[index]
-        self.tell(node, said.Accused(node.name, node.inc, node.pid, "w?@sim"))
+        self.tell(node, members.Accused(node.name, node.inc, node.pid, "w?@sim"))
 
     def set_store_down(self, down: bool) -> None:
-        """Membership needs no store."""
+        """Do nothing: membership needs no store."""
 
     def empty_store(self) -> None:
-        """Membership needs no store."""
+        """Do nothing: membership needs no store."""
 
     def _choose_observers(self) -> None:
         self.world.after(CHOOSE_S, self._choose_observers)
@@ -251,18 +331,20 @@ class MemberCrowd(Crowd[MemberNode]):
                 chosen.add(node.index)
         self._observers = chosen
         for node in self.nodes:
-            node.hear(said.Observe(node.index in chosen, tells=node.index in chosen))
+            node.hear(members.Observe(node.index in chosen, tells=node.index in chosen))
 
 
 @dataclass(frozen=True, slots=True)
 class MemberOutcome:
+    """The first broken promise, if any, the trace's hash, and counts of effects."""
+
     violation: Violation | None
     trace_hash: str
     counts: dict[str, int]
 
 
 def run_membership(plan: Plan, *, observed: bool, interval_s: float = 0.0) -> MemberOutcome:
-    """`interval_s`: how often nodes look for lost ones; 0: at once."""
+    """Run a plan. `interval_s`: how often nodes check for lost ones; 0: at once."""
     crowd = MemberCrowd(plan, observed=observed, interval_s=interval_s)
     for fault in plan.faults:
         if fault.kind == "pause":

@@ -1,8 +1,8 @@
-"""Node: the shell around a worker's machines, as the worker has one, in the world of the simulator.
+"""Node: the shell around a worker's machines in the simulator, as the worker has one.
 
-It does what `coordination/driver.py` and the elections step do: a due deadline first, then one event at
-a time, effects in their order. It can die at any moment, stand still for a while with its inbox
-filling up, and hear that others are lost. A process that comes back is another Node.
+It does what `coordination/driver.py` and the elections step do: a due deadline first, then one event at a
+time, effects in their order. It can die at any moment, be paused while its inbox fills, and receive reports
+that others are lost. A process that comes back is another Node.
 """
 
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from umbel.protocol.election.events import (
     CallStart,
     CancelHandler,
     ClaimReplied,
-    ClosedHeard,
+    ClosedReceived,
     Dropped,
     Effect,
-    ElectedHeard,
+    ElectedReceived,
     Event,
     Finished,
     FinishReplied,
     HandlerEnded,
     Phase,
     Prolong,
+    PublishElected,
     RenewReplied,
     Resend,
     RunHandler,
     StartReplied,
-    Stop,
-    Tell,
+    StopElections,
 )
 from umbel.protocol.leadership.coordination import (
     ElectionReply,
@@ -41,30 +41,35 @@ from umbel.protocol.leadership.coordination import (
     Policy,
 )
 from umbel.protocol.machine import Tick
-from umbel.sim.alarm import Alarm
-from umbel.sim.crowd import Process
-from umbel.sim.plan import Ask, Fault
+from umbel.sim.plan import Alarm, Ask, Fault, Process
 from umbel.sim.sweeper import Sweeper, SweptCluster
 from umbel.sim.world import NodeClock
 
 TICK = Tick()
-CANCELLED_S = 0.05  # how long a handler takes to notice that it was cancelled
+CANCELLED_S = 0.05  # how long a handler takes to end after it was cancelled
 
 
 class ElectingCluster(SweptCluster, Protocol):
-    """What a node sees of its cluster."""
+    """What a node needs of its cluster."""
 
     asks: dict[str, Ask]
     armed: dict[str, list[Fault]]  # faults that wait for a point of the protocol
     stalled: dict[str, bool]
     nodes: "list[Node]"
 
-    def make_elections(self, node: "Node") -> Elections: ...
-    def stepped(self, node: "Node") -> None: ...
-    def befalls(self, point: str, node: Process) -> bool: ...
+    def make_elections(self, node: "Node") -> Elections:
+        """Return the elections machine of a node."""
+
+    def stepped(self, node: "Node") -> None:
+        """Check a node after a step of its machine."""
+
+    def befalls(self, point: str, node: Process) -> bool:
+        """Whether a fault is armed at this point of the protocol; then it happens now."""
 
 
 class Node(Process):
+    """A process that takes part in elections and in the sweeper's lease."""
+
     def __init__(self, cluster: ElectingCluster, index: int, pid: int, clock: NodeClock) -> None:
         super().__init__(cluster.world, index, pid, clock)
         self.elections = cluster.make_elections(self)
@@ -79,7 +84,7 @@ class Node(Process):
             CallStart: self._call_start,
             CallRenew: self._call_renew,
             CallFinish: self._call_finish,
-            Tell: self._tell,
+            PublishElected: self._tell,
             RunHandler: self._run_handler,
             Prolong: self._prolong,
             CancelHandler: self._cancel_handler,
@@ -88,30 +93,36 @@ class Node(Process):
             Finished: self._finished,
         }
 
-    # ---- what befalls it ---------------------------------------------------------------------------
+    # ---- faults ------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Begin the campaign for the sweeper's lease."""
         self.sweeper.start()
 
     def stop(self) -> None:
-        self.hear(Stop())
+        """Stop both machines gracefully."""
+        self.hear(StopElections())
         self.sweeper.stop()
 
     def crash(self) -> None:
+        """Die at once, and report it to the checkers."""
         super().crash()
         self._cluster.checkers.crashed(self.holder)
 
     def wake(self) -> None:
+        """Perform the effects that a pause held back."""
         effects, self._unperformed = self._unperformed, []
         self._perform_all(effects)
 
     def woken(self) -> None:
+        """Set the alarm after a pause, and let the sweeper continue."""
         self._alarm.set_anew(self.elections.deadline)
         self.sweeper.resume()
 
     # ---- the shell ---------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
+        """Feed an event to the elections machine, a due deadline first."""
         now = self.clock.read(self.world.now)
         deadline = self.elections.deadline
         if deadline is not None and deadline <= now.boot_s:
@@ -141,7 +152,7 @@ class Node(Process):
         self._perform_all(effects)
 
     def _falls_before(self, event: Event | Tick, effects: list[Effect]) -> bool:
-        """Whether the node dies or stands still after this decision, before its effects."""
+        """Whether the node dies or pauses after this decision, before its effects."""
         cluster = self._cluster
         kinds = {type(effect) for effect in effects}
         granted = isinstance(event, ClaimReplied) and isinstance(event.reply, Granted) and CallStart in kinds
@@ -203,20 +214,20 @@ class Node(Process):
     def _finish_replied(self, call: CallFinish, ok: bool) -> None:
         self.hear(FinishReplied(call.election_id, call.term, ok))
 
-    def _tell(self, tell: Tell) -> None:
+    def _tell(self, tell: PublishElected) -> None:
         self._cluster.checkers.told(tell)
         event: Event
         if tell.phase is Phase.ELECTED:
-            event = ElectedHeard(tell.election_id, tell.winner, tell.term, tell.attempt, tell.request)
+            event = ElectedReceived(tell.election_id, tell.winner, tell.term, tell.attempt, tell.request)
         else:
-            event = ClosedHeard(tell.election_id, tell.phase)
+            event = ClosedReceived(tell.election_id, tell.phase)
         self._cluster.network.broadcast(self.index, event, self._cluster.nodes)
 
     def _run_handler(self, run: RunHandler) -> None:
         election_id = run.request.election_id
         until = self.clock.when(run.deadline_s)
         if run.request.policy is Policy.AT_LEAST_ONCE and self._stalled_beyond(until):
-            # A handler looks at still_mine() before it has any effect.
+            # A handler checks still_mine() before it has any effect.
             self.hear(HandlerEnded(election_id, run.term, ok=False, outcome=f"{self.holder} {run.term} late"))
             return
         self._cluster.checkers.ran(self.holder, run, until)
@@ -229,7 +240,7 @@ class Node(Process):
             self._cluster.befalls("crash-in-handler", self)
 
     def _stalled_beyond(self, until: float) -> bool:
-        """Whether it stood still between deciding and acting, for so long that its time is over."""
+        """Whether it was paused between deciding and acting, until its time was over."""
         return self._cluster.stalled.pop(self.holder, False) and self.world.now >= until
 
     def _handler_ended(self, number: int, run: RunHandler, ok: bool, outcome: str) -> None:

@@ -1,23 +1,35 @@
-"""Plan: everything that is decided before a round of simulation begins.
+"""Plan and crowd: the course of a simulation as plain data, and the processes that it happens to.
 
-A round is one small world: some nodes, a few hundred elections, and faults at chosen times in its
-first minute; then the weather is fair again and everything must come to its end. A plan together
-with its seed decides the whole course, and is plain data: it can be printed, replayed and made
-smaller (`shrink.py`).
+A process dies without notice, or pauses while its inbox fills, and returns as another process with the same
+name. A crowd does not know what its processes do: subclasses run the machines of a worker. `schedule_faults`
+starts and ends each fault of a plan; `Alarm` gives a process its Tick when a deadline is due by the process's
+clock.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any, Generic, TypeVar
 
 from umbel.errors import ConfigurationError
 from umbel.protocol.election.table import RECORDS_MAX
 from umbel.protocol.leadership.coordination import EXPIRES_S, Policy
+from umbel.sim.world import Network, NodeClock, World
+
+# ---- plan ------------------------------------------------------------------------------------------
+#
+# Everything that is decided before a round of simulation begins.
+#
+# A round is one small world: some nodes, a few hundred elections, and faults at chosen times in its first
+# minute; then the weather is fair again and everything must come to its end. A plan together with its seed
+# decides the whole course, and is plain data: it can be printed, replayed and made smaller (`rounds.py`).
 
 STORM_S = 60.0  # faults happen in this time
-ASKING_S = 45.0  # elections are asked for in this time
+ASKING_S = 45.0  # clients request elections in this time
 DAY_S = 86_400.0
-QUICK_S = 0.2  # the longest that a handler takes which is not slow
+QUICK_S = 0.2  # the longest time of a handler that is not slow
 
 FAULTS = {
     "crash": "a node dies at a random moment and comes back as a new process",
@@ -52,14 +64,14 @@ WINDOWS = {"loss", "duplicate", "delay", "store-loss", "store-duplicate", "store
 POINTS = {kind for kind in FAULTS if kind.startswith("crash-")} | {"stall"}
 # Under these alone nothing is lost: every election runs once and is done.
 HARMLESS = {"duplicate", "client-repeat", "client-crash", "slow-handlers", "skew", "wall-jump", "drift"}
-# Under these alone nothing has to be asked twice either.
+# Under these alone no call has to be repeated either.
 THRIFTY = HARMLESS - {"client-crash", "slow-handlers"}
 ON_CLIENTS = {"slow-handlers", "client-crash", "client-repeat", "flood"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A client asks for one election."""
+    """A client requests one election."""
 
     at_s: float
     election_id: str
@@ -68,14 +80,14 @@ class Ask:
     handler_s: float = 0.05
     succeeds: bool = True
     expires_s: float = EXPIRES_S
-    tells: bool = True  # false: the client dies when the election is open
-    again_s: float | None = None  # the client asks once more after so long
+    tells: bool = True  # false: the client dies before it broadcasts the request
+    again_s: float | None = None  # after how long the client repeats the request
     skew_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`node` is the affected node; at a named point it is the first node that gets there."""
+    """One fault. `node` is the affected node; at a named point it is the first node that gets there."""
 
     at_s: float
     kind: str
@@ -86,6 +98,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """One round: its seed, nodes, elections and faults."""
+
     seed: str
     nodes: int
     asks: tuple[Ask, ...]
@@ -94,7 +108,7 @@ class Plan:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of fault that it holds, those of clients too."""
+        """The kinds of fault in the plan, those of clients included."""
         return frozenset(
             {fault.kind for fault in self.faults}
             | {"slow-handlers" for ask in self.asks if ask.handler_s > QUICK_S}
@@ -105,7 +119,9 @@ class Plan:
 
 
 def parse_faults(text: str) -> frozenset[str]:
-    """`none`, `all`, or names joined by commas; a name ending in `-` or `*` stands for its family."""
+    """Return the kinds for `none`, `all`, or names joined by commas; `x-` or `x*` stands for all that begin
+    so.
+    """
     chosen: set[str] = set()
     for name in filter(None, (part.strip() for part in text.split(","))):
         if name == "none":
@@ -121,6 +137,7 @@ def parse_faults(text: str) -> frozenset[str]:
 
 
 def make_plan(seed: str, nodes: int, elections: int, faults: Collection[str]) -> Plan:
+    """Return a plan that the seed decides."""
     chance = Random(f"plan {seed}")
     flood = "flood" in faults and chance.random() < (1.0 if len(faults) <= 3 else 0.1)
     asks = tuple(
@@ -135,8 +152,8 @@ def make_plan(seed: str, nodes: int, elections: int, faults: Collection[str]) ->
     )
 
 
-def _when(one: Ask | Fault) -> float:
-    return one.at_s
+def _when(item: Ask | Fault) -> float:
+    return item.at_s
 
 
 def _ask(chance: Random, election_id: str, nodes: int, faults: Collection[str]) -> Ask:
@@ -168,10 +185,10 @@ def _faults(chance: Random, nodes: int, kinds: Collection[str]) -> list[Fault]:
 
 
 def _times(chance: Random, kind: str, *, alone: bool) -> int:
-    """How often a kind of fault comes: a round meets some, often several at a time, rarely all."""
+    """How often a kind of fault occurs: a round has some kinds, often several at a time, rarely all."""
     if alone:
         return chance.randint(1, 4)
-    if kind == "amnesia":  # it ends most of what is going on, and with it what other faults could show
+    if kind == "amnesia":  # it ends most running elections, which hides what other faults could show
         return chance.choice((0, 0, 0, 0, 1))
     return chance.choice((0, 0, 0, 1, 1, 2, 3))
 
@@ -190,7 +207,7 @@ def _fault(chance: Random, kind: str, nodes: int) -> Fault:
         case kind if kind in WINDOWS:
             return Fault(at_s, kind, node, chance.uniform(1.0, 20.0), chance.choice((0.1, 0.5, 1.0)))
         case kind if kind in POINTS:
-            # `amount` is how many nodes it befalls before it is over.
+            # `amount` is how many nodes it affects.
             return Fault(at_s, kind, node, chance.uniform(0.1, 20.0), float(chance.choice((1, 1, 2, 6))))
         case _:
             return Fault(at_s, kind, node, chance.uniform(0.1, 20.0), chance.random())
@@ -202,3 +219,314 @@ def _skew(chance: Random) -> float:
 
 def _rate(chance: Random) -> float:
     return chance.uniform(0.92, 1.09)
+
+
+# ---- crowd -----------------------------------------------------------------------------------------
+#
+# The processes of a simulated cluster, and the faults that can hit any of them.
+#
+# A process dies at once and without notice, pauses while its inbox fills up, and returns as another process
+# with the same name. Subclasses define what a process runs (a worker's elections, Celery's rules,
+# membership).
+
+
+class Process(ABC):
+    """One process. `index` is its place in the crowd, which its successor takes over."""
+
+    def __init__(self, world: World, index: int, pid: int, clock: NodeClock) -> None:
+        self.index = index
+        self.up = True
+        self.paused = False
+        self.clock = clock
+        self.name = f"w{index}@sim"
+        self.holder = f"{self.name}.{pid}.{int(clock.read(world.now).wall_s * 1e6)}"
+        self.world = world
+        self._inbox: list[Any] = []
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to work."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Begin a graceful shutdown."""
+
+    @abstractmethod
+    def take(self, event: Any) -> None:
+        """Handle an event that arrives while the process runs."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Continue after a pause: unfinished work comes first, then the inbox."""
+
+    @abstractmethod
+    def woken(self) -> None:
+        """Continue after the inbox that filled up during a pause is empty again."""
+
+    def hear(self, event: Any) -> None:
+        """Receive an event: handle it, store it during a pause, or lose it when dead."""
+        if not self.up:
+            return
+        if self.paused:
+            self._inbox.append(event)
+        else:
+            self.take(event)
+
+    def crash(self) -> None:
+        """Die at once."""
+        self.up = False
+
+    def pause(self, lasts_s: float) -> None:
+        """Pause for this long."""
+        if self.up and not self.paused:
+            self.paused = True
+            self.world.after(lasts_s, self.resume)
+
+    def resume(self) -> None:
+        """End a pause, if there is one."""
+        if not (self.up and self.paused):
+            return
+        self.paused = False
+        self.wake()
+        inbox, self._inbox = self._inbox, []
+        for position, event in enumerate(inbox):
+            if self.paused or not self.up:  # it crashed or paused again while it caught up
+                self._inbox = inbox[position:] + self._inbox
+                return
+            self.take(event)
+        self.woken()
+
+
+ProcessT = TypeVar("ProcessT", bound=Process)
+
+
+class Crowd(ABC, Generic[ProcessT]):
+    """The processes of one simulation, their world and network; subclasses say what the processes run."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        self.network = Network(self.world)
+        self.counts: Counter[str] = Counter()
+        self.armed: dict[str, list[Fault]] = {}
+        self.stalled: dict[str, bool] = {}
+        self._pids = 100
+        self._clocks = [self._clock(index) for index in range(plan.nodes)]
+        self.nodes: list[ProcessT] = []
+
+    @abstractmethod
+    def make_node(self, index: int, pid: int, clock: NodeClock) -> ProcessT:
+        """Return a process with this place, process id and clock."""
+
+    def populate(self) -> None:
+        """Create the nodes, and let them start at about the same time."""
+        for index in range(self.plan.nodes):
+            self.nodes.append(self._node(index))
+            self.world.at(self.world.random.uniform(0.0, 0.4), self.nodes[index].start)
+
+    def count(self, what: str) -> None:
+        """Count an occurrence for the tally."""
+        self.counts[what] += 1
+
+    # ---- faults ------------------------------------------------------------------------------------
+
+    def befalls(self, point: str, node: Process) -> bool:
+        """Whether a fault is armed at this point of the protocol; then it happens now."""
+        waiting = self.armed.get(point)
+        if not waiting:
+            return False
+        fault = waiting.pop()
+        if fault.amount > 1:
+            waiting.append(replace(fault, amount=fault.amount - 1))
+        if not waiting:
+            del self.armed[point]
+        self.count(point)
+        if point == "stall":
+            self.stalled[node.holder] = True
+            node.pause(fault.lasts_s)
+        else:
+            self.crash(node.index)
+            self.world.after(fault.lasts_s, self.restart, node.index)
+        return True
+
+    def crash(self, index: int) -> None:
+        """Crash the node at this place."""
+        if self.nodes[index].up:
+            self.nodes[index].crash()
+            self.died(self.nodes[index])
+
+    @abstractmethod
+    def died(self, node: ProcessT) -> None:
+        """React to the death of a node; the other nodes do not know yet."""
+
+    def restart(self, index: int) -> None:
+        """Start a new process at the place of a dead one."""
+        if not self.nodes[index].up:
+            self.nodes[index] = self._node(index)
+            self.nodes[index].start()
+
+    @abstractmethod
+    def take_for_lost(self, index: int) -> None:
+        """Make the other nodes believe that a living node is lost."""
+
+    @abstractmethod
+    def set_store_down(self, down: bool) -> None:
+        """Make the store unreachable, or reachable again."""
+
+    @abstractmethod
+    def empty_store(self) -> None:
+        """Let the store lose all data."""
+
+    def set_skew(self, index: int, skew_s: float) -> None:
+        """Set a node's wall clock this far off."""
+        self._clocks[index].set_skew(skew_s)
+
+    def heal(self) -> None:
+        """End all faults: fair weather, all nodes up and running, no fault armed."""
+        self.armed.clear()
+        self.set_store_down(False)
+        self.network.clear_up()
+        for index in range(len(self.nodes)):
+            self.restart(index)
+            self.nodes[index].resume()
+
+    def _node(self, index: int) -> ProcessT:
+        self._pids += 1
+        return self.make_node(index, self._pids, self._clocks[index])
+
+    def _clock(self, index: int) -> NodeClock:
+        own = {fault.kind: fault.amount for fault in self.plan.faults if fault.node == index}
+        return NodeClock(
+            rate=own.get("drift", 1.0),
+            boot_s=self.world.random.uniform(10.0, 10_000_000.0),
+            skew_s=own.get("skew", 0.0),
+        )
+
+
+# ---- alarm -----------------------------------------------------------------------------------------
+#
+# Gives a node's machine its Tick when its deadline is due, by the node's clock.
+
+SOON_S = 1e-6  # added so that rounding never makes a tick early
+NEVER = float("inf")
+
+
+class Alarm:
+    """Rings once; its owner sets it again. It does not ring for a node that is down or paused."""
+
+    def __init__(self, node: Process, ring: Callable[[], None]) -> None:
+        self._node = node
+        self._ring = ring
+        self._due_at = NEVER  # the newest entry in the world's heap; older entries are ignored
+
+    def set(self, deadline: float | None) -> None:
+        """Ring at this deadline of the node's clock, unless an earlier one is set."""
+        node = self._node
+        if deadline is None or not node.up or node.paused:
+            return
+        when = max(node.clock.when(deadline), node.world.now) + SOON_S
+        if when < self._due_at:
+            self._due_at = when
+            node.world.at(when, self._due, when)
+
+    def set_anew(self, deadline: float | None) -> None:
+        """Set the alarm after a pause of the node: earlier settings no longer count."""
+        self._due_at = NEVER
+        self.set(deadline)
+
+    def _due(self, when: float) -> None:
+        if when == self._due_at:
+            self._due_at = NEVER
+            if self._node.up and not self._node.paused:
+                self._ring()
+
+
+# ---- faults ----------------------------------------------------------------------------------------
+#
+# What each kind of fault in a plan does to a crowd, and how it ends.
+
+AnyCrowd = Crowd[Any]
+STOPPING_S = 3.0  # how long the handlers of a node that stops gracefully go on
+
+
+def schedule_faults(crowd: AnyCrowd) -> None:
+    """Put the faults of the plan into the world, and the end of all of them."""
+    for fault in crowd.plan.faults:
+        if fault.kind not in ("skew", "drift"):  # these hold from the beginning
+            crowd.world.at(fault.at_s, _begin, crowd, fault)
+    crowd.world.at(STORM_S, crowd.heal)
+
+
+def _begin(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.count(f"fault {fault.kind}")
+    crowd.world.trace.note(f"{crowd.world.now:.6f} fault {fault.kind} {fault.node}")
+    if fault.kind in POINTS:
+        crowd.armed.setdefault(fault.kind, []).append(fault)
+    elif fault.kind in WINDOWS:
+        _set_weather(crowd, fault, fault.amount)
+        crowd.world.after(fault.lasts_s, _set_weather, crowd, fault, 0.0)
+    else:
+        _ACTIONS[fault.kind](crowd, fault)
+
+
+def _set_weather(crowd: AnyCrowd, fault: Fault, amount: float) -> None:
+    weather = crowd.network.calls if fault.kind.startswith("store-") else crowd.network.broadcasts
+    match fault.kind.removeprefix("store-"):
+        case "loss":
+            weather.lost = amount
+        case "duplicate":
+            weather.doubled = amount
+        case _:
+            weather.delayed = amount
+
+
+def _crash(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.crash(fault.node)
+    crowd.world.after(fault.lasts_s, crowd.restart, fault.node)
+
+
+def _stop(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.nodes[fault.node].stop()
+    crowd.world.after(STOPPING_S, _crash, crowd, fault)
+
+
+def _pause(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.nodes[fault.node].pause(fault.lasts_s)
+
+
+def _partition(crowd: AnyCrowd, fault: Fault) -> None:
+    """Cut the node off: a third each from the broadcasts, from the store, from both."""
+    network = crowd.network
+    cut = [network.broadcasts] * (fault.amount < 0.67) + [network.calls] * (fault.amount > 0.33)
+    for weather in cut:
+        weather.cut_off.add(fault.node)
+        crowd.world.after(fault.lasts_s, weather.cut_off.discard, fault.node)
+
+
+def _outage(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.set_store_down(True)
+    crowd.world.after(fault.lasts_s, crowd.set_store_down, False)
+
+
+def _forget(crowd: AnyCrowd, _fault: Fault) -> None:
+    crowd.empty_store()
+
+
+def _jump(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.set_skew(fault.node, fault.amount)
+
+
+def _false_lost(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.take_for_lost(fault.node)
+
+
+_ACTIONS: dict[str, Callable[[AnyCrowd, Fault], None]] = {
+    "crash": _crash,
+    "stop": _stop,
+    "pause": _pause,
+    "partition": _partition,
+    "store-outage": _outage,
+    "amnesia": _forget,
+    "wall-jump": _jump,
+    "false-lost": _false_lost,
+}

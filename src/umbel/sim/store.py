@@ -1,11 +1,11 @@
 """The store in memory: `protocol/leadership/coordination.py` behind calls that can fail.
 
-A call is a message to the store and a message back. Each can be lost, doubled and late; so a
-decision can be made without the caller hearing of it, and made again long after it was asked for.
-The store can be down (calls are lost) and can forget everything (FLUSHALL): then it starts empty.
-Its clock runs at the world's rate; the nodes' clocks differ from it.
+A call is a message to the store and a message back. Each can be lost, duplicated and late; so a decision can
+be made without the caller receiving it, and made again long after the call. The store can be down (calls are
+lost) and can lose all data (FLUSHALL): then it starts empty. Its clock runs at the world's rate; the nodes'
+clocks differ from it.
 
-What is not modelled: a store that goes back to an older copy of itself, and replicas that disagree.
+What is not modelled: a store that is restored from an older copy, and replicas that disagree.
 """
 
 from collections import Counter
@@ -24,23 +24,29 @@ from umbel.protocol.leadership.coordination import (
     LeaseReply,
     StoreFacts,
 )
-from umbel.sim.network import Network
-from umbel.sim.world import EPOCH_S, World
+from umbel.sim.world import EPOCH_S, Network, World
 
 AGE_S = 3600.0  # how long the store has existed when a world begins
 
 
 class Observer(Protocol):
-    """Sees every change of the store, as a checker does."""
+    """Is notified of every change of the store, as a checker is."""
 
-    def called(self, election_id: str) -> None: ...
-    def changed(self, key: str, before: ElectionRecord | None, after: ElectionRecord) -> None: ...
-    def lease_changed(self, name: str, before: LeaseRecord | None, after: LeaseRecord) -> None: ...
-    def forgot_everything(self) -> None: ...
+    def called(self, election_id: str) -> None:
+        """An operation on this election was called."""
+
+    def changed(self, key: str, before: ElectionRecord | None, after: ElectionRecord) -> None:
+        """An election changed."""
+
+    def lease_changed(self, name: str, before: LeaseRecord | None, after: LeaseRecord) -> None:
+        """A lease changed."""
+
+    def forgot_everything(self) -> None:
+        """The store lost all data."""
 
 
 class Store:
-    """Its methods are the operations; `call` brings one of them over the network."""
+    """The store. Its methods are the operations; `call` runs one of them over the network."""
 
     def __init__(self, world: World, network: Network, observer: Observer) -> None:
         self.down = False
@@ -62,10 +68,11 @@ class Store:
         answer: Callable[[Any, Any], None],
         context: Any,
     ) -> None:
-        """Ask from afar; `answer(context, reply)` is called if a reply arrives, once for each."""
+        """Call an operation over the network; `answer(context, reply)` gets each reply that arrives."""
         self._network.call(caller, self._arrive, caller, operation, arguments, answer, context)
 
     def forget_everything(self) -> None:
+        """Lose all data, as after FLUSHALL."""
         self.resets += 1
         self.elections.clear()
         self.leases.clear()
@@ -74,17 +81,20 @@ class Store:
         self._observer.forgot_everything()
 
     def read_clock(self) -> Instant:
+        """Return the store's time."""
         return Instant(self._world.now, EPOCH_S + self._world.now)
 
     # ---- elections ---------------------------------------------------------------------------------
 
     def open(self, key: str, request: ElectionRequest) -> ElectionRecord:
+        """Open an election, unless it is open."""
         before = self._count("open", key, request.election_id)
         after = coordination.open_election(before, request, self.read_clock())
         self._keep(key, before, after)
         return after
 
     def claim(self, key: str, holder: str, request: ElectionRequest, ttl_s: float) -> ElectionReply:
+        """Claim an election."""
         before = self._count("claim", key, request.election_id)
         after, reply = self.decide_claim(before, holder, request, ttl_s, self.read_clock(), self._facts)
         if isinstance(reply, Granted):
@@ -93,15 +103,19 @@ class Store:
         return reply
 
     def start(self, key: str, holder: str, term: int) -> bool:
+        """Start what was granted; return whether the holder may."""
         return self._change("start", key, self.decide_start, holder, term)
 
     def renew(self, key: str, holder: str, term: int) -> bool:
+        """Renew a grant; return whether the holder still has it."""
         return self._change("renew", key, self.decide_renew, holder, term)
 
     def finish(self, key: str, holder: str, term: int, outcome: str) -> bool:
+        """Store an outcome; return whether it was accepted."""
         return self._change("finish", key, self.decide_finish, holder, term, outcome)
 
     def unfinished(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
+        """Return elections that a node should claim, at most `limit`."""
         self.calls["unfinished"] += 1
         now = self.read_clock()
         found = []
@@ -116,6 +130,7 @@ class Store:
     # ---- leases ------------------------------------------------------------------------------------
 
     def acquire_lease(self, name: str, holder: str, ttl_s: float) -> LeaseReply:
+        """Take a lease if it is free."""
         self.calls["acquire"] += 1
         before = self.leases.get(name)
         after, reply = coordination.acquire_lease(
@@ -126,22 +141,25 @@ class Store:
         return reply
 
     def renew_lease(self, name: str, holder: str, term: int, ttl_s: float) -> bool:
+        """Renew a lease; return whether the holder still has it."""
         self.calls["renew_lease"] += 1
         before = self.leases.get(name)
         after = coordination.renew_lease(before, holder, term, ttl_s=ttl_s, now=self.read_clock())
         return self._keep_lease(name, before, after)
 
     def release_lease(self, name: str, holder: str, term: int) -> bool:
+        """Release a lease; return whether the holder had it."""
         self.calls["release"] += 1
         before = self.leases.get(name)
         after = coordination.release_lease(before, holder, term, self.read_clock())
         return self._keep_lease(name, before, after)
 
     def read_lease(self, name: str) -> LeaseReply:
+        """Return a lease and its holder."""
         self.calls["read_lease"] += 1
         return coordination.read_lease(self.leases.get(name), self.read_clock())
 
-    # ---- the decisions, which a mutant may replace -------------------------------------------------
+    # ---- decisions, which mutants replace ----------------------------------------------------------
 
     def decide_claim(
         self,
@@ -152,21 +170,25 @@ class Store:
         now: Instant,
         facts: StoreFacts,
     ) -> tuple[ElectionRecord | None, ElectionReply]:
+        """Decide a claim by `coordination.claim_election`."""
         return coordination.claim_election(record, holder, request, ttl_s=ttl_s, now=now, store=facts)
 
     def decide_start(
         self, record: ElectionRecord | None, holder: str, term: int, now: Instant
     ) -> ElectionRecord | None:
+        """Decide a start by `coordination.start_election`."""
         return coordination.start_election(record, holder, term, now)
 
     def decide_renew(
         self, record: ElectionRecord | None, holder: str, term: int, now: Instant
     ) -> ElectionRecord | None:
+        """Decide a renewal by `coordination.renew_election`."""
         return coordination.renew_election(record, holder, term, now)
 
     def decide_finish(
         self, record: ElectionRecord | None, holder: str, term: int, outcome: str, now: Instant
     ) -> ElectionRecord | None:
+        """Decide an outcome by `coordination.finish_election`."""
         return coordination.finish_election(record, holder, term, outcome, now)
 
     # ---- inside ------------------------------------------------------------------------------------
@@ -192,7 +214,9 @@ class Store:
     ) -> bool:
         before = self.elections.get(key)
         self.calls[operation] += 1
-        if before is not None and operation != "renew":  # how long a handler runs is not the protocol's cost
+        if (
+            before is not None and operation != "renew"
+        ):  # renewals depend on how long handlers run, not on the protocol
             self._observer.called(before.request.election_id)
         after = decide(before, *arguments, self.read_clock())
         self._keep(key, before, after)

@@ -1,7 +1,7 @@
 """Sweeper: a node's part in the lease `coord-sweeper`, and the sweeps of its holder.
 
-The shell of `protocol/leadership/lease.py` in the simulator. While its machine takes itself for the leader,
-the checkers compare that with what the store says.
+The shell of `protocol/leadership/lease.py` in the simulator. While its machine believes it leads, the
+checkers compare that with the store's record.
 """
 
 from collections.abc import Sequence
@@ -10,29 +10,27 @@ from typing import Protocol
 from umbel.protocol.election.events import Swept
 from umbel.protocol.leadership.coordination import ElectionRecord, LeaseReply
 from umbel.protocol.leadership.lease import (
-    Acquired,
     AcquireReplied,
     CallAcquire,
     CallRelease,
-    CallRenew,
+    CallRenewLease,
     Campaign,
     Effect,
     Event,
+    LeadershipLost,
     Lease,
-    Lost,
-    Released,
-    ReleaseHeard,
-    RenewReplied,
+    LeaseAcquired,
+    LeaseReleased,
+    LeaseRenewReplied,
+    ReleaseReceived,
     Role,
-    Stop,
+    StopCampaign,
 )
 from umbel.protocol.machine import Tick
-from umbel.sim.alarm import Alarm
 from umbel.sim.checkers import Checkers
-from umbel.sim.crowd import Process
-from umbel.sim.network import Network
+from umbel.sim.plan import Alarm, Process
 from umbel.sim.store import Store
-from umbel.sim.world import World
+from umbel.sim.world import Network, World
 
 LEASE = "coord-sweeper"
 SWEEP_S = 5.0
@@ -42,19 +40,26 @@ TICK = Tick()
 
 
 class SweptCluster(Protocol):
-    """What a sweeper sees of its cluster."""
+    """What a sweeper needs of its cluster."""
 
     world: World
     network: Network
     store: Store
     checkers: Checkers
 
-    def make_lease(self, name: str, node: Process) -> Lease: ...
-    def sweepers(self) -> "list[Sweeper]": ...
-    def count(self, what: str) -> None: ...
+    def make_lease(self, name: str, node: Process) -> Lease:
+        """Return the lease machine of a node."""
+
+    def sweepers(self) -> "list[Sweeper]":
+        """Return the sweepers of all nodes."""
+
+    def count(self, what: str) -> None:
+        """Count an occurrence for the tally."""
 
 
 class Sweeper:
+    """One node's campaign for the lease, and its sweeps while it leads."""
+
     def __init__(self, cluster: SweptCluster, node: Process) -> None:
         self.index = node.index
         self.lease = cluster.make_lease(LEASE, node)
@@ -63,15 +68,18 @@ class Sweeper:
         self._world = cluster.world
         self._inbox: list[Event] = []
         self._alarm = Alarm(node, lambda: self._take(TICK))
-        self._sweeps = 0  # only the newest series of sweeps goes on
+        self._sweeps = 0  # the number of the current series of sweeps; older series end
 
     def start(self) -> None:
+        """Begin the campaign."""
         self.hear(Campaign())
 
     def stop(self) -> None:
-        self.hear(Stop())
+        """Release the lease and campaign no more."""
+        self.hear(StopCampaign())
 
     def hear(self, event: Event) -> None:
+        """Receive an event: handle it, store it during a pause, or lose it when dead."""
         if not self._node.up:
             return
         if self._node.paused:
@@ -80,6 +88,7 @@ class Sweeper:
             self._take(event)
 
     def resume(self) -> None:
+        """Handle what arrived during a pause, and set the alarm."""
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._take(event)
@@ -101,35 +110,35 @@ class Sweeper:
 
     def _check(self) -> None:
         until = self._node.clock.when(self.lease.give_up_s)
-        kept = self._cluster.store.leases.get(LEASE)
-        self._cluster.checkers.led(self._node.holder, self.lease.term, until, kept)
+        lease = self._cluster.store.leases.get(LEASE)
+        self._cluster.checkers.led(self._node.holder, self.lease.term, until, lease)
 
     def _perform(self, effect: Effect) -> None:
         store = self._cluster.store
         match effect:
             case CallAcquire(name, holder, ttl_s):
                 store.call(self.index, store.acquire_lease, (name, holder, ttl_s), self._acquired, effect)
-            case CallRenew(name, holder, term, ttl_s):
+            case CallRenewLease(name, holder, term, ttl_s):
                 store.call(self.index, store.renew_lease, (name, holder, term, ttl_s), self._renewed, effect)
             case CallRelease(name, holder, term):
                 store.call(self.index, store.release_lease, (name, holder, term), self._ignored, None)
-            case Acquired():
+            case LeaseAcquired():
                 self._cluster.count("lease acquired")
                 self._sweeps += 1
                 self._sweep(self._sweeps)
-            case Lost():
+            case LeadershipLost():
                 self._cluster.count("lease lost")
-            case Released():
-                self._cluster.network.broadcast(self.index, ReleaseHeard(), self._cluster.sweepers())
+            case LeaseReleased():
+                self._cluster.network.broadcast(self.index, ReleaseReceived(), self._cluster.sweepers())
 
     def _acquired(self, call: CallAcquire, reply: LeaseReply) -> None:
         self.hear(AcquireReplied(call.sent_s, reply))
 
-    def _renewed(self, call: CallRenew, ok: bool) -> None:
-        self.hear(RenewReplied(call.term, call.sent_s, ok))
+    def _renewed(self, call: CallRenewLease, ok: bool) -> None:
+        self.hear(LeaseRenewReplied(call.term, call.sent_s, ok))
 
     def _ignored(self, _context: None, _reply: bool) -> None:
-        """The answer to a release is not waited for."""
+        """Do nothing: the reply to a release is not needed."""
 
     # ---- sweeping ----------------------------------------------------------------------------------
 

@@ -1,13 +1,13 @@
 """Celery's election (v1) for all nodes, to show by contrast what it promises and what it does not.
 
-A small model of its rules as they look from outside (`wire-protocol.md` 4.5 of the specification):
-a node that gets the command sends `worker-elect` with its clock; every node answers each `worker-elect`,
-its own too, with an ack; a node counts acks for an id it entered, without asking from whom, and
-decides when there are as many as other nodes it takes for alive: the lowest (clock, name) of the
-elects it has seen leads, and if that is itself it acts. A node that decides over a single elect dies.
+A small model of its rules as they look from outside (`wire-protocol.md` 4.5 of the specification): a node
+that receives the command sends `worker-elect` with its clock; every node answers each `worker-elect`,
+including its own, with an ack; a node counts acks for an id it entered, from any sender, and decides when
+there are as many as other nodes it believes alive: the lowest (clock, name) of the elects it has seen leads,
+and if that is itself it acts. A node that decides over a single elect crashes.
 
-Nothing else happens: no deadline, no second try. So an election ends with one run, with none, or
-with several, and who asked cannot know which.
+Nothing else happens: no deadline, no retry. So an election ends with one run, with none, or with several, and
+the client cannot know which.
 """
 
 from collections import Counter
@@ -15,32 +15,35 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from umbel.sim.crowd import Crowd, Process
-from umbel.sim.faults import schedule_faults
-from umbel.sim.network import NEAR_S, Listener, Network
-from umbel.sim.plan import ASKING_S, STORM_S, Plan, make_plan
-from umbel.sim.world import NodeClock, World
+from umbel.sim.plan import ASKING_S, STORM_S, Crowd, Plan, Process, make_plan, schedule_faults
+from umbel.sim.world import NEAR_S, Listener, Network, NodeClock, World
 
 BEAT_S = 2.0
 ALIVE_S = 4.0  # twice the interval of heartbeats
-ENDING_S = 20.0  # v1 has no deadline; after so long without faults nothing will come any more
-BACK_S = 5.0  # how long until a node that died by itself is started again
+ENDING_S = 20.0  # v1 has no deadline; after this time without faults nothing more happens
+BACK_S = 5.0  # how long until a node that crashed by itself is restarted
 ROUND_ELECTIONS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """The command `election`."""
+
     election_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
+    """A heartbeat."""
+
     sender: str
     clock: int
 
 
 @dataclass(frozen=True, slots=True)
 class Elect:
+    """A candidate."""
+
     election_id: str
     sender: str
     clock: int
@@ -48,6 +51,8 @@ class Elect:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
+    """The acknowledgement of a candidate."""
+
     election_id: str
     sender: str
     clock: int
@@ -64,6 +69,7 @@ class V1Tally:
     deliveries: int = 0
 
     def add(self, other: "V1Tally") -> None:
+        """Add the counts of another tally."""
         self.elections += other.elections
         self.runs.update(other.runs)
         self.died += other.died
@@ -72,13 +78,14 @@ class V1Tally:
 
 
 class OrderedNetwork(Network):
-    """In fair weather all hear everything in the order in which the broker had it, as v1 needs it."""
+    """In fair weather all nodes receive messages in the broker's order, as v1 needs it."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._last: dict[int, float] = {}
 
     def broadcast(self, sender: int, message: Any, listeners: Iterable[Listener]) -> None:
+        """Send to the broker, which passes the message on."""
         self._world.after(self._world.random.uniform(*NEAR_S), self._pass_on, sender, message, listeners)
 
     def _pass_on(self, sender: int, message: Any, listeners: Iterable[Listener]) -> None:
@@ -95,6 +102,8 @@ class OrderedNetwork(Network):
 
 
 class V1Node(Process):
+    """A process with Celery's rules."""
+
     def __init__(self, crowd: "V1Crowd", index: int, pid: int, clock: NodeClock) -> None:
         super().__init__(crowd.world, index, pid, clock)
         self._crowd = crowd
@@ -104,18 +113,20 @@ class V1Node(Process):
         self._acks: dict[str, int] = {}
 
     def start(self) -> None:
+        """Begin to send heartbeats."""
         self._beat()
 
     def stop(self) -> None:
-        """Goes with its last heartbeat: the others notice after a while."""
+        """Do nothing: the other nodes notice the end of its heartbeats."""
 
     def wake(self) -> None:
-        """It has nothing left undone."""
+        """Do nothing: it has no unfinished work."""
 
     def woken(self) -> None:
-        """Its heartbeats go on by themselves."""
+        """Do nothing: its heartbeats continue."""
 
     def take(self, event: Any) -> None:
+        """Handle a message by v1's rules."""
         match event:
             case Command(election_id):
                 self._acks[election_id] = 0
@@ -133,7 +144,7 @@ class V1Node(Process):
         if election_id not in self._acks:
             return
         self._acks[election_id] += 1
-        alive = sum(self.world.now - heard < ALIVE_S for heard in self._heard.values())
+        alive = sum(self.world.now - heard_at < ALIVE_S for heard_at in self._heard.values())
         if self._acks[election_id] < alive:
             return
         del self._acks[election_id]
@@ -159,7 +170,7 @@ class V1Node(Process):
 
 
 class V1Crowd(Crowd[V1Node]):
-    """`beats` counts heartbeats, which are no cost of elections."""
+    """The nodes of a v1 simulation. `beats` counts heartbeats, which are no cost of elections."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -169,34 +180,37 @@ class V1Crowd(Crowd[V1Node]):
         self.network = OrderedNetwork(self.world)
         self.populate()
         for ask in plan.asks:
-            # Only when all nodes have heard one another: v1 counts the nodes it knows.
+            # Only when all nodes have received heartbeats of one another: v1 counts the nodes it knows.
             self.world.at(ask.at_s + ALIVE_S, self._ask, ask.election_id)
 
     def make_node(self, index: int, pid: int, clock: NodeClock) -> V1Node:
+        """Return a process with this place, process id and clock."""
         return V1Node(self, index, pid, clock)
 
     def died_by_itself(self, node: V1Node) -> None:
+        """Crash a node that decided over a single candidate, and restart it later."""
         self.deaths += 1
         self.crash(node.index)
         self.world.after(BACK_S, self.restart, node.index)
 
     def died(self, node: V1Node) -> None:
-        """The others notice by its silence."""
+        """Do nothing: the other nodes notice the silence."""
 
     def take_for_lost(self, index: int) -> None:
-        """They only go by its silence."""
+        """Do nothing: nodes go by silence alone."""
 
     def set_store_down(self, down: bool) -> None:
-        """v1 has no store."""
+        """Do nothing: v1 has no store."""
 
     def empty_store(self) -> None:
-        """v1 has no store."""
+        """Do nothing: v1 has no store."""
 
     def _ask(self, election_id: str) -> None:
         self.network.broadcast(-1, Command(election_id), self.nodes)
 
 
 def run_v1(plan: Plan) -> V1Tally:
+    """Run one plan under v1's rules."""
     crowd = V1Crowd(plan)
     if plan.faults:
         schedule_faults(crowd)
@@ -212,6 +226,7 @@ def run_v1(plan: Plan) -> V1Tally:
 
 
 def rounds_v1(nodes: int, elections: int, faults: frozenset[str], seed: str) -> Iterator[V1Tally]:
+    """Yield the tallies of rounds until `elections` were requested."""
     number = 0
     while elections > 0:
         size = min(ROUND_ELECTIONS, elections)

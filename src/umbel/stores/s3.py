@@ -1,45 +1,198 @@
-"""S3: a lake under a prefix of a bucket, by Arrow's file system.
+"""S3: a lake under a prefix of a bucket, by Arrow's file system; and leases, because S3 has no locks.
 
-Nothing is renamed. An object is there when its put is answered, whole; one that is written in parts is
-there when the last request names them all. So a process that dies in between leaves nothing that a list
-shows, only parts that a lifecycle rule of the bucket removes. Large files are written to a temporary file
-first, so that a failure of ours never ends an upload that is half done.
+Nothing is renamed. An object is there, whole, when its put is answered; one that is written in parts is there
+when the last request names them all. So a process that dies in between leaves nothing that a list shows, only
+parts that a lifecycle rule of the bucket removes. Large files are written to a temporary file first, so that
+a local failure never ends an upload that is half done.
 
 Endpoint, region and credentials are those of the usual variables and files (AWS_ENDPOINT_URL, AWS_REGION,
-AWS_ACCESS_KEY_ID, AWS_PROFILE and so on). What fails is tried again by the client; what it gives up is
+AWS_ACCESS_KEY_ID, AWS_PROFILE and so on). The client retries failed requests; when it gives up, the error is
 Unavailable.
+
+A process that wants to hold a name puts a lease next to those of others, under a unique name, and lists them.
+If it is alone, it holds the name. Otherwise it removes its lease and retries a little later, a few times. Two
+processes cannot both find themselves alone: both have put before they list, so the later list shows the other
+lease. This rests on lists that show every put that was answered before, which S3 promises.
+
+A lease is renewed while its holder lives. A lease that was not renewed for LEASE_S has expired, and the next
+process that wants the name removes it. All times are the store's, as lists show them, so clocks need not
+agree. A holder that was stopped for longer finds its lease gone when it confirms it, which it does before it
+publishes. Between that check and the publication nothing guards it: there only time keeps two holders apart.
 """
 
 import mmap
 import os
+import secrets
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from umbel.stores.interface import Unavailable
-from umbel.stores.leases import Lease
-from umbel.stores.refusals import refusal
+from umbel.stores.interface import HeldByAnother, Unavailable, refusal
+
+# ---- leases ----------------------------------------------------------------------------------------
+#
+# One holder at a time in a store that has neither locks nor conditional writes.
+#
+# Who wants to hold a name puts a lease beside those of others, under a unique name, and lists them. Alone,
+# it holds. Otherwise it takes its lease back and tries again a little later, a few times. Two cannot both
+# find themselves alone: both have put before they list, so that the one who lists later sees the other.
+# This rests on lists that show every put that was answered before, which S3 promises.
+#
+# A lease is renewed while its holder lives. One that was not renewed for LEASE_S is over, and is removed by
+# the next who comes. All times are the store's, as it shows them in a list, so that clocks need not agree.
+# A holder that was stopped for longer finds its lease gone when it confirms it, which it does before it
+# publishes. Between that look and the publication nothing guards it: there time, and not the store, keeps
+# two apart.
+
+LEASE_S = 60.0
+RENEW_S = 10.0
+LEASE_TRIES = 3
+LEASE_WAIT_S = 0.5
+
+
+class LeasedStore(Protocol):
+    """The part of a store that leases need."""
+
+    where: str
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a whole file."""
+
+    def changed_at(self, folder: str) -> dict[str, float]:
+        """When each file in the folder was put, by the store's clock."""
+
+    def remove(self, name: str) -> None:
+        """Delete a file, which may be missing."""
+
+
+def rivals(own: str, changed_at: Mapping[str, float], lease_s: float) -> tuple[list[str], list[str]]:
+    """The leases of others among those that a list shows: those that are valid, and those that have
+    expired.
+    """
+    now = changed_at[own]
+    others = sorted(name for name in changed_at if name != own)
+    living = [name for name in others if changed_at[name] > now - lease_s]
+    return living, [name for name in others if name not in living]
+
+
+class Lease:
+    """A context that holds a lease and renews it in a thread; Held if another process holds it."""
+
+    def __init__(self, store: LeasedStore, folder: str, owner: str) -> None:
+        self._store = store
+        self._folder = folder
+        self._owner = owner.encode()
+        self._name = f"{folder}/{os.getpid()}-{secrets.token_hex(8)}"
+        self._renewed_at = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="umbel-lease", daemon=True)
+
+    def __enter__(self) -> "Lease":
+        tries = 1
+        while (holder := self._tried()) is not None and tries < LEASE_TRIES:
+            time.sleep(LEASE_WAIT_S * (0.5 + secrets.randbelow(1000) / 1000))
+            tries += 1
+        if holder is None:
+            self._thread.start()
+            return self
+        raise HeldByAnother(f"{holder} (if it died, its lease ends within {LEASE_S:g} s)")
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._take_back()
+
+    def confirm(self) -> None:
+        """Raise Unavailable if another process may hold it by now."""
+        is_late = time.monotonic() - self._renewed_at > LEASE_S - RENEW_S
+        if is_late or self._name not in self._store.changed_at(self._folder):
+            raise Unavailable(
+                self._store.where,
+                f"the lease on {self._folder} was not renewed for {LEASE_S:g} s and is lost; try again",
+            )
+
+    def _tried(self) -> str | None:
+        """Put a lease; returns None if it is the only valid one, else the owner of another."""
+        try:
+            self._put()
+            living, over = rivals(self._name, self._store.changed_at(self._folder), LEASE_S)
+            for name in over:
+                self._store.remove(name)
+            if not living:
+                return None
+            holder = self._owner_of(living[0])
+        except BaseException:
+            self._take_back()
+            raise
+        self._take_back()
+        return holder
+
+    def _owner_of(self, name: str) -> str:
+        try:
+            return self._store.read(name).decode(errors="replace")[:200]
+        except FileNotFoundError:
+            return "another process"
+
+    def _put(self) -> None:
+        started = time.monotonic()
+        self._store.put(self._name, self._owner)
+        self._renewed_at = started
+
+    def _take_back(self) -> None:
+        try:
+            self._store.remove(self._name)
+        except OSError:
+            return  # the lease expires
+
+    def _renew(self) -> None:
+        while not self._over.wait(RENEW_S):
+            try:
+                if self._name not in self._store.changed_at(self._folder):
+                    return  # it had expired, and another process removed it
+                self._put()
+            except OSError:
+                continue  # the store may answer again before the lease ends
+
+
+# ---- s3 --------------------------------------------------------------------------------------------
+#
+# A lake under a prefix of a bucket, by Arrow's file system.
+#
+# Nothing is renamed. An object is there when its put is answered, whole; one that is written in parts is
+# there when the last request names them all. So a process that dies in between leaves nothing that a list
+# shows, only parts that a lifecycle rule of the bucket removes. Large files are written to a temporary file
+# first, so that a failure of ours never ends an upload that is half done.
+#
+# Endpoint, region and credentials are those of the usual variables and files (AWS_ENDPOINT_URL, AWS_REGION,
+# AWS_ACCESS_KEY_ID, AWS_PROFILE and so on). What fails is tried again by the client; what it gives up is
+# Unavailable.
 
 ATTEMPTS = 5
-"""Of each request, by the client, with growing waits of up to some seconds in all."""
+"""Attempts of the client for each request, at growing intervals of up to some seconds in all."""
 
 CONNECT_S, REQUEST_S = 5.0, 20.0
 READS, READ_AGAIN_S = 3, 0.5
 TOGETHER = 8
-"""Requests at a time where many files are concerned."""
+"""Parallel requests for many files."""
 
 T = TypeVar("T")
 
 
 class S3Store:
+    """A store under a prefix of a bucket."""
+
     def __init__(self, where: str) -> None:
-        """`s3://bucket/prefix`, without credentials."""
+        """`where` is `s3://bucket/prefix`, without credentials."""
         self.where = where.rstrip("/")
         self._base = self.where.removeprefix("s3://")
         self._leases: dict[str, Lease] = {}
@@ -47,28 +200,39 @@ class S3Store:
     # -- what is there ---------------------------------------------------------------------------
 
     def path(self, _name: str) -> Path | None:
+        """None: files on S3 have no path."""
         return None
 
     def is_there(self) -> bool:
+        """Whether any object has the prefix."""
         return bool(self._listed("", recursive=False))
 
     def names(self, folder: str, *, hidden: bool = False) -> list[str]:
-        found = (self._name(one.path) for one in self._listed(folder) if one.is_file)
+        """All objects below the folder, sorted."""
+        found = (self._name(entry.path) for entry in self._listed(folder) if entry.is_file)
         return sorted(name for name in found if hidden or not _is_hidden(name.removeprefix(folder)))
 
     def folders(self, folder: str) -> list[str]:
-        return sorted(one.base_name for one in self._listed(folder, recursive=False) if not one.is_file)
+        """The names of the folders directly in this one."""
+        return sorted(entry.base_name for entry in self._listed(folder, recursive=False) if not entry.is_file)
 
     def sizes(self, names: Sequence[str]) -> list[int]:
+        """The sizes in bytes, from lists of the top folders; 0 for a missing object."""
         tops = {name.partition("/")[0] for name in names}
-        known = {self._name(one.path): one.size for top in tops for one in self._listed(top) if one.is_file}
+        known = {
+            self._name(entry.path): entry.size for top in tops for entry in self._listed(top) if entry.is_file
+        }
         return [known.get(name) or 0 for name in names]
 
     def read(self, name: str, *, at_most: int | None = None) -> bytes:
+        """The content, or its first bytes."""
         return bytes(self.buffer(name, at_most).to_pybytes())
 
     def buffer(self, name: str, at_most: int | None = None) -> Any:
-        for left in reversed(range(READS)):  # the client takes a refusal longer than the file for its end
+        """The content in memory; a failed read is retried a few times."""
+        for left in reversed(
+            range(READS)
+        ):  # the client takes a refusal that is longer than the file for its end
             try:
                 with self._answered(), self._files.open_input_file(self._key(name)) as file:
                     return file.read_buffer(at_most)
@@ -79,10 +243,12 @@ class S3Store:
         return None
 
     def open(self, name: str) -> Any:
+        """An Arrow file that reads the object in parts."""
         with self._answered():
             return self._files.open_input_file(self._key(name))
 
     def dataset(self, names: Sequence[str], schema: Callable[[], Any] | None = None) -> Any:
+        """An Arrow dataset of these Parquet files."""
         from pyarrow import dataset
 
         with self._answered():
@@ -93,41 +259,49 @@ class S3Store:
     # -- what is written -------------------------------------------------------------------------
 
     def put(self, name: str, data: bytes | mmap.mmap) -> None:
+        """Put the whole object."""
         with self._answered():
             stream = self._files.open_output_stream(self._key(name))
             stream.write(data)
             stream.close()
 
     def writer(self, name: str) -> Any:
+        """A stream whose object appears when it is closed."""
         with self._answered():
             return self._files.open_output_stream(self._key(name))
 
     def draft(self, _name: str) -> "S3Draft":
+        """A temporary file that is put when it is published."""
         return S3Draft(self)
 
     def clear_drafts(self, _folder: str, _prefix: str) -> None:
-        """Drafts are temporary files, which end with their process."""
+        """Nothing to do: drafts are temporary files, which end with their process."""
 
     def move(self, name: str, target: str) -> None:
+        """Copy the object, then delete it."""
         with self._answered():
             self._files.copy_file(self._key(name), self._key(target))
         self.remove(name)
 
     def delete(self, names: Iterable[str]) -> None:
+        """Delete the objects, several at a time."""
         self._each(self.remove, names)
 
     def remove(self, name: str) -> None:
+        """Delete one object, which may be missing."""
         with self._answered(), suppress(FileNotFoundError):
             self._files.delete_file(self._key(name))
 
     def delete_folder(self, folder: str) -> None:
+        """Delete all objects below the folder."""
         with self._answered(), suppress(FileNotFoundError):
             self._files.delete_dir(self._key(folder))
 
-    # -- who is at work --------------------------------------------------------------------------
+    # -- locks -----------------------------------------------------------------------------------
 
     @contextmanager
     def held(self, name: str, owner: str) -> Iterator[None]:
+        """Hold a lease on this name; Held if another process does."""
         with Lease(self, name, owner) as lease:
             self._leases[name] = lease
             try:
@@ -136,12 +310,15 @@ class S3Store:
                 del self._leases[name]
 
     def confirm(self, name: str) -> None:
+        """Raise Unavailable if the lease on this name may be lost."""
         if name in self._leases:
             self._leases[name].confirm()
 
     def changed_at(self, folder: str) -> dict[str, float]:
-        """When each file was put, by the clock of S3."""
-        return {self._name(one.path): one.mtime.timestamp() for one in self._listed(folder) if one.is_file}
+        """When each object was put, by the clock of S3."""
+        return {
+            self._name(entry.path): entry.mtime.timestamp() for entry in self._listed(folder) if entry.is_file
+        }
 
     # -- by Arrow --------------------------------------------------------------------------------
 
@@ -192,15 +369,18 @@ class S3Draft:
         self.sink: Any = pa.PythonFile(self._file, "w")
 
     def written(self) -> Any:
+        """The file, mapped into memory, for Arrow to read from."""
         import pyarrow as pa
 
         return pa.BufferReader(pa.py_buffer(self._mapped()))
 
     def publish(self, name: str) -> None:
+        """Put the file as an object of this name."""
         self._store.put(name, self._mapped())
         self.forget()
 
     def forget(self) -> None:
+        """Delete the temporary file."""
         self._file.close()
 
     def _mapped(self) -> mmap.mmap:

@@ -1,4 +1,4 @@
-"""Testing: what a project's tests need of Umbel. `plugin.py` has the fixtures that pytest finds by itself.
+"""Testing: what tests of a project use. `plugin.py` has the fixtures, which pytest finds by itself.
 
 Names are loaded when they are first used: pytest imports the plugin in every project that has Umbel
 installed, and those that do not use it must not pay for it.
@@ -7,17 +7,15 @@ installed, and those that do not use it must not pay for it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from umbel.testing.calls import SentCall
-    from umbel.testing.clock import Clock
-    from umbel.testing.embedding import embedded
-    from umbel.testing.inbox import Inbox
-    from umbel.testing.worker import EmbeddedWorker
+    from umbel.testing.bench import Clock
+    from umbel.testing.inbox import Inbox, SentCall
+    from umbel.testing.worker import EmbeddedWorker, embedded
 
 _HOMES = {
-    "embedded": "umbel.testing.embedding",
+    "embedded": "umbel.testing.worker",
     "Inbox": "umbel.testing.inbox",
-    "SentCall": "umbel.testing.calls",
-    "Clock": "umbel.testing.clock",
+    "SentCall": "umbel.testing.inbox",
+    "Clock": "umbel.testing.bench",
     "EmbeddedWorker": "umbel.testing.worker",
 }
 

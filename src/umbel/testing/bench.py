@@ -1,19 +1,153 @@
-"""Bench: one test's app, and who runs what it sends. The fixtures meet here, in any order."""
+"""Bench and clock: one test's app, what runs the tasks that it sends, and time that the test moves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 
 from umbel.app.app import App
-from umbel.testing.clock import Clock
-from umbel.testing.stage import Stage
+from umbel.app.cluster.periodic import Periodic
+from umbel.app.sending.preparation import instant
+from umbel.clock import cluster_now, stand_still
+from umbel.testing.inbox import Stage
 from umbel.testing.worker import EmbeddedWorker
+from umbel.wire.message import Outgoing
+
+# ---- clock -----------------------------------------------------------------------------------------
+#
+# Time that a test moves. Countdowns, retries and periodic tasks come due without anybody waiting.
+#
+# While it is in use, the time by which Umbel judges what is due or expired stands still in this process
+# (`umbel/clock.py`). `advance` goes through the moments at which something is due, one after the other. At
+# each it sends the periodic tasks of that moment and runs everything that is due, with what follows from
+# it. So a retry that a task requests on the way runs at its own moment.
+#
+# What it does not move: `time.time()` and `datetime.now()` in the code of tasks, time limits, leases, and
+# the clocks of other processes.
+
+MOMENTS_MAX = 10_000  # at which something may be due in one move
+
+
+class Runs(Protocol):
+    """What runs due calls: the stage of eager mode, or a worker."""
+
+    def next_due(self) -> float | None:
+        """The time at which the next call is due, in Unix time; None if there is none."""
+        ...
+
+    def catch_up(self) -> None:
+        """Run everything that is due now."""
+        ...
+
+
+@dataclass
+class _Slot:
+    """The next moment of a periodic task."""
+
+    periodic: Periodic
+    at_us: int
+
+
+class Clock:
+    """The fixture `umbel_clock`: the cluster's time of this process, moved by the test."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._runs: Runs | None = None
+        stand_still(cluster_now())
+
+    @property
+    def now(self) -> datetime:
+        """The current time of the test, in UTC."""
+        return datetime.fromtimestamp(cluster_now(), UTC)
+
+    def set(self, moment: datetime | str | float) -> None:
+        """Set the clock to a moment, also an earlier one. Nothing is sent or run on the way.
+
+        A datetime without a time zone is in UTC.
+        """
+        stand_still(instant(moment))
+
+    def advance(self, by: float | timedelta) -> None:
+        """Let so many seconds pass: everything that is due on the way has run when this returns."""
+        seconds = by.total_seconds() if isinstance(by, timedelta) else by
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"umbel_clock.advance({by!r}): it cannot be negative; use set() to go back")
+        self._pass_to(cluster_now() + seconds)
+
+    def advance_to(self, moment: datetime | str | float) -> None:
+        """Let the time pass up to a moment, as `advance` does; ValueError if it is in the past."""
+        until = instant(moment)
+        if until < cluster_now():
+            raise ValueError(
+                f"umbel_clock.advance_to({moment!r}): it is {self.now} already; use set() to go back"
+            )
+        self._pass_to(until)
+
+    def used_by(self, runs: Runs) -> None:
+        """Set what runs due calls when the clock moves."""
+        self._runs = runs
+
+    def close(self) -> None:
+        """Let the time pass again."""
+        stand_still(None)
+
+    def _pass_to(self, until: float) -> None:
+        began = cluster_now()
+        self._catch_up()
+        slots = [_Slot(entry, entry.entry.rule.after(_us(began))) for entry in self._app.periodic_tasks]
+        moments = 0
+        while (due := self._next_due(slots)) is not None and due <= until:
+            moments += 1
+            if moments > MOMENTS_MAX:
+                raise RuntimeError(
+                    f"more than {MOMENTS_MAX} times at which something is due within {until - began:g} s; "
+                    "move the clock in smaller steps"
+                )
+            stand_still(due)
+            for slot in slots:
+                if slot.at_us <= _us(due):
+                    self._send(slot.periodic.messages(slot.at_us))
+                    slot.at_us = slot.periodic.entry.rule.after(slot.at_us)
+            self._catch_up()
+        stand_still(until)
+
+    def _catch_up(self) -> None:
+        if self._runs is not None:
+            self._runs.catch_up()
+
+    def _next_due(self, slots: "Sequence[_Slot]") -> float | None:
+        """The next moment at which something is due. Overdue calls have run, or other code runs them."""
+        now = cluster_now()
+        delayed = self._runs.next_due() if self._runs is not None else None
+        moments = [delayed] if delayed is not None and delayed > now else []
+        return min([*moments, *(slot.at_us / 1e6 for slot in slots)], default=None)
+
+    def _send(self, batch: Sequence[Outgoing]) -> None:
+        runner = self._app.eager_mode.runner
+        if runner is not None:
+            runner.run(batch)
+        else:
+            self._app.producer.publish(batch)
+
+
+def _us(at_s: float) -> int:
+    return round(at_s * 1e6)
+
+
+# ---- bench -----------------------------------------------------------------------------------------
+#
+# One test's app, its clock, and what runs the tasks that it sends. Joins the fixtures, in any order.
 
 RUN_FIRST = "call umbel_inbox.run() first"
 ADVANCE_FIRST = "move umbel_clock to its time first"
 
 
 class Bench:
+    """Joins the fixtures of one test: its app, its clock, and the stage or worker that runs its tasks."""
+
     def __init__(self, app: App, directory: Path) -> None:
         self.app = app
         self._directory = directory
@@ -23,6 +157,7 @@ class Bench:
 
     @contextmanager
     def clock(self) -> Iterator[Clock]:
+        """A clock for the test, stopped at the current time."""
         clock = self._clock = Clock(self.app)
         self._meet()
         try:
@@ -32,6 +167,7 @@ class Bench:
 
     @contextmanager
     def stage(self, fixture: str, *, at_once: bool) -> Iterator[Stage]:
+        """A stage that holds or runs what the test sends."""
         stage = Stage(self.app, at_once=at_once, how=ADVANCE_FIRST if at_once else RUN_FIRST)
         self._take(fixture, stage)
         with self.app.eager_mode.everywhere(stage):
@@ -39,6 +175,7 @@ class Bench:
 
     @contextmanager
     def worker(self, fixture: str) -> Iterator[EmbeddedWorker]:
+        """A running worker for the test's app."""
         worker = EmbeddedWorker(self.app, self._directory)
         self._take(fixture, worker)
         worker.start()

@@ -1,14 +1,370 @@
-"""Inbox: what was sent and has not run. A test looks at it, then runs it."""
+"""Inbox: what was sent and has not run, as a test sees it; and the stage that holds and runs it in this
+process.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any
 
+from umbel.app.app import App
+from umbel.app.results import AsyncResult
+from umbel.app.running.eager import EagerBackend, EagerRunner
 from umbel.app.task import Task
-from umbel.errors import TaskError
-from umbel.protocol.delivery.states import FAILURE
-from umbel.testing.calls import SentCall, name_of
-from umbel.testing.stage import Stage
+from umbel.backends.interface import Take
+from umbel.clock import cluster_now
+from umbel.errors import ResultTimeout, TaskError, TaskRevoked, WireError
+from umbel.launch.project import NativeProject
+from umbel.pools.interface import Outcome
+from umbel.protocol.delivery.delivery import Refusal
+from umbel.protocol.delivery.states import FAILURE, REVOKED
+from umbel.wire.call import TaskCall, decode_task
+from umbel.wire.message import Outgoing, StoredResult, parse_instant
+from umbel.wire.records import Revoke
+from umbel.wire.show import show_value
+from umbel.wire.steps import step_map
+from umbel.wire.values import SERIALIZERS, decode_json, encode_json
+
+# ---- sent call -------------------------------------------------------------------------------------
+#
+# One call of a task as it was sent, for assertions. It shows what a worker will receive.
+
+VALUE_MAX_CHARS = 200
+
+
+@dataclass(eq=False)
+class SentCall:
+    """One call that was sent. `ended`: `success`, `failure`, `retry`, ...; "" if it has not run."""
+
+    app: App
+    outgoing: Outgoing
+    number: int  # in the order of sending
+    returns: int = 0  # how often the task requeued it
+    ended: str = field(default="", init=False)
+    error: str = field(default="", init=False)  # if it failed
+
+    @cached_property
+    def _call(self) -> TaskCall:
+        return decode_task(self.outgoing.message, accept=tuple(SERIALIZERS))
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._call.headers.task
+
+    @property
+    def id(self) -> str:
+        """The task's id."""
+        return self._call.headers.id
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Positional arguments as a worker decodes them: a tuple in JSON becomes a list."""
+        return tuple(self._call.args)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments as a worker decodes them."""
+        return self._call.kwargs
+
+    @property
+    def queue(self) -> str:
+        """The queue it was sent to."""
+        return self.outgoing.queue
+
+    @property
+    def priority(self) -> int:
+        """Its priority, from 0 to 9."""
+        return self.outgoing.message.priority
+
+    @property
+    def retries(self) -> int:
+        """Which attempt it is: 0 for the first."""
+        return self._call.headers.retries
+
+    @property
+    def eta(self) -> datetime | None:
+        """The time at which it is due; None if it is due at once."""
+        return _moment(self.outgoing.not_before) if self.outgoing.not_before else None
+
+    @property
+    def expires(self) -> datetime | None:
+        """The time after which it must not run; None if it does not expire."""
+        at = self._call.headers.expires
+        return None if at is None else _moment(parse_instant(at))
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """Headers that the caller passed to `apply_async(headers=...)`."""
+        return self._call.extra
+
+    @property
+    def then(self) -> list[str]:
+        """Names of the tasks that follow it in the chain, in order."""
+        return [step_map(step)["task"] for step in reversed(self._call.embed.chain or ())]
+
+    @property
+    def unique_key(self) -> str | None:
+        """The key of a unique task; None for others."""
+        key = self._call.headers.umbel_unique
+        return key if isinstance(key, str) else None
+
+    @cached_property
+    def result(self) -> AsyncResult[Any]:
+        """The result, available once the call has run."""
+        task = self.app.find_task(self.task)
+        return AsyncResult(self.id, app=self.app, types=None if task is None else task.options.types)
+
+    def is_of(self, task: "Task[Any, Any] | str") -> bool:
+        """Whether it is a call of this task, given as task or name."""
+        return self.task == name_of(task)
+
+    def matches(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it was called with these arguments, by position or by name."""
+        sent, wanted = self._bound(self.args, self.kwargs), self._bound(args, kwargs)
+        return sent.keys() == wanted.keys() and all(_alike(sent[name], wanted[name]) for name in sent)
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+        """The arguments by the names of the function's parameters, where that is known here."""
+        task = self.app.find_task(self.task)
+        try:
+            bound = None if task is None else inspect.signature(task.run).bind(*args, **kwargs)
+        except TypeError:
+            bound = None
+        if bound is None:
+            return {**dict(enumerate(args)), **kwargs}
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def __repr__(self) -> str:
+        task, args, kwargs = self.app.find_task(self.task), self._call.args, self.kwargs
+        if task is not None and task.options.hides is not None:
+            args, kwargs = task.options.hides.hide(args, kwargs)
+        shown = [show_value(value, VALUE_MAX_CHARS) for value in args]
+        shown += [f"{name}={show_value(value, VALUE_MAX_CHARS)}" for name, value in kwargs.items()]
+        notes = [f"queue {self.queue}"] if self.queue != self.app.settings.task_default_queue else []
+        notes += [f"due {self.eta:%Y-%m-%d %H:%M:%S}"] if self.eta else []
+        notes += [f"retry {self.retries}"] if self.retries else []
+        notes += [f"then {' | '.join(self.then)}"] if self.then else []
+        notes += [self.ended] if self.ended else []
+        return f"{self.task}({', '.join(shown)})" + (f" [{', '.join(notes)}]" if notes else "")
+
+
+def name_of(task: "Task[Any, Any] | str") -> str:
+    """The name of a task that is given as task or name."""
+    return task if isinstance(task, str) else task.name
+
+
+def _moment(at_s: float) -> datetime:
+    return datetime.fromtimestamp(at_s, UTC)
+
+
+def _alike(sent: Any, wanted: Any) -> bool:
+    """Whether two values are equal, directly or once encoded and decoded: a tuple arrives as a list."""
+    if sent == wanted:
+        return True
+    try:
+        return bool(decode_json(encode_json(sent)) == decode_json(encode_json(wanted)))
+    except (WireError, TypeError, ValueError):
+        return False
+
+
+# ---- stage -----------------------------------------------------------------------------------------
+#
+# Takes what is sent in place of a broker, keeps it, and runs it in this process.
+#
+# Behind `umbel_inbox`, where calls wait until the test runs them, and `umbel_eager`, where they run as they
+# are sent. Both work like `app.eager()`: calls are encoded, decoded and traced as by a worker, in the
+# thread that runs them. Decisions of a worker before a message runs are made here too: revoked or expired
+# calls end without running.
+#
+# Without a clock nothing waits: a countdown is over at once, a retry follows at once. With `umbel_clock` a
+# call waits until the clock has been moved to its time. Calls that are due run in the order of their times,
+# then in that of their sending. Rates and priorities have no effect here.
+
+CALLS_MAX = 100_000  # that one test may send
+RUNS_MAX = 10_000  # that one run may take: a task that sends itself would have no end
+
+
+class Stage(EagerRunner):
+    """Holds and runs the calls of one test. `at_once`: due calls run when they are sent.
+
+    `how`: a hint for error texts: what a test does to run a waiting call.
+    """
+
+    def __init__(self, app: App, *, at_once: bool, how: str) -> None:
+        super().__init__(app, StagedResults(self))
+        self.how = how
+        self.keeps_time = False  # calls that are not due wait
+        self.calls: list[SentCall] = []
+        self._waiting: dict[int, SentCall] = {}
+        self._running: dict[int, SentCall] = {}
+        self._app = app
+        self._at_once = at_once
+        self._revoked: set[str] = set()
+        self._leave = NativeProject(app).end_without_running()
+        self._sent = count(1)
+
+    # -- what the app asks of a runner -----------------------------------------------------------
+
+    def run(self, batch: Iterable[Outgoing]) -> None:
+        """Take what the app sends; run due calls at once, if `at_once`."""
+        sent = [self._taken(outgoing) for outgoing in batch]
+        if self._at_once:
+            self._work([call for call in sent if self.is_due(call)], self.is_due)
+
+    def revoke(self, revokes: Iterable[Revoke]) -> None:
+        """Revoke tasks, or undo revokes."""
+        for entry in revokes:
+            if entry.expires_at > cluster_now():
+                self._revoked.add(entry.task_id)
+            else:  # an expired revoke undoes an earlier one
+                self._revoked.discard(entry.task_id)
+
+    # -- what a test asks for --------------------------------------------------------------------
+
+    def is_due(self, call: SentCall) -> bool:
+        """Whether the time of a call has come, by the test's clock if there is one."""
+        return not self.keeps_time or call.outgoing.not_before <= cluster_now()
+
+    @property
+    def waiting(self) -> list[SentCall]:
+        """Calls that were sent and have not run, in the order of sending."""
+        return list(self._waiting.values())
+
+    @property
+    def unended(self) -> list[SentCall]:
+        """Calls that run or wait."""
+        return [*self._running.values(), *self._waiting.values()]
+
+    def next_due(self) -> float | None:
+        """The earliest time of the calls that this stage runs by itself; None if there is none."""
+        if not self._at_once or not self.keeps_time:
+            return None
+        return min((call.outgoing.not_before for call in self.waiting), default=None)
+
+    def catch_up(self) -> None:
+        """Run calls that have become due, after the clock was moved."""
+        if self._at_once:
+            self.run_waiting(self.is_due)
+
+    def run_waiting(self, chosen: Callable[[SentCall], bool]) -> list[SentCall]:
+        """Run the chosen calls, and chosen calls that these send; return all that ran."""
+        return self._work([call for call in self.waiting if chosen(call)], chosen)
+
+    def run_first(self, chosen: Callable[[SentCall], bool]) -> SentCall | None:
+        """Run the first of the chosen calls, and nothing else; None if there is none."""
+        todo = [(call.outgoing.not_before, call.number) for call in self.waiting if chosen(call)]
+        call = self._waiting.pop(min(todo)[1]) if todo else None
+        if call is not None:
+            self.run_call(call)
+        return call
+
+    def run_call(self, call: SentCall) -> list[SentCall]:
+        """Run a call, and return the calls that follow from it and still have to run."""
+        sent_before = len(self.calls)
+        why = self._refusal(call)
+        if why is not None:
+            return self._end(call, why)
+        self._running[call.number] = call
+        outcome = self.run_one(call.outgoing)
+        del self._running[call.number]
+        call.ended = outcome.kind
+        call.error = _error_text(outcome)
+        follow_ups = [self._taken(follow_up) for follow_up in outcome.follow_ups]
+        if self.comes_back(outcome, call.returns):
+            follow_ups.append(self._taken(call.outgoing, call.returns + 1))
+        # With `at_once`, calls that the task itself sent have already run.
+        return follow_ups if self._at_once else self.calls[sent_before:]
+
+    def forget(self) -> None:
+        """Forget all calls."""
+        self.calls.clear()
+        self._waiting.clear()
+
+    # -- running------------------------------------------------------------------------------------
+
+    def _taken(self, outgoing: Outgoing, returns: int = 0) -> SentCall:
+        call = SentCall(self._app, outgoing, next(self._sent), returns)
+        if len(self.calls) >= CALLS_MAX:
+            raise RuntimeError(
+                f"{CALLS_MAX} calls were sent in one test, which is the limit; the last is {call}"
+            )
+        self.calls.append(call)
+        self._waiting[call.number] = call
+        return call
+
+    def _work(self, first: list[SentCall], chosen: Callable[[SentCall], bool]) -> list[SentCall]:
+        ran: list[SentCall] = []
+        todo = [(call.outgoing.not_before, call.number) for call in first]
+        heapify(todo)
+        while todo:
+            call = self._waiting.pop(heappop(todo)[1], None)
+            if call is None:  # another thread has it
+                continue
+            if len(ran) >= RUNS_MAX:
+                raise RuntimeError(f"{RUNS_MAX} calls ran, and more wait, next {call}: does it send itself?")
+            for follow_up in self.run_call(call):
+                if chosen(follow_up):
+                    heappush(todo, (follow_up.outgoing.not_before, follow_up.number))
+            ran.append(call)
+        return ran
+
+    def _refusal(self, call: SentCall) -> Refusal | None:
+        if call.id in self._revoked:
+            return Refusal.REVOKED
+        expires = call.expires
+        return Refusal.EXPIRED if expires is not None and cluster_now() > expires.timestamp() else None
+
+    def _end(self, call: SentCall, why: Refusal) -> list[SentCall]:
+        """End a call without running it, as a worker does; return the calls that follow from it."""
+        call.ended = why.value
+        ending = self._leave(call.outgoing.message, call.queue, TaskRevoked(why.value), REVOKED)
+        endings = [ending] if ending.before is None else [ending, ending.before()]
+        for part in endings:
+            self.backend.store(part.results)
+        return [self._taken(follow_up) for part in endings for follow_up in part.follow_ups]
+
+
+class StagedResults(EagerBackend):
+    """Results of the calls that ran on the stage."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def unique_holder(self, key: str) -> str | None:
+        """The id of the call that holds a unique key; None if it is free."""
+        return next((call.id for call in self._stage.unended if call.unique_key == key), None)
+
+    def wait(
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
+    ) -> Mapping[str, StoredResult]:
+        """Return results without waiting; ResultTimeout for a call that has not run, as nothing else runs
+        it.
+        """
+        wanted = list(task_ids)
+        found = super().wait(wanted, timeout_s, take)
+        waiting = next((call for call in self._stage.waiting if call.id in wanted), None)
+        if waiting is not None and not found:
+            raise ResultTimeout(f"no result yet: {waiting} was sent but has not run; {self._stage.how}")
+        return found
+
+
+def _error_text(outcome: Outcome) -> str:
+    if outcome.kind not in ("failure", "rejected"):
+        return ""
+    return f"{outcome.summary}\n{outcome.traceback}".strip()
+
+
+# ---- inbox -----------------------------------------------------------------------------------------
+#
+# Calls that were sent and have not run. A test checks them, then runs them.
 
 SHOWN_MAX = 20
 
@@ -38,7 +394,7 @@ class Inbox:
         return isinstance(task, Task | str) and bool(self.of(task))
 
     def of(self, task: AnyTask) -> list[SentCall]:
-        """Those of one task."""
+        """The waiting calls of one task."""
         return [call for call in self._stage.waiting if call.is_of(task)]
 
     @property
@@ -49,7 +405,8 @@ class Inbox:
     # -- assertions ------------------------------------------------------------------------------
 
     def assert_sent(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> SentCall:
-        """That it was sent, with these arguments if any are given; the first such call, run or not.
+        """Assert that it was sent, with these arguments if any are given; return the first such call, run or
+        not.
 
         `unittest.mock.ANY` stands for any value.
         """
@@ -57,7 +414,7 @@ class Inbox:
         return self._matching(task, args, kwargs)[0]
 
     def assert_sent_once(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> SentCall:
-        """That it was sent once, with these arguments if any are given. A retry does not count."""
+        """Assert that it was sent once, with these arguments if any are given. Retries do not count."""
         __tracebackhide__ = True
         found = self._matching(task, args, kwargs)
         first = [call for call in found if not call.retries] or found
@@ -68,7 +425,7 @@ class Inbox:
         return first[0]
 
     def assert_not_sent(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> None:
-        """That it was not sent; with arguments: not with these."""
+        """Assert that it was not sent; if arguments are given, not with these."""
         __tracebackhide__ = True
         found = self._found(task, args, kwargs)
         if found:
@@ -77,7 +434,7 @@ class Inbox:
             )
 
     def assert_empty(self) -> None:
-        """That nothing waits to be run."""
+        """Assert that no call waits to be run."""
         __tracebackhide__ = True
         if waiting := self._stage.waiting:
             raise AssertionError(
@@ -87,10 +444,10 @@ class Inbox:
     # -- running ---------------------------------------------------------------------------------
 
     def run(self, *tasks: AnyTask, propagate: bool = True) -> list[SentCall]:
-        """Run what is due, and what that sends, until nothing is; those that ran.
+        """Run calls that are due, and those that they send, until none is; return the calls that ran.
 
-        With `tasks`: calls of these alone. The results are then those of the calls. If one failed, its
-        exception is raised when all have run; `propagate=False`: it is not.
+        With `tasks`, only calls of these tasks run. If a call failed, its exception is raised when all have
+        run; not with `propagate=False`. Afterwards the results of the calls are available.
         """
         ran = self._stage.run_waiting(self._chosen(tasks))
         if propagate:
@@ -98,11 +455,11 @@ class Inbox:
         return ran
 
     async def arun(self, *tasks: AnyTask, propagate: bool = True) -> list[SentCall]:
-        """The same in a thread, for tests whose event loop the tasks must not block."""
+        """Like `run`, in a thread, for tests whose event loop the tasks must not block."""
         return await asyncio.to_thread(self.run, *tasks, propagate=propagate)
 
     def run_next(self, *tasks: AnyTask, propagate: bool = True) -> SentCall:
-        """Run the first that is due, and nothing of what it sends."""
+        """Run the first call that is due, and none that it sends; AssertionError if none is due."""
         ran = self._stage.run_first(self._chosen(tasks))
         if ran is None:
             raise AssertionError(

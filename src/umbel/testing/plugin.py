@@ -10,8 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from umbel.app.app import App
-    from umbel.testing.bench import Bench
-    from umbel.testing.clock import Clock
+    from umbel.testing.bench import Bench, Clock
     from umbel.testing.inbox import Inbox
     from umbel.testing.worker import EmbeddedWorker
 
@@ -19,6 +18,7 @@ INI = "umbel_app"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the setting `umbel_app` of pytest."""
     parser.addini(INI, "Umbel: the app under test, as module:attribute. Without it, umbel_app is a new app.")
 
 
@@ -33,8 +33,7 @@ def umbel_app(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, umbel_settings: dict[str, Any]
 ) -> "Iterator[App]":
     """The app under test, on an embedded broker in a temporary folder."""
-    from umbel.testing.embedding import embedded
-    from umbel.testing.finding import app_under_test
+    from umbel.testing.worker import app_under_test, embedded
 
     target = str(pytestconfig.getini(INI) or "")
     with embedded(

@@ -1,38 +1,100 @@
-"""EmbeddedWorker: a real worker in threads of the test's process, started in a moment.
-
-It claims, judges, runs and settles as every worker does; its tasks run in threads, so they see what the test
-has patched. What it leaves out: a process for each child (a task that crashes takes the tests along, and hard
-time limits are not enforced), other nodes (no mingle, gossip or heartbeats), and the schedule: periodic tasks
-are sent by `umbel_clock`, not in the middle of a test that happens to run at that time.
+"""The app under test (the app that pytest's settings name, or one on a broker in a folder), and the worker
+that runs its tasks in threads.
 """
 
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 from msgspec.structs import replace
 
-from umbel.app.app import App
-from umbel.app.configuration.settings import Settings, with_others
-from umbel.app.running.child_tracer import make_tracer
+from umbel.app.app import App, make_tracer
+from umbel.app.definition import home_of
+from umbel.app.options import Router
 from umbel.app.running.tracer import Tracer
+from umbel.app.settings import EMBEDDED_FILE, Settings, with_others
+from umbel.app.task import Task
 from umbel.brokers.registry import look_into
-from umbel.errors import UmbelError
-from umbel.launch.loading import FoundApp
-from umbel.launch.native import NativeProject, task_rules
+from umbel.errors import AppNotFound, UmbelError
+from umbel.launch.loading import FoundApp, load_app
+from umbel.launch.project import NativeProject, task_rules
 from umbel.launch.workers import make_worker
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import ChildContext, HostSpec, Job, Pool, PoolSettings, Runner
 from umbel.pools.threads import ThreadsPool
-from umbel.worker.user_code.hooks import LifeHooks
+from umbel.worker.user_code import LifeHooks
 from umbel.worker.worker import Worker
+
+# ---- embedded() ------------------------------------------------------------------------------------
+#
+# An app that works on an embedded broker in a folder, for as long as a test takes.
+
+SOURCE = "umbel_settings"
+
+
+@contextmanager
+def embedded(app: App, directory: Path, **settings: Any) -> Iterator[App]:
+    """Inside this block messages and results of the app are in a file in `directory`.
+
+    `settings` override those of the app. Afterwards they are restored, connections are closed, and tasks
+    that a test has defined in a function are removed.
+    """
+    before, known = (app.settings, app.router), frozenset(app.tasks)
+    url = f"sqlite:///{directory.resolve() / EMBEDDED_FILE}"
+    place = {"broker": url, "backend": url, "task_always_eager": False}
+    changed = with_others(before[0], {**settings, **place}, source=SOURCE)
+    app.close()
+    app.settings = changed
+    app.router = Router(app.settings.task_routes)
+    try:
+        yield app
+    finally:
+        app.close()
+        app.settings, app.router = before
+        for name in [
+            task_name for task_name, task in app.tasks.items() if task_name not in known and _is_local(task)
+        ]:
+            del app.tasks[name]
+
+
+def _is_local(task: Task[Any, Any]) -> bool:
+    """Whether a task was defined in a function. Tasks of modules stay: a module is imported only once."""
+    return "<locals>" in home_of(task.run)[1]
+
+
+# ---- the app under test ----------------------------------------------------------------------------
+#
+# The one that pytest's settings name, else a new one.
+
+
+def app_under_test(target: str, directory: Path) -> App:
+    """Load the app `module:attribute` as the tests import it; a new app if `target` is empty."""
+    if not target:
+        return App("tests")
+    try:
+        return load_app(target, str(directory))
+    except AppNotFound as error:
+        raise AppNotFound(f"umbel_app = {target} in pytest's settings: {error}") from error
+
+
+# ---- embedded worker -------------------------------------------------------------------------------
+#
+# A real worker in threads of the test's process, started in a moment.
+#
+# It claims, admits, runs and settles messages as every worker does; its tasks run in threads, so they see
+# what the test has patched. It leaves out: a process for each child (a task that crashes takes the tests
+# along, and hard time limits are not enforced), other nodes (no mingle, gossip or heartbeats), and the
+# schedule: periodic tasks are sent by `umbel_clock`, not in the middle of a test that happens to run at
+# that time.
 
 THREADS = 4
 START_S, IDLE_S, STOP_S = 30.0, 30.0, 10.0
@@ -59,6 +121,7 @@ class EmbeddedWorker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Start the worker in a thread, and wait until it is ready; UmbelError if it does not start."""
         self._ready.clear()
         self._error = None
         self._thread = threading.Thread(target=self._work, name="umbel-worker", daemon=True)
@@ -73,7 +136,7 @@ class EmbeddedWorker:
         self._app.signals.before_task_publish.connect(self._prepare_for)
 
     def stop(self) -> None:
-        """Let it finish what it runs, and end it."""
+        """Stop the worker after its running tasks; UmbelError if it does not stop or had failed."""
         thread, loop, worker = self._thread, self._loop, self._worker
         if thread is None:
             return
@@ -86,29 +149,29 @@ class EmbeddedWorker:
                 f"the test fixture umbel_worker did not stop within {STOP_S:g} s: a task is still running"
             )
         self._thread = self._worker = self._loop = None
-        gc.unfreeze()  # a worker freezes what is there when it is ready
+        gc.unfreeze()  # a worker calls gc.freeze() when it is ready
         if self._error is not None:
             raise UmbelError(f"umbel_worker stopped because of an error: {self._error}") from self._error
 
     def wait_idle(self, timeout: float = IDLE_S) -> None:
-        """Wait until it has nothing to do: all that was sent has run, but for what is not due yet."""
+        """Wait until every call that is due has run; UmbelError after `timeout` seconds."""
         ends, pause_s = monotonic() + timeout, FIRST_LOOK_S
         look = look_into(self._app.broker_settings())
         try:
-            while left := look.left(self._queues):
+            while remaining := look.left(self._queues):
                 if self._error is not None:
                     raise UmbelError(
                         f"umbel_worker stopped because of an error: {self._error}"
                     ) from self._error
                 if monotonic() >= ends:
-                    raise UmbelError(f"umbel_worker still has {left} tasks to run after {timeout:g} s")
+                    raise UmbelError(f"umbel_worker still has {remaining} tasks to run after {timeout:g} s")
                 sleep(pause_s)
                 pause_s = min(2 * pause_s, LOOK_S)
         finally:
             look.close()
 
     def _prepare_for(self, *, task: str, queue: str, **_context: object) -> None:
-        """In the thread of who sends, before the message can be taken."""
+        """Learn a new task or queue, in the sending thread, before the message can be claimed."""
         new = {task} & self._app.tasks.keys() - self._known
         if self._worker is not None and (new or queue not in self._queues):
             rules = task_rules(self._app, self._settings)
@@ -119,6 +182,7 @@ class EmbeddedWorker:
     # -- for the clock ---------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
+        """The time at which the next message is due; None if none waits."""
         look = look_into(self._app.broker_settings())
         try:
             return look.next_due()
@@ -126,6 +190,7 @@ class EmbeddedWorker:
             look.close()
 
     def catch_up(self) -> None:
+        """Wait until every call that is due has run."""
         self.wait_idle()
 
     # -- in its thread ---------------------------------------------------------------------------
@@ -155,12 +220,12 @@ class EmbeddedWorker:
 
 
 def find_host(token: str) -> "_Host":
-    """How the pool finds the app, which need not be importable."""
+    """Look up the host of an app by its token, for the pool: the app need not be importable."""
     return _hosts[token]
 
 
 class _Host:
-    """The app as the pool knows it. Logging and the app's connections are the test's own."""
+    """The app as the pool sees it. The test owns logging and the app's connections."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -195,7 +260,9 @@ class _Project(NativeProject):
 
 
 class _Threads(ThreadsPool):
-    """Takes tasks with a hard limit, which no pool of threads can enforce, and runs them without."""
+    """A pool of threads that accepts tasks with a hard limit and ignores the limit, which threads cannot
+    enforce.
+    """
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)

@@ -1,17 +1,57 @@
 """Actions: everything that the dashboard can change, each as one record; pages and the API share them.
 
-A record says what is wanted and nothing about who wants it. `POST /api/v1/actions` takes one as JSON,
-with its name in `action`; `Site.act` takes the record itself. `ROLES` says who may.
+A record says what to do and nothing about the caller. `POST /api/v1/actions` takes one as JSON, with its name
+in `action`; `Site.act` takes the record itself. `ROLES` says which role each action needs. Saved views are
+named filters of the list of tasks, shared by all users of the dashboard; saving under an existing name
+replaces that view.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from umbel.monitor.shapes import TaskFilter
-from umbel.web.roles import Role
-from umbel.web.saved_views import COLUMNS, Column, Order, ViewName
+from umbel.monitor.records import TaskFilter
+from umbel.web.settings import Role
+
+# ---- saved views -----------------------------------------------------------------------------------
+#
+# Named filters of the list of tasks, with the order and the columns that it is shown in.
+#
+# They belong to the dashboard and are shared by all who look at it. There are at most VIEWS_MAX of them,
+# each of at most VIEW_BYTES_MAX; who saves one under a name that is taken replaces it. Who did so is in the
+# audit.
+
+VIEWS_MAX = 100
+VIEW_BYTES_MAX = 4000
+NAME_MAX = 60
+Column = Literal["state", "args", "error", "queue", "worker", "retries", "wait", "run", "at", "clock"]
+Order = Literal["clock", "time"]
+ViewName = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
+COLUMNS: tuple[Column, ...] = get_args(Column)
+"""In the order of the list; the task's name is always shown."""
+USUAL: tuple[Column, ...] = ("state", "args", "worker", "wait", "run", "at", "clock")
+
+
+class SavedView(msgspec.Struct, frozen=True, kw_only=True):
+    """A named view of the list of tasks. `columns`: those next to the task's name; empty: the usual ones.
+
+    Views are shared by all users of the dashboard; the audit says who saved one.
+    """
+
+    name: ViewName
+    match: TaskFilter = TaskFilter()
+    order: Order = "clock"
+    columns: list[Column] = []
+    saved_at: float = 0.0
+
+
+# ---- actions ---------------------------------------------------------------------------------------
+#
+# Everything that the dashboard can change, each as one record; pages and the API share them.
+#
+# A record says what is wanted and nothing about who wants it. `POST /api/v1/actions` takes one as JSON,
+# with its name in `action`; `Site.act` takes the record itself. `ROLES` says who may.
 
 IDS_MAX = 10_000
 DEPTH_MAX = 64
@@ -20,7 +60,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", forbid_unknown_fields=True):
-    """`nodes`: which nodes are asked, where a command is sent; empty: all."""
+    """Base of all actions. `nodes`: the nodes that a command is sent to; empty means all."""
 
     nodes: list[Text] = []
 
@@ -28,7 +68,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", forb
 class OnTasks(Action, frozen=True, kw_only=True):
     """Tasks by their ids, or all that match a filter.
 
-    `expected`: how many the user was told would match. Where more match now, nothing is done.
+    `expected`: how many matches the user confirmed. If more match now, nothing is done.
     """
 
     ids: Annotated[list[Text], msgspec.Meta(max_length=IDS_MAX)] = []
@@ -37,18 +77,22 @@ class OnTasks(Action, frozen=True, kw_only=True):
 
 
 class Revoke(OnTasks, frozen=True, kw_only=True, tag="revoke"):
-    pass
+    """Revoke tasks: those that wait never start, those that run are not touched."""
 
 
 class Terminate(OnTasks, frozen=True, kw_only=True, tag="terminate"):
+    """Revoke tasks, and end those that run with a signal."""
+
     signal: Literal["SIGTERM", "SIGKILL", "SIGQUIT", "SIGINT", "SIGUSR1"] = "SIGTERM"
 
 
 class Retry(OnTasks, frozen=True, kw_only=True, tag="retry"):
-    """Send again what ended, as a new message with the same arguments."""
+    """Send ended tasks again, as new messages with the same arguments."""
 
 
 class Purge(Action, frozen=True, kw_only=True, tag="purge"):
+    """Remove every waiting message of the queue."""
+
     queue: Text
 
 
@@ -59,11 +103,13 @@ class PauseQueue(Action, frozen=True, kw_only=True, tag="pause_queue"):
 
 
 class ResumeQueue(Action, frozen=True, kw_only=True, tag="resume_queue"):
+    """Workers take messages from the queue again."""
+
     queue: Text
 
 
 class MoveMessages(Action, frozen=True, kw_only=True, tag="move_messages"):
-    """Move what waits in `queue`, due or not, to the queue `target`; `limit`: at most so many."""
+    """Move the waiting messages of `queue`, due or not, to the queue `target`; at most `limit` of them."""
 
     queue: Text
     target: Text
@@ -71,46 +117,60 @@ class MoveMessages(Action, frozen=True, kw_only=True, tag="move_messages"):
 
 
 class RequeueDead(Action, frozen=True, kw_only=True, tag="requeue_dead"):
-    """Dead letters by their ids; `every`: all of them."""
+    """Return dead letters to their queues, by their ids; `every`: all of them."""
 
     letters: list[Text] = []
     every: bool = False
 
 
 class DropDead(Action, frozen=True, kw_only=True, tag="drop_dead"):
+    """Remove dead letters by their ids; `every`: all of them."""
+
     letters: list[Text] = []
     every: bool = False
 
 
 class Grow(Action, frozen=True, kw_only=True, tag="grow"):
+    """Add `n` processes to the pool."""
+
     n: Count = 1
 
 
 class Shrink(Action, frozen=True, kw_only=True, tag="shrink"):
+    """Remove `n` processes from the pool."""
+
     n: Count = 1
 
 
 class Autoscale(Action, frozen=True, kw_only=True, tag="autoscale"):
+    """Let the pool grow and shrink between `min` and `max` processes."""
+
     max: Count
     min: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
 
 
 class AddQueue(Action, frozen=True, kw_only=True, tag="add_queue"):
+    """Consume the queue as well."""
+
     queue: Text
 
 
 class CancelQueue(Action, frozen=True, kw_only=True, tag="cancel_queue"):
+    """Stop consuming the queue."""
+
     queue: Text
 
 
 class RateLimit(Action, frozen=True, kw_only=True, tag="rate_limit"):
-    """`rate`: as in `100/m`; 0 for none."""
+    """Limit how often workers start the task. `rate`: as in `100/m`; 0 removes the limit."""
 
     task: Text
     rate: Text
 
 
 class TimeLimit(Action, frozen=True, kw_only=True, tag="time_limit"):
+    """Limit how long the task may run; `soft` and `hard` in seconds."""
+
     task: Text
     soft: Annotated[float, msgspec.Meta(gt=0)] | None = None
     hard: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -121,28 +181,36 @@ class RestartPool(Action, frozen=True, kw_only=True, tag="restart_pool"):
 
 
 class Stop(Action, frozen=True, kw_only=True, tag="stop"):
-    """Warm shutdown of `nodes`, which must be named: running tasks end first."""
+    """Warm shutdown of `nodes`, which must be named: running tasks finish first."""
 
 
 class RunPeriodic(Action, frozen=True, kw_only=True, tag="run_periodic"):
+    """Send a periodic task now."""
+
     name: Text
 
 
 class PausePeriodic(Action, frozen=True, kw_only=True, tag="pause_periodic"):
+    """Stop sending a periodic task until it is resumed."""
+
     name: Text
 
 
 class ResumePeriodic(Action, frozen=True, kw_only=True, tag="resume_periodic"):
+    """Send a paused periodic task by its rule again."""
+
     name: Text
 
 
 class MarkMoment(Action, frozen=True, kw_only=True, tag="mark"):
-    """A mark on the charts: a deploy, an incident."""
+    """Annotate the charts at this moment: a deploy, an incident."""
 
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class StartElection(Action, frozen=True, kw_only=True, tag="start_election"):
+    """Start an election among the nodes that handle the topic; the winner's handler gets `argument`."""
+
     id: Text
     topic: Text
     argument: Any = None
@@ -152,8 +220,14 @@ class StartElection(Action, frozen=True, kw_only=True, tag="start_election"):
             raise ValueError(f"`argument` is nested deeper than {DEPTH_MAX}")
 
 
+class EndSessions(Action, frozen=True, kw_only=True, tag="end_sessions"):
+    """Log out all browser sessions under this name."""
+
+    name: Text
+
+
 class SaveView(Action, frozen=True, kw_only=True, tag="save_view"):
-    """Keep a filter of tasks under the name `view`; one that has the name is replaced."""
+    """Save a filter of tasks under the name `view`; a view of that name is replaced."""
 
     view: ViewName
     match: TaskFilter = TaskFilter()
@@ -162,6 +236,8 @@ class SaveView(Action, frozen=True, kw_only=True, tag="save_view"):
 
 
 class DeleteView(Action, frozen=True, kw_only=True, tag="delete_view"):
+    """Delete a saved view."""
+
     view: ViewName
 
 
@@ -189,6 +265,7 @@ AnyAction = (
     | ResumePeriodic
     | MarkMoment
     | StartElection
+    | EndSessions
     | SaveView
     | DeleteView
 )
@@ -219,14 +296,15 @@ ROLES: Mapping[type[Action], Role] = {
     DropDead: Role.ADMIN,
     Stop: Role.ADMIN,
     StartElection: Role.ADMIN,
+    EndSessions: Role.ADMIN,
 }
 
 
 class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an action.
+    """The outcome of an action.
 
-    `done`: nothing refused it and nobody who should answer was silent. `count`: how many tasks, messages or
-    letters it concerned. `replies`: what each node said. `refused`: by id or name, why not.
+    `done`: no node refused it, and every node that should answer did. `count`: how many tasks, messages or
+    letters it concerned. `replies`: by node. `refused`: by id or name, the reason.
     """
 
     audit_id: int
@@ -240,7 +318,7 @@ class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Who did what from where. `status` is `sent` from before the action until its `result` is known."""
+    """Who did what and from where. `status` is `sent` until the `result` of the action is known."""
 
     id: int
     at: float
@@ -257,7 +335,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEPTH_MAX):
-        level = [one for many in level if isinstance(many, list | dict) for one in _inside(many)]
+        level = [item for many in level if isinstance(many, list | dict) for item in _inside(many)]
     return bool(level)
 
 

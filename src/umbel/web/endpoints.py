@@ -4,15 +4,15 @@ Routes and the OpenAPI document are both made from `ENDPOINTS`, so neither knows
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import time
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.history.export import plain
 from umbel.history.query import Tables
-from umbel.monitor.shapes import (
+from umbel.monitor.records import (
     DeadLetterRow,
     Election,
     Happening,
@@ -29,13 +29,10 @@ from umbel.monitor.shapes import (
     Worker,
     Workflow,
 )
-from umbel.web.actions import ActionResult, AnyAction, AuditEntry
-from umbel.web.looking_back import ROWS_MAX, look_back, may_query, query, recorded_between
-from umbel.web.past import Past, Wanted, past, rates
-from umbel.web.problems import Forbidden, Refused
-from umbel.web.recorded import Recorded
-from umbel.web.saved_views import SavedView
-from umbel.web.site import PAGE_MAX, Site, Visitor
+from umbel.web.actions import ActionResult, AnyAction, AuditEntry, SavedView
+from umbel.web.lake import AttemptFilter, Past, Recorded, past, rates
+from umbel.web.problems import Refused
+from umbel.web.site import PAGE_MAX, ROWS_MAX, Caller, Site, Visitor, query_lake, read_lake, recorded_between
 
 T = TypeVar("T")
 DAY_S = 86_400.0
@@ -43,45 +40,66 @@ Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]  # the year 9999
 
 
-class Call(msgspec.Struct, frozen=True):
-    """One request: who asks, and what for. `query` and `body` have the types of the endpoint."""
+class ApiCall(msgspec.Struct, frozen=True):
+    """One request of the API; `query` and `body` have the types of the endpoint."""
 
-    site: Site
-    visitor: Visitor
+    caller: Caller
     path: dict[str, str]
     query: Any
     body: Any
 
+    @property
+    def site(self) -> Site:
+        """The site that the request is for."""
+        return self.caller.site
+
+    @property
+    def visitor(self) -> Visitor:
+        """The authenticated visitor."""
+        return self.caller.visitor
+
 
 class NoQuery(msgspec.Struct, frozen=True):
-    pass
+    """The query string of an endpoint without parameters."""
 
 
 class TaskQuery(TaskFilter, frozen=True, kw_only=True):
+    """Which tasks, in which order, and from which page on."""
+
     limit: Limit = 50
     cursor: Annotated[str, msgspec.Meta(max_length=2000)] = ""
     order: Literal["clock", "time"] = "clock"
 
 
 class LimitQuery(msgspec.Struct, frozen=True):
+    """How many items."""
+
     limit: Limit = 100
 
 
 class PeekQuery(msgspec.Struct, frozen=True):
+    """How many messages."""
+
     limit: Limit = 20
 
 
 class AuditQuery(msgspec.Struct, frozen=True):
+    """How many entries; `before`: the number of the last one of the previous page."""
+
     limit: Limit = 100
     before: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 class RatesQuery(msgspec.Struct, frozen=True):
+    """How many seconds back, in steps of how many; 0 chooses a length that fits."""
+
     last_s: Annotated[float, msgspec.Meta(ge=5, le=3600)] = 3600.0
     step_s: Annotated[int, msgspec.Meta(ge=0, le=3600)] = 0
 
 
 class SinceQuery(msgspec.Struct, frozen=True):
+    """From when on, in seconds since 1970."""
+
     since: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
@@ -95,29 +113,34 @@ class HistoryFilter(msgspec.Struct, frozen=True, kw_only=True):
     until: Moment | None = None
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(self.name, self.queue, self.worker, self.since, self.until)
+    def wanted(self) -> AttemptFilter:
+        """The same filter for the lake's tables."""
+        return AttemptFilter(self.name, self.queue, self.worker, self.since, self.until)
 
 
 class HistoryQuery(HistoryFilter, frozen=True, kw_only=True):
+    """Which attempts, grouped by what, and compared before and after `mark`."""
+
     by: Literal["name", "queue", "worker"] = "name"
     mark: Moment | None = None
 
 
 class PeriodQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds since 1970; without `until` it ends now, without `since` it has one day."""
+    """A period in seconds since 1970; without `until` it ends now, without `since` it lasts one day."""
 
     since: Moment | None = None
     until: Moment | None = None
 
 
 class Question(msgspec.Struct, frozen=True):
+    """One SELECT over the tables of history, and how many rows to return."""
+
     sql: Annotated[str, msgspec.Meta(min_length=1, max_length=10_000)]
     limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = 100
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """`more`: there were rows beyond the limit."""
+    """The rows of a query; `more`: there are rows beyond the limit."""
 
     columns: list[str]
     types: list[str]
@@ -126,136 +149,140 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
+    """How many tasks match."""
+
     count: int
 
 
 class Me(msgspec.Struct, frozen=True):
+    """The authenticated visitor, with the token that each change must carry."""
+
     name: str
     role: str
     csrf: str
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One path of the API: its parameters, its answer, and the function that computes it."""
+
     method: Literal["GET", "POST"] = "GET"
-    path: str  # as Starlette writes it
+    path: str  # in Starlette's syntax
     summary: str
     answer: Any
-    ask: Callable[[Call], Awaitable[Any]]
+    ask: Callable[[ApiCall], Awaitable[Any]]
     query: type[msgspec.Struct] = NoQuery
     body: Any = None
 
 
-async def _overview(call: Call) -> Overview:
+async def _overview(call: ApiCall) -> Overview:
     return call.site.overview()
 
 
-async def _nodes(call: Call) -> list[Node]:
+async def _nodes(call: ApiCall) -> list[Node]:
     return call.site.nodes()
 
 
-async def _worker(call: Call) -> Worker:
+async def _worker(call: ApiCall) -> Worker:
     return _found(await call.site.worker(call.path["node"]), "node", call.path["node"])
 
 
-async def _happenings(call: Call) -> list[Happening]:
+async def _happenings(call: ApiCall) -> list[Happening]:
     return call.site.happenings(since=call.query.since)
 
 
-async def _tasks(call: Call) -> TaskPage:
+async def _tasks(call: ApiCall) -> TaskPage:
     query = call.query
     return call.site.tasks(_filter(query), limit=query.limit, cursor=query.cursor, order=query.order)
 
 
-async def _count(call: Call) -> Counted:
+async def _count(call: ApiCall) -> Counted:
     return Counted(call.site.count(call.query))
 
 
-async def _task(call: Call) -> TaskDetail:
+async def _task(call: ApiCall) -> TaskDetail:
     return _found(call.site.task(call.path["task_id"]), "task", call.path["task_id"])
 
 
-async def _workflow(call: Call) -> Workflow:
+async def _workflow(call: ApiCall) -> Workflow:
     return _found(call.site.workflow(call.path["task_id"]), "task", call.path["task_id"])
 
 
-async def _queues(call: Call) -> list[Queue]:
+async def _queues(call: ApiCall) -> list[Queue]:
     return call.site.queues()
 
 
-async def _peek(call: Call) -> list[WaitingMessage]:
+async def _peek(call: ApiCall) -> list[WaitingMessage]:
     return await call.site.peek(call.path["queue"], call.query.limit)
 
 
-async def _letters(call: Call) -> list[DeadLetterRow]:
+async def _letters(call: ApiCall) -> list[DeadLetterRow]:
     return await call.site.dead_letters(call.query.limit)
 
 
-async def _schedule(call: Call) -> Schedule:
+async def _schedule(call: ApiCall) -> Schedule:
     return await call.site.schedule()
 
 
-async def _elections(call: Call) -> list[Election]:
+async def _elections(call: ApiCall) -> list[Election]:
     return call.site.elections()
 
 
-async def _leases(call: Call) -> list[Lease]:
+async def _leases(call: ApiCall) -> list[Lease]:
     return call.site.leases()
 
 
-async def _rates(call: Call) -> Rates:
+async def _rates(call: ApiCall) -> Rates:
     return call.site.rates(last_s=call.query.last_s, step_s=call.query.step_s)
 
 
-async def _history(call: Call) -> Past:
+async def _history(call: ApiCall) -> Past:
     asked = call.query
-    return await _looked_back(call, lambda tables: past(tables, asked.wanted, asked.by, asked.mark))
+    return await _looked_back(call, partial(past, wanted=asked.wanted, by=asked.by, mark=asked.mark), Past)
 
 
-async def _history_rates(call: Call) -> Rates:
-    wanted = call.query.wanted
-    return await _looked_back(call, lambda tables: rates(tables, wanted))
+async def _history_rates(call: ApiCall) -> Rates:
+    return await _looked_back(call, partial(rates, wanted=call.query.wanted), Rates)
 
 
-async def _history_happenings(call: Call) -> Recorded:
+async def _history_happenings(call: ApiCall) -> Recorded:
     until = time() if call.query.until is None else call.query.until
     since = max(0.0, until - DAY_S) if call.query.since is None else call.query.since
     if since >= until:
-        raise Refused(400, "Bad Request", "`since` is not before `until`; name a time that has a length")
-    return await _answered(recorded_between(call.site, since, until))
+        raise Refused(400, "Bad Request", "`since` must be before `until`")
+    return await _answered(recorded_between(call.caller, since, until))
 
 
-async def _history_sql(call: Call) -> Rows:
-    if not may_query(call.visitor):
-        raise Forbidden("queries need the role operator")
+async def _history_sql(call: ApiCall) -> Rows:
     asked = call.body
-    found = await _looked_back(call, lambda tables: query(tables, asked.sql, asked.limit))
-    rows = [[plain(value) for value in row] for row in found.rows]
-    return Rows(list(found.columns), list(found.types), rows, found.more)
+    found = await _answered(query_lake(call.caller, asked.sql, asked.limit))
+    return Rows(list(found.columns), list(found.types), [list(row) for row in found.rows], found.more)
 
 
-async def _views(call: Call) -> list[SavedView]:
+async def _views(call: ApiCall) -> list[SavedView]:
     return await call.site.views()
 
 
-async def _audit(call: Call) -> list[AuditEntry]:
+async def _audit(call: ApiCall) -> list[AuditEntry]:
     return await call.site.audit(limit=call.query.limit, before=call.query.before)
 
 
-async def _me(call: Call) -> Me:
+async def _me(call: ApiCall) -> Me:
     return Me(call.visitor.name, call.visitor.role.value, call.visitor.csrf)
 
 
-async def _act(call: Call) -> ActionResult:
+async def _act(call: ApiCall) -> ActionResult:
     return await call.site.act(call.visitor, call.body)
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(path="/overview", summary="The cluster at a glance.", answer=Overview, ask=_overview),
     Endpoint(path="/nodes", summary="The nodes of the cluster.", answer=list[Node], ask=_nodes),
-    Endpoint(path="/nodes/{node}", summary="One worker, asked just now.", answer=Worker, ask=_worker),
+    Endpoint(
+        path="/nodes/{node}", summary="One worker, as it describes itself now.", answer=Worker, ask=_worker
+    ),
     Endpoint(
         path="/happenings",
-        summary="Who came and went, who was elected, and who leads since, in the last hour.",
+        summary="Changes of membership, elections and leases in the last hour.",
         answer=list[Happening],
         ask=_happenings,
         query=SinceQuery,
@@ -298,21 +325,21 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(path="/rates", summary="The last hour in steps.", answer=Rates, ask=_rates, query=RatesQuery),
     Endpoint(
         path="/history",
-        summary="Figures of what is recorded: in total, by task, queue or worker, before and after a mark.",
+        summary="Figures of recorded attempts: in total, by task, queue or worker, before and after a mark.",
         answer=Past,
         ask=_history,
         query=HistoryQuery,
     ),
     Endpoint(
         path="/history/rates",
-        summary="What is recorded, in steps of time.",
+        summary="Rates of recorded attempts, in steps of time.",
         answer=Rates,
         ask=_history_rates,
         query=HistoryFilter,
     ),
     Endpoint(
         path="/history/happenings",
-        summary="Who came and went, and who was elected, as it is recorded; before that, who was there.",
+        summary="Recorded changes of membership, elections and leases, after the state at the beginning.",
         answer=Recorded,
         ask=_history_happenings,
         query=PeriodQuery,
@@ -332,7 +359,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         ask=_audit,
         query=AuditQuery,
     ),
-    Endpoint(path="/me", summary="Who asks, in which role.", answer=Me, ask=_me),
+    Endpoint(path="/me", summary="The authenticated visitor and its role.", answer=Me, ask=_me),
     Endpoint(
         method="POST",
         path="/actions",
@@ -344,8 +371,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 
 
-async def _looked_back(call: Call, work: Callable[[Tables], T]) -> T:
-    return await _answered(look_back(call.site, work))
+async def _looked_back(call: ApiCall, work: Callable[[Tables], Any], kind: type[T]) -> T:
+    return await _answered(read_lake(call.caller, work, kind))
 
 
 async def _answered(asked: Awaitable[T]) -> T:

@@ -1,10 +1,10 @@
-"""Hub: what changes, pushed to browsers.
+"""Hub: changes, pushed to browsers.
 
-Changes are collected ten times a second into numbered pushes, of which the last PUSHES_MAX are kept. A client
-that comes back says which number it saw last, and gets what came since, merged into one; who missed more
-than is kept is told to reload. So a client costs no memory of its own, and one that reads slowly gets fewer
-and larger pushes. Who does not take a push for SLOW_S is dropped. Beyond `clients_max` nobody is let in, nor
-one visitor beyond STREAMS_MAX. Every JUDGE_S it is asked whether the client may still look.
+Changes are collected ten times a second into numbered pushes, of which the last PUSHES_MAX are retained. A
+client that reconnects names the last number it received, and gets all later changes merged into one push; a
+client that missed more than is retained reloads. So a client costs no memory, and a slow one gets fewer and
+larger pushes. A client that does not take a push for SLOW_S is dropped. Beyond `clients_max` no client is
+accepted, nor one visitor beyond STREAMS_MAX. Every JUDGE_S the visitor is authenticated again.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from time import time
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from umbel.monitor.changes import Change
 from umbel.monitor.cluster import KnownCluster
+from umbel.monitor.model import Change
 
 log = logging.getLogger("umbel.web")
 PUSH_S = 0.1
@@ -28,17 +28,19 @@ SLOW_S = 10.0
 JUDGE_S = 15.0
 PUSHES_MAX = 300
 STREAMS_MAX = 50  # of one visitor
-TOPICS = ("nodes", "tasks", "queues", "elections", "rates", "audit", "health")
+TOPICS = ("nodes", "tasks", "queues", "letters", "elections", "rates", "audit", "health")
 Topics = Mapping[str, Change]
 
 
 class Push(msgspec.Struct, frozen=True):
+    """The changes of one interval, by topic."""
+
     number: int
     topics: Topics
 
 
 class Hub:
-    """Numbers begin with the time, so that a client of an earlier run is told to reload."""
+    """The numbered pushes. Numbers begin with the time, so that a client of an earlier process reloads."""
 
     def __init__(self, cluster: KnownCluster, *, clients_max: int) -> None:
         self.dropped = 0
@@ -47,35 +49,40 @@ class Hub:
         self._cluster = cluster
         self._number = int(time() * 1000)
         self._pushes: deque[Push] = deque(maxlen=PUSHES_MAX)
-        self._forgotten = self._number  # what is up to here is not kept any more
+        self._forgotten = self._number  # pushes up to this number are no longer retained
         self._new = asyncio.Event()
 
     @property
     def number(self) -> int:
+        """The number of the newest push."""
         return self._number
 
     @property
     def clients(self) -> int:
+        """How many streams are open."""
         return self._streams.total()
 
     @property
     def is_full(self) -> bool:
+        """Whether no more streams are accepted."""
         return self.clients >= self._clients_max
 
     def has_many_of(self, visitor: str) -> bool:
+        """Return whether the visitor has as many streams open as are allowed."""
         return self._streams[visitor] >= STREAMS_MAX
 
     @contextmanager
     def counted(self, visitor: str) -> Iterator[None]:
+        """Count a stream of the visitor while it is open."""
         self._streams[visitor] += 1
         try:
             yield
         finally:
             self._streams[visitor] -= 1
-            self._streams += Counter()  # forgets who has none
+            self._streams += Counter()  # removes visitors without streams
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Collect changes into pushes until cancelled."""
         loop = asyncio.get_running_loop()
         figures_at = loop.time()
         while True:
@@ -97,7 +104,7 @@ class Hub:
         self._new = asyncio.Event()
 
     def since(self, number: int) -> Topics | None:
-        """What changed after that push; None if that is not known any more."""
+        """Return what changed after that push, merged; None if it is no longer retained."""
         if number < self._forgotten or number > self._number:
             return None
         merged: dict[str, Change] = {}
@@ -110,7 +117,7 @@ class Hub:
         return merged
 
     async def follow(self, last: int | None, topics: Collection[str]) -> AsyncIterator[bytes]:
-        """Pushes as they are written to a client, forever; an empty comment keeps the line open."""
+        """Yield pushes as server-sent events, forever; a comment keeps an idle connection open."""
         seen = self._number if last is None else last
         yield b"retry: 2000\nid: %d\n\n" % (self._number if last is None else seen)
         while True:
@@ -147,9 +154,10 @@ class Hub:
 
 
 class EventStream:
-    """The response: an ASGI application of its own, as it watches how fast the client reads.
+    """The response of a stream: an ASGI application, as it watches how fast the client reads.
 
-    `still_known`: whether its visitor may still look; a token may have ended since it was opened.
+    `still_known`: whether its visitor is still authenticated; a token may have ended since the stream was
+    opened.
     """
 
     def __init__(
@@ -179,7 +187,7 @@ class EventStream:
                         await send({"type": "http.response.body", "body": b""})
 
     async def _judge(self) -> None:
-        """Until the visitor may not look any more."""
+        """Return when the visitor is no longer authenticated."""
         while True:
             await asyncio.sleep(JUDGE_S)
             if not await self._still_known():

@@ -1,4 +1,4 @@
-"""Problems: what went wrong, as RFC 9457 problem documents."""
+"""Problems: errors of a request as RFC 9457 problem documents."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ CONTENT_TYPE = "application/problem+json"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`type` is `about:blank` where the status says all."""
+    """A problem document; `type` is `about:blank` if the status says all."""
 
     type: str = "about:blank"
     title: str
@@ -18,7 +18,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Refused(Exception):
-    """A request that is answered with a problem."""
+    """A request that is answered with a problem document."""
 
     def __init__(self, status: int, title: str, detail: str = "", **headers: str) -> None:
         super().__init__(detail or title)
@@ -27,13 +27,17 @@ class Refused(Exception):
 
 
 class Forbidden(Refused):
+    """A request that the visitor's role or origin does not allow; status 403."""
+
     def __init__(self, detail: str) -> None:
         super().__init__(403, "Forbidden", detail)
 
 
 def answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    """Return the response of a problem."""
     return Response(msgspec.json.encode(problem), problem.status, headers, media_type=CONTENT_TYPE)
 
 
 def as_json(value: Any, status: int = 200) -> Response:
+    """Return a response with the value as JSON."""
     return Response(msgspec.json.encode(value, enc_hook=str), status, media_type="application/json")

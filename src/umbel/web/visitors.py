@@ -1,9 +1,11 @@
-"""Visitors: who asks, and what is refused before a handler runs.
+"""Visitors: who sends a request, and what is refused before a handler runs.
 
-Who asks is said, in this order, by a bearer token, by a session's cookie, by the header of a trusted proxy,
-or by the application that mounts the dashboard. A change must come from the dashboard's own pages: its
-Origin is the host that was asked, and it carries the CSRF token of the visitor. A bearer token is in no
-browser's keeping, so nothing can send it unasked, and the CSRF token is not needed.
+A visitor is identified, in this order, by a bearer token, by a session's cookie, by the header of a trusted
+proxy, or by the application that mounts the dashboard. A change must come from the dashboard's own pages: its
+Origin is the host of the request, and it carries the CSRF token of the visitor. Browsers do not store bearer
+tokens, so no page can send one unasked, and the CSRF token is not needed.
+
+Logins and refused requests are written to the audit, up to the limits of failures.
 """
 
 import asyncio
@@ -11,11 +13,10 @@ import hashlib
 import hmac
 import logging
 import sqlite3
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from inspect import iscoroutine
 from math import inf
-from secrets import token_bytes, token_urlsafe
+from secrets import token_bytes
 from time import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,161 +26,250 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from umbel.pools.guard import Raised, call_guarded
-from umbel.web.origins import FORWARDED, address_of, cookie_name, is_secure, peer_of
+from umbel.web.actions import AuditEntry
+from umbel.web.credentials import (
+    PREFIX,
+    SESSION_S,
+    FailureLimit,
+    Session,
+    Sessions,
+    Token,
+    Verdict,
+    address_of,
+    came_through_proxy,
+    cookie,
+    find_token,
+    is_background,
+    is_secure,
+    make_token,
+    peer_of,
+    valid,
+    written_cookie,
+)
+from umbel.web.journal import FAILED_LOGIN, LOCKED_OUT, LOGIN, LOGOUT, REFUSED_REQUEST, note_of
 from umbel.web.problems import Forbidden, Refused
-from umbel.web.roles import Role
-from umbel.web.settings import Authenticate, WebSettings, is_from, is_loopback
+from umbel.web.settings import PROXY_HEADER, Authenticate, Role, WebSettings, is_from, is_loopback
 from umbel.web.site import Visitor
-from umbel.web.tokens import PREFIX, Token, digest_of, find_token, make_token, valid
 from umbel.wire.show import brief
 
 log = logging.getLogger("umbel.web")
-SESSION_S = 12 * 3600.0
-SESSIONS_MAX = 10_000
-GUESSES_MAX = 20  # wrong tokens of one address in GUESSES_S
-GUESSES_S = 60.0
-ADDRESSES_MAX = 10_000
+ONE_TIME = "one-time token"
+ONE_TIME_S = 12 * 3600.0
+TOGETHER_S = 1.0
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER = "x-csrf-token"
-ROLES = tuple(one.value for one in Role)
-LOG_IN = "/session"  # a plain form, which has its token in the form
-
-
-class Session(msgspec.Struct, frozen=True):
-    """`digest`: of the token that it was begun with, and with which it ends; "" for the one-time token."""
-
-    name: str
-    role: Role
-    expires_at: float
-    digest: str = ""
+ROLES = tuple(role.value for role in Role)
+LOG_IN = "/session"  # a plain form, which carries its token in a field
+UNKNOWN = "unknown"
+Note = Callable[[AuditEntry], Awaitable[None]]
 
 
 class Visitors:
-    """`tokens` are read each time they are needed, in a thread: one that was removed is worth nothing at
-    once, and a session that it began ends with it."""
+    """Authenticates requests, starts and ends sessions, and audits both with `note`.
 
-    def __init__(self, settings: WebSettings, tokens: Callable[[], list[Token]]) -> None:
+    `tokens` are read for each request, in a thread: a token that was removed is invalid at once, and the
+    sessions that it started end with it.
+    """
+
+    def __init__(self, settings: WebSettings, tokens: Callable[[], list[Token]], note: Note) -> None:
         self._settings = settings
         self._tokens = tokens
+        self._note = note
         self._secret = token_bytes(32)
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._guesses: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self.one_time = make_token() if settings.login and is_loopback(settings.host) else ""
+        self._coming: asyncio.Task[list[Token]] | None = None
+        self._one_time_ends = time() + ONE_TIME_S
+        self.sessions = Sessions(settings.session_idle_s)
+        self.failures, self.at_provider, self._refusals = FailureLimit(), FailureLimit(), FailureLimit()
+        self.one_time = make_token() if settings.has_one_time_token else ""
 
     async def judge(self, scope: Scope) -> Visitor | None:
-        """Who asks, or None if nobody knows; Refused for what must not be answered at all."""
+        """Return the visitor, or None for an anonymous request; Refused for what must not be answered."""
         headers = Headers(scope=scope)
         if self._settings.is_open:
-            _check_is_local(headers, scope)
+            self._check_is_local(headers, scope)
         given = self._bearer(headers)
         if given is None:
-            found = await self._known(headers, scope)
+            found = await self._known(headers, scope, is_used=not is_background(scope))
         else:
-            address = self.address_of(scope)
-            found = _holder(await self._named(given, address), address)
+            found = _holder(await self._named(given, scope), self.address_of(scope))
         if scope["method"] not in SAFE:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            self._check_change(headers, None if path == LOG_IN else found)
+            try:
+                self._check_change(headers, None if path == LOG_IN else found)
+            except Forbidden as refused:
+                await self._note_refused(scope, path, found, refused)
+                raise
         return found
 
     async def still_knows(self, visitor: Visitor, scope: Scope) -> bool:
-        """Whether the same request would come from the same visitor now."""
+        """Return whether the same request would be authenticated as the same visitor now."""
         headers = Headers(scope=scope)
         given = self._bearer(headers)
         try:
             if given is None:
-                return await self._known(headers, scope) == visitor
+                return await self._known(headers, scope, is_used=False) == visitor
             token = find_token(await self._read(), given, time())
         except Refused:
             return False
         return token is not None and _holder(token, visitor.address) == visitor
 
-    async def log_in(self, token: str, scope: Scope) -> tuple[str, Session]:
-        """A session for a token, the one-time token or a named one; Refused for any other."""
-        address, ends_at = self.address_of(scope), time() + SESSION_S
-        self._check_guesses(address)
-        if self._spend(token):
-            session = Session("one-time token", Role.ADMIN, ends_at)
-        else:
-            known = await self._named(token, address)
-            session = Session(known.name, known.role, min(ends_at, known.expires_at or inf), known.digest)
-        number = token_urlsafe(32)
-        self._sessions[digest_of(number)] = session
-        if len(self._sessions) > SESSIONS_MAX:
-            self._sessions.popitem(last=False)
-        return number, session
+    # -- logging in and out ----------------------------------------------------------------------
 
-    def log_out(self, scope: Scope) -> None:
-        self._sessions.pop(digest_of(_cookie(Headers(scope=scope))), None)
+    async def log_in(self, token: str, scope: Scope) -> str:
+        """Return the cookie of a session for a named token; Refused for any other."""
+        known = await self._named(token, scope)
+        return await self.admit(
+            scope,
+            Session(
+                name=known.name,
+                role=known.role,
+                holder=f"token {known.digest}",
+                ends_at=min(time() + SESSION_S, known.expires_at or inf),
+                digest=known.digest,
+            ),
+            {"by": "token"},
+        )
+
+    async def log_in_once(self, token: str, scope: Scope) -> str:
+        """Return the cookie of a session for the one-time token.
+
+        A named token is refused: it came in an address, which browsers and logs store. So is a request that a
+        proxy forwarded: the one-time token is for this machine alone.
+        """
+        if seen := came_through_proxy(scope):
+            raise await self._failed(scope, f"the one-time token came through a proxy ({seen[:100]})")
+        if not self._spend(token):
+            raise await self._failed(scope, "the one-time token is wrong, was used before, or has expired")
+        ends_at = time() + SESSION_S
+        session = Session(name=ONE_TIME, role=Role.ADMIN, holder=ONE_TIME, ends_at=ends_at)
+        return await self.admit(scope, session, {"by": ONE_TIME})
+
+    async def admit(self, scope: Scope, session: Session, arguments: dict[str, Any]) -> str:
+        """Return the cookie of a new session, which replaces the browser's previous one."""
+        self.sessions.end(self._cookie(scope))
+        number = self.sessions.begin(session, time())
+        entry = note_of(LOGIN, session.name, session.role, self.address_of(scope), arguments=arguments)
+        await self._note(entry)
+        return written_cookie(scope, number, session.ends_at - time(), secure=self.is_secure(scope))
+
+    async def log_out(self, scope: Scope, *, everywhere: bool = False) -> str:
+        """End the session; return the header that removes its cookie.
+
+        `everywhere`: the holder's other sessions end too.
+        """
+        ended = self.sessions.end(self._cookie(scope))
+        if ended is not None:
+            others = self.sessions.end_all(ended.holder) if everywhere else 0
+            entry = note_of(LOGOUT, ended.name, ended.role, self.address_of(scope))
+            await self._note(msgspec.structs.replace(entry, arguments={"other_sessions": others}))
+        return written_cookie(scope, "", 0, secure=self.is_secure(scope))
+
+    async def note_failure(
+        self, scope: Scope, why: str, who: str = UNKNOWN, failures: FailureLimit | None = None
+    ) -> Verdict:
+        """Write a failed login to the audit, unless the address has failed too often."""
+        address = self.address_of(scope)
+        verdict = (failures or self.failures).note(address, time())
+        if verdict is not Verdict.IGNORED:
+            await self._note(note_of(FAILED_LOGIN, who, "", address, target=why, status="refused"))
+        if verdict is Verdict.LOCKED_OUT:
+            log.warning(
+                "too many failed logins to the dashboard; ignored for a minute", extra={"address": address}
+            )
+            await self._note(note_of(LOCKED_OUT, who, "", address, status="refused"))
+        return verdict
+
+    def sessions_of(self, scope: Scope) -> list[Session]:
+        """Return all sessions of the request's holder."""
+        own = self.sessions.find(self._cookie(scope), time(), is_used=False)
+        return [] if own is None else list(self.sessions.of(own.holder))
 
     def address_of(self, scope: Scope) -> str:
+        """Return the visitor's address, behind trusted proxies too."""
         return address_of(scope, self._settings.proxies)
 
-    def set_cookie(self, number: str, session: Session, scope: Scope) -> str:
-        secure = "; Secure" if is_secure(scope, self._settings.proxies) else ""
-        return _written_cookie(number, max(0, int(session.expires_at - time())), scope) + secure
+    def is_secure(self, scope: Scope) -> bool:
+        """Return whether the browser uses TLS."""
+        return self._settings.is_public_by_tls or is_secure(scope, self._settings.proxies)
 
-    # -- who -------------------------------------------------------------------------------------
+    # -- authentication --------------------------------------------------------------------------
 
     def _bearer(self, headers: Headers) -> str | None:
-        """The bearer token; None without one, or if it belongs to the application or proxy in front."""
+        """Return the bearer token; None without one, or if it is for the application or proxy in front."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         is_alone = self._settings.authenticate is None and not self._settings.proxies
         if kind.lower() != "bearer" or not (is_alone or given.strip().startswith(PREFIX)):
             return None
         return given.strip()
 
-    async def _named(self, given: str, address: str) -> Token:
-        """The valid token that this is; Refused for another, and after too many others."""
-        self._check_guesses(address)
-        tokens = await self._read()
-        self._check_guesses(address)  # others may have guessed meanwhile
+    async def _named(self, given: str, scope: Scope) -> Token:
+        """Return the valid token that was given, also from a locked-out address; Refused for another."""
+        is_locked_out = self.failures.is_locked_out(self.address_of(scope), time())
+        tokens = await (self._read_together() if is_locked_out else self._read())
         found = find_token(tokens, given, time())
-        if found is None:
-            self._note_guess(address, time())
-            detail = "the token is wrong, was used before, or has expired"
-            raise Refused(401, "Unauthorized", detail, www_authenticate="Bearer")
-        return found
+        if found is not None:
+            return found
+        ended = find_token(tokens, given, -inf)
+        if ended is not None:
+            raise await self._failed(scope, "the token has expired", ended.name)
+        raise await self._failed(scope, "wrong token")
 
-    async def _known(self, headers: Headers, scope: Scope) -> Visitor | None:
+    async def _failed(self, scope: Scope, why: str, who: str = UNKNOWN) -> Refused:
+        if await self.note_failure(scope, why, who) is Verdict.IGNORED:
+            return Refused(429, "Too Many Requests", "too many wrong tokens; wait a minute", retry_after="60")
+        detail = "the token is wrong, was used before, or has expired"
+        return Refused(401, "Unauthorized", detail, www_authenticate="Bearer")
+
+    async def _known(self, headers: Headers, scope: Scope, *, is_used: bool) -> Visitor | None:
         address = self.address_of(scope)
-        number = _cookie(headers)
-        session = await self._session(number) if number else None
+        number = self._cookie(scope)
+        session = await self._session(number, is_used=is_used) if number else None
         if session is not None:
             return self._visitor(session.name, session.role, f"session {number}", address)
         name = self._named_by_proxy(headers, scope)
         if name:
             return self._visitor(name, self._settings.proxy_role, f"proxy {name}", address)
         if self._settings.authenticate is not None:
-            told = _told_by_host(self._settings.authenticate, scope)
-            if told is not None:
-                return self._visitor(told[0], told[1], f"host {told[0]}", address)
+            identity = _identity_from_host(self._settings.authenticate, scope)
+            if identity is not None:
+                return self._visitor(identity[0], identity[1], f"host {identity[0]}", address)
         if self._settings.is_open:
             return self._visitor("local user", Role.ADMIN, "local", address)
         return None
 
-    async def _session(self, number: str) -> Session | None:
-        """None, too, once its token has ended or was removed."""
-        key = digest_of(number)
-        session = self._sessions.get(key)
-        if session is None:
-            return None
-        is_valid = time() < session.expires_at
-        if is_valid and session.digest:
-            is_valid = session.digest in {one.digest for one in valid(await self._read(), time())}
-        if not is_valid:
-            self._sessions.pop(key, None)
-        return session if is_valid else None
+    async def _session(self, number: str, *, is_used: bool) -> Session | None:
+        """Return the session; None, too, if its token has expired or was removed."""
+        session = self.sessions.find(number, time(), is_used=is_used)
+        if session is None or not session.digest:
+            return session
+        if session.digest in {token.digest for token in valid(await self._read(), time())}:
+            return session
+        self.sessions.end(number)
+        return None
+
+    def _cookie(self, scope: Scope) -> str:
+        return cookie(scope, secure=self.is_secure(scope))
 
     def _named_by_proxy(self, headers: Headers, scope: Scope) -> str:
-        if not is_from(peer_of(scope), self._settings.proxies):
+        header = self._settings.user_header
+        if not header or not is_from(peer_of(scope), self._settings.proxies):
             return ""
-        names = headers.getlist(self._settings.proxy_header)
-        if len(names) > 1:  # one of them may be the visitor's own
-            name = self._settings.proxy_header
-            detail = f"the request has {len(names)} headers {name}; let the proxy replace it, not add one"
+        names = headers.getlist(header)
+        if len(names) > 1:  # the visitor may have added one
+            detail = f"the request has {len(names)} headers {header}; let the proxy replace it, not add one"
             raise Refused(400, "Bad Request", detail)
         return names[0] if names else ""
+
+    async def _read_together(self) -> list[Token]:
+        """Read the tokens once for all requests of a second, so that guesses cost little."""
+        if self._coming is None:
+            self._coming = asyncio.create_task(self._read_later(), name="umbel-tokens")
+        return await asyncio.shield(self._coming)
+
+    async def _read_later(self) -> list[Token]:
+        await asyncio.sleep(TOGETHER_S)
+        self._coming = None  # later requests may use a newer token
+        return await self._read()
 
     async def _read(self) -> list[Token]:
         try:
@@ -193,7 +283,7 @@ class Visitors:
         csrf = hmac.new(self._secret, key.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
         return Visitor(name=name[:100], role=role, csrf=csrf, address=address)
 
-    # -- what is refused -------------------------------------------------------------------------
+    # -- refusals --------------------------------------------------------------------------------
 
     def _check_change(self, headers: Headers, visitor: Visitor | None) -> None:
         origin = headers.get("origin")
@@ -209,26 +299,44 @@ class Visitors:
         if not hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), visitor.csrf.encode()):
             raise Forbidden("the header X-CSRF-Token is missing or wrong; reload the page")
 
+    async def _note_refused(
+        self, scope: Scope, path: str, visitor: Visitor | None, refused: Forbidden
+    ) -> None:
+        address = self.address_of(scope)
+        if self._refusals.note(address, time()) is Verdict.IGNORED:
+            return
+        who, role = (visitor.name, visitor.role.value) if visitor else (UNKNOWN, "")
+        entry = note_of(
+            REFUSED_REQUEST, who, role, address, target=f"{scope['method']} {path}", status="refused"
+        )
+        await self._note(msgspec.structs.replace(entry, arguments={"why": refused.problem.detail}))
+
+    def _check_is_local(self, headers: Headers, scope: Scope) -> None:
+        """Without a login, refuse other machines, and other sites' pages whose names resolve to this one."""
+        host = headers.get("host", "")
+        if not is_loopback(_hostname(host)):
+            raise Forbidden(
+                f"the dashboard does not serve the host {host[:100]!r}; open it by its own address"
+            )
+        if not is_loopback(peer_of(scope)):
+            raise Forbidden("without a login, only requests from this machine are answered")
+        if seen := came_through_proxy(scope, [PROXY_HEADER, self._settings.user_header]):
+            raise Forbidden(
+                "without a login, nothing that a proxy forwards is answered, and this request has "
+                f"{seen[:100]}; log in by tokens, or name the proxy with --trusted-proxy"
+            )
+
     def _spend(self, token: str) -> bool:
-        if not self.one_time or not hmac.compare_digest(token.encode(), self.one_time.encode()):
+        if not self.one_time or time() >= self._one_time_ends:
+            return False
+        if not hmac.compare_digest(token.encode(), self.one_time.encode()):
             return False
         self.one_time = ""
         return True
 
-    def _check_guesses(self, address: str) -> None:
-        began, count = self._guesses.get(address, (0.0, 0))
-        if count >= GUESSES_MAX and time() - began < GUESSES_S:
-            raise Refused(429, "Too Many Requests", "too many wrong tokens; wait a minute", retry_after="60")
 
-    def _note_guess(self, address: str, now: float) -> None:
-        began, count = self._guesses.pop(address, (now, 0))
-        self._guesses[address] = (began, count + 1) if now - began < GUESSES_S else (now, 1)
-        if len(self._guesses) > ADDRESSES_MAX:
-            self._guesses.popitem(last=False)
-
-
-def _told_by_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] | None:
-    """What the application says of who asks; while it cannot say, nobody is answered."""
+def _identity_from_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] | None:
+    """Return the identity that the application gives the request, or None; Refused if its function fails."""
     happened = call_guarded(authenticate, scope)
     if isinstance(happened, Raised):
         log.error(
@@ -236,15 +344,15 @@ def _told_by_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] 
             exc_info=happened.error,
         )
     else:
-        told: Any = happened.value
-        if told is None:
+        returned: Any = happened.value
+        if returned is None:
             return None
-        match told:
+        match returned:
             case (str() as name, role) if role in ROLES:
                 return name, Role(role)
-        if iscoroutine(told):  # an `async def`, which is not awaited here
-            told.close()
-        fields = {"returned": brief(told), "roles": ", ".join(ROLES)}
+        if iscoroutine(returned):  # from an `async def`: it is not awaited here
+            returned.close()
+        fields = {"returned": brief(returned), "roles": ", ".join(ROLES)}
         log.error(
             "authenticate function of the dashboard must return (name, role) or None; request refused",
             extra=fields,
@@ -253,19 +361,8 @@ def _told_by_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] 
     raise Refused(503, "Service Unavailable", detail)
 
 
-def _check_is_local(headers: Headers, scope: Scope) -> None:
-    """Without a login, only this machine is answered, and no page elsewhere whose name leads here."""
-    host = headers.get("host", "")
-    if not is_loopback(_hostname(host)):
-        raise Forbidden(f"the dashboard does not serve the host {host[:100]!r}; open it by its own address")
-    if not is_loopback(peer_of(scope)) or any(name in headers for name in FORWARDED):
-        raise Forbidden(
-            "without a login, only requests from this machine are answered, and none through a proxy"
-        )
-
-
 def _place(origin: str) -> str:
-    """Host and port of an Origin; "" for what is none."""
+    """Return host and port of an Origin; "" if it is not valid."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -281,21 +378,3 @@ def _hostname(host: str) -> str:
 
 def _holder(token: Token, address: str) -> Visitor:
     return Visitor(name=token.name, role=token.role, csrf="", address=address)
-
-
-def _cookie(headers: Headers) -> str:
-    wanted = cookie_name(headers)
-    for part in headers.get("cookie", "").split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == wanted:
-            return value
-    return ""
-
-
-def end_cookie(scope: Scope) -> str:
-    return _written_cookie("", 0, scope)
-
-
-def _written_cookie(value: str, age_s: int, scope: Scope) -> str:
-    name, path = cookie_name(Headers(scope=scope)), scope.get("root_path") or "/"
-    return f"{name}={value}; Path={path}; HttpOnly; SameSite=Strict; Max-Age={age_s}"

@@ -1,1 +1,1 @@
-"""Bytes and values: how what we say looks on the wire. Pure; msgspec is the only helper."""
+"""The wire format: values as bytes and back. Pure; msgspec is the only library."""

@@ -1,9 +1,8 @@
-"""Calls: what a task message says, as typed values, and how it is read.
+"""Calls: the contents of a task message as typed values, and how they are read.
 
-`TaskHeaders` lists the headers of protocol v2 in the order in which Celery writes them. The
-worker's main process reads these alone (`read_headers`); the body is for the child that runs the task
-(`decode_task`). Whatever a peer sent, these raise nothing but WireError, and the error names the value
-that is wrong.
+`TaskHeaders` lists the headers of protocol v2 in the order in which Celery writes them. The worker's main
+process reads only these (`read_headers`); the child that runs the task reads the body (`decode_task`).
+Whatever a peer sent, these raise nothing but WireError, and the error names the value that is wrong.
 """
 
 import re
@@ -13,12 +12,14 @@ from typing import Any
 import msgspec
 
 from umbel.errors import BadMessage
-from umbel.wire.limits import (
+from umbel.wire.message import (
     DEFAULT_LIMITS,
     HEADER_LIMITS,
+    JSON_CONTENT,
     NAME_MAX_BYTES,
     Count,
     Limits,
+    Message,
     Moment,
     Name,
     TaskName,
@@ -26,21 +27,19 @@ from umbel.wire.limits import (
     is_name,
     too_large,
 )
-from umbel.wire.message import JSON_CONTENT, Message
 from umbel.wire.show import brief
-from umbel.wire.signature import SignatureMap, check_signature
-from umbel.wire.steps import Step, cut_steps, step_map
+from umbel.wire.steps import SignatureMap, Step, check_signature, cut_steps, step_map
 from umbel.wire.values import Serializer, accepted_serializer, decode_json, decode_json_as
 
 
 class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The known headers (wire 1.3). `root_id` None, `argsrepr` "" and so on: left out by the sender.
 
-    The types say what each may be; `read_headers` adds what types cannot say. A time limit of 0 is
-    none, as Celery has it.
+    The types say what each may be; `read_headers` checks what types cannot express. A time limit of 0 means
+    none, as in Celery.
 
-    `compression`, `redelivered` and `umbel_signature` are about one copy of a message, not about the
-    call: `encode_task` does not take them over.
+    `compression`, `redelivered`, `umbel_signature`, `umbel_bound` and `umbel_unsigned` are about one copy of
+    a message, not about the call: `encode_task` does not take them over.
     """
 
     lang: str = "py"
@@ -58,20 +57,27 @@ class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     argsrepr: str = ""
     kwargsrepr: str = ""
     origin: str = ""
-    ignore_result: bool | None = False  # None: as the receiver's task is set
+    ignore_result: bool | None = False  # None: as the receiver's task is configured
     replaced_task_nesting: Count = 0
     stamped_headers: list[str] | None = None
     stamps: dict[str, Any] = {}
     compression: str | msgspec.UnsetType | None = msgspec.UNSET
     redelivered: bool | msgspec.UnsetType | None = msgspec.UNSET
-    umbel_unique: Name | msgspec.UnsetType | None = msgspec.UNSET  # ours: the key that a unique task holds
-    umbel_limit: Name | msgspec.UnsetType | None = msgspec.UNSET  # ours: the key of the task's cluster limit
-    umbel_signature: str | msgspec.UnsetType | None = msgspec.UNSET  # ours: see `signing.py`
+    umbel_unique: Name | msgspec.UnsetType | None = msgspec.UNSET  # Umbel's: the key that a unique task holds
+    umbel_limit: Name | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )  # Umbel's: the key of the task's cluster limit
+    umbel_starts: Count | msgspec.UnsetType | None = msgspec.UNSET  # Umbel's: see `retried.py`
+    umbel_signature: str | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )  # Umbel's, like the next two: see `signing.py`
+    umbel_bound: str | msgspec.UnsetType | None = msgspec.UNSET
+    umbel_unsigned: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Embed(msgspec.Struct):
-    """What follows the task (wire 1.4). `chain` is in reverse: the next step is the last item, the only one
-    that is surely a map (`steps.py`).
+    """What follows the task (wire 1.4). `chain` is in reverse: the next step is the last item, and the only
+    one that is always a map (`steps.py`).
     """
 
     callbacks: list[SignatureMap] | None = None
@@ -81,7 +87,7 @@ class Embed(msgspec.Struct):
 
 
 class TaskCall(msgspec.Struct):
-    """One call, whole. `extra` holds the caller's own headers."""
+    """A complete call. `extra` holds the caller's custom headers."""
 
     headers: TaskHeaders
     args: list[Any] = []
@@ -93,10 +99,14 @@ class TaskCall(msgspec.Struct):
 
 
 HEADER_NAMES = frozenset(TaskHeaders.__struct_fields__)
+OF_ONE_COPY: dict[str, Any] = dict.fromkeys(
+    ("redelivered", "umbel_signature", "umbel_bound", "umbel_unsigned"), msgspec.UNSET
+)
+"""Headers that a message made from another does not take over, in addition to the compression."""
 
 
 def read_headers(message: Message) -> TaskHeaders:
-    """Decode the headers alone: the cheap look that every message gets from the worker."""
+    """Decode the headers alone, as the worker does with every message. Raises WireError."""
     data = message.headers
     if len(data) > HEADER_LIMITS.size_max_bytes:
         raise too_large(
@@ -111,7 +121,7 @@ def read_headers(message: Message) -> TaskHeaders:
     task_id = headers.id
     if not headers.task or not task_id:
         raise BadMessage(f"the headers have an empty task name or id: task {headers.task!r}, id {task_id!r}")
-    # As most are: one id, and plain text. The types have said the rest.
+    # Most headers have a single id and plain text; the types have checked everything else.
     if not (
         task_id.isascii()
         and task_id.isprintable()
@@ -125,8 +135,31 @@ def read_headers(message: Message) -> TaskHeaders:
     return headers
 
 
+class Holding(msgspec.Struct, frozen=True, gc=False):
+    """What a message holds in the broker, by its headers: a unique task's key, a slot under a limit."""
+
+    task: str = ""
+    id: str = ""
+    umbel_unique: str | None = None
+    umbel_limit: str | None = None
+
+
+def holding_of(message: Message) -> Holding | None:
+    """Return what must be freed when a message ends that was never opened; None: nothing, or unreadable."""
+    data = message.headers
+    if b'"umbel_unique"' not in data and b'"umbel_limit"' not in data:
+        return None
+    try:
+        return _HOLDING.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+_HOLDING = msgspec.json.Decoder(Holding)
+
+
 def check_names(headers: TaskHeaders) -> None:
-    """Refuse a name or id that some broker or store cannot hold: too many bytes, or a NUL in it."""
+    """Raise BadMessage for a name or id that some broker or store cannot hold: too long, or with a NUL."""
     ours = (headers.umbel_unique, headers.umbel_limit)
     for name in (headers.id, headers.root_id, headers.parent_id, headers.group, *ours):
         if isinstance(name, str) and not is_name(name):
@@ -138,6 +171,7 @@ def check_names(headers: TaskHeaders) -> None:
 
 
 def read_header_map(data: bytes, limits: Limits = HEADER_LIMITS) -> dict[str, Any]:
+    """Decode all headers as a map. Raises WireError."""
     found = decode_json(data, limits=limits)
     if not isinstance(found, dict):
         raise BadMessage(f"the headers of the message must be a map, not {data[:100]!r}")
@@ -147,6 +181,7 @@ def read_header_map(data: bytes, limits: Limits = HEADER_LIMITS) -> dict[str, An
 def decode_task(
     message: Message, *, accept: Collection[str] = ("json",), limits: Limits = DEFAULT_LIMITS
 ) -> TaskCall:
+    """Decode the whole message, for the child that runs it. Raises WireError."""
     form = accepted_serializer(message.content_type, accept)
     headers = read_headers(message)
     args, kwargs, embed = _read_body(form, body_bytes(message, headers.compression, limits), limits)
@@ -188,7 +223,7 @@ _KNOWN_ONLY = msgspec.json.Decoder(_KnownOnly)
 
 def _extra(data: bytes) -> dict[str, Any]:
     try:
-        # Mostly there are none, and this tells so for a tenth of what a map of all headers costs.
+        # Usually there are none; this finds out at a tenth of the cost of a map of all headers.
         _KNOWN_ONLY.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = read_header_map(data)
@@ -197,7 +232,7 @@ def _extra(data: bytes) -> dict[str, Any]:
 
 
 def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
-    """Return the body as its serializer wrote it."""
+    """Return the body as its serializer wrote it, decompressed. Raises WireError."""
     if len(message.body) > limits.size_max_bytes:
         raise too_large(
             "the body of the message", len(message.body), limits, "; send a reference to the data instead"
@@ -259,7 +294,7 @@ _EMPTY = msgspec.structs.asdict(Embed())
 
 
 def _read_leniently(data: bytes) -> TaskHeaders:
-    """Read headers in which a peer wrote null for "not set", or say exactly what is wrong."""
+    """Read headers in which a peer wrote null for "not set", or raise an error that names the flaw."""
     found = read_header_map(data)
     if "task" not in found:
         raise BadMessage(

@@ -1,7 +1,7 @@
-"""Compression: bodies made smaller, and read back without trusting what they claim.
+"""Compression: bodies made smaller, and read back without trusting their stated size.
 
-A few kilobytes can unpack to gigabytes, so unpacking stops at the size limit. The names are
-Celery's; what it calls gzip is a zlib stream (wire 1.5, trap 23), and both are read here.
+A few kilobytes can unpack to gigabytes, so unpacking stops at the size limit. The names are Celery's; what it
+calls gzip is a zlib stream (wire 1.5, trap 23), and both are read here.
 """
 
 import bz2
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from umbel.errors import BadMessage, BadValue, TooLarge
-from umbel.wire.limits import DEFAULT_LIMITS, Limits
+from umbel.wire.message import DEFAULT_LIMITS, Limits
 
-# Above what the strongest preset of lzma asks for; a stream can ask for 4 GiB.
+# More than the strongest preset of lzma needs; a stream can demand 4 GiB.
 LZMA_MEMORY_MAX_BYTES = 128 * 1024 * 1024
 
 
@@ -22,18 +22,23 @@ class Unpacker(Protocol):
     """What the standard library's three decompressors have in common."""
 
     @property
-    def eof(self) -> bool: ...
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+    def eof(self) -> bool:
+        """Whether the end of the compressed stream was read."""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Return at most `max_length` bytes of the decompressed data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
+    """How to compress, and how to make a decompressor."""
+
     pack: Callable[[bytes], bytes]
     unpacker: Callable[[], Unpacker]
 
 
 def compress(data: bytes, name: str) -> tuple[str, bytes]:
-    """Return the MIME name for the header `compression`, and the packed data."""
+    """Return the MIME name for the header `compression`, and the compressed data. Raises BadValue."""
     mime = ALIASES.get(name, name)
     if mime not in COMPRESSIONS:
         raise BadValue(f"compression {name!r} {_why_not(mime)}")
@@ -41,6 +46,7 @@ def compress(data: bytes, name: str) -> tuple[str, bytes]:
 
 
 def decompress(data: bytes, name: str, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Return the decompressed data, up to the size limit. Raises BadMessage or TooLarge."""
     mime = ALIASES.get(name, name)
     if mime not in COMPRESSIONS:
         raise BadMessage(f"compression {name!r} {_why_not(mime)}")

@@ -1,39 +1,52 @@
-"""Control: requests to workers and their replies, as bytes (wire 5.1, 5.2).
+"""Control: requests to workers and their replies, as bytes and as typed values (wire 5.1, 5.2).
 
-The form is Celery's. What we add to a reply is a header that Celery does not read: the members
-that the answering node knows, so that a caller can tell who is missing.
+The form is Celery's. A reply of ours has one more header, which Celery ignores: the members that the replying
+node knows. Anyone who can write to the broker can reply, and Celery's workers reply with fewer fields, so
+code that computes with a reply reads it as one of the typed values here: fields that are missing or wrong get
+defaults.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from umbel.errors import BadMessage, TooLarge
-from umbel.protocol.pidbox import Known, Reply, ReplyTo, Request
-from umbel.wire.limits import Limits, Name
+from umbel.protocol.pidbox import MemberReport, Reply, ReplyTo, Request
+from umbel.wire.message import Limits, Name
 from umbel.wire.show import brief
-from umbel.wire.signing import Keyring
+from umbel.wire.signing import Signer
 from umbel.wire.values import SERIALIZERS, decode_json, decode_json_as, encode_json
+
+# ---- control ---------------------------------------------------------------------------------------
+#
+# Requests to workers and their replies, as bytes (wire 5.1, 5.2).
+#
+# The form is Celery's. Umbel adds a header to a reply, which Celery does not read: the members that the
+# replying node knows, so that a caller can tell which nodes are missing.
 
 REQUEST_EXCHANGE, REPLY_EXCHANGE = "celery.pidbox", "reply.celery.pidbox"
 REQUEST_LIMITS = Limits(size_max_bytes=1024 * 1024, depth_max=32)
-REPLY_LIMITS = Limits(size_max_bytes=64 * 1024 * 1024, depth_max=64)  # that are taken, from whomever
+REPLY_LIMITS = Limits(
+    size_max_bytes=64 * 1024 * 1024, depth_max=64
+)  # for replies that are received, from any sender
 OWN_REPLY_LIMITS = Limits(size_max_bytes=8 * 1024 * 1024, depth_max=64)
 MEMBERS_MAX = 20_000
-PICKLE_MARK = b"\x80"  # with which a pickle of protocol 2 or later begins, and no JSON
+PICKLE_MARK = b"\x80"  # the first byte of a pickle of protocol 2 or later, and of no JSON text
 NAME_MAX_BYTES = 255  # of an exchange or a routing key: AMQP has no room for more
 
 
 def patterns_on(exchange: str, patterns: Sequence[str]) -> Sequence[str]:
-    """What a listener hears: on the exchange of requests, everything."""
+    """The routing keys that a listener subscribes to: on the exchange of requests, all of them."""
     return ("#",) if exchange == REQUEST_EXCHANGE else patterns
 
 
 def encode_request(
-    request: Request, clock: int, keyring: Keyring | None = None, now: float = 0.0
+    request: Request, clock: int, signer: Signer | None = None, now: float = 0.0
 ) -> tuple[bytes, bytes]:
-    """The headers and the body; with keys, signed at this moment."""
+    """Return the headers and the body; with keys, signed at `now`."""
     body: dict[str, Any] = {
         "method": request.method,
         "arguments": dict(request.arguments),
@@ -49,23 +62,24 @@ def encode_request(
         }
     headers = encode_json({"clock": clock, "expires": request.expires_at}, root="headers")
     encoded = encode_json(body, root="request", limits=REQUEST_LIMITS)
-    return headers if keyring is None else keyring.sign_request(headers, encoded, now), encoded
+    return headers if signer is None else signer.sign_request(headers, encoded, now), encoded
 
 
 def decode_request(
-    headers: bytes, body: bytes, keyring: Keyring | None = None, accept: Collection[str] = ("json",)
+    headers: bytes, body: bytes, signer: Signer | None = None, accept: Collection[str] = ("json",)
 ) -> Request:
-    """Raises WireError, and nothing else, whatever the bytes are. With keys, its signature is compared.
+    """Read a request, whatever the bytes are; raises only WireError. With keys its signature is checked.
 
-    Celery's clients write requests as they write tasks, so one may be pickled where that is accepted.
+    Celery's clients encode requests like tasks, so a request may be pickled where pickle is accepted. With
+    keys it may not: Celery has none of them, and reading a pickle runs what its sender wrote.
     """
-    if body[:1] == PICKLE_MARK and "pickle" in accept:
+    if body[:1] == PICKLE_MARK and "pickle" in accept and signer is None:
         body_map = SERIALIZERS["pickle"].decode(body, REQUEST_LIMITS)
         plain = encode_json(body_map, root="request", limits=REQUEST_LIMITS)
     else:
         plain = body
     found = decode_json_as(_REQUEST, plain, what="the control request", limits=REQUEST_LIMITS)
-    said = decode_json_as(_REQUEST_HEADERS, headers, what="the request's headers", limits=REQUEST_LIMITS)
+    stated = decode_json_as(_REQUEST_HEADERS, headers, what="the request's headers", limits=REQUEST_LIMITS)
     destination = found.destination
     reply_to = found.reply_to
     return Request(
@@ -76,20 +90,20 @@ def decode_request(
         found.matcher,
         found.ticket or "",
         None if reply_to is None else _address(reply_to),
-        said.expires or 0.0,
-        None if keyring is None else keyring.check_request(headers, body),
+        stated.expires or 0.0,
+        None if signer is None else signer.check_request(headers, body),
     )
 
 
 def is_for_replies(exchange: str) -> bool:
-    """Whether it is a mailbox's: an answer goes nowhere else, whatever the request asks for."""
+    """Whether this exchange is a mailbox's: replies go nowhere else, whatever a request asks for."""
     return exchange.startswith("reply.") and exchange.endswith(".pidbox")
 
 
 def encode_reply(
-    node: str, value: Any, ticket: str, clock: int, members: Sequence[Known] = ()
+    node: str, value: Any, ticket: str, clock: int, members: Sequence[MemberReport] = ()
 ) -> tuple[bytes, bytes]:
-    """The headers and the body. Of a list that is too large the first part is sent, and it is said so."""
+    """Return the headers and the body. Of a list that is too large the first part is sent, with its total."""
     headers: dict[str, Any] = {"ticket": ticket, "clock": clock}
     shown, body = value, None
     while body is None:
@@ -102,22 +116,24 @@ def encode_reply(
             headers["total"] = len(value)
     if members:
         headers["members"] = [
-            [one.node, one.state, round(one.silent_s, 1), one.is_umbel] for one in members[:MEMBERS_MAX]
+            [member.node, member.state, round(member.silent_s, 1), member.is_umbel]
+            for member in members[:MEMBERS_MAX]
         ]
     return msgspec.json.encode(headers), body
 
 
 def decode_reply(headers: bytes, body: bytes) -> Reply:
+    """Read a reply. Raises WireError."""
     found = decode_json(body, limits=REPLY_LIMITS)
     if not isinstance(found, dict) or len(found) != 1:
         raise BadMessage(
             f"a worker's reply to a control command must be {{node: answer}}, not {brief(found)}; find the "
             "program that sent it"
         )
-    said = decode_json_as(_REPLY_HEADERS, headers, what="the reply's headers", limits=REPLY_LIMITS)
+    stated = decode_json_as(_REPLY_HEADERS, headers, what="the reply's headers", limits=REPLY_LIMITS)
     ((node, value),) = found.items()
-    known = tuple(Known(*one) for one in said.members[:MEMBERS_MAX])
-    return Reply(str(node), value, said.ticket or "", known, said.total)
+    known = tuple(MemberReport(*row) for row in stated.members[:MEMBERS_MAX])
+    return Reply(str(node), value, stated.ticket or "", known, stated.total)
 
 
 def _address(asked: "_ReplyTo") -> ReplyTo:
@@ -138,7 +154,7 @@ class _Request(msgspec.Struct, frozen=True):
     destination: tuple[str, ...] | str | None = None
     pattern: str | None = None
     matcher: str | None = None
-    ticket: Name | None = None  # kept, so that a request is carried out once
+    ticket: Name | None = None  # remembered by the node, so that a request runs once
     reply_to: _ReplyTo | None = None
 
 
@@ -155,3 +171,196 @@ class _ReplyHeaders(msgspec.Struct, frozen=True):
 _REQUEST = msgspec.json.Decoder(_Request)
 _REQUEST_HEADERS = msgspec.json.Decoder(_RequestHeaders)
 _REPLY_HEADERS = msgspec.json.Decoder(_ReplyHeaders)
+
+
+# ---- replies ---------------------------------------------------------------------------------------
+#
+# What workers reply to control commands, as typed values.
+#
+# Anyone who can write to the broker can reply to a request, and Celery's workers reply with fewer fields
+# than ours. So all code that computes with a reply reads it here. As with events (`events/view.py`),
+# reading does not fail: a field that is missing or of another type is None, and an item of a list that has
+# another type is left out. Replies that are only shown stay data, and are shown as text.
+
+ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]  # also a time, until the year 9999
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class PoolStats(msgspec.Struct, frozen=True, rename="kebab"):
+    """The part `pool` of `stats`."""
+
+    implementation: Text | None = None
+    processes: list[Count] | None = None
+    max_concurrency: Count | None = None
+    running: dict[str, Any] | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """The part `rusage` of `stats`."""
+
+    maxrss: Count | None = None  # in KiB
+
+
+class Stopping(msgspec.Struct, frozen=True):
+    """How far the shutdown of a worker is."""
+
+    phase: Text | None = None
+    left_s: Seconds | None = None
+    running: Count | None = None
+
+
+class OwnStats(msgspec.Struct, frozen=True):
+    """The part `umbel` of `stats`, which only Umbel's workers send."""
+
+    counters: dict[str, Count] | None = None
+    links: dict[str, Count] | None = None
+    stopping: Stopping = Stopping()
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """The reply to `stats`."""
+
+    pool: PoolStats = PoolStats()
+    rusage: Usage = Usage()
+    total: dict[str, Count] | None = None
+    uptime: Seconds | None = None
+    clock: Text | Count | None = None
+    umbel: OwnStats | None = None
+
+
+class TaskRow(msgspec.Struct, frozen=True):
+    """A row of `active` and `reserved`."""
+
+    id: Text | None = None
+    name: Text | None = None
+    type: Text | None = None
+    time_start: Seconds | None = None
+    worker_pid: Count | None = None
+
+
+class ScheduledRow(msgspec.Struct, frozen=True):
+    """A row of `scheduled`."""
+
+    eta: Text | None = None
+    request: TaskRow = TaskRow()
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """The exchange of a queue."""
+
+    name: Text | None = None
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """A row of `active_queues`. Only Umbel's workers report `paused`."""
+
+    name: Text | None = None
+    routing_key: Text | None = None
+    paused: bool | None = None
+    exchange: Exchange = Exchange()
+
+
+class LeaseRow(msgspec.Struct, frozen=True):
+    """A lease and its holder."""
+
+    name: Text | None = None
+    holder: Text | None = None
+    term: Count | None = None
+    left_s: float | None = None
+
+
+class MemberRow(msgspec.Struct, frozen=True):
+    """A complete row of `members`: all fields that must be valid for it to be believed."""
+
+    node: Text
+    state: Literal["alive", "suspect", "lost", "left"]
+    software: Text
+    pid: Count
+    incarnation: Count
+    clock: Count
+    freq_s: Seconds
+    silent_s: Seconds
+
+
+class ViewRow(msgspec.Struct, frozen=True):
+    """A row of `members`, as far as a node's view of another needs it."""
+
+    node: Text | None = None
+    state: Text | None = None
+
+
+class LetterRow(msgspec.Struct, frozen=True):
+    """A row of `dlq`."""
+
+    id: Text | Count | None = None
+    queue: Text | None = None
+    buried_at: Seconds | None = None
+    starts: Count | None = None
+    reason: str | None = None
+
+
+class ClockReply(msgspec.Struct, frozen=True):
+    """The reply that states a node's logical clock."""
+
+    clock: Count | None = None
+
+
+def typed(reply: Any, kind: type[ReplyT]) -> ReplyT:
+    """Return the reply as a value of this type; every field is None where the reply is not a map."""
+    if not isinstance(reply, Mapping):
+        return kind()
+    right = {
+        field.encode_name: read
+        for field, hint in _fields(kind)
+        if (read := _read(reply.get(field.encode_name), hint)) is not None
+    }
+    return msgspec.convert(right, kind)
+
+
+def rows(reply: Any, kind: type[ReplyT]) -> list[ReplyT]:
+    """Return the maps of a list as values of this type; none where the reply is not a list."""
+    return [typed(row, kind) for row in reply if isinstance(row, Mapping)] if isinstance(reply, list) else []
+
+
+def is_member(row: Any) -> bool:
+    """Whether a row of `members` has all fields of MemberRow."""
+    try:
+        msgspec.convert(row, MemberRow)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def texts(reply: Any) -> list[str]:
+    """Return the texts of a list; none where the reply is not a list."""
+    return [text for text in reply if isinstance(text, str)] if isinstance(reply, list) else []
+
+
+def _read(value: Any, hint: Any) -> Any:
+    """Return the value as its type, or the valid part of it; None for nothing."""
+    if value is None:
+        return None
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return typed(value, hint) if isinstance(value, Mapping) else None
+    inner = get_args(hint)
+    if get_origin(hint) is list and isinstance(value, list):
+        return [read for item in value if (read := _read(item, inner[0])) is not None]
+    if get_origin(hint) is dict and isinstance(value, Mapping):
+        return {str(key): read for key, item in value.items() if (read := _read(item, inner[1])) is not None}
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return None
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[Any, Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [(field, _without_none(hints[field.name])) for field in msgspec.structs.fields(kind)]
+
+
+def _without_none(hint: Any) -> Any:
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return kinds[0] if len(kinds) == 1 and NoneType in get_args(hint) else hint

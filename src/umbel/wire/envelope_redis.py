@@ -1,13 +1,13 @@
 """The envelope of Celery's Redis transport: one list element, or one pub/sub payload (wire 2.2).
 
-Headers pass as they are and the body as base64, so that neither is read on its way. A body may have
-megabytes: it is cut out of the envelope and put into it as bytes, not through the JSON library. What we add
-is one map at the very front, `{"umbel": {...}, `: how often the message was started, whether it
-may have run, when it is due. Celery ignores it and keeps it when it restores a message. It stands
-first, with a fixed spelling, so that the Lua scripts find and change it without parsing the rest.
+Headers pass unchanged and the body as base64, so that neither is parsed in transit. A body may have
+megabytes: it is cut out of the envelope and inserted as bytes, not through the JSON library. Umbel adds one
+map at the very front, `{"umbel": {...}, `: how often the message was started, whether it may have run, when
+it is due. Celery ignores it and retains it when it restores a message. It stands first, with a fixed
+spelling, so that the Lua scripts find and change it without parsing the rest.
 
-A list element that is no envelope is handed on as a message without headers: the worker buries
-such a one with a reason, while an exception here would stop the queue.
+A list element that is no envelope is returned as a message without headers: the worker makes it a dead letter
+with a reason, while an exception here would stop the queue.
 """
 
 from binascii import Error as Base64Error
@@ -18,22 +18,29 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 from pybase64 import b64decode, b64encode
 
-from umbel.wire.limits import EXPIRATION_MAX_MS, Name, Priority
-from umbel.wire.message import JSON_CONTENT, Message, StoredResult, unreadable
-from umbel.wire.properties import encode_others
+from umbel.wire.message import (
+    EXPIRATION_MAX_MS,
+    JSON_CONTENT,
+    Message,
+    Name,
+    Priority,
+    StoredResult,
+    encode_others,
+    unreadable,
+)
 from umbel.wire.values import UNREADABLE
 
 PERSISTENT, TRANSIENT = 2, 1
 MARK = b'{"umbel": {'
 CUT_FROM_BYTES = 2048
-"""A larger envelope is worth looking for its body."""
+"""In an envelope of at least this size the body is cut out instead of parsed."""
 _BEGINNINGS = (b'{"body":"', b'{"body": "')
 REDELIVERED = b'{"redelivered": true'
-"""How the scripts begin the headers of a message that may have run."""
+"""The first bytes that the scripts write into the headers of a message that may have run."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An envelope as read. `redelivered`: an earlier claimer, ours or Celery's, had it."""
+    """An envelope as read. `redelivered`: a worker, Umbel's or Celery's, claimed it before."""
 
     message: Message
     starts: int
@@ -50,7 +57,7 @@ def seal(
     exchange: str = "",
     routing_key: str = "",
 ) -> bytes:
-    """The envelope of a task message for the list of its queue, which it may reach by an exchange."""
+    """Return the envelope of a task message for its queue's list, which it may reach by an exchange."""
     expiration = message.expiration_ms
     key = routing_key if exchange else queue
     properties: _Properties | Raw = _Properties(
@@ -63,7 +70,7 @@ def seal(
         delivery_tag,
         UNSET if expiration is None else str(expiration),
     )
-    if message.properties:  # in front, because an envelope is known by its end, where its tag is
+    if message.properties:  # in front: the scripts identify an envelope by its end, where its tag is
         properties = Raw(message.properties[:-1] + b"," + _encode(properties)[1:])
     around = _Around(message.content_encoding, message.content_type, Raw(message.headers), properties)
     envelope = _with_body(message.body, around)
@@ -74,7 +81,7 @@ def seal(
 
 
 def seal_result(result: StoredResult, delivery_tag: str) -> bytes:
-    """A result for the list of the client that asked for it (wire 6.3)."""
+    """Return a result for the list of the client that waits for it (wire 6.3)."""
     properties = _Properties(
         result.task_id, UNSET, TRANSIENT, _DeliveryInfo("", result.reply_to), 0, "base64", delivery_tag
     )
@@ -82,12 +89,13 @@ def seal_result(result: StoredResult, delivery_tag: str) -> bytes:
 
 
 def unseal(envelope: bytes) -> Opened:
+    """Read an envelope; one that cannot be read becomes a message without headers."""
     try:
         read, body, others = _cut_out(envelope) if len(envelope) > CUT_FROM_BYTES else (None, b"", b"")
         if read is None:
             try:
                 read = _decode(envelope)
-            except msgspec.ValidationError:  # maybe for a property that we have no field for
+            except msgspec.ValidationError:  # perhaps because of a property without a field here
                 read, others = _decode_others(envelope)
             body = _decoded(read.body) if read.properties.body_encoding == "base64" else read.body.encode()
         properties = read.properties
@@ -97,8 +105,8 @@ def unseal(envelope: bytes) -> Opened:
             raise ValueError(expiration_ms)
     except (msgspec.DecodeError, Base64Error, ValueError, OverflowError, RecursionError):
         return Opened(unreadable(envelope), 0, False)
-    headers, mark, info = bytes(read.headers), read.umbel, properties.delivery_info
-    if mark.redelivered and headers.startswith(REDELIVERED):
+    headers, umbel, info = bytes(read.headers), read.umbel, properties.delivery_info
+    if umbel.redelivered and headers.startswith(REDELIVERED):
         headers = b"{" + headers[len(REDELIVERED) :].removeprefix(b", ")
     message = Message(
         headers,
@@ -113,11 +121,11 @@ def unseal(envelope: bytes) -> Opened:
         info.exchange or "",
         (info.exchange and info.routing_key) or "",
     )
-    return Opened(message, mark.starts, mark.redelivered or info.redelivered is True)
+    return Opened(message, umbel.starts, umbel.redelivered or info.redelivered is True)
 
 
 def due_of(envelope: bytes) -> float:
-    """Before when it may not start; 0.0 if nothing says so."""
+    """Return the time before which it may not start; 0.0 if none is stated."""
     if not envelope.startswith(MARK):
         return 0.0
     try:
@@ -127,7 +135,7 @@ def due_of(envelope: bytes) -> float:
 
 
 def seal_broadcast(exchange: str, routing_key: str, body: bytes, headers: bytes, delivery_tag: str) -> bytes:
-    """The payload of an event, a control request or a reply."""
+    """Return the payload of an event, a control request or a reply."""
     properties = _Properties(
         UNSET, UNSET, TRANSIENT, _DeliveryInfo(exchange, routing_key), 0, "base64", delivery_tag
     )
@@ -139,11 +147,12 @@ def _with_body(body: bytes, around: "_Around") -> bytes:
 
 
 def _cut_out(envelope: bytes) -> tuple["_ReadEnvelope | None", bytes, bytes]:
-    """The envelope with its body cut out, the body, and the other properties; None: it is for the parser.
+    """Return the envelope without its body, the body, and the other properties; None: it must be parsed
+    whole.
 
-    Ours and Celery's begin with the body. Base64 has no escapes, so that it ends at the next quote.
+    Envelopes of Umbel and Celery begin with the body. Base64 has no escapes, so it ends at the next quote.
     """
-    start = next((len(one) for one in _BEGINNINGS if envelope.startswith(one)), 0)
+    start = next((len(beginning) for beginning in _BEGINNINGS if envelope.startswith(beginning)), 0)
     end = envelope.find(b'"', start) if start else -1
     if end < 0 or not envelope.startswith((b',"', b', "'), end + 1):
         return None, b"", b""
@@ -163,7 +172,7 @@ def _cut_out(envelope: bytes) -> tuple["_ReadEnvelope | None", bytes, bytes]:
 def _decoded(text: str) -> bytes:
     try:
         return b64decode(text, None, True)
-    except Base64Error:  # with line breaks, maybe; only this one passes over them
+    except Base64Error:  # perhaps with line breaks, which only this function ignores
         return a2b_base64(text)
 
 
@@ -185,7 +194,7 @@ class _Properties(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Around(msgspec.Struct, frozen=True, gc=False):
-    """What follows the body, in the order and with the names of Celery's."""
+    """What follows the body, in Celery's order and with Celery's names."""
 
     content_encoding: str = msgspec.field(name="content-encoding")
     content_type: str = msgspec.field(name="content-type")
@@ -200,7 +209,7 @@ class _ReadInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 class _LooseProperties(msgspec.Struct, frozen=True, gc=False):
-    """What peers may leave out, or send as null, has a default."""
+    """The properties; those that peers may leave out, or send as null, have defaults."""
 
     correlation_id: Name | None = None
     reply_to: Name | None = None
@@ -211,14 +220,14 @@ class _LooseProperties(msgspec.Struct, frozen=True, gc=False):
 
 
 class _ReadProperties(_LooseProperties, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The same, and none that we have no field for."""
+    """The properties of most messages: none that has no field here."""
 
     delivery_mode: Raw | UnsetType = UNSET
     delivery_tag: Raw | UnsetType = UNSET
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
-    """With the bounds of `is_mark` in `marks.lua`; beyond them it is no envelope of ours."""
+    """The map `umbel`, with the bounds of `is_mark` in `marks.lua`; beyond them it is not Umbel's."""
 
     starts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     redelivered: bool = False
@@ -235,7 +244,7 @@ class _ReadEnvelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class _PlainEnvelope(_ReadEnvelope, frozen=True, gc=False):
-    """One whose properties are all known, as those of most messages are: it is read in one go."""
+    """An envelope whose properties all have fields, as most do: it is read in one pass."""
 
     properties: _ReadProperties = _ReadProperties()
 
@@ -245,7 +254,7 @@ class _OtherProperties(msgspec.Struct, frozen=True, gc=False):
 
 
 def _decode_others(envelope: bytes) -> tuple[_ReadEnvelope, bytes]:
-    """Likewise, and the properties that we have no field for."""
+    """Read an envelope, and separately the properties that have no field here."""
     return _decode_loosely(envelope), encode_others(_decode_properties(envelope).properties)
 
 

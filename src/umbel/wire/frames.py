@@ -1,14 +1,13 @@
 """Frames: values on a byte stream between the worker's main process and its children.
 
-A frame is four bytes that are always the same, four, big-endian, that say how long the payload is,
-then the payload: one tagged msgpack array. What a job or an outcome looks like is known to the
-pools alone, so the frames that carry them take that type as a parameter.
+A frame is four constant bytes, four bytes, big-endian, with the length of the payload, then the payload: one
+tagged msgpack array. Only the pools know what a job or an outcome looks like, so the frames that carry them
+take that type as a parameter.
 
-Both ends run the same release on one machine, so there is no version in a frame. A length over
-the limit or a payload of another shape is a broken peer, not an old one: BadFrame, and the stream
-cannot be used after it. The first four bytes are there for a task that writes to a descriptor that
-is not its own: without them, what it wrote could pass for a length, and all that its process says
-from then on would be taken for the payload.
+Both ends run the same release on one machine, so a frame has no version. A length over the limit or a payload
+of another shape means a broken peer, not an older release: BadFrame, and the stream cannot be used after it.
+The four constant bytes detect a task that writes to a file descriptor it did not open: without them, what it
+wrote could pass for a length, and everything that its process sends afterwards would be read as the payload.
 """
 
 import struct
@@ -34,7 +33,7 @@ OutcomeT = TypeVar("OutcomeT")
 
 
 class JobBatch(msgspec.Struct, Generic[JobT], frozen=True, array_like=True, gc=False, tag=1):
-    """To a child: run these, each after taking a token of this number."""
+    """To a child: run these jobs, each after taking a token of this number."""
 
     number: int
     jobs: Sequence[JobT]
@@ -47,8 +46,8 @@ class SoftLimit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     stopping: bool = False
 
 
-class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """To a child: end in good order when what was sent before this is done."""
+class StopChild(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """To a child: exit when everything sent before this is done."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
@@ -64,22 +63,23 @@ class Outcomes(msgspec.Struct, Generic[OutcomeT], frozen=True, array_like=True, 
 
 
 class Armed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
-    """From a child: from now on a soft limit's signal finds a handler."""
+    """From a child: its handler for the soft limit's signal is installed."""
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
-    """From a child or the fork server: why it cannot go on, in one line, and where."""
+    """From a child or the fork server: why it cannot continue, in one line, and where."""
 
     text: str
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
-    """To a child: this job is to end. A signal follows."""
+    """To a child: cancel this job. A signal follows."""
 
     job: int
 
 
 def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -> bytearray:
+    """Return a message as a frame. Raises BadFrame when it is too large."""
     frame = bytearray(_HEADER_BYTES)
     _encoder.encode_into(message, frame, _HEADER_BYTES)
     size_bytes = len(frame) - _HEADER_BYTES
@@ -93,7 +93,7 @@ def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -
 
 
 def encode_frame_or(message: msgspec.Struct, otherwise: Callable[[Exception], msgspec.Struct]) -> bytearray:
-    """The frame of a message; where that cannot be written, of what `otherwise` makes of the error."""
+    """Return a message as a frame; if it cannot be encoded, what `otherwise` makes of the error."""
     try:
         return encode_frame(message)
     except _UNWRITABLE as error:
@@ -101,25 +101,25 @@ def encode_frame_or(message: msgspec.Struct, otherwise: Callable[[Exception], ms
 
 
 class FrameReader(Generic[FrameT]):
-    """Cuts a stream into values of `kind`: a Struct of this module, or a union of them.
+    """Splits a stream into values of `kind`: a Struct of this module, or a union of them.
 
-    What came before a bad frame is handed out first; `problem` says that it is the last.
+    Values in front of a bad frame are returned first; `problem` is set when nothing more follows.
     """
 
     def __init__(self, kind: Any, *, max_bytes: int = FRAME_MAX_BYTES) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._max_bytes = max_bytes
         self._rest = bytearray()  # the beginning of a frame whose end has not arrived
-        self._awaited_bytes = _HEADER_BYTES  # fewer than this in `_rest` need no look
+        self._awaited_bytes = _HEADER_BYTES  # with fewer bytes in `_rest` no frame can be complete
         self.problem: BadFrame | None = None
 
     @property
     def is_amid_frame(self) -> bool:
-        """The rest of a frame has still to come."""
+        """Whether the rest of a frame has still to come."""
         return bool(self._rest)
 
     def feed(self, data: bytes | memoryview) -> list[FrameT]:
-        """What is complete with this data, which is not kept."""
+        """Return the values that are complete with this data. Raises BadFrame. The data is copied."""
         if self.problem is not None:
             raise self.problem
         if self._rest:
@@ -138,8 +138,8 @@ class FrameReader(Generic[FrameT]):
         self._awaited_bytes = _HEADER_BYTES
         try:
             while (body := start + _HEADER_BYTES) <= size:
-                mark, length = header_at(data, start)
-                if mark != _MARK:
+                magic, length = header_at(data, start)
+                if magic != _MARK:
                     raise BadFrame(
                         f"damaged data between the worker and its child process, at byte {start} of {size}; "
                         "the child is replaced: does a task write to a file descriptor that it did not open?"
@@ -153,7 +153,7 @@ class FrameReader(Generic[FrameT]):
                 if end > size:
                     self._awaited_bytes = end - start
                     break
-                # A slice is quicker than a view of it, where it is short.
+                # For short payloads a slice is quicker than a memoryview.
                 values.append(decode(data[body:end] if length < _LARGE_BYTES else memoryview(data)[body:end]))
                 start = end
         except BadFrame as error:

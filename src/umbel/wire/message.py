@@ -1,19 +1,262 @@
-"""Message: one call on its way, in the form that every broker carries.
+"""Message: one call in transit, in the form that every broker carries.
 
-Headers and body stay bytes here, because most of those who touch a message only pass it on:
-the worker's main process reads a few headers, only the child decodes the body. A broker turns
-this record into its own envelope and back, and may not change a byte of headers or body. What is
-no message at all travels as `unreadable`, so that the worker buries it with a reason.
+Headers and body stay bytes here, because most code that handles a message only passes it on. `properties_of`
+shows the properties as Celery does, with those that `Message` has no fields for. `matches` says whether a
+routing key fits a pattern, by the rules of AMQP's topic exchanges.
 """
 
-import msgspec
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
 
-from umbel.wire.limits import ExpirationMs, Name, Priority
+import msgspec
+from msgspec import Meta
+
+from umbel.errors import BadMessage, BadValue, TooLarge, WireError
+from umbel.wire.show import brief
+
+# ---- limits ----------------------------------------------------------------------------------------
+#
+# How much of a message is read before it is refused, and which values it may carry.
+#
+# A message comes from a broker that others write to, so everything that costs memory, stack or time is
+# limited by a number stated here, and each value of a header or option is one that all later stages can
+# hold: it fits 64 bits, a frame, a key, a name of AMQP, a date. The sender uses the same limits: a call
+# that every worker would refuse fails where it was made, in front of the person who can change it.
+# Arguments of tasks are less restricted: they may hold whole numbers of any length up to a limit.
+
+NAME_MAX_BYTES = 255  # of a queue, an id, the name of a header: AMQP has no room for more
+TASK_MAX_CHARS = 1024  # of the name of a task
+HEADERS_MAX_BYTES = 100 * 1024  # RabbitMQ allows 128 KiB, which includes the reason of a dead letter
+HEADER_TEXT_MAX_CHARS = 10_000  # of arguments as headers show them
+TIME_LIMIT_MAX_S = 10 * 365 * 86_400  # ten years
+DELAY_MAX_S = 100 * 365 * 86_400  # a hundred years, so that due times stay before the year 9999
+COUNT_MAX = 2**31 - 1  # of retries, of places in a group
+PRIORITY_MAX = 255  # as in AMQP; Umbel sends at most 9
+EXPIRATION_MAX_MS = 2**53  # whole numbers up to here are exact in every language
+
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Priority = Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)]  # a broker uses the nearest that it supports
+ExpirationMs = Annotated[int, Meta(ge=0, le=EXPIRATION_MAX_MS)]
+TimeLimit = (
+    Annotated[int, Meta(ge=0, le=TIME_LIMIT_MAX_S)] | Annotated[float, Meta(ge=0, le=TIME_LIMIT_MAX_S)]
+)
+Name = Annotated[str, Meta(max_length=NAME_MAX_BYTES)]
+Moment = Annotated[str, Meta(max_length=64)]
+TaskName = Annotated[str, Meta(max_length=TASK_MAX_CHARS)]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a decoder accepts. `size_max_bytes` counts the decoded data, so after decompression.
+
+    `number_digits_max` is for whole numbers, whose conversion takes time that grows with the square of the
+    digits; a minus sign counts as one. It can be lowered, but not raised: 4300 is built into Python and
+    msgspec.
+    """
+
+    size_max_bytes: int = 64 * 1024 * 1024
+    depth_max: int = 64
+    number_digits_max: int = 4300
+
+
+DEFAULT_LIMITS = Limits()
+HEADER_LIMITS = Limits(size_max_bytes=HEADERS_MAX_BYTES)
+
+
+def check_size(what: str, size_bytes: int, limits: Limits) -> None:
+    """Raise TooLarge if there are more bytes than the limit; `what` begins the error text."""
+    if size_bytes > limits.size_max_bytes:
+        raise too_large(what, size_bytes, limits)
+
+
+def too_large(what: str, size_bytes: int, limits: Limits, remedy: str = "") -> TooLarge:
+    """Return the error for data that is too large; `remedy` ends its text."""
+    return TooLarge(f"{what} has {size_bytes} bytes; the limit is {limits.size_max_bytes}{remedy}")
+
+
+def too_deep(what: str, limits: Limits) -> TooLarge:
+    """Return the error for data that is nested too deep."""
+    return TooLarge(f"{what} is nested deeper than the limit of {limits.depth_max} levels")
+
+
+def too_long_a_number(what: str, digits: int, limits: Limits) -> TooLarge:
+    """Return the error for a number with too many digits."""
+    return TooLarge(f"{what} has {digits} digits; the limit is {limits.number_digits_max}; send it as text")
+
+
+def is_name(text: str, *, max_bytes: int = NAME_MAX_BYTES) -> bool:
+    """Whether the text can name a queue or be an id in every broker and store.
+
+    It must not contain NUL, at which SQLite ends a text, and nothing that UTF-8 cannot encode.
+    """
+    if text.isascii():
+        return len(text) <= max_bytes and "\0" not in text
+    try:
+        return len(text.encode()) <= max_bytes and "\0" not in text
+    except UnicodeEncodeError:
+        return False
+
+
+# ---- instants --------------------------------------------------------------------------------------
+#
+# Points in time as ISO 8601 text, the form of `eta`, `expires` and `date_done`.
+#
+# Celery reads text without an offset in the receiver's configured zone. Umbel reads it as UTC everywhere: a
+# cluster whose nodes disagree about the zone would otherwise run a task at different times on different
+# nodes. A naive time sent by a Celery client set to another zone is therefore off by that zone; aware
+# times, Celery's default, are always right.
+
+EARLIEST_S = datetime(1, 1, 1, tzinfo=UTC).timestamp()
+LATEST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+
+
+def parse_instant(text: str) -> float:
+    """Return Unix seconds from ISO 8601 text; without an offset it is UTC. Raises BadMessage."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except (ValueError, TypeError) as error:
+        raise BadMessage(f"{brief(text)} is not an ISO 8601 time") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    unix_s = moment.timestamp()
+    if not EARLIEST_S <= unix_s <= LATEST_S + 1:  # its offset moves it out of the range of dates
+        raise BadMessage(f"{brief(text)} is not a time between the years 1 and 9999")
+    return min(unix_s, LATEST_S)  # `datetime.max`, which some mean by "never", rounds up to the year 10000
+
+
+def format_instant(unix_s: float) -> str:
+    """Write Unix seconds the way Celery does: microseconds, explicit offset. Raises BadValue."""
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="microseconds")
+    except (ValueError, OverflowError, OSError) as error:
+        raise BadValue(f"{unix_s!r} is not a time between the years 1 and 9999") from error
+
+
+# ---- options ---------------------------------------------------------------------------------------
+#
+# What a call may state in addition to its arguments, and within which bounds.
+#
+# The same rules hold for a client that sends a call and for the signatures that a message carries:
+# callbacks, the next steps of a chain, the body of a chord. A signature with an option that cannot be sent
+# is found before its task runs, not when it has run.
+
+
+class Rule(NamedTuple):
+    """What an option may be; `wanted` completes the sentence "it must be ..."."""
+
+    kinds: tuple[type, ...]
+    wanted: str
+    is_within: Callable[[Any], bool] = lambda _: True
+
+
+def broken_rule(name: str, value: object) -> Rule | None:
+    """Return the rule that this value of the option breaks; None if it is valid, or has no rule.
+
+    None always means "not given", and a bool is never a number.
+    """
+    rule = RULES.get(name)
+    if rule is None or value is None:
+        return None
+    if not isinstance(value, rule.kinds) or (type(value) is bool and rule.kinds is not _TRUTH):
+        return rule
+    return None if rule.is_within(value) else rule
+
+
+def is_moment(value: datetime | str | float) -> bool:
+    """Whether dates can express it: a datetime, ISO 8601 text, or Unix seconds."""
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, str):
+        try:
+            parse_instant(value)
+        except WireError:
+            return False
+        return True
+    return EARLIEST_S <= value <= LATEST_S + 1
+
+
+def is_task_name(name: object) -> bool:
+    """Whether this can be the name of a task."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= TASK_MAX_CHARS
+        and is_name(name, max_bytes=4 * TASK_MAX_CHARS)
+    )
+
+
+def _is_id(value: str) -> bool:
+    return value != "" and is_name(value)
+
+
+def _is_expiry(value: datetime | str | float) -> bool:
+    return -DELAY_MAX_S <= value <= DELAY_MAX_S if isinstance(value, int | float) else is_moment(value)
+
+
+def _are_names(values: Any) -> bool:
+    return all(isinstance(name, str) and is_name(name) for name in values)
+
+
+_TRUTH: tuple[type, ...] = (bool,)
+_NUMBER: tuple[type, ...] = (int, float)
+_ANY: tuple[type, ...] = (object,)
+_ID = Rule((str,), f"text of 1 to {NAME_MAX_BYTES} bytes without NUL", _is_id)
+_NAME = Rule((str,), f"text of at most {NAME_MAX_BYTES} bytes without NUL", is_name)
+_COUNT = Rule((int,), f"int, from 0 to {COUNT_MAX}", lambda value: 0 <= value <= COUNT_MAX)
+_LIMIT = Rule(
+    _NUMBER,
+    f"int or float, in seconds, above 0 and at most {TIME_LIMIT_MAX_S} (ten years)",
+    lambda value: 0 < value <= TIME_LIMIT_MAX_S,
+)
+_TEXT = Rule((str,), "str")
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("task_id", "root_id", "parent_id", "group_id", "unique_token"), _ID),
+    **dict.fromkeys(("queue", "routing_key", "exchange", "reply_to"), _NAME),
+    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting"), _COUNT),
+    **dict.fromkeys(("time_limit", "soft_time_limit"), _LIMIT),
+    **dict.fromkeys(("serializer", "compression", "unique_key"), _TEXT),
+    **dict.fromkeys(("link", "link_error", "chord"), Rule(_ANY, "")),  # checked where they are read
+    "unique_for": Rule(_NUMBER, "int or float, in seconds, above 0", lambda value: value > 0),
+    "shadow": Rule((str,), f"text of 1 to {TASK_MAX_CHARS} characters without NUL", is_task_name),
+    "countdown": Rule(
+        _NUMBER,
+        f"int or float, in seconds, at most {DELAY_MAX_S} (a hundred years)",
+        lambda value: -DELAY_MAX_S <= value <= DELAY_MAX_S,
+    ),
+    "eta": Rule(
+        (datetime, str, int, float), "datetime, ISO 8601 text or Unix seconds, up to the year 9999", is_moment
+    ),
+    "expires": Rule(
+        (datetime, str, int, float),
+        "datetime or ISO 8601 text up to the year 9999, or a number of seconds, at most a hundred years",
+        _is_expiry,
+    ),
+    "priority": Rule((int,), f"int, from 0 to {PRIORITY_MAX}", lambda value: 0 <= value <= PRIORITY_MAX),
+    "headers": Rule((Mapping,), f"Mapping, with names of at most {NAME_MAX_BYTES} bytes", _are_names),
+    "stamps": Rule((Mapping,), f"Mapping, with names of at most {NAME_MAX_BYTES} bytes", _are_names),
+    "chain": Rule((list, tuple), "list or tuple"),
+    "stamped_headers": Rule(
+        (list, tuple, set), f"list of names of at most {NAME_MAX_BYTES} bytes", _are_names
+    ),
+    "ignore_result": Rule(_TRUTH, "bool"),
+}
+
+
+# ---- message ---------------------------------------------------------------------------------------
+#
+# One call in transit, in the form that every broker carries.
+#
+# Headers and body stay bytes here, because most code that handles a message only passes it on: the worker's
+# main process reads a few headers, only the child decodes the body. A broker turns this record into its
+# envelope and back, and may not change a byte of headers or body. Data that is not a message travels as
+# `unreadable`, so that the worker makes it a dead letter with a reason.
 
 JSON_CONTENT = "application/json"
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One call as brokers carry it: encoded headers and body, and the properties that brokers use."""
+
     headers: bytes  # one JSON object
     body: bytes  # as serialised, and compressed when a header says so
     content_type: str = JSON_CONTENT
@@ -21,9 +264,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: Priority = 0
     correlation_id: Name = ""
     reply_to: Name = ""
-    expiration_ms: ExpirationMs | None = None  # how long the broker should keep it, counted from publishing
-    properties: bytes = b""  # the sender's other properties as one JSON object; see `wire/properties.py`
-    exchange: str = ""  # it came by, with its routing key; empty: straight to its queue
+    expiration_ms: ExpirationMs | None = None  # how long the broker should hold it, from publishing on
+    properties: bytes = b""  # the sender's other properties as one JSON object; see `wire/message.py`
+    exchange: str = ""  # the exchange by which it came, with the routing key; empty: directly to its queue
     routing_key: str = ""
 
 
@@ -31,15 +274,15 @@ UNREADABLE_CONTENT = "application/data"
 
 
 def unreadable(data: bytes) -> Message:
-    """Bytes from a queue that are no message: nothing is known of them."""
+    """Wrap bytes from a queue that are no message: nothing is known about them."""
     return Message(b"", data, UNREADABLE_CONTENT, "binary")
 
 
 class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message and where it goes. `not_before` is Unix time; 0 means at once.
+    """A message and its destination. `not_before` is Unix time; 0 means at once.
 
     `redelivered`: it is sent again, and may have run before. With an `exchange` it goes to every queue that
-    is bound there for its routing key; the queue it names is then for people alone.
+    is bound there for its routing key; `queue` is then only for display.
     """
 
     queue: str
@@ -51,31 +294,101 @@ class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def target(self) -> str:
-        """Where it goes, for people."""
+        """The destination, for people."""
         return f"{self.exchange}/{self.routing_key}" if self.exchange else self.queue
 
     def as_letter(self) -> "Outgoing":
-        """As it is kept when nobody takes it: one for an exchange remembers that, and names no queue."""
+        """Return it as a dead letter: one sent to an exchange records that, and names no queue."""
         if not self.exchange:
             return self
         routed = msgspec.structs.replace(self.message, exchange=self.exchange, routing_key=self.routing_key)
         return Outgoing("", routed)
 
 
-def outgoing_of_letter(queue: str, message: Message) -> Outgoing:
-    """A dead letter as it is sent once more."""
-    if queue or not message.exchange:
-        return Outgoing(queue, message)
-    return Outgoing("", message, exchange=message.exchange, routing_key=message.routing_key)
-
-
 class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a result backend keeps for one task: the result map of the wire protocol, encoded.
+    """What a result backend stores for one task: the result map of the wire protocol, encoded.
 
-    With `reply_to` it is sent to that queue instead (rpc), and kept by the client that waits there.
+    With `reply_to` it is sent to that queue instead (rpc), and the client that waits there holds it.
     """
 
     task_id: str
     status: str
     payload: bytes  # JSON: status, result, traceback, children, date_done, task_id, ...
     reply_to: str = ""
+
+
+# ---- properties ------------------------------------------------------------------------------------
+#
+# Properties of a message beyond those that `Message` has fields for, and all of them as Celery shows them.
+#
+# AMQP defines fourteen properties, and Redis accepts whatever a sender gives. Those that matter in transit
+# are fields of `Message`. The others (`app_id`, `type`, `message_id`, ...) pass with it as one JSON object,
+# because task code may read them; most messages have none.
+
+# Fields of Message, and what a broker writes for every copy.
+OWN = frozenset(
+    ("content_type", "content_encoding", "headers", "application_headers", "delivery_mode", "priority",
+     "correlation_id", "reply_to", "expiration", "delivery_info", "delivery_tag", "body_encoding")
+)  # fmt: skip
+OTHER_MAX_BYTES = 16 * 1024  # larger properties are dropped
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def encode_others(properties: Mapping[str, Any]) -> bytes:
+    """Return `Message.properties` for these properties: those that have no field there."""
+    others = {name: value for name, value in properties.items() if name not in OWN and value is not None}
+    encoded = _encode(others) if others else b""
+    return encoded if len(encoded) <= OTHER_MAX_BYTES else b""
+
+
+def others_of(message: Message) -> dict[str, Any]:
+    """Return the message's properties that have no field."""
+    return _decode(message.properties) if message.properties else {}
+
+
+def properties_of(message: Message) -> dict[str, Any]:
+    """Return all properties by AMQP's names, as Celery's requests have them, without unset ones."""
+    found: dict[str, Any] = {
+        "content_type": message.content_type,
+        "content_encoding": message.content_encoding,
+        "priority": message.priority,
+        "delivery_mode": 2,
+        "correlation_id": message.correlation_id,
+        "reply_to": message.reply_to,
+    }
+    if message.expiration_ms is not None:
+        found["expiration"] = str(message.expiration_ms)
+    return found | others_of(message)
+
+
+def delivery_info_of(message: Message, queue: str, *, redelivered: bool) -> dict[str, Any]:
+    """Return how the message was delivered, in the form of Celery's requests."""
+    return {
+        "exchange": message.exchange,
+        "routing_key": message.routing_key if message.exchange else queue,
+        "priority": message.priority,
+        "redelivered": redelivered,
+    }
+
+
+# ---- topics ----------------------------------------------------------------------------------------
+#
+# Whether a routing key fits a pattern, by the rules of AMQP's topic exchanges.
+
+
+def matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether a routing key fits a pattern, both split at their dots.
+
+    `*` stands for exactly one word, `#` for any number of words, none included.
+    """
+    # One pass for each part of the pattern: fits[n] says whether the parts so far fit words[:n].
+    fits = [True] + [False] * len(words)
+    for part in pattern:
+        if part == "#":
+            for place in range(1, len(fits)):
+                fits[place] = fits[place] or fits[place - 1]
+        else:
+            fits = [False] + [fits[place] and part in ("*", word) for place, word in enumerate(words)]
+    return fits[-1]

@@ -1,4 +1,4 @@
-"""Results: what is stored of a task that ran, in the map that Celery's clients read (wire 6.1)."""
+"""Results: what is stored about a task that ran, in the map that Celery's clients read (wire 6.1)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -9,19 +9,16 @@ from umbel import errors
 from umbel.errors import BadValue
 from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.text import leaving
-from umbel.wire.foreign import attempt
-from umbel.wire.instant import format_instant
-from umbel.wire.limits import DEFAULT_LIMITS, Limits, too_large
-from umbel.wire.message import StoredResult
-from umbel.wire.show import show_value
+from umbel.wire.message import DEFAULT_LIMITS, Limits, StoredResult, format_instant, too_large
+from umbel.wire.show import attempt, show_value
 from umbel.wire.values import decode_json_as, encode_json
 
 Child = str | tuple[str, str | None]
-"""A task sent while this one ran: its id, or its id and that of its parent."""
+"""A task sent while this one ran: its id, or its id and its parent's id."""
 
 
-# Our errors that Celery has too, as its clients catch them: described so, either kind of client gets
-# the class it knows.
+# Errors of ours that Celery has too, with the names of Celery's: clients of both kinds get the class that
+# they know.
 CELERY_ERRORS: Mapping[type[BaseException], tuple[str, str]] = {
     errors.NotRegistered: ("celery.exceptions", "NotRegistered"),
     errors.TaskRevoked: ("celery.exceptions", "TaskRevokedError"),
@@ -35,6 +32,8 @@ CELERY_ERRORS: Mapping[type[BaseException], tuple[str, str]] = {
 
 
 class ExceptionMap(TypedDict):
+    """An exception in its stored form."""
+
     exc_type: str
     exc_message: list[Any]
     exc_module: str
@@ -63,7 +62,7 @@ def encode_success(
     parent_id: str | None = None,
     extended: Mapping[str, Any] | None = None,
 ) -> StoredResult:
-    """Encode a return value; BadValue when it cannot be sent, which makes the task a failure."""
+    """Encode a return value; raises BadValue when it cannot be sent, which makes the task a failure."""
     return _encode(task_id, SUCCESS, value, None, done_at, children, group_id, parent_id, extended)
 
 
@@ -79,7 +78,7 @@ def encode_failure(
     parent_id: str | None = None,
     extended: Mapping[str, Any] | None = None,
 ) -> StoredResult:
-    """Encode how a task failed, was revoked, or (with `done_at` None) why it is tried again."""
+    """Encode how a task failed, was revoked, or (with `done_at` None) why it is retried."""
     return _encode(task_id, status, error, traceback, done_at, children, group_id, parent_id, extended)
 
 
@@ -94,31 +93,32 @@ def encode_state(
     parent_id: str | None = None,
     extended: Mapping[str, Any] | None = None,
 ) -> StoredResult:
-    """Encode a state on the way: STARTED with pid and hostname, or one that the task invented."""
+    """Encode an intermediate state: STARTED with pid and hostname, or one that the task set."""
     return _encode(task_id, status, meta, None, done_at, children, group_id, parent_id, extended)
 
 
 def exception_map(exc: BaseException) -> ExceptionMap:
-    """Describe an exception so that it can always be stored: what cannot be sent is shown as text."""
-    # Not exc.args: a subclass may have made something else of that name.
+    """Describe an exception so that it can always be stored: values that cannot be sent become text."""
+    # Not exc.args: a subclass may have redefined that name.
     args: tuple[object, ...] = _ARGS.__get__(exc)
     kind = type(exc)
-    if kind is errors.WrongType:  # every client knows what that is
+    if kind is errors.WrongType:  # a class that every client knows
         kind = TypeError
     module, name = CELERY_ERRORS.get(kind) or (kind.__module__, kind.__qualname__)
     return {
         "exc_type": leaving(str(name)),
         "exc_message": [_sendable(arg) for arg in args],
-        "exc_module": leaving(str(module)),  # whatever a class says of itself
+        "exc_module": leaving(str(module)),  # a class may have any value here
     }
 
 
 def decode_result(payload: bytes, *, limits: Limits = DEFAULT_LIMITS) -> ResultMap:
+    """Read a stored result. Raises WireError."""
     return decode_json_as(_RESULT, payload, what="the result", limits=limits)
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """The map in the order of Celery's; what is not set is left out."""
+    """The map in Celery's order, without what is not set."""
 
     status: str
     result: msgspec.Raw
@@ -130,7 +130,7 @@ class _Written(msgspec.Struct, frozen=True):
     parent_id: str | msgspec.UnsetType
 
 
-# What the type checker takes for a tuple is, on the class, the descriptor of it.
+# The type checker sees a tuple; on the class it is the descriptor.
 _ARGS: Any = BaseException.args
 _RESULT = msgspec.json.Decoder(ResultMap)
 _to_json = msgspec.json.Encoder().encode
@@ -183,13 +183,13 @@ def _child(child: Child) -> list[Any]:
 
 
 def _sendable(value: object) -> object:
-    # A value of a user's own class can raise anything while it is looked at.
+    # A value of a user's class can raise anything while it is encoded.
     plain = leaving(value) if isinstance(value, str) else value
     return attempt(_checked, plain, lambda _: show_value(plain))
 
 
 def _checked(value: object) -> object:
-    # Three levels down in the result map; a little less is allowed, so that it surely fits.
+    # It lies three levels down in the result map; one level more is reserved.
     encode_json(value, limits=_EXCEPTION_LIMITS)
     return value
 

@@ -1,47 +1,58 @@
 """Retried: the message of a failed task as a new task with the same arguments.
 
-It has a new id, no attempts and no time to wait for or to expire at; `retry_of` names the task that it
-retries, and the root stays. What follows the task is changed where its old form has ended for good:
+It has a new id, no attempts and neither eta nor expiry; `retry_of` names the task that it retries, and the
+root stays. What follows the task is changed where its old form has ended for good:
 
 - the later steps of its chain, whose results say that they failed, and its errbacks, which ran, get new ids;
-- the chord and the group that it was a part of are left: they have ended without it;
-- the key of a unique task is left, too: it was released when the task failed.
+- the chord and the group that it was a part of are left out: they have ended without it;
+- the key of a unique task is left out, too: it was released when the task failed.
 
-Arguments are not looked at: the bytes of a JSON body stay as they are around what is changed.
+Arguments are not decoded: the bytes of a JSON body stay unchanged around the parts that are replaced.
+
+A dead letter that is requeued is not a new task, but the same one sent once more: its id, arguments and
+attempt are those of the letter. Its starts are counted from 0 again, or it would become a dead letter again
+at once. Its history stays with it: it is sent as redelivered, because it may have run, and the header
+`umbel_starts` says how often it had started. So it runs alone, with its start counted first, and dead letters
+show the whole count.
 """
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from umbel.errors import BadMessage
+from umbel.protocol.delivery.trust import Doubted
 from umbel.wire.call import Embed, body_bytes, read_embed, read_header_map
-from umbel.wire.compat.legacy import to_v2
-from umbel.wire.limits import DEFAULT_LIMITS
-from umbel.wire.message import JSON_CONTENT, Message
-from umbel.wire.signature import SignatureMap
+from umbel.wire.message import COUNT_MAX, DEFAULT_LIMITS, JSON_CONTENT, Message, Outgoing
+from umbel.wire.signing import BOUND, CAUSE, Signer, nonce_after
 from umbel.wire.signing import HEADER as SIGNATURE
-from umbel.wire.steps import step_map
+from umbel.wire.steps import SignatureMap, step_map
+from umbel.wire.task import to_v2
 from umbel.wire.values import UNREADABLE, accepted_serializer, decode_json, encode_json
 
 RETRY_OF = "retry_of"
+EARLIER_STARTS = "umbel_starts"
 DeriveId = Callable[[str], str]
-_LEFT_OUT = frozenset({SIGNATURE, "redelivered", "umbel_unique"})
+_LEFT_OUT = frozenset({SIGNATURE, BOUND, CAUSE, "redelivered", "umbel_unique", EARLIER_STARTS})
 _OF_A_CHORD = frozenset({"chord", "group_id", "group_index"})
-_PARTS = ("tasks", "header", "body")  # of chains, groups and chords, among their kwargs
+_PARTS = ("tasks", "header", "body")  # kwargs of chains, groups and chords that hold signatures
 _OPTIONS = ("chain", "chord", "link", "link_error")
 _body_parts = msgspec.json.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw]).decode
 _encode_body = msgspec.json.encode
+_headers_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_count_of = msgspec.json.Decoder(int).decode
 
 
 def retried(
     message: Message, derive: DeriveId, *, accept: Collection[str], reply_to: str | None = None
 ) -> Message:
-    """`derive` makes new ids of old ones, the same each time it is asked. `reply_to`: None leaves it.
+    """Return the retry of a failed task's message. `derive` returns a new id for an old one, always the same.
+    `reply_to`: None leaves it.
 
-    WireError: it is no message of a task, or its body may not be read (`accept`).
+    Raises WireError when it is not a task's message, or its body may not be read (`accept`).
     """
     message = to_v2(message)
     found = read_header_map(message.headers)
@@ -74,7 +85,7 @@ def retried(
 
 
 def retry_of(headers: bytes) -> str | None:
-    """The task that a message with these headers retries."""
+    """Return the id of the task that a message with these headers retries; None if it retries none."""
     if b'"retry_of"' not in headers:
         return None
     try:
@@ -84,10 +95,42 @@ def retry_of(headers: bytes) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
+def requeued(
+    queue: str,
+    message: Message,
+    *,
+    starts: int,
+    stored: str,
+    signer: Signer | None,
+    now: float,
+    even_if_used: bool = False,
+) -> Outgoing:
+    """Return the letter's message, for its queue or, if it names none, for its exchange. `stored`: its
+    reason.
+
+    A message that a worker vouches for is signed again; with `even_if_used`, any that one of our keys signed.
+    Other signed messages stay unchanged, with their age: they may be copies of a message that ran.
+    """
+    if queue or not message.exchange:
+        outgoing = Outgoing(queue, message, redelivered=True)
+    else:
+        at = (message.exchange, message.routing_key)
+        outgoing = Outgoing("", message, redelivered=True, exchange=at[0], routing_key=at[1])
+    counted = replace(outgoing, message=_with_earlier_starts(message, starts))
+    if signer is None:
+        return outgoing if SIGNATURE.encode() in message.headers else counted
+    letter = signer.letter(message, queue, stored)
+    if isinstance(letter.proof, Doubted):
+        return counted
+    if letter.nonce or even_if_used:
+        return signer.sign_task(counted, now, nonce=nonce_after(letter.nonce, _retries_of(message)))
+    return outgoing
+
+
 def _body(
     message: Message, compression: object, derive: DeriveId, accept: Collection[str]
 ) -> tuple[bytes, bool]:
-    """The new body, and whether it is compressed as the old one was."""
+    """Return the new body, and whether it is compressed as the old one was."""
     form = accepted_serializer(message.content_type, accept)
     plain = body_bytes(message, compression, DEFAULT_LIMITS)
     if form.content_type != JSON_CONTENT:
@@ -114,14 +157,16 @@ def _three(body: Any) -> tuple[Any, Any, Any]:
 
 
 def _follows(embed: Embed, derive: DeriveId) -> dict[str, Any] | None:
-    """What follows the retry; None: the same as before."""
+    """Return what follows the retry; None: the same as before."""
     if embed.chain is None and embed.chord is None and embed.errbacks is None:
         return None
     chain, errbacks = embed.chain, embed.errbacks
     return {
         "callbacks": embed.callbacks,
-        "errbacks": None if errbacks is None else [_fresh(one, derive) for one in errbacks],
-        "chain": None if chain is None else [_out_of_chord(_fresh(step_map(one), derive)) for one in chain],
+        "errbacks": None if errbacks is None else [_fresh(signature, derive) for signature in errbacks],
+        "chain": None
+        if chain is None
+        else [_out_of_chord(_fresh(step_map(signature), derive)) for signature in chain],
         "chord": None,
     }
 
@@ -132,7 +177,7 @@ def _out_of_chord(step: Any) -> Any:
 
 
 def _fresh(signature: SignatureMap | dict[str, Any], derive: DeriveId) -> dict[str, Any]:
-    """The signature with new ids, its own and those of its parts."""
+    """Return the signature with new ids, also in its parts."""
     found: dict[str, Any] = {**signature}
     options = dict(found.get("options") or {})
     for name in ("task_id", "group_id"):
@@ -149,5 +194,28 @@ def _fresh(signature: SignatureMap | dict[str, Any], derive: DeriveId) -> dict[s
 
 def _fresh_parts(value: Any, derive: DeriveId) -> Any:
     if isinstance(value, list | tuple):
-        return [_fresh_parts(one, derive) for one in value]
+        return [_fresh_parts(part, derive) for part in value]
     return _fresh(value, derive) if isinstance(value, dict) and "task" in value else value
+
+
+def _retries_of(message: Message) -> object:
+    try:
+        return read_header_map(message.headers).get("retries")
+    except BadMessage:
+        return None
+
+
+def _with_earlier_starts(message: Message, starts: int) -> Message:
+    """Return the message with the starts of this life added to those of earlier ones."""
+    if starts <= 0:
+        return message
+    try:
+        headers = _headers_of(message.headers)
+    except UNREADABLE:
+        return message
+    earlier = 0
+    if EARLIER_STARTS in headers:
+        with suppress(*UNREADABLE):
+            earlier = max(0, _count_of(headers[EARLIER_STARTS]))
+    headers[EARLIER_STARTS] = msgspec.Raw(b"%d" % min(earlier + starts, COUNT_MAX))
+    return replace(message, headers=msgspec.json.encode(headers))

@@ -1,45 +1,78 @@
 """Show: arguments and results as short text, for headers, events and logs.
 
-The text is Python's repr where that is short. Longer text is cut at `TEXT_MAX`, nesting at
-`LEVELS_MAX`, and no more of a value is looked at than is shown. A value whose own repr raises is
-named by its type instead: what is only for display must never stop a task.
+The text is Python's repr where that is short. Longer text is cut at `TEXT_MAX`, nesting at `LEVELS_MAX`, and
+no more of a value is visited than is shown. A value whose own repr raises is shown by its type instead: what
+is only for display must never stop a task.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
+from typing import TypeVar
 
 from umbel.text import leaving
-from umbel.wire.foreign import attempt
+
+# ---- foreign ---------------------------------------------------------------------------------------
+#
+# The one place of the wire format that runs users' code.
+#
+# `repr()` of a user's value and everything pickle does call methods that are not ours and may raise
+# anything at all. All such calls go through `attempt`, so that nothing else in this package needs to catch
+# every exception.
+
+ArgumentT = TypeVar("ArgumentT")
+AnswerT = TypeVar("AnswerT")
+
+
+def attempt(
+    call: Callable[[ArgumentT], AnswerT], argument: ArgumentT, otherwise: Callable[[Exception], AnswerT]
+) -> AnswerT:
+    """Call it; when it raises, return what `otherwise` makes of the error."""
+    try:
+        return call(argument)
+    except Exception as error:
+        return otherwise(error)
+
+
+# ---- show ------------------------------------------------------------------------------------------
+#
+# Arguments and results as short text, for headers, events and logs.
+#
+# The text is Python's repr where that is short. Longer text is cut at `TEXT_MAX`, nesting at `LEVELS_MAX`,
+# and no more of a value is visited than is shown. A value whose own repr raises is shown by its type
+# instead: what is only for display must never stop a task.
 
 TEXT_MAX = 1024
 LEVELS_MAX = 3
 CUT = "..."
 BRIEF_MAX = 100
 
-# Up to here a call is shown by one repr() of the whole.
+# Up to these sizes a call is shown by a single repr().
 SMALL_ITEMS = 16
 SMALL_TEXT = 200
 
 
 def show_args(args: Sequence[object], text_max: int = TEXT_MAX) -> str:
+    """Return positional arguments as text, for headers and events."""
     return _show(tuple(args) if len(args) <= text_max else tuple(args[:text_max]), args, text_max)
 
 
 def show_kwargs(kwargs: Mapping[str, object], text_max: int = TEXT_MAX) -> str:
+    """Return keyword arguments as text, for headers and events."""
     return _show(dict(kwargs), kwargs.values(), text_max) if kwargs else "{}"
 
 
 def show_value(value: object, text_max: int = TEXT_MAX) -> str:
+    """Return a value as text, at most about `text_max` characters."""
     return _show(value, (value,), text_max)
 
 
 def cut(text: str, text_max: int) -> str:
-    """The text, or its beginning."""
+    """Return the text, or its first `text_max` characters and an ellipsis."""
     return text if len(text) <= text_max else text[:text_max] + CUT
 
 
 def brief(value: object) -> str:
-    """A shorter text of a value, for the message of an error about it."""
+    """Return a short text of a value, for the message of an error about it."""
     return _shown_carefully(value, BRIEF_MAX)
 
 
@@ -47,7 +80,7 @@ def _show(value: object, items: Collection[object], text_max: int) -> str:
     if _are_small(items):
         try:
             text = repr(value)
-        except ValueError:  # a number too long to be written; the careful way names its type
+        except ValueError:  # a number too long to be written; the fallback names its type
             text = ""
         if 0 < len(text) <= text_max:
             return text
@@ -55,7 +88,7 @@ def _show(value: object, items: Collection[object], text_max: int) -> str:
 
 
 def _shown_carefully(value: object, text_max: int) -> str:
-    # Even a plain container can raise: when another thread changes it meanwhile.
+    # Even a plain container can raise, when another thread changes it meanwhile.
     return attempt(
         lambda value: _joined(_pieces(value, 1, text_max), text_max), value, lambda _: _type_of(value)
     )
@@ -83,7 +116,7 @@ def _joined(pieces: Iterable[str], text_max: int) -> str:
 
 
 def _pieces(value: object, level: int, text_max: int) -> Iterator[str]:
-    """Yield the text of a value bit by bit, so that the reader can stop when it has enough."""
+    """Yield the text of a value piece by piece, so that the reader can stop when it has enough."""
     match value:
         case str() | bytes() if type(value) is str or type(value) is bytes:
             yield repr(value) if len(value) <= text_max else repr(value[:text_max]) + CUT

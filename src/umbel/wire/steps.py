@@ -1,26 +1,98 @@
-"""Steps: what follows a task in its chain; all but the next step stay the bytes that they came as.
+"""Steps and signatures: the calls inside a message that are sent later (wire 1.8).
 
-A message carries all later steps of its chain, as Celery's do. A worker looks at the next one only: the
-others go into its message as they are, so that a step costs little more in a long chain than in a short one.
-What is wrong with a step is found when it is the next. Only JSON is cut like this.
+A signature is a call as a map inside a message: a callback or the next step of a chain. A message carries all
+later steps of its chain, as Celery's do. A worker decodes only the next step; the rest stay the bytes they
+arrived as.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from umbel.errors import BadMessage
-from umbel.wire.limits import Limits
-from umbel.wire.signature import SignatureMap, check_signature
+from umbel.wire.message import Limits, broken_rule, is_task_name
+from umbel.wire.show import brief
 from umbel.wire.values import UNREADABLE, decode_json, encode_json
+
+# ---- signatures ------------------------------------------------------------------------------------
+#
+# A call that will be made later, as a map inside a message (wire 1.8).
+
+
+class SignatureMap(TypedDict):
+    """A call inside a message, in Celery's form."""
+
+    task: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    subtask_type: str | None  # "chain", "group", "chord", or None for a plain task
+    immutable: bool  # the previous task's result is not added in front of args
+
+
+def check_signature(value: object) -> SignatureMap:
+    """Return a value from the wire as a signature with all six keys. Raises BadMessage.
+
+    Unknown keys are retained: the map may be passed on to a node that knows them.
+    """
+    if not isinstance(value, dict):
+        raise BadMessage(f"a signature must be a map, not {brief(value)}")
+    task: Any = value.get("task")
+    if not is_task_name(task):
+        raise BadMessage(f"a signature must name its task, not {brief(task)}")
+    checked = {key: _checked(task, key, value) for key in _EMPTY}
+    return {**value, "task": task, **checked}  # type: ignore[typeddict-item]
+
+
+_EMPTY: dict[str, tuple[type | tuple[type, ...], str, Any]] = {  # its type, the type in words, the default
+    "args": ((list, tuple), "a list", ()),
+    "kwargs": (dict, "a map", {}),
+    "options": (dict, "a map", {}),
+    "subtask_type": (str, "text", None),
+    "immutable": (bool, "true or false", False),
+}
+
+
+def _checked(task: str, key: str, signature: dict[Any, Any]) -> Any:
+    kinds, wanted, empty = _EMPTY[key]
+    found: Any = signature.get(key)
+    if found is None:
+        found = empty
+    elif not isinstance(found, kinds):
+        raise BadMessage(f"the signature of {task!r}: {key} is {brief(found)}; it must be {wanted}")
+    if key == "args":
+        return list(found)
+    if key in ("kwargs", "options"):
+        if not all(isinstance(name, str) for name in found):
+            raise BadMessage(f"the signature of {task!r}: every key of its {key} must be text")
+        if key == "options":
+            _check_options(task, found)
+        return dict(found)
+    return found
+
+
+def _check_options(task: str, options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if (rule := broken_rule(name, value)) is not None:
+            problem = f"the option {name!r} of {brief(value)}; it must be {rule.wanted}"
+            raise BadMessage(f"the signature of {task!r} has {problem}")
+
+
+# ---- steps -----------------------------------------------------------------------------------------
+#
+# What follows a task in its chain; all but the next step stay the bytes in which they arrived.
+#
+# A message carries all later steps of its chain, as Celery's do. A worker decodes only the next step: the
+# others go unchanged into that step's message, so that a step costs little more in a long chain than in a
+# short one. A flaw in a step is found when it is the next. Only JSON is cut like this.
 
 Step = SignatureMap | Raw
 
 
 def cut_steps(body: bytes) -> tuple[bytes, list[Raw]] | None:
-    """The body of a call without the steps of its chain, and those; None: it has none that can be cut out."""
+    """Return a call's body without its chain's steps, and the steps; None: there are none to cut out."""
     if not _may_have_steps(body):
         return None
     try:
@@ -34,29 +106,32 @@ def cut_steps(body: bytes) -> tuple[bytes, list[Raw]] | None:
 
 
 def _may_have_steps(body: bytes) -> bool:
-    """By the last key of that name, at the end of a body: a large one is not looked through."""
+    """Check only the end of the body, where the last key `chain` is, so that a large body is not scanned."""
     at = body.rfind(_CHAIN)
     while at >= 0:
         behind = at + len(_CHAIN)
         value = body[behind : behind + 9].lstrip(b" :")
-        if value.startswith((b"[", b"null")):  # else it may be a word in a step
+        if value.startswith((b"[", b"null")):  # otherwise it may be text inside a step
             return value.startswith(b"[")
         at = body.rfind(_CHAIN, 0, at)
     return False
 
 
 def encode_steps(steps: Sequence[Step], limits: Limits) -> bytes:
-    texts = [one if isinstance(one, Raw) else encode_json(one, root="chain", limits=limits) for one in steps]
+    """Encode the steps as one list; those that are bytes pass unchanged."""
+    texts = [
+        step if isinstance(step, Raw) else encode_json(step, root="chain", limits=limits) for step in steps
+    ]
     return b"".join((b"[", b",".join(texts), b"]"))
 
 
 def step_map(step: Step) -> SignatureMap:
-    """BadMessage: it is no signature."""
+    """Decode a step. Raises BadMessage if it is not a signature."""
     return check_signature(decode_json(bytes(step)) if isinstance(step, Raw) else step)
 
 
 def readable_steps(steps: Iterable[Step]) -> list[Any]:
-    """The steps as values, whatever they are; one that cannot be read is left out."""
+    """Return the steps as values, without those that cannot be read."""
     values: list[Any] = []
     for step in steps:
         try:
@@ -67,7 +142,7 @@ def readable_steps(steps: Iterable[Step]) -> list[Any]:
 
 
 def answering(step: Step, reply_to: str) -> Step:
-    """The step with the address for its result, or the last result of the chain would be lost."""
+    """Return the step with the address for its result, without which the chain's result would be lost."""
     if _has_reply_to(step):
         return step
     found = step_map(step)
@@ -84,7 +159,7 @@ def _has_reply_to(step: Step) -> bool:
 
 
 class _Follows(msgspec.Struct, frozen=True, gc=False):
-    """`Embed` of `call.py`, of which only the list of steps is looked at."""
+    """`Embed` of `call.py`, of which only the list of steps is decoded."""
 
     callbacks: Raw = Raw(b"null")
     errbacks: Raw = Raw(b"null")

@@ -1,26 +1,51 @@
 """Tasks: a call as the message that Celery workers run (protocol v2, wire 1).
 
-Sending: `encode_task` here, or `template.py` for a plain call. Receiving: `to_v2` of `compat/legacy.py`,
-then, of `call.py`, `read_headers` in the worker's main process and `decode_task` in the child.
+Sending: `encode_task` for any call, `CallTemplate` for the plain calls of one task, of which most is encoded
+once. Receiving: `to_v2` rewrites messages of Celery's older formats (v1 and the hybrid) as v2; `call.py` then
+reads them.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from umbel.errors import BadValue
-from umbel.wire.call import HEADER_NAMES, Embed, TaskCall, TaskHeaders, decode_task, read_headers
-from umbel.wire.instant import format_instant, parse_instant
-from umbel.wire.json_lowering import Lowering
-from umbel.wire.limits import DEFAULT_LIMITS, HEADER_LIMITS, NAME_MAX_BYTES, Limits, check_size
-from umbel.wire.message import JSON_CONTENT, Message
-from umbel.wire.show import brief, show_args, show_kwargs, show_value
-from umbel.wire.signature import SignatureMap, check_signature
-from umbel.wire.steps import encode_steps, step_map
-from umbel.wire.values import SERIALIZERS, encode_json
+from umbel.errors import BadMessage, BadValue
+from umbel.wire.call import (
+    HEADER_NAMES,
+    OF_ONE_COPY,
+    Embed,
+    Holding,
+    TaskCall,
+    TaskHeaders,
+    body_bytes,
+    check_names,
+    decode_task,
+    holding_of,
+    read_body_map,
+    read_header_map,
+    read_headers,
+)
+from umbel.wire.message import (
+    DEFAULT_LIMITS,
+    HEADER_LIMITS,
+    JSON_CONTENT,
+    NAME_MAX_BYTES,
+    UNREADABLE_CONTENT,
+    Limits,
+    Message,
+    check_size,
+    format_instant,
+    parse_instant,
+)
+from umbel.wire.show import TEXT_MAX, brief, show_args, show_kwargs, show_value
+from umbel.wire.steps import SignatureMap, check_signature, encode_steps, step_map
+from umbel.wire.typed import Lowering
+from umbel.wire.values import SERIALIZERS, are_atoms, decode_json, encode_json, is_flat, is_readable
 
 __all__ = [
     "Embed",
+    "Holding",
     "SignatureMap",
     "TaskCall",
     "TaskHeaders",
@@ -28,12 +53,21 @@ __all__ = [
     "decode_task",
     "encode_task",
     "format_instant",
+    "holding_of",
     "parse_instant",
     "read_headers",
     "show_args",
     "show_kwargs",
     "show_value",
 ]
+
+
+# ---- tasks -----------------------------------------------------------------------------------------
+#
+# A call as the message that Celery workers run (protocol v2, wire 1).
+#
+# Sending: `encode_task` here, or a template for a plain call. Receiving: `to_v2`, then,
+# from `call.py`, `read_headers` in the worker's main process and `decode_task` in the child.
 
 
 _NONE = msgspec.UNSET
@@ -46,6 +80,7 @@ def encode_task(
     compression: str | None = None,
     expiration_ms: int | None = None,
 ) -> Message:
+    """Return the message of a call. Raises WireError when a part of it cannot be sent."""
     form = SERIALIZERS.get(serializer)
     if form is None:
         raise BadValue(f"serializer {serializer!r} is unknown; choose {', '.join(SERIALIZERS)}")
@@ -53,7 +88,7 @@ def encode_task(
         body = encode_body(call.args, call.kwargs, call.embed)
     else:
         embed = msgspec.structs.asdict(call.embed)
-        embed["chain"] = None if call.embed.chain is None else [step_map(one) for one in call.embed.chain]
+        embed["chain"] = None if call.embed.chain is None else [step_map(step) for step in call.embed.chain]
         body = form.encode((list(call.args), dict(call.kwargs), embed), "the call")
     headers = completed(call.headers, call.args, call.kwargs)
     mime: str | msgspec.UnsetType = msgspec.UNSET
@@ -61,8 +96,8 @@ def encode_task(
         from umbel.wire.compression import compress  # three libraries that few messages need
 
         mime, body = compress(body, compression)
-    if (headers.compression, headers.redelivered, headers.umbel_signature) != (mime, _NONE, _NONE):
-        headers = msgspec.structs.replace(headers, compression=mime, redelivered=_NONE, umbel_signature=_NONE)
+    if headers.compression != mime or any(getattr(headers, name) is not _NONE for name in OF_ONE_COPY):
+        headers = msgspec.structs.replace(headers, compression=mime, **OF_ONE_COPY)
     return Message(
         encode_headers(headers, call.extra),
         body,
@@ -76,6 +111,7 @@ def encode_task(
 
 
 def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
+    """Encode the headers, with custom ones in `extra`. Raises WireError."""
     try:
         if headers.stamps:
             lowering = Lowering("json", tags=True, limits=DEFAULT_LIMITS)
@@ -96,7 +132,7 @@ def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
 
 
 def _check_keys(*values: Any) -> None:
-    """Refuse what no table of AMQP can hold, for all brokers alike."""
+    """Refuse names that no table of AMQP can hold, for all brokers alike."""
     for value in values:
         if isinstance(value, dict):
             for name in value:
@@ -110,7 +146,7 @@ def _check_keys(*values: Any) -> None:
 
 
 def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
-    """Encode the three parts apart, so that an error names the part, and nothing is copied first."""
+    """Encode the three parts separately, so that an error names the part and nothing is copied first."""
     follows = NOTHING_FOLLOWS
     if not _is_empty(embed):
         follows = _encode_embed(embed)
@@ -127,7 +163,7 @@ def _encode_embed(embed: Embed) -> bytes:
     parts = msgspec.structs.asdict(embed)
     if embed.chain is None or not any(isinstance(step, msgspec.Raw) for step in embed.chain):
         return encode_json(parts, root="embed", limits=_INSIDE_BODY)
-    # Its steps came as bytes, and leave as those, between what is encoded.
+    # Steps that arrived as bytes are sent as those bytes, between the parts that are encoded.
     texts = {name: encode_json(parts[name], root=name, limits=_INSIDE_EMBED) for name in _BESIDE_THE_CHAIN}
     return b'{"callbacks":%b,"errbacks":%b,"chain":%b,"chord":%b}' % (
         texts["callbacks"],
@@ -145,7 +181,7 @@ def _is_empty(embed: Embed) -> bool:
 
 
 def completed(headers: TaskHeaders, args: list[Any], kwargs: dict[str, Any]) -> TaskHeaders:
-    """Fill in what every v2 message states and a caller may leave out."""
+    """Return the headers with what every v2 message states and a caller may leave out."""
     if headers.root_id is not None and headers.argsrepr and headers.kwargsrepr:
         return headers
     return msgspec.structs.replace(
@@ -162,3 +198,179 @@ NOTHING_FOLLOWS = _to_json(Embed())
 _INSIDE_BODY = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)
 _INSIDE_EMBED = Limits(depth_max=DEFAULT_LIMITS.depth_max - 2)
 _INSIDE_STEPS = Limits(depth_max=DEFAULT_LIMITS.depth_max - 3)
+
+
+# ---- template --------------------------------------------------------------------------------------
+#
+# The messages of one task's plain calls, of which most is encoded once for all of them.
+#
+# Two calls of a task differ in their ids, their arguments and their place in a group; the other headers are
+# the same bytes each time. A template holds those bytes with gaps, and fills the gaps. The result is, byte
+# for byte, what `encode_task` makes of the same call; a call that states other headers, or needs another
+# serializer or compression, uses `encode_task`.
+#
+# Where messages are signed the headers are in the order of their names, which is the form that is signed.
+
+SMALL_BYTES = 200
+"""Arguments of this size are below every limit: of digits, of text, of their repr."""
+
+_NULL, _NO_KWARGS, _NO_KWARGS_SHOWN = b"null", b"{}", b'"{}"'
+_EMPTY = Embed()
+_SURELY_FITS_BYTES = DEFAULT_LIMITS.size_max_bytes // 2
+
+
+class CallTemplate:
+    """The message of one task's plain calls, with gaps. `headers`: those that all calls share.
+
+    What fills the gaps (ids, names, text to show) is limited separately, so the whole is not checked.
+    """
+
+    def __init__(self, headers: TaskHeaders, *, text_max: int = TEXT_MAX, is_canonical: bool = False) -> None:
+        self._task = headers.task
+        self._text_max = text_max
+        self._is_canonical = is_canonical
+        names = TaskHeaders.__struct_fields__
+        self._headers = _with_gaps(headers, sorted(names) if is_canonical else names)
+
+    def message(
+        self,
+        task_id: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        origin: str,
+        root_id: str | None = None,
+        parent_id: str | None = None,
+        group: str | None = None,
+        group_index: int | None = None,
+        priority: int = 0,
+        reply_to: str = "",
+    ) -> Message:
+        """Return the message of one call. Raises WireError when a part of it cannot be sent."""
+        argsrepr, kwargsrepr, body = _encode_arguments(args, kwargs, self._text_max)
+        try:
+            quoted_id, sender = _to_json(task_id), _to_json(origin)
+            root = _to_json(root_id) if root_id else quoted_id
+            parent = _NULL if parent_id is None else _to_json(parent_id)
+            member = _NULL if group is None else _to_json(group)
+            place = _NULL if group_index is None else _to_json(group_index)
+            if self._is_canonical:
+                gaps = (argsrepr, member, place, quoted_id, kwargsrepr, sender, parent, root)
+            else:
+                gaps = (quoted_id, member, place, root, parent, argsrepr, kwargsrepr, sender)
+            headers = self._headers % gaps
+        except (ValueError, OverflowError, TypeError) as error:
+            raise BadValue(f"a header of {self._task!r} cannot be sent: {error}") from error
+        return Message(headers, body, priority=priority, correlation_id=task_id, reply_to=reply_to)
+
+
+_GAPS = ("id", "group", "group_index", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin")
+
+
+def _with_gaps(headers: TaskHeaders, names: Sequence[str]) -> bytes:
+    fields: list[bytes] = []
+    for name in names:
+        value = getattr(headers, name)
+        if value is not msgspec.UNSET:
+            text = b"%b" if name in _GAPS else _to_json(value).replace(b"%", b"%%")
+            fields.append(b"%b:%b" % (_to_json(name), text))
+    return b"{%b}" % b",".join(fields)
+
+
+def _encode_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any], text_max: int
+) -> tuple[bytes, bytes, bytes]:
+    """Return both as JSON text to show, and the body. Small plain arguments, as most are, need few checks."""
+    body = b""
+    if are_atoms(args) and (not kwargs or is_flat(kwargs)):
+        try:
+            quoted = _to_json(args)
+            named = _to_json(kwargs) if kwargs else _NO_KWARGS
+        except ValueError:  # a number too long, or text that is not valid Unicode
+            quoted = named = b""
+        if 0 < len(quoted) + len(named) <= (SMALL_BYTES if text_max >= TEXT_MAX else text_max // 4):
+            return (
+                _to_json(repr(args if type(args) is tuple else tuple(args))),
+                _to_json(repr(kwargs)) if kwargs else _NO_KWARGS_SHOWN,
+                b"[%b,%b,%b]" % (quoted, named, NOTHING_FOLLOWS),
+            )
+        if 0 < len(quoted) + len(named) <= _SURELY_FITS_BYTES and is_readable(quoted) and is_readable(named):
+            body = b"".join((b"[", quoted, b",", named, b",", NOTHING_FOLLOWS, b"]"))
+    body = body or encode_body(list(args), dict(kwargs), _EMPTY)
+    return _to_json(show_args(args, text_max)), _to_json(show_kwargs(kwargs, text_max)), body
+
+
+# ---- legacy ----------------------------------------------------------------------------------------
+#
+# Messages of protocol v1, and of the hybrid between v1 and v2, rewritten as v2.
+#
+# A v1 message has no header `task`; its body is one map that holds everything. In the hybrid the headers
+# are those of v2 and the body is still a map. Rewriting happens once, where messages arrive, and no later
+# code knows v1. Only JSON is rewritten, because the accepted content types have not been checked here.
+#
+# The flag `utc` of v1 is ignored: times without an offset are UTC, see `message.py`.
+
+
+def to_v2(message: Message) -> Message:
+    """Return the message as v2: the same object when it is v2 already. Raises BadMessage.
+
+    A body that is not plain JSON is left unchanged when the headers are v2; the reader that may decode the
+    body finds out whether it fits.
+    """
+    if message.content_type == JSON_CONTENT and message.body[:1] == b"[":
+        return message
+    if message.content_type == UNREADABLE_CONTENT and not message.headers:
+        raise BadMessage(f"not a message that Celery or Umbel sends: it begins {message.body[:100]!r}")
+    headers = read_header_map(message.headers)
+    if "task" not in headers:
+        return _rewrite_v1(message, headers)
+    if message.content_type != JSON_CONTENT or headers.get("compression"):
+        return message
+    if message.body.lstrip()[:1] != b"{":
+        return message
+    body = decode_json(message.body)
+    if not isinstance(body, dict):  # a typed value, such as a date, looks like a map
+        raise BadMessage(f"the body must be [args, kwargs, embed], not {brief(body)}")
+    args, kwargs, embed = read_body_map(body)
+    return msgspec.structs.replace(message, body=encode_body(args, kwargs, embed))
+
+
+def _rewrite_v1(message: Message, old_headers: dict[str, Any]) -> Message:
+    if message.content_type != JSON_CONTENT:
+        raise BadMessage(
+            f"no header 'task', and a body of {message.content_type!r}: a v1 message is read as JSON only"
+        )
+    body = decode_json(body_bytes(message, old_headers.get("compression"), DEFAULT_LIMITS))
+    if not isinstance(body, dict):
+        raise BadMessage(f"neither v1 nor v2: no header 'task', and the body is {message.body[:100]!r}")
+    args, kwargs, embed = read_body_map(body)
+    headers = completed(_headers_from(body), args, kwargs)
+    known = TaskHeaders.__struct_fields__
+    extra = {name: value for name, value in old_headers.items() if name not in known}
+    return msgspec.structs.replace(
+        message,
+        headers=encode_headers(headers, extra),
+        body=encode_body(args, kwargs, embed),
+        correlation_id=message.correlation_id or headers.id,
+    )
+
+
+_FROM_BODY = ("task", "id", "group", "group_index", "retries", "eta", "expires", "timelimit")
+
+
+def _headers_from(body: dict[str, Any]) -> TaskHeaders:
+    stated = {name: body[name] for name in _FROM_BODY if body.get(name) is not None}
+    if body.get("taskset") is not None:
+        stated["group"] = body["taskset"]
+    try:
+        headers = msgspec.convert(stated, TaskHeaders)
+    except msgspec.ValidationError as error:
+        raise BadMessage(
+            f"not a task message of protocol v1 or v2: {error}; the fields of its body are {brief(stated)}"
+        ) from error
+    if not headers.task or not headers.id:
+        raise BadMessage(
+            f"the v1 body has an empty task name or id: task {headers.task!r}, id {headers.id!r}"
+        )
+    check_names(headers)
+    return headers

@@ -1,14 +1,14 @@
 """Values: Python values as bytes and back, by each serializer that a message may name.
 
-JSON is the default and the only one that is read unasked: it cannot do more than carry data.
-Its text is what Celery writes, with the typed maps of `typed.py`. What is of plain types only, as most
-values are, goes straight to msgspec; the rest is lowered first (`json_lowering.py`).
+JSON is the default and the only one that is read without configuration: it can carry nothing but data. Its
+text is what Celery writes, with the typed maps of `typed.py`. Values of plain types only, as most are, go
+straight to msgspec; other values are lowered first (`Lowering`).
 
-Decoding raises nothing but WireError, whatever the bytes are; and it raises before it has spent more
-than `Limits` allow.
+Decoding raises nothing but WireError, whatever the bytes are; and it raises before it has spent more than
+`Limits` allow.
 
-Two things are not carried: NaN and the infinities, which JSON does not have (Python's own json
-writes them as words that other readers refuse), and maps that look exactly like a typed value.
+Two things are not carried: NaN and the infinities, which JSON does not have (Python's json writes them as
+words that other readers refuse), and maps that look exactly like a typed value.
 """
 
 import math
@@ -21,11 +21,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from umbel.errors import BadMessage, BadValue
-from umbel.wire.foreign import attempt
-from umbel.wire.json_lowering import Lowering, is_short_enough
-from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size, too_deep, too_large, too_long_a_number
-from umbel.wire.message import JSON_CONTENT
-from umbel.wire.typed import TYPE_KEY, is_tagged, restore
+from umbel.wire.message import (
+    DEFAULT_LIMITS,
+    JSON_CONTENT,
+    Limits,
+    check_size,
+    too_deep,
+    too_large,
+    too_long_a_number,
+)
+from umbel.wire.show import attempt
+from umbel.wire.typed import TYPE_KEY, Lowering, is_short_enough, is_tagged, restore
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -45,11 +51,11 @@ __all__ = [
 T = TypeVar("T")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder of msgspec raises, by the bytes that it is given."""
+"""What a decoder of msgspec raises for bytes that it cannot read."""
 
 
 def encode_json(value: object, *, root: str = "value", limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """Encode a value; `root` is what the path in an error begins with."""
+    """Encode a value; `root` begins the path in an error. Raises BadValue or TooLarge."""
     data = _encode_plain(value, limits) if _is_plain(value, limits.depth_max) else None
     if data is None:
         lowering = Lowering("json", tags=True, limits=limits)
@@ -60,6 +66,7 @@ def encode_json(value: object, *, root: str = "value", limits: Limits = DEFAULT_
 
 
 def decode_json(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> Any:
+    """Decode JSON with limits and typed values. Raises WireError."""
     return decode_json_as(_ANY, data, limits=limits)
 
 
@@ -68,8 +75,8 @@ def decode_json_as(
 ) -> T:
     """Decode into the decoder's type, with the checks and typed values of `decode_json`.
 
-    Small plain data is decoded straight into its type. Where there are enough brackets to go too
-    deep, or a sign of a typed value, it is decoded to a tree first, which is looked through.
+    Small plain data is decoded straight into its type. Data with enough brackets to be too deep, or with a
+    sign of a typed value, is decoded to a tree first, which is checked.
     """
     if len(data) > limits.size_max_bytes:
         raise too_large(what, len(data), limits)
@@ -96,9 +103,9 @@ def decode_json_as(
 def _is_plain(value: object, levels: int) -> bool:
     """Whether the value is of plain types only, and nested at most that many levels deep.
 
-    It goes level by level and judges all items of a level by the set of their types, so that a
-    large value costs a few passes of C code. Numbers too long and text that is no Unicode pass:
-    the serializer itself refuses those.
+    It goes level by level and judges all items of a level by the set of their types, so that a large value
+    costs a few passes of C code. Numbers that are too long and text that is not valid Unicode pass: the
+    serializer refuses those.
     """
     if levels > 0 and is_flat(value):
         return True
@@ -130,6 +137,7 @@ def is_flat(value: object) -> bool:
 
 
 def are_atoms(items: Collection[object]) -> bool:
+    """Whether all items are text, finite numbers, bools or None."""
     kinds = set(map(type, items))
     if kinds <= _ATOMS:
         return True
@@ -157,7 +165,7 @@ _TEXT_ONLY = frozenset({str})
 
 
 class Serializer(msgspec.Struct, frozen=True):
-    """How a body is written and read. `encode(value, root)`, `decode(data, limits)`."""
+    """How a body is written and read: `encode(value, root)`, `decode(data, limits)`."""
 
     content_type: str
     content_encoding: str
@@ -166,7 +174,7 @@ class Serializer(msgspec.Struct, frozen=True):
 
 
 def accepted_serializer(content_type: str, accept: Collection[str]) -> Serializer:
-    """Find the serializer of a message, if its name or content type is in the accept list."""
+    """Return the serializer of a message if the accept list has its name or type. Raises BadMessage."""
     for name, serializer in SERIALIZERS.items():
         if serializer.content_type == content_type:
             if name in accept or content_type in accept:
@@ -192,15 +200,15 @@ def _encode_plain(value: object, limits: Limits) -> bytes | None:
         return None
     try:
         data = _to_json(value)
-    except ValueError:  # a number too long, or text that is no Unicode
+    except ValueError:  # a number too long, or text that is not valid Unicode
         return None
     return data if is_readable(data) else None
 
 
 def is_readable(data: bytes) -> bool:
-    """Whether what was written as JSON is read again: not so with a number of that many digits.
+    """Whether data written as JSON can be read again, which a number of too many digits cannot.
 
-    Python writes 4300 digits and a minus sign, msgspec counts the sign and reads one digit less.
+    Python writes 4300 digits and a minus sign; msgspec counts the sign and reads one digit less.
     """
     if len(data) <= DEFAULT_LIMITS.number_digits_max or b"-" not in data:
         return True
@@ -209,12 +217,12 @@ def is_readable(data: bytes) -> bool:
 
 _WRITTEN_BUT_NOT_READ = re.compile(rb"-[0-9]{4300}")
 
-# Bodies of megabytes are looked through before they are decoded. Looking for one byte takes a thirtieth of
-# the time that looking for several, or counting, takes.
+# Bodies of megabytes are searched before they are decoded. Searching for a single byte takes a thirtieth of
+# the time of searching for several, or of counting.
 
 
 def _may_have_types(data: bytes) -> bool:
-    # The second is how a sender might hide the same key.
+    # The second form is an escape by which a sender might hide the same key.
     return (b"_" in data and b"__type__" in data) or (b"\\" in data and b"\\u00" in data)
 
 
@@ -250,7 +258,7 @@ def _check_tree(tree: Any, what: str, limits: Limits) -> None:
 
 
 def _restricts_numbers(limits: Limits) -> bool:
-    # Up to its own limit msgspec leaves it to us; beyond, it refuses by itself.
+    # Above its limit msgspec refuses numbers; a lower limit is checked here.
     return limits.number_digits_max < DEFAULT_LIMITS.number_digits_max
 
 
@@ -274,7 +282,7 @@ def _decode_msgpack(data: bytes, limits: Limits) -> Any:
         tree = _MSGPACK.decode(data)
     except RecursionError as error:
         raise too_deep("the msgpack data", limits) from error
-    # A map key that cannot be hashed or a date out of range shows as another kind of ValueError.
+    # A map key that cannot be hashed, or a date out of range, raises another kind of error.
     except (ValueError, TypeError, OverflowError) as error:
         raise BadMessage(f"msgpack data cannot be decoded: {error}; it begins {data[:60]!r}") from error
     _check_tree(tree, "the msgpack data", limits)
@@ -285,7 +293,7 @@ def _encode_pickle(value: object, root: str) -> bytes:
     def refuse(error: Exception) -> bytes:
         raise BadValue(f"{root} cannot be pickled: {error!r}") from error
 
-    import pickle  # few use it, and it is a third of a megabyte in every process
+    import pickle  # rarely used, and a third of a megabyte in every process
 
     data = attempt(pickle.dumps, value, refuse)
     check_size(root, len(data), DEFAULT_LIMITS)

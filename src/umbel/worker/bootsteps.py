@@ -1,20 +1,30 @@
-"""Bootsteps: the parts a worker is built from, and the order they start in (S1).
+"""Bootsteps: the parts a worker is built from, Umbel's and users', and the order they start in (S1).
 
-Each step names the steps it requires; the order follows from that graph, and stopping is the
-reverse. Steps that do not depend on one another start in the order they were given, so that the
-order is the same every time.
+Each step names the steps it requires; the order follows from that graph, and stopping is the reverse.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, ClassVar
 
+from umbel.control.state import ControlState, describe_step
 from umbel.errors import BadBootsteps
+from umbel.pools.guard import Raised, call_guarded
+from umbel.worker.user_code import HookRun
+
+# ---- bootsteps -------------------------------------------------------------------------------------
+#
+# The parts a worker is built from, and the order they start in (S1).
+#
+# Each step names the steps it requires; the order follows from that graph, and stopping is the reverse.
+# Steps that do not depend on one another start in the order they were given, so that the order is always
+# the same.
 
 
 class Step:
-    """One part of a worker. `start` returns when others may rely on it."""
+    """One part of a worker. `start` returns when other steps may rely on it."""
 
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
@@ -24,22 +34,23 @@ class Step:
         self._background: list[asyncio.Task[None]] = []
 
     def adopt(self, group: asyncio.TaskGroup) -> None:
-        """The worker's task group owns whatever this step runs in the background."""
+        """Give the step the worker's task group, which owns its background work."""
         self._group = group
 
     async def start(self) -> None:
-        """Begin."""
+        """Begin to work; the worker awaits this before it starts the next step."""
 
     async def stop(self) -> None:
         """End in good order; called once, also after a start that failed half-way."""
         await self.end_background()
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it until `stop`. An error in it stops the worker, which says so."""
+        """Run the work until `stop`. An error in it stops the worker."""
         assert self._group is not None, "a step runs inside its worker"
         self._background.append(self._group.create_task(work, name=f"umbel-{self.name}"))
 
     async def end_background(self) -> None:
+        """Cancel the background work and wait until it has ended."""
         for task in self._background:
             task.cancel()
         if self._background:
@@ -48,6 +59,7 @@ class Step:
 
 
 def starting_order(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps in the order in which they start; raises BadBootsteps for unknown or circular ones."""
     by_name: dict[str, Step] = {}
     for step in steps:
         if step.name in by_name:
@@ -76,3 +88,73 @@ def starting_order(steps: Sequence[Step]) -> list[Step]:
         sorter.done(name)
         ready += sorter.get_ready()
     return order
+
+
+# ---- user step -------------------------------------------------------------------------------------
+#
+# A bootstep that users wrote (`app.steps`), in the worker's graph of steps.
+#
+# A class with a `name`, the steps it `requires`, and `start(worker)` and `stop(worker)`, each of which may
+# be missing. Its methods are users' code: they run in threads, for up to `worker_hook_timeout_s`. What they
+# raise is logged, and the worker goes on. A step whose `start` raised or did not return is not stopped.
+
+log = logging.getLogger("umbel.worker.steps")
+
+
+class UserStep(Step):
+    """Runs the class's methods in threads."""
+
+    def __init__(
+        self, kind: type[Any], worker: ControlState, *, timeout_s: float, wait_for: "Callable[[HookRun], Any]"
+    ) -> None:
+        super().__init__()
+        self.name, self.requires = describe_step(kind)  # type: ignore[misc]
+        self._kind = kind
+        self._worker = worker
+        self._timeout_s = timeout_s
+        self._wait_for = wait_for
+        self._made: Any = None
+        self._started = False
+
+    async def start(self) -> None:
+        """Create the user's step and call its `start`."""
+        await self._run("start", self._start)
+
+    async def stop(self) -> None:
+        """Call `stop`, if `start` returned."""
+        if self._started:
+            await self._run("stop", self._stop)
+
+    async def _run(self, what: str, work: Callable[[], None]) -> None:
+        name = f"{self.name}.{what}"
+        await self._wait_for(HookRun(name, work, timeout_s=self._timeout_s))
+
+    def _start(self) -> None:
+        made = call_guarded(self._kind)
+        if isinstance(made, Raised):
+            self._complain("cannot be created", made.error)
+            return
+        self._made = made.value
+        self._started = self._call("start")
+
+    def _stop(self) -> None:
+        self._call("stop")
+
+    def _call(self, method: str) -> bool:
+        happened = call_guarded(getattr(self._made, method, _nothing), self._worker)
+        if isinstance(happened, Raised):
+            self._complain(f"raised an exception in {method}()", happened.error)
+        return not isinstance(happened, Raised)
+
+    def _complain(self, problem: str, error: BaseException) -> None:
+        text = "bootstep %s; worker continues without it"
+        log.error(text, problem, extra={"step": self.name}, exc_info=error)
+
+
+def step_graph(steps: Sequence[Step]) -> dict[str, list[str]]:
+    """Return the steps in the order in which they start, each with what it requires."""
+    return {step.name: list(step.requires) for step in steps}
+
+
+def _nothing(_: object) -> None:
+    return None

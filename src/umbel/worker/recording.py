@@ -1,7 +1,7 @@
-"""RecorderCandidate: one candidate for the lease `recorder`; its holder records (D1).
+"""RecorderCandidate: one candidate for the lease `recorder`; its holder records the history (D1).
 
-`umbel record` is one; workers with `--record` start one when nobody records. When the holder dies, the next
-one takes over where it stopped: the place is the broker's. A stand-by only asks for the lease.
+`umbel record` is a candidate; a worker with `--record` starts one when there is no recorder. When the holder
+dies, the next one continues at the same place, which the broker stores. A stand-by only asks for the lease.
 """
 
 import asyncio
@@ -14,17 +14,16 @@ from functools import partial
 from typing import Protocol
 
 from umbel.brokers.interface import ClusterRecord
-from umbel.control.client import Asker
-from umbel.coordination.lease_keeper import Change, LeaseKeeper
+from umbel.control.client import ControlClient
+from umbel.coordination.driver import Change, LeaseKeeper
 from umbel.errors import BrokerError, LakeBusy, LakeError
 from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
-from umbel.history.listening import RecordedBroker
-from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
-from umbel.protocol.leadership.lease import Acquired, LeaseSettings
+from umbel.history.recorder import DEFAULT_NAME, RecordedBroker, Recorder, RecorderSettings
+from umbel.protocol.leadership.lease import LeaseAcquired, LeaseSettings
 from umbel.stores.interface import Where
-from umbel.urls import without_password
-from umbel.worker.process.outages import Outages
+from umbel.text import without_password
+from umbel.worker.sidecar import Outages
 from umbel.worker.steps.recorder import RECORDER_LEASE
 
 log = logging.getLogger("umbel.history")
@@ -42,6 +41,8 @@ HOUSEKEEPING_AFTER_S, HOUSEKEEPING_EVERY_S = 60.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class RecordingSettings:
+    """What is recorded where. `keep_days`: older days are deleted; None: never."""
+
     lake: Where
     recorder: RecorderSettings = field(default_factory=RecorderSettings)
     lease_s: float = LEASE_S
@@ -49,19 +50,21 @@ class RecordingSettings:
     lake_mode: int | None = None
 
 
-def lease_of(name: str) -> str:
+def recorder_lease(name: str) -> str:
+    """Return the lease for which recorders of this name compete."""
     return RECORDER_LEASE if name == DEFAULT_NAME else f"{RECORDER_LEASE}.{name}"
 
 
 class CandidateBroker(RecordedBroker, ClusterRecord, Protocol):
-    """What is recorded, and the lease of who records it."""
+    """The recorded broker, with the lease of its recorder."""
 
 
 class RecorderCandidate:
-    """`elsewhere(who)` is called on the loop when somebody else is seen to record, `busy(why)` when the lake
-    is not free although nobody else has the lease.
+    """Campaigns for the lease, and records while it has it.
 
-    `quiet` about outages: beside a worker, which tells of them.
+    `elsewhere(who)` is called on the loop when another process is seen to record, `busy(why)` when the lake
+    is locked although no other process has the lease. `quiet`: outages are not logged, because a worker next
+    to it logs them.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class RecorderCandidate:
         busy: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.recorder: Recorder | None = None
-        self.is_ready = False  # workers that were there know that they are recorded
+        self.is_ready = False  # the workers have noticed this recorder
         self._broker = broker
         self._settings = settings
         self._outages = Outages("broker", without_password(broker.url), quiet=quiet)
@@ -84,7 +87,7 @@ class RecorderCandidate:
         ttl_s = settings.lease_s
         self._keeper = LeaseKeeper(
             broker.coordination,
-            lease_of(settings.recorder.name),
+            recorder_lease(settings.recorder.name),
             owner,
             settings=LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, ask_every_s=ASK_EVERY_S),
             changed=self._changed,
@@ -92,10 +95,11 @@ class RecorderCandidate:
 
     @property
     def leader(self) -> str:
+        """The holder of the lease, as last seen; "" if it is free."""
         return self._keeper.leader
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Stand for the lease, and record while this candidate has it, until `stop` is set."""
+        """Campaign for the lease, and record while this candidate has it, until `stop` is set."""
         campaign = asyncio.create_task(self._keeper.run(), name="umbel-recorder-lease")
         try:
             while not stop.is_set():
@@ -109,14 +113,14 @@ class RecorderCandidate:
             self._outages.closed(PART)
 
     async def _wait_for_turn(self, campaign: asyncio.Task[None], stop: asyncio.Event) -> None:
-        told = ""
+        reported = ""
         while not stop.is_set() and not (self._acquired.is_set() and self._keeper.still_mine()):
             if campaign.done():
                 campaign.result()
-            if self.leader and self.leader not in (told, self._keeper.holder):
-                told = self.leader
+            if self.leader and self.leader not in (reported, self._keeper.holder):
+                reported = self.leader
                 self._outages.closed(PART)
-                self._elsewhere(f"{told} records already")
+                self._elsewhere(f"{reported} records already")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await stop.wait()
@@ -130,7 +134,7 @@ class RecorderCandidate:
             holding=self._keeper.still_mine,
             answered=partial(self._outages.report, PART),
         )
-        beside = [
+        helpers = [
             asyncio.create_task(self._keep_house(lake), name="umbel-housekeeping"),
             asyncio.create_task(self._call_workers(self.recorder), name="umbel-recorder-call"),
         ]
@@ -138,27 +142,27 @@ class RecorderCandidate:
             await self.recorder.run(stop)
             if not stop.is_set():
                 self._outages.consequence(log, logging.WARNING, LEASE_LOST, named="recorder stopped")
-        except LakeBusy as error:  # one that lost the lease may still be putting its file away
+        except LakeBusy as error:  # the former holder may still be closing its file
             self._busy(str(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(BUSY_S):
                     await stop.wait()
         finally:
-            for task in beside:
+            for task in helpers:
                 task.cancel()
-            await asyncio.wait(beside)
+            await asyncio.wait(helpers)
             self.recorder, self.is_ready = None, False
 
     async def _call_workers(self, recorder: Recorder) -> None:
-        """Have every worker notice at once that it is recorded; by themselves they look every two seconds.
+        """Make every worker notice the recorder at once; otherwise each checks every ten seconds.
 
-        A heartbeat is what Celery's workers know how to send when asked, too: who keeps no log is
-        met by it, and asked for events.
+        A heartbeat is requested, because Celery's workers send one on request, too: a worker without an event
+        log is found by it, and asked for events.
         """
         await recorder.registered.wait()
         workers = 0
         try:
-            answers = await Asker(self._broker).ask("heartbeat", timeout_s=CALL_S)
+            answers = await ControlClient(self._broker).ask("heartbeat", timeout_s=CALL_S)
             workers = len(answers.replies)
         except BrokerError as error:
             log.debug(
@@ -176,8 +180,10 @@ class RecorderCandidate:
         )
 
     async def _keep_house(self, lake: Lake) -> None:
-        """Write past hours by bucket, join past days, drop old ones. It begins a while after the start, when
-        what a killed recorder left is on disk."""
+        """Compact past hours and days, and delete old days.
+
+        It begins a while after the start, so that files of a killed recorder are on disk by then.
+        """
         ending = threading.Event()
         try:
             await asyncio.sleep(HOUSEKEEPING_AFTER_S)
@@ -201,7 +207,7 @@ class RecorderCandidate:
             log.info("old history deleted", extra={"days": ",".join(dropped)})
 
     def _changed(self, change: Change) -> None:
-        if isinstance(change, Acquired):
+        if isinstance(change, LeaseAcquired):
             self._acquired.set()
         else:
             self._acquired.clear()

@@ -1,69 +1,223 @@
-"""Worker: builds the steps, supervises them, runs until told to stop.
+"""Worker: builds the steps, supervises them, and runs until it is asked to stop.
 
-An error in any step's background work ends the worker: it stops its steps in order, says what
-happened and exits non-zero. A worker is never half alive.
+Stopping is the shell of `protocol/shutdown.py`: signals and control requests ask for it, and the worker then
+stops taking messages, waits for running tasks, and returns the rest.
 """
 
 import asyncio
 import gc
 import logging
 import os
+import signal
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, assert_never
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
-from umbel.control.client import Asker
+from umbel.control.client import ControlClient
 from umbel.errors import UmbelError
 from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
-from umbel.protocol.shutdown import Shutdown
-from umbel.urls import without_password
-from umbel.worker.bootsteps import Step, starting_order
-from umbel.worker.context import Counters, Identity, WorkerContext
-from umbel.worker.messages.task_events import TaskEvents
-from umbel.worker.process.outages import Outages
-from umbel.worker.process.run_directory import refuse_second
-from umbel.worker.process.saved_state import next_incarnation, read_saved, saved_file
-from umbel.worker.process.stack_dump import stacks_on_signal
-from umbel.worker.process.stopping import Stopping
-from umbel.worker.remote.mailbox_figures import MailboxFigures
-from umbel.worker.remote.parts import WorkerParts
-from umbel.worker.remote.state import WorkerState
-from umbel.worker.settings import WorkerSettings
-from umbel.worker.steps.autoscaler import Autoscaler
+from umbel.protocol.machine import Tick
+from umbel.protocol.shutdown import (
+    Cut,
+    Drained,
+    Event,
+    InterruptTasks,
+    QuitRequested,
+    Shutdown,
+    ShutdownPhase,
+    StopRequested,
+    StopTaking,
+    TasksRunning,
+)
+from umbel.text import without_password
+from umbel.worker.bootsteps import Step, UserStep, starting_order, step_graph
+from umbel.worker.connection import Connection
+from umbel.worker.context import Counters, Identity, WorkerContext, WorkerSettings
+from umbel.worker.daemon import receives_signals, stacks_on_signal
+from umbel.worker.delivery.take import Tasks
+from umbel.worker.delivery.task_events import TaskEvents
+from umbel.worker.events import Events
+from umbel.worker.remote.control import Control
+from umbel.worker.remote.mailbox import MailboxFigures
+from umbel.worker.remote.view import WorkerParts, WorkerState
+from umbel.worker.run_directory import refuse_second
+from umbel.worker.sidecar import Outages
 from umbel.worker.steps.cluster_clock import ClusterClock
-from umbel.worker.steps.connection import Connection
-from umbel.worker.steps.control import Control
 from umbel.worker.steps.elections import ElectionsStep
-from umbel.worker.steps.events import Events
-from umbel.worker.steps.foreign_scheduler import ForeignSchedulerStep
 from umbel.worker.steps.gossip import Gossip
-from umbel.worker.steps.health import Health
+from umbel.worker.steps.health import Health, Metrics, Watchdog
 from umbel.worker.steps.heart import Heart
-from umbel.worker.steps.metrics import Metrics
 from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.outbox import OutboxStep
-from umbel.worker.steps.pool import PoolStep
+from umbel.worker.steps.pool import Autoscaler, PoolStep
 from umbel.worker.steps.recorder import RecorderStep
-from umbel.worker.steps.scheduler import Scheduler
-from umbel.worker.steps.state_store import StateStore
-from umbel.worker.steps.tasks import Tasks
-from umbel.worker.steps.watchdog import Watchdog
-from umbel.worker.user_code.hooks import Hook, HookRun
-from umbel.worker.user_code.notices import Notices
-from umbel.worker.user_code.user_steps import UserStep, graph
+from umbel.worker.steps.scheduler import ForeignSchedulerStep, Scheduler
+from umbel.worker.steps.state_store import StateStore, next_incarnation, read_saved_state, saved_state_file
+from umbel.worker.user_code import Hook, HookRun, Notices
 
 if TYPE_CHECKING:
     from umbel.events.meters import Meters
+
+
+# ---- stopping --------------------------------------------------------------------------------------
+#
+# The shell of `protocol/shutdown.py`: from signals and requests to an ordered shutdown.
+#
+# All other steps go on meanwhile: the worker sends heartbeats, holds its leases, answers remote control and
+# acknowledges tasks that end, until none runs.
+#
+# Signals win over everything else: a request cancels a start that is under way (`unless_asked`), and ends
+# the wait for a user's hook (`wait_for`).
+
+TELL_EVERY_S = 10.0
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+QUITTING = signal.SIGQUIT
+_HOW = {ShutdownPhase.WARM: "warm", ShutdownPhase.SOFT: "soft"}
+
+
+class Stopping:
+    """Takes stop requests, and tells the tasks step when to stop taking, interrupt or cut."""
+
+    def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
+        self._machine = context.shutdown
+        self._notices = context.notices
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._asked = asyncio.Event()
+        self._hurried = False  # asked more than once, or to quit
+        self._hook: HookRun | None = None
+        self._start: asyncio.Timeout | None = None
+
+    def ask(self) -> None:
+        """Once: finish running tasks. Twice: interrupt them. Three times: return their messages."""
+        self._hurry(self._machine.is_stopping)
+        self._step(StopRequested())
+
+    def quit(self) -> None:
+        """Return running messages at once."""
+        self._hurry(True)
+        self._step(QuitRequested())
+
+    def _heard(self, signum: signal.Signals) -> None:
+        self.quit() if signum is QUITTING else self.ask()
+        self._notices.stopping(signum.name, _HOW.get(self._machine.phase, "cold"))
+
+    async def asked(self) -> None:
+        """Return when a stop was requested."""
+        await self._asked.wait()
+
+    @asynccontextmanager
+    async def unless_asked(self) -> AsyncIterator[None]:
+        """Cancel the body of the `async with` when the worker is asked to stop."""
+        try:
+            async with asyncio.timeout(None) as self._start:
+                if self._asked.is_set():
+                    self._cancel_start()
+                yield
+        except TimeoutError:
+            if self._start is None or not self._start.expired():
+                raise
+            log.info("shutdown requested during start-up")
+        finally:
+            self._start = None
+
+    async def wait_for(self, hook: HookRun) -> None:
+        """Wait until the hook has returned, its time is over, or a stop is requested (again)."""
+        self._hook = hook
+        if self._hurried:
+            hook.let_go()
+        await hook.ended()
+        self._hook = None
+
+    def _hurry(self, hurried: bool) -> None:
+        self._hurried = self._hurried or hurried
+        if self._hook is not None:
+            self._hook.let_go()
+
+    def _cancel_start(self) -> None:
+        if self._start is not None:
+            self._start.reschedule(self._loop.time())
+
+    async def drain(self) -> None:
+        """Wait until no task runs, or cut off those that do."""
+        machine = self._machine
+        self._step(TasksRunning(self._tasks.running))
+        if machine.running and machine.phase is ShutdownPhase.WARM:
+            left_s = round(machine.left_s(self._loop.time()) or 0.0, 1)
+            log.info(
+                "waiting for running tasks to finish", extra={"count": machine.running, "grace_s": left_s}
+            )
+        while machine.phase is not ShutdownPhase.DONE:
+            if machine.phase is ShutdownPhase.COLD:
+                await self._tasks.cut()
+            else:
+                await self._wait()
+            self._step(TasksRunning(self._tasks.running))
+            self._step(Tick())
+
+    async def _wait(self) -> None:
+        tell_at = self._loop.time() + TELL_EVERY_S
+        deadline = self._machine.deadline
+        try:
+            async with asyncio.timeout_at(tell_at if deadline is None else min(deadline, tell_at)):
+                await self._tasks.changed()
+        except TimeoutError:
+            left_s = round(self._machine.left_s(self._loop.time()) or 0.0, 1)
+            fields = {"running": self._machine.running, "left_s": left_s}
+            log.info(self._machine.phase.value, extra=fields)
+
+    def _step(self, event: Event | Tick) -> None:
+        for effect in self._machine.step(event, self._loop.time()):
+            match effect:
+                case StopTaking():
+                    self._tasks.stop_taking()
+                    self._asked.set()
+                    self._cancel_start()
+                case InterruptTasks():
+                    count = self._tasks.interrupt()
+                    log.warning("second shutdown request: interrupting running tasks", extra={"count": count})
+                case Cut(count):
+                    log.warning("running tasks interrupted; returned to their queues", extra={"count": count})
+                    self._tasks.note_change()
+                case Drained():
+                    pass
+                case _:
+                    assert_never(effect)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Handle the stop signals inside the `with`."""
+        wanted = [*ASKING, QUITTING] if receives_signals() else []
+        if wanted and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: ignore a closed terminal
+            wanted.remove(signal.SIGHUP)
+        for signum in wanted:
+            self._loop.add_signal_handler(signum, self._heard, signum)
+        try:
+            yield
+        finally:
+            for signum in wanted:
+                self._loop.remove_signal_handler(signum)
+
+
+# ---- worker ----------------------------------------------------------------------------------------
+#
+# Builds the steps, supervises them, runs until it is asked to stop.
+#
+# An error in any step's background work ends the worker: it stops its steps in order, logs the error and
+# exits non-zero. A worker never goes on with some of its steps failed.
 
 log = logging.getLogger("umbel.worker")
 
 
 class Worker:
+    """One worker process, built from its settings, broker, result backend and pool."""
+
     def __init__(self, settings: WorkerSettings, *, broker: Broker, backend: Backend, pool: Pool) -> None:
-        saved = read_saved(saved_file(settings.run_directory, settings.node, broker.url))
+        saved = read_saved_state(saved_state_file(settings.run_directory, settings.node, broker.url))
         incarnation = next_incarnation(saved, time.time_ns() // 1000)
         identity = Identity(settings.node, os.getpid(), incarnation)
         self._context = context = _context(settings, identity, broker, backend, pool)
@@ -72,11 +226,11 @@ class Worker:
         meters = None if settings.metrics_address is None else _meters()
         self._tasks = tasks = Tasks(context, TaskEvents(events, meters))
         self._stopping = Stopping(context, tasks)
-        asker = Asker(context.broker)
+        asker = ControlClient(context.broker)
         gossip = Gossip(context, events, heart, asker)
         clock = ClusterClock(context, gossip, tasks)
         mingle = Mingle(context, events, asker, tasks, gossip, heard_time=clock.answered)
-        elections = ElectionsStep(context, events, gossip)
+        elections = ElectionsStep(context, events, gossip, heart)
         autoscaler = Autoscaler(context)
         mailbox = MailboxFigures()
         parts = WorkerParts(
@@ -95,20 +249,21 @@ class Worker:
         self._state = state = WorkerState(parts)
         connection = Connection(
             context,
-            on_replaced=(tasks.revokes.read_again, heart.come_online),  # others may have lost this node
+            # Peers may have declared this node lost: it comes online again, with a reserved clock.
+            on_replaced=(tasks.revokes.read_again, events.reserve_again, heart.come_online),
             on_lease_ended=tasks.return_unstarted,
         )
-        self._order: list[Step] = []  # in which they start; known when the worker runs
+        self._order: list[Step] = []  # the starting order; known when the worker runs
         self._steps: list[Step] = [
             connection,
             clock,  # before anything is judged by time
-            RecorderStep(context),  # early, so that it stops late: what others tell at the end is recorded
+            RecorderStep(context),  # early, so that it stops late: events of the shutdown are recorded
             PoolStep(context, tasks),
             events,
             StateStore(context, events, saved),
-            heart,
             Control(context, events.clock, state, mailbox, mingle.look_around, members=state.known),
             mingle,
+            heart,
             gossip,
             elections,
             tasks,
@@ -127,21 +282,22 @@ class Worker:
         return UserStep(kind, self._state, timeout_s=timeout_s, wait_for=self._stopping.wait_for)
 
     def _step_graph(self) -> dict[str, list[str]]:
-        return graph(self._order)
+        return step_graph(self._order)
 
     @property
     def counters(self) -> Counters:
+        """What happened to messages since the worker started."""
         return self._context.counters
 
     def learn(self, tasks: Mapping[str, TaskRules], queues: Iterable[str]) -> None:
-        """Know these tasks too, and consume these queues too: an app in this process may define more."""
+        """Add tasks and queues that an app in this process defined later."""
         for name, rules in tasks.items():
             self._tasks.policy.change(name, rules)
         for queue in queues:
             self._state.add_queue(queue)
 
     async def run(self) -> None:
-        """Run until a stop is asked for; raises what went wrong, after everything is put down."""
+        """Run until a stop is requested; raises the first error, after all steps have stopped."""
         self._order = starting_order(self._steps)
         settings = self._context.settings
         refuse_second(settings.run_directory, settings.node, self._context.broker.url)
@@ -152,7 +308,7 @@ class Worker:
             raise _first_cause(several) from several
 
     def request_stop(self) -> None:
-        """Once: finish what runs. Twice: tell the tasks that run. Three times: return what runs."""
+        """Once: finish running tasks. Twice: interrupt them. Three times: return their messages."""
         self._stopping.ask()
 
     async def _run_steps(self, order: list[Step], group: asyncio.TaskGroup) -> None:
@@ -180,7 +336,7 @@ class Worker:
         return HookRun(name, hook, timeout_s=self._context.settings.hooks.timeout_s)
 
     def _shut_down(self) -> None:
-        self._tell_the_rest()  # first: that the worker was asked to stop
+        self._tell_the_rest()  # first: the notice of the stop request
         self._context.settings.hooks.shutdown()
 
     def _tell_the_rest(self) -> None:
@@ -206,7 +362,7 @@ class Worker:
             tasks=len(settings.tasks),
         )
         log.info("worker ready", extra=fields)
-        gc.freeze()  # what is there now stays: the collector need not look at it, which held the loop up
+        gc.freeze()  # objects of the start live for ever: collecting them again would block the loop
         await self._stopping.wait_for(self._hook("worker_ready", settings.hooks.ready))
 
 

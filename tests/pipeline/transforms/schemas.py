@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pyspark.sql import types as T
 
 from benchmarks._pipeline.registers import register_fields
-from umbel.events.columns import COLUMNS, Kind
-from umbel.events.tables import TABLES, Table
+from umbel.events.tables import COLUMNS, TABLES, Kind, Table
 from umbel.events.types import SLOTS, TaskCustom
 
 SPARK_TYPES: Mapping[Kind, T.DataType] = {

@@ -1,6 +1,6 @@
 """Timeline: every event once, in the order of the merge, numbered within its task or its node.
 
-A task's events come by attempt, then by clock, as in `umbel.events.timeline`. Events without a task
+A task's events come by attempt, then by clock, as in `umbel.events.merge`. Events without a task
 are listed in the order of their node's clock. Rows are dealt out by what they are about and sorted
 there; an event that was recorded twice lies next to itself then, and the one recorded first stays.
 """

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from tests.pipeline.transforms.marks import SENDER, horizon, senders
 from tests.pipeline.transforms.view import seconds_between
+from umbel.events.state import BEAT_S, BEATS_MISSED
 from umbel.events.tables import TABLES
-from umbel.events.workers import BEAT_S, BEATS_MISSED
 
 BEAT_MAX_S = 86_400.0
 OFFLINE = "worker-offline"

@@ -12,7 +12,7 @@ from tests.cluster import Cluster
 from tests.waiting import wait_until
 from tests.web.serving import Served, serving
 from umbel.app.app import App
-from umbel.web.roles import Role
+from umbel.web.settings import Role
 
 HERE = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"
@@ -116,6 +116,10 @@ class Shop(Looker):
     def __init__(self, cluster: Cluster, served: Served, browser: Browser) -> None:
         super().__init__(cluster.app, served, browser)
         self.cluster = cluster
+
+    def run(self, *arguments: str) -> str:
+        """What a command prints."""
+        return self._aside(lambda: self.cluster.umbel(*arguments).stdout)
 
     def command(self, *arguments: str) -> Any:
         """What a command answers as JSON."""

@@ -108,7 +108,7 @@ def test_queues_are_added_left_looked_into_and_purged(shop: Shop) -> None:
     )
     page = shop.open("/queues")
     assert page.locator("tr[data-queue=lonely] [data-ready]").get_attribute("data-ready") == "3"
-    assert "nobody consumes it" in page.locator("tr[data-queue=lonely]").inner_text()
+    assert "no consumer" in page.locator("tr[data-queue=lonely]").inner_text()
     page = shop.open("/queues/lonely")
     assert sorted(page.locator("#waiting a").all_inner_texts()) == sorted(ids)
     assert shop.confirm(page.get_by_role("button", name="Purge")) == "Purge the queue lonely?"
@@ -164,6 +164,15 @@ def test_dead_letters_are_grouped_requeued_and_dropped(shop: Shop) -> None:
     assert shop.confirm(page.get_by_role("button", name="Drop all")) == "Drop all dead letters?"
     shop.until(page.locator("#letters:has-text('No dead letter')"), "an empty list")
     assert shop.command("dlq", "ls") == []
+
+
+def test_dead_letters_that_a_command_drops_leave_the_page(shop: Shop) -> None:
+    page = shop.open("/failures")
+    shop.send("shop.refuse", "order-9")
+    shop.until(page.locator("tr[data-letter]"), "the dead letter")
+    [letter] = shop.command("dlq", "ls")
+    shop.run("dlq", "drop", str(letter["id"]), "-y")
+    shop.until(page.locator("#letters:has-text('No dead letter')"), "an empty list")
 
 
 def test_periodic_tasks_run_now_and_can_be_paused(shop: Shop) -> None:

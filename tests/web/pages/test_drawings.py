@@ -7,16 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from umbel.history.markup import Markup
-from umbel.monitor.shapes import Happening, Node, NodeState, StoryEvent
+from umbel.history.charts import Markup
+from umbel.monitor.records import Happening, Node, NodeState, StoryEvent
 from umbel.web.pages.cluster import views
-from umbel.web.pages.drawing.heat import heat_map, shade
-from umbel.web.pages.drawing.icons import LOOKS, state
-from umbel.web.pages.drawing.ring import DRAWN_MAX, Member, ring
-from umbel.web.pages.drawing.spacetime import Hop, Lane, spacetime
-from umbel.web.pages.drawing.telling import story_of
-from umbel.web.pages.drawing.ticks import PLACES, ticks
-from umbel.web.pages.drawing.workflow import Step, workflow
+from umbel.web.pages.drawings import DRAWN_MAX, PLACES, Member, Step, heat_map, ring, shade, ticks, workflow
+from umbel.web.pages.labels import LOOKS, state
+from umbel.web.pages.spacetime import Hop, Lane, spacetime, story_of
 
 HOSTILE = '<script>alert(1)</script> \x1b[31m \u202e "quoted" \u05d0\u05d1'
 

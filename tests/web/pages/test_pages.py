@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 from tests.web.pages.shop import Shop, open_shop
 from tests.web.pages.shop_tasks import HOSTILE_NAME
 from umbel.web.pages.frame import NAVIGATION
-from umbel.web.roles import Role
+from umbel.web.settings import Role
 
 DARK = {"/", "/cluster", "/failures"}  # between them they have all colours
 SERIOUS = {"serious", "critical"}

@@ -2,19 +2,19 @@
 
 import pytest
 
-from umbel.monitor.shapes import Happening, Lease, Node, NodeState
-from umbel.web.pages.replay import (
+from umbel.monitor.records import Happening, Lease, Node, NodeState
+from umbel.web.pages.cluster import (
     HOUR_S,
     Period,
     Replay,
     around,
+    change_log_of,
     heard_since,
     moment_of,
     nodes_at,
     period_of,
-    reel_of,
 )
-from umbel.web.pages.times import long_ago
+from umbel.web.pages.labels import long_ago
 
 NOW = 1_800_000_000.0
 
@@ -72,8 +72,8 @@ def test_who_led_is_replayed_too_also_nodes_and_leases_that_are_gone() -> None:
         lease(20.0, "", 2),
     ]
     for reel in (
-        reel_of([], [], told),
-        reel_of([node("b")], [Lease(name="scheduler", holder="", term=2, left_s=0.0)], told),
+        change_log_of([], [], told),
+        change_log_of([node("b")], [Lease(name="scheduler", holder="", term=2, left_s=0.0)], told),
     ):
         assert [(one.node, one.leads) for one in reel.nodes_at(5.0)] == [("a", ["scheduler"]), ("b", [])]
         assert [(one.node, one.state, one.leads) for one in reel.nodes_at(15.0)] == [
@@ -117,7 +117,9 @@ def test_what_is_older_is_read_and_what_nobody_knows_is_said() -> None:
     day = period_of({"period": "day"}, NOW)
     new = happened((NOW - 600, "joined", "b"))
     old = happened((NOW - 80_000, "joined", "a"), (NOW - 50_000, "lost", "a"), (NOW - 300, "joined", "b"))
-    replay = Replay(day, reel_of([node("b")], [], new), NOW - 600, reel_of([], [], old), NOW - 40_000)
+    replay = Replay(
+        day, change_log_of([node("b")], [], new), NOW - 600, change_log_of([], [], old), NOW - 40_000
+    )
     assert [one.at for one in replay.happened] == [NOW - 80_000, NOW - 50_000, NOW - 600], "each once"
     assert [one.node for one in replay.reel_at(NOW - 60_000).nodes_at(NOW - 60_000)] == ["a"]
     assert [one.node for one in replay.reel_at(NOW - 10).nodes_at(NOW - 10)] == ["b"]

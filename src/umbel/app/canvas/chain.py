@@ -1,7 +1,7 @@
 """Chain: calls one after another, each given the result of the one before.
 
-A chain is sent as the message of its first step, with the others inside it. What follows a group waits
-for all of it: the two become a chord (`group.py`).
+A chain is sent as the message of its first step, which contains the others. What follows a group waits for
+all of it: the two become a chord (`group.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from umbel.app.canvas.signature import (
     Signature,
+    StampingVisitor,
     listed,
+    merged,
     register_combiner,
     register_kind,
     signature_from,
+    stamp_links,
 )
-from umbel.app.canvas.stamping import StampingVisitor, merged, stamp_links
-from umbel.app.running.request import Request
-from umbel.app.sending.options import SendOptions
-from umbel.app.sending.prepare import Prepared
-from umbel.wire.task import SignatureMap
+from umbel.app.options import SendOptions
+from umbel.app.request import Request
+from umbel.app.sending.preparation import Prepared
+from umbel.wire.steps import SignatureMap
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
@@ -29,7 +31,10 @@ _OF_THE_CHAIN = frozenset({"task_id", "chain", "chord", "link", "link_error"})
 
 
 class Chain(Signature[Any]):
-    """Calls one after another, each given the result of the one before. An empty one sends nothing."""
+    """Calls one after another, each given the result of the one before.
+
+    An empty chain sends nothing. Neither does a chain of empty groups, which stands for the first of them.
+    """
 
     subtask_type = "chain"
 
@@ -43,10 +48,11 @@ class Chain(Signature[Any]):
         given = list(_given(steps))
         known = app or next((step._app for step in given if step._app is not None), None)
         super().__init__(CHAIN_TASK, options=options, app=known, immutable=immutable)
-        self.steps = _joined(step for one in given for step in one.as_steps())
+        self.steps = _joined(step for call in given for step in call.as_steps()) or _nothing_of(given)
 
     @property
     def tasks(self) -> list[Signature[Any]]:
+        """The steps, under Celery's name."""
         return self.steps
 
     def clone(
@@ -55,6 +61,7 @@ class Chain(Signature[Any]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> "Chain":
+        """A copy; the arguments go to the first step."""
         if self.immutable:
             args, kwargs = (), None
         whole = cast(SendOptions, {**self.options, **options})
@@ -79,10 +86,11 @@ class Chain(Signature[Any]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> Any:
-        """The same, without blocking the event loop."""
+        """The same as `apply_async`, without blocking the event loop."""
         return await super().aapply_async(args, kwargs, **options) if self.steps else None
 
     def freeze(self, task_id: str | None = None) -> str:
+        """Fix the ids of all steps; return that of the last, "" without steps."""
         if not self.steps:
             return ""
         for step in self.steps[:-1]:
@@ -90,7 +98,7 @@ class Chain(Signature[Any]):
         return self.steps[-1].freeze(task_id or self.options.get("task_id"))
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The message of the first step, with the others inside it, the next one last."""
+        """The message of the first step, which contains the others, the next one last."""
         if not self.steps:
             return []
         self.freeze()
@@ -100,26 +108,40 @@ class Chain(Signature[Any]):
         return first.prepare(sender=sender)
 
     def handle(self, parent: Any = None) -> Any:
-        """The result of the last step; its `parent` is the step before. None: there is no step."""
+        """The result handle of the last step; its `parent` is the step before. None without steps."""
         for step in self.steps:
             parent = step.handle(parent)
         return parent
 
     def join_group(self, group_id: str, place: int | None) -> None:
+        """Make its last step a member of the group."""
         self.steps[-1].join_group(group_id, place)
 
     @property
     def is_member(self) -> bool:
+        """Whether its last step belongs to a group."""
         return self.steps[-1].is_member
 
     def join_chord(self, body: SignatureMap) -> None:
+        """Make its last step a part of the chord."""
         self.steps[-1].join_chord(body)
 
     def parts(self) -> int:
+        """How many results a chord gets from its last step."""
         return self.steps[-1].parts()
 
+    @property
+    def sends_nothing(self) -> bool:
+        """Whether none of its steps contains a call."""
+        return all(step.sends_nothing for step in self.steps)
+
     def as_steps(self) -> list[Signature[Any]]:
-        return steps_of(self)
+        """Its steps with the chain's options handed to them; none if it sends nothing."""
+        return [] if self.sends_nothing else steps_of(self)
+
+    def absorb(self, following: Signature[Any]) -> Signature[Any] | None:
+        """What follows an empty group is given an empty list, as in Celery."""
+        return self.steps[0].absorb(following) if self.steps and self.sends_nothing else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Send it."""
@@ -129,8 +151,8 @@ class Chain(Signature[Any]):
         self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
     ) -> "Chain":
         """Stamp all its steps."""
-        said = None if visitor is None else visitor.on_chain_start(self, **stamps)
-        headers = merged(stamps, said, self.options, append=append_stamps)
+        added = None if visitor is None else visitor.on_chain_start(self, **stamps)
+        headers = merged(stamps, added, self.options, append=append_stamps)
         stamp_links(self, visitor, append_stamps, headers)
         for step in self.steps:
             step.stamp(visitor, append_stamps, **headers)
@@ -139,6 +161,7 @@ class Chain(Signature[Any]):
         return self
 
     def to_map(self) -> SignatureMap:
+        """The map of Celery's protocol, with the steps in `tasks`."""
         whole = super().to_map()
         whole["kwargs"] = {"tasks": [step.to_map() for step in self.steps]}
         return whole
@@ -153,10 +176,10 @@ def chain(*steps: Signature[Any] | Iterable[Signature[Any]]) -> Chain:
 
 
 def steps_of(signature: Chain) -> list[Signature[Any]]:
-    """The steps it brings into a chain, with what was said of the whole handed to them.
+    """The steps that it brings into a chain, with the options of the whole handed to them.
 
-    A callback of a chain follows its last step, an errback may follow any of them, the other
-    options are for its first step, as Celery has it.
+    A callback of a chain follows its last step, an errback may follow any of them, the other options are for
+    its first step, as in Celery.
     """
     if not signature.options or not signature.steps:
         return signature.steps
@@ -175,16 +198,26 @@ def steps_of(signature: Chain) -> list[Signature[Any]]:
 
 
 def _given(steps: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> Iterator[Signature[Any]]:
-    """The steps, also when they came as one list or generator."""
-    for one in steps:
-        if isinstance(one, Signature):
-            yield one
+    """The steps, flattened if they came in one list or generator."""
+    for item in steps:
+        if isinstance(item, Signature):
+            yield item
         else:
-            yield from one
+            yield from item
+
+
+def _nothing_of(given: Sequence[Signature[Any]]) -> list[Signature[Any]]:
+    """For a chain without steps, the first empty group: the chain has its result."""
+    found = (
+        step
+        for signature in given
+        for step in (signature.steps if isinstance(signature, Chain) else [signature])
+    )
+    return next(([signature] for signature in found), [])
 
 
 def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
-    """The steps of a chain; a group and what follows it become one, and so on."""
+    """The steps of a chain; a group and its successor become one chord."""
     joined: list[Signature[Any]] = []
     for step in steps:
         merged_step = joined[-1].absorb(step) if joined else None
@@ -196,7 +229,9 @@ def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
 
 
 def _combined(first: Signature[Any], second: Signature[Any]) -> Chain:
-    """Of `first | second`. A group stays one here, also of one member: what follows is given a list."""
+    """The signature of `first | second`. A group of one member stays a group here: its successor is given a
+    list.
+    """
     following = second.as_steps()
     merged_step = first.absorb(following[0]) if following else None
     return Chain(first, second) if merged_step is None else Chain(merged_step, *following[1:])
@@ -211,4 +246,4 @@ def _chain_from(data: SignatureMap, app: "SendingApp | None") -> Chain:
     return Chain(*steps, app=app, options=options, immutable=data["immutable"])
 
 
-register_kind("chain", CHAIN_TASK, _chain_from)
+register_kind("chain", _chain_from)

@@ -1,36 +1,60 @@
-"""Group and chord: calls side by side, their results together, and one more call that is given those.
+"""Group and chord: calls that run in parallel, their results together, and one more call that is given those
+results. With them the tasks that every app has: `map`, `starmap`, and the one that collects a group's
+results.
 
-A group is sent as its members' messages, each marked with the group's id and its place in it. A
-group inside a group is flattened: what counts is the tasks. What follows a group in a chain makes a
-chord of both: its parts carry the body, which is sent when the last of them has ended
-(`running/chord_parts.py`).
+A group is sent as its members' messages; each carries the group's id and its index in the group. A group
+inside a group is flattened: its tasks are members. What follows a group in a chain makes a chord of both: its
+parts carry the body, which is sent when the last of them has ended (`running/follow_ups.py`).
 
-A member that ends in a group brings several parts. They are counted one by one; which of them belong together
-is kept in the result backend, so that the body is given a list in that place.
+A member that ends in a group brings several parts. They are counted one by one; the result backend records
+which of them belong together, so that the body is given a list in that place.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from umbel.app.canvas.chain import Chain
-from umbel.app.canvas.signature import Signature, listed, register_kind, signature_from
-from umbel.app.canvas.stamping import StampingVisitor, merged, stamp_links
+from umbel.app.canvas.signature import (
+    Signature,
+    StampingVisitor,
+    listed,
+    merged,
+    register_kind,
+    signature_from,
+    stamp_links,
+)
+from umbel.app.options import SendOptions
+from umbel.app.request import Request
 from umbel.app.results import AsyncResult, GroupResult
-from umbel.app.running.request import Request
-from umbel.app.sending.announcing import announced_parts
-from umbel.app.sending.arranging import arrange
-from umbel.app.sending.options import SendOptions
-from umbel.app.sending.prepare import Prepared, new_id
-from umbel.wire.task import SignatureMap
+from umbel.app.sending.preparation import Prepared, new_id
+from umbel.app.sending.publication import announced_parts, arrange
+from umbel.app.types import EachResult
+from umbel.wire.steps import SignatureMap
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
+
+
+# ---- group and chord -------------------------------------------------------------------------------
+#
+# Calls that run in parallel, their results together, and one more call that is given those.
+#
+# A group is sent as its members' messages; each carries the group's id and its index in the group. A group
+# inside a group is flattened: its tasks are members. What follows a group in a chain makes a chord of both:
+# its parts carry the body, which is sent when the last of them has ended (`running/follow_ups.py`).
+#
+# A member that ends in a group brings several parts. They are counted one by one; the result backend
+# records which of them belong together, so that the body is given a list in that place.
 
 GROUP_TASK, CHORD_TASK = "celery.group", "celery.chord"
 
 
 class Group(Signature[list[Any]]):
-    """Calls side by side. Arguments and options given when it is sent go to each member."""
+    """Calls that run in parallel. Arguments and options given when it is sent go to each member.
+
+    A group without members sends nothing, and its result is an empty list.
+    """
 
     subtask_type = "group"
 
@@ -49,14 +73,17 @@ class Group(Signature[list[Any]]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> "Group":
+        """A copy; the arguments go to every member."""
         members = [member.clone(args, kwargs) for member in self.members]
         return Group(members, app=self._app, options=cast(SendOptions, {**self.options, **options}))
 
     @property
     def tasks(self) -> list[Signature[Any]]:
+        """The members, under Celery's name."""
         return self.members
 
     def delay(self, *args: Any, **kwargs: Any) -> GroupResult:  # type: ignore[override]
+        """Send all members with these arguments put first."""
         return self.apply_async(args, kwargs)
 
     def apply_async(  # type: ignore[override]
@@ -70,6 +97,7 @@ class Group(Signature[list[Any]]):
         return _outermost(super().apply_async(args, kwargs, **options))
 
     async def adelay(self, *args: Any, **kwargs: Any) -> GroupResult:  # type: ignore[override]
+        """Send all members, without blocking the event loop."""
         return await self.aapply_async(args, kwargs)
 
     async def aapply_async(  # type: ignore[override]
@@ -87,6 +115,7 @@ class Group(Signature[list[Any]]):
         return self.apply_async(args, **options)
 
     def set_immutable(self, immutable: bool) -> None:
+        """Choose for every member whether it takes the result of the step before."""
         for member in self.members:
             member.set_immutable(immutable)
 
@@ -105,8 +134,8 @@ class Group(Signature[list[Any]]):
         self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
     ) -> "Group":
         """Stamp all its members."""
-        said = None if visitor is None else visitor.on_group_start(self, **stamps)
-        headers = merged(stamps, said, self.options, append=append_stamps)
+        added = None if visitor is None else visitor.on_group_start(self, **stamps)
+        headers = merged(stamps, added, self.options, append=append_stamps)
         stamp_links(self, visitor, append_stamps, headers)
         for member in self.members:
             member.stamp(visitor, append_stamps, **headers)
@@ -115,14 +144,17 @@ class Group(Signature[list[Any]]):
         return self
 
     def freeze(self, task_id: str | None = None) -> str:
+        """Fix the ids of the group and its members; return the group's."""
         group_id: str = self.options.setdefault("task_id", task_id or new_id())
         for member in self.members:
             member.freeze()
         return group_id
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The messages of all members, each marked with the group and its place."""
+        """The messages of all members, each with the group's id and its index."""
         group_id = self.freeze()
+        if not self.members:
+            return []
         shared = {name: value for name, value in self.options.items() if name not in _OF_THE_GROUP}
         prepared: list[Prepared] = []
         if not self._is_part:
@@ -135,17 +167,19 @@ class Group(Signature[list[Any]]):
         return prepared
 
     def join_group(self, group_id: str, place: int | None) -> None:
+        """Take this place in an outer group; its members are numbered from there if it is part of a chord."""
         super().join_group(group_id, place)
         if self._is_part and place is not None:
             self._number(group_id, place)
 
     def join_chord(self, body: SignatureMap) -> None:
-        """Each of its tasks is a part: the chord is given all their results."""
+        """Make each of its tasks a part: the chord is given all their results."""
         super().join_chord(body)
         for member in self.members:
             member.join_chord(body)
 
     def parts(self) -> int:
+        """How many results a chord gets from it."""
         return sum(member.parts() for member in self.members) if self._is_part else 1
 
     @property
@@ -158,28 +192,35 @@ class Group(Signature[list[Any]]):
             place += member.parts()
 
     def _hand_links_to_members(self) -> None:
-        """Those that were given as options of the whole."""
+        """Link the callbacks and errbacks that were given as options of the whole."""
         for callback in listed(self.options.pop("link", None)):
             self.link(signature_from(callback, self._app))
         for errback in listed(self.options.pop("link_error", None)):
             self.link_error(signature_from(errback, self._app))
 
     def handle(self, parent: Any = None) -> Any:
+        """The GroupResult of a group whose members have their ids."""
         results = [member.handle() for member in self.members]
-        return GroupResult(self.options["task_id"], results, app=self.app, parent=parent)
+        return GroupResult(self.options["task_id"], results, app=self._app, parent=parent)
+
+    @property
+    def sends_nothing(self) -> bool:
+        """Whether it has no members."""
+        return not self.members
 
     def as_steps(self) -> list[Signature[Any]]:
-        """A group of one is its member, of none nothing, as Celery has it."""
+        """A group of one is its member, an empty one no step, as in Celery."""
         return self.members if len(self.members) < 2 else [self]
 
     def absorb(self, following: Signature[Any]) -> Signature[Any]:
-        """What follows a group waits for all of it: that is a chord."""
+        """The chord of this group and its successor, which waits for all members."""
         return Chord(self.members, following, app=self._app)
 
     def __len__(self) -> int:
         return len(self.members)
 
     def to_map(self) -> SignatureMap:
+        """The map of Celery's protocol, with the members in `tasks`."""
         whole = super().to_map()
         whole["kwargs"] = {"tasks": [member.to_map() for member in self.members]}
         return whole
@@ -190,11 +231,11 @@ class Group(Signature[list[Any]]):
 
 def _refuse_links(options: SendOptions) -> None:
     if options.get("link") or options.get("link_error"):
-        raise TypeError("a group has no callbacks of its own: make a chord, or link its members")
+        raise TypeError("a group has no callbacks: make a chord, or link its members")
 
 
 def _outermost(sent: Any) -> GroupResult:
-    """If its one member ends in a group, that is the result, as Celery has it."""
+    """If the only member ends in a group, the result of that group, as in Celery."""
     result = cast(GroupResult, sent)
     alone = result.results[0] if len(result) == 1 else None
     return alone if isinstance(alone, GroupResult) else result
@@ -204,7 +245,7 @@ _OF_THE_GROUP = frozenset({"task_id", "chain", "chord", "link", "link_error", "g
 
 
 class Chord(Signature[Any]):
-    """Calls side by side, and one more with the list of their results."""
+    """Calls that run in parallel, and one more that is given the list of their results."""
 
     subtask_type = "chord"
 
@@ -226,12 +267,14 @@ class Chord(Signature[Any]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> "Chord":
+        """A copy; the arguments go to every member of the header."""
         header = self.header.clone(args, kwargs)
         whole = cast(SendOptions, {**self.options, **options})
         return Chord([header], self.body.clone(), app=self._app, options=whole)
 
     @property
     def tasks(self) -> list[Signature[Any]]:
+        """The members of the header, under Celery's name."""
         return self.header.members
 
     def set_immutable(self, immutable: bool) -> None:
@@ -244,7 +287,7 @@ class Chord(Signature[Any]):
         return callback
 
     def link_error(self, errback: Signature[Any]) -> Any:
-        """Send `errback` if the body fails, which it also does when a part fails; so for chords inside."""
+        """Send `errback` if the body fails, as it also does when a part fails; inner chords link it too."""
         for member in self.header.members:
             if isinstance(member, Chord):
                 member.link_error(errback)
@@ -254,9 +297,9 @@ class Chord(Signature[Any]):
     def stamp(
         self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
     ) -> "Chord":
-        """Stamp its header; the body as well, if there is a visitor, as Celery has it."""
-        said = None if visitor is None else visitor.on_chord_header_start(self, **stamps)
-        headers = merged(stamps, said, self.options, append=append_stamps)
+        """Stamp its header; the body as well, if there is a visitor, as in Celery."""
+        added = None if visitor is None else visitor.on_chord_header_start(self, **stamps)
+        headers = merged(stamps, added, self.options, append=append_stamps)
         stamp_links(self, visitor, append_stamps, headers)
         for member in self.header.members:
             member.stamp(visitor, append_stamps, **headers)
@@ -269,15 +312,18 @@ class Chord(Signature[Any]):
         return self
 
     def freeze(self, task_id: str | None = None) -> str:
+        """Fix the ids of header and body; return the body's."""
         self.header.freeze()
         return self.body.freeze(task_id or self.options.get("task_id"))
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The messages of the header, each carrying the body; of the body alone if there is none."""
+        """The messages of the header, each carrying the body; that of the body alone without a header."""
         self.freeze()
         self._hand_options_to_body()
         if not self.header.members:
             return self.body.clone([[]]).prepare(sender=sender)
+        if self.body.sends_nothing:  # nothing takes the results: the header is sent as a group
+            return self.header.prepare(sender=sender)
         group_id = self.header.freeze()
         if not self.body.is_member:  # a body that is itself a part stays one of the outer chord
             self.body.join_group(group_id, None)
@@ -290,7 +336,9 @@ class Chord(Signature[Any]):
         return announced_parts(self.app, group_id, self.header.prepare(sender=sender))
 
     def _travelling_body(self) -> SignatureMap:
-        """A chain travels as its first step with the others behind it: Celery's workers fail those too."""
+        """The map of the body. A chain travels as its first step with the others behind it: Celery's workers
+        then fail those too.
+        """
         if isinstance(self.body, Chain) and self.body.steps and self.body.steps[0].subtask_type is None:
             first, *rest = self.body.as_steps()
             behind = self.body.options.get("chain") or []
@@ -299,28 +347,39 @@ class Chord(Signature[Any]):
         return self.body.to_map()
 
     def _save_shape(self) -> None:
-        """Under Celery's key, as its clients do it: either kind of worker may bring the last part."""
+        """Save the header's structure under Celery's key: a worker of either kind may bring the last part."""
         header: GroupResult = self.header.handle()
-        if any(isinstance(one, GroupResult) for one in header):
+        if any(isinstance(result, GroupResult) for result in header):
             arrange(self.app, header.save_in)
 
     def handle(self, parent: Any = None) -> Any:
+        """The result handle of the body; its `parent` is the header's result."""
         return self.body.handle(self.header.handle(parent))
 
+    @property
+    def sends_nothing(self) -> bool:
+        """Whether neither header nor body contains a call."""
+        return self.header.sends_nothing and self.body.sends_nothing
+
     def absorb(self, following: Signature[Any]) -> Signature[Any]:
+        """The chord whose body is followed by this signature."""
         return Chord([self.header], self.body | following, app=self._app, options=self.options)
 
     def join_group(self, group_id: str, place: int | None) -> None:
+        """Make its body a member of the group."""
         self.body.join_group(group_id, place)
 
     @property
     def is_member(self) -> bool:
+        """Whether its body belongs to a group."""
         return self.body.is_member
 
     def join_chord(self, body: SignatureMap) -> None:
+        """Make its body a part of the outer chord."""
         self.body.join_chord(body)
 
     def parts(self) -> int:
+        """How many results an outer chord gets from its body."""
         return self.body.parts()
 
     def __call__(self, body: Signature[Any] | None = None, **options: Any) -> AsyncResult[Any]:
@@ -329,6 +388,7 @@ class Chord(Signature[Any]):
         return whole.apply_async(**options)
 
     def to_map(self) -> SignatureMap:
+        """The map of Celery's protocol, with `header` and `body`."""
         whole = super().to_map()
         header = [member.to_map() for member in self.header.members]
         whole["kwargs"] = {"header": header, "body": self.body.to_map(), "kwargs": {}}
@@ -338,7 +398,7 @@ class Chord(Signature[Any]):
         return f"chord({self.header!r}, {self.body!r})"
 
     def _hand_options_to_body(self) -> None:
-        """What was said of the whole is meant for its end; the header gets the sending options."""
+        """Options of the whole are meant for its end; the header gets the sending options."""
         for callback in listed(self.options.pop("link", None)):
             self.body.link(signature_from(callback, self._app))
         for errback in listed(self.options.pop("link_error", None)):
@@ -354,7 +414,7 @@ _OF_EACH = frozenset({"queue", "priority", "countdown", "eta", "expires"})
 
 
 def group(*members: Signature[Any] | Iterable[Signature[Any]]) -> Group:
-    """Calls side by side; the result is the list of theirs."""
+    """A group: calls that run in parallel, and whose result is the list of theirs."""
     return Group(*members)
 
 
@@ -363,10 +423,8 @@ def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> 
     for member in members:
         if isinstance(member, Group):
             flat += member.members
-        elif isinstance(member, Chain) and not member.steps:
-            continue  # nothing to send, and no result
         elif isinstance(member, Signature):
-            flat.append(member)
+            flat += [] if member.sends_nothing else [member]
         else:
             flat += _flattened(member)
     return flat
@@ -377,11 +435,11 @@ def _app_of(members: Sequence[Signature[Any]]) -> "SendingApp | None":
 
 
 def _group_from(data: SignatureMap, app: "SendingApp | None") -> Group:
-    members = [signature_from(one, app) for one in data["kwargs"].get("tasks", ())]
+    members = [signature_from(member, app) for member in data["kwargs"].get("tasks", ())]
     return Group(members, app=app, options=cast(SendOptions, data["options"]))
 
 
-register_kind("group", GROUP_TASK, _group_from)
+register_kind("group", _group_from)
 
 
 def _chord_from(data: SignatureMap, app: "SendingApp | None") -> Chord:
@@ -389,11 +447,96 @@ def _chord_from(data: SignatureMap, app: "SendingApp | None") -> Chord:
     header = contents.get("header", ())
     members = header["kwargs"]["tasks"] if isinstance(header, dict) else header
     return Chord(
-        [signature_from(one, app) for one in members],
+        [signature_from(member, app) for member in members],
         signature_from(contents["body"], app),
         app=app,
         options=cast(SendOptions, data["options"]),
     )
 
 
-register_kind("chord", CHORD_TASK, _chord_from)
+register_kind("chord", _chord_from)
+
+
+# ---- open chord ------------------------------------------------------------------------------------
+#
+# What `chord` makes: a chord, or a header that waits for its body.
+
+
+class OpenChord:
+    """A header without a body yet: `chord(header)(body)` sends the two."""
+
+    def __init__(self, header: Iterable[Signature[Any]]) -> None:
+        self._header = list(header.members if isinstance(header, Group) else header)
+
+    def __call__(self, body: Signature[Any], **options: Any) -> AsyncResult[Any]:
+        return Chord(self._header, body).apply_async(**options)
+
+
+@overload
+def chord(header: Iterable[Signature[Any]], body: Signature[Any]) -> Chord: ...
+@overload
+def chord(header: Iterable[Signature[Any]], body: None = None) -> OpenChord: ...
+def chord(header: Iterable[Signature[Any]], body: Signature[Any] | None = None) -> Chord | OpenChord:
+    """Run the header's calls in parallel, then the body with the list of their results.
+
+    Without a body it waits for one: `chord(header)(body)` sends both.
+    """
+    return OpenChord(header) if body is None else Chord(header, body)
+
+
+# ---- builtin tasks ---------------------------------------------------------------------------------
+#
+# The tasks that every app has, under Celery's names: behind `map`, `starmap`, `chunks` and `replace`.
+
+MAP_TASK, STARMAP_TASK, CHUNKS_TASK = "celery.map", "celery.starmap", "celery.chunks"
+ACCUMULATE_TASK, CLEANUP_TASK = "celery.accumulate", "celery.backend_cleanup"
+BUILTIN_TASKS = frozenset({MAP_TASK, STARMAP_TASK, CHUNKS_TASK, ACCUMULATE_TASK, CLEANUP_TASK})
+
+
+def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
+    """The functions of the tasks that every app has, by the tasks' names."""
+
+    def run_map(task: Any, it: list[Any]) -> list[Any]:
+        call = signature_from(task, app)
+        return [call(item) for item in it]
+
+    def run_starmap(task: Any, it: list[list[Any]]) -> list[Any]:
+        call = signature_from(task, app)
+        return [call(*items) for items in it]
+
+    def run_chunks(task: Any, it: list[list[Any]], n: int) -> list[list[Any]]:
+        return [run_starmap(task, part) for part in in_parts(it, n)]
+
+    def accumulate(*args: Any, index: int | None = None, **_: Any) -> Any:
+        return args if index is None else args[index]
+
+    def clean_up() -> None:
+        """Do nothing: results expire by themselves. Celery's scheduler sends this once a day."""
+
+    return {
+        MAP_TASK: run_map,
+        STARMAP_TASK: run_starmap,
+        CHUNKS_TASK: run_chunks,
+        ACCUMULATE_TASK: accumulate,
+        CLEANUP_TASK: clean_up,
+    }
+
+
+def map_signature(
+    app: "SendingApp", name: str, task: Signature[Any], items: Iterable[Any]
+) -> Signature[list[Any]]:
+    """A call of a built-in task that calls `task` for each item; its result is parsed item by item."""
+    made: Signature[list[Any]] = Signature(name, kwargs={"task": task.to_map(), "it": list(items)}, app=app)
+    known = app.find_task(task.task)
+    if known is not None and known.options.types is not None:
+        made.result_types = EachResult(known.options.types)
+    return made
+
+
+def in_parts(items: Iterable[Any], size: int) -> Iterable[list[Any]]:
+    """Yield the items in lists of `size`, the last one shorter; ValueError if `size` is below 1."""
+    if size < 1:
+        raise ValueError(f"chunk size is {size}; it must be at least 1")
+    rest = iter(items)
+    while part := list(islice(rest, size)):
+        yield part

@@ -1,26 +1,159 @@
-"""Signature: a call as a value, that can be kept, combined and sent later.
+"""Signature: a call that is written down now and sent later, with its options, links and stamps.
 
-A signature travels in messages as the six-key map of Celery's protocol, so both kinds of worker
-can run what the other composed.
+Stamps are headers on every message of a canvas, by which its tasks can be found and revoked. They are options
+of a signature; `stamped_headers` names those of its options that are stamps. A visitor may return other
+stamps for each signature; it is called in the order in which the parts would run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, cast
 
-from umbel.app.canvas.stamping import Stamped, StampingVisitor, stamp_signature
+from umbel.app.options import SendOptions, check_options, known_options
+from umbel.app.request import CURRENT_REQUEST, Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.running.request import Request, current_request
-from umbel.app.sending.options import SendOptions, check_options, known_options
-from umbel.app.sending.prepare import Prepared, is_unique, new_id
-from umbel.app.sending.uniqueness import send_unique
-from umbel.app.types.call_types import ResultTypes
+from umbel.app.sending.preparation import Prepared, is_unique, new_id, new_ids
+from umbel.app.sending.publication import send_unique
+from umbel.app.types import ResultTypes
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.protocol.delivery.sensitive import HIDDEN
-from umbel.wire.task import SignatureMap, check_signature
+from umbel.wire.steps import SignatureMap, check_signature
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
+
+
+# ---- stamping --------------------------------------------------------------------------------------
+#
+# Headers on every message of a canvas, by which its tasks can be found and revoked.
+#
+# Stamps are options of a signature; `stamped_headers` names those of its options that are stamps. A visitor
+# may return other stamps for each signature; it is called in the order in which the parts would run.
+
+Stamps = dict[str, Any]
+
+
+class StampingVisitor:
+    """Chooses the stamps of each part of a canvas. Each method returns the stamps, or nothing."""
+
+    def on_signature(self, sig: Any, **headers: Any) -> Mapping[str, Any] | None:
+        """Stamps for a single call."""
+        return None
+
+    def on_group_start(self, group: Any, **headers: Any) -> Mapping[str, Any] | None:
+        """Stamps for a group, before its members are visited."""
+        return None
+
+    def on_group_end(self, group: Any, **headers: Any) -> None:
+        """Called after the members of a group."""
+
+    def on_chain_start(self, chain: Any, **headers: Any) -> Mapping[str, Any] | None:
+        """Stamps for a chain, before its steps are visited."""
+        return None
+
+    def on_chain_end(self, chain: Any, **headers: Any) -> None:
+        """Called after the steps of a chain."""
+
+    def on_chord_header_start(self, sig: Any, **headers: Any) -> Mapping[str, Any] | None:
+        """Stamps for the header of a chord; by default as for a group."""
+        return self.on_group_start(sig.header, **headers)
+
+    def on_chord_header_end(self, sig: Any, **headers: Any) -> None:
+        """Called after the header of a chord; by default as for a group."""
+        self.on_group_end(sig.header, **headers)
+
+    def on_chord_body(self, sig: Any, **headers: Any) -> Mapping[str, Any] | None:
+        """Stamps for the body of a chord."""
+        return None
+
+    def on_callback(self, callback: Any, **headers: Any) -> Mapping[str, Any] | None:
+        """Stamps for a callback (`link`)."""
+        return None
+
+    def on_errback(self, errback: Any, **headers: Any) -> Mapping[str, Any] | None:
+        """Stamps for an errback (`link_error`)."""
+        return None
+
+
+class Stamped(Protocol):
+    """What stamping needs of a signature."""
+
+    options: Any
+
+    def stamped(self, options: Mapping[str, Any]) -> None:
+        """Add these options, stamps among them."""
+        ...
+
+    def linked(self, name: str) -> "Sequence[Stamped]":
+        """Its callbacks (`link`) or errbacks (`link_error`), as signatures."""
+        ...
+
+    def stamp(
+        self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
+    ) -> Any:
+        """Stamp it, with all its parts."""
+        ...
+
+
+def stamp_signature(
+    signature: Stamped, visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
+) -> None:
+    """Stamp a single call, and the callbacks and errbacks linked to it."""
+    stamp_links(signature, visitor, append, stamps)
+    added = None if visitor is None else visitor.on_signature(signature, **stamps)
+    signature.stamped(merged(stamps, added, signature.options, append=append))
+
+
+def stamp_links(
+    signature: Stamped, visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
+) -> None:
+    """Stamp its callbacks and errbacks; they do not inherit the stamps in its own options."""
+    for name in ("link", "link_error"):
+        headers = dict(stamps)
+        for linked in signature.linked(name):
+            added: Mapping[str, Any] | None = None
+            if visitor is not None:
+                ask = visitor.on_callback if name == "link" else visitor.on_errback
+                added = ask(linked, **headers)
+            headers = merged(headers, added, {}, append=append)
+            linked.stamp(visitor, append, **headers)
+
+
+def merged(
+    stamps: Mapping[str, Any], added: Mapping[str, Any] | None, options: Mapping[str, Any], *, append: bool
+) -> Stamps:
+    """The options that result from inherited stamps, those that a visitor added, and those of a signature."""
+    whole = {name: value for name, value in stamps.items() if name != "stamped_headers"}
+    own = {name: options[name] for name in options.get("stamped_headers") or () if name in options}
+    names = [*_names(stamps), *_names(added or {}), *own]
+    for more in (added or {}, own):
+        for name, value in more.items():
+            if name == "stamped_headers":
+                continue
+            known = whole.get(name)
+            if name not in whole:
+                whole[name] = value
+            elif append or (isinstance(known, list) and isinstance(value, list)):
+                whole[name] = [*_as_list(known), *_as_list(value)]
+    return {**whole, "stamped_headers": list(dict.fromkeys(names))}
+
+
+def _names(stamps: Mapping[str, Any]) -> Sequence[str]:
+    """Which of these are stamps: those in `stamped_headers`, or all without it."""
+    names: Sequence[str] = stamps.get("stamped_headers") or list(stamps)
+    return names
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple | set) else [value]
+
+
+# ---- signature -------------------------------------------------------------------------------------
+#
+# A call as a value that can be stored, combined and sent later.
+#
+# A signature travels in messages as the six-key map of Celery's protocol, so that workers of both kinds can
+# run what the other composed.
 
 R = TypeVar("R")
 C = TypeVar("C", list[Any], dict[str, Any])
@@ -28,10 +161,10 @@ _UNCHANGING = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Signature(Stamped, Generic[R]):
-    """One call: a task's name, arguments and options. Immutable ones take no parent's result."""
+    """One call: a task's name, arguments and options. An immutable one takes no result of the step before."""
 
     subtask_type: str | None = None
-    result_types: ResultTypes | None = None  # where the task does not say what its result is
+    result_types: ResultTypes | None = None  # where the task's annotations do not describe its result
 
     def __init__(
         self,
@@ -52,13 +185,14 @@ class Signature(Stamped, Generic[R]):
 
     @property
     def app(self) -> "SendingApp":
+        """The app whose tasks it calls; ConfigurationError if it has none."""
         if self._app is None:
             raise ConfigurationError(f"signature of {self.task!r} belongs to no app; use app.signature(...)")
         return self._app
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], app: "SendingApp | None" = None) -> "Signature[Any]":
-        """The signature whose map this is, of whatever kind."""
+        """The signature from its map, of whatever kind."""
         return signature_from(data, app)
 
     def set(self, immutable: bool | None = None, **options: Unpack[SendOptions]) -> "Signature[R]":
@@ -70,6 +204,7 @@ class Signature(Stamped, Generic[R]):
         return self
 
     def set_immutable(self, immutable: bool) -> None:
+        """Choose whether it takes the result of the step before as its first argument."""
         self.immutable = immutable
 
     def clone(
@@ -87,7 +222,7 @@ class Signature(Stamped, Generic[R]):
         copy.kwargs = _copied(self.kwargs, self.kwargs.values()) if self.kwargs else {}
         own = cast(dict[str, Any], self.options)
         copy.options = cast(SendOptions, _copied(own, own.values())) if own else {}
-        # What is given now is not copied: the result of a chain's step may be large.
+        # New arguments are not copied: the result of a chain's step may be large.
         if args and not self.immutable:
             copy.args = [*args, *copy.args]
         if kwargs and not self.immutable:
@@ -114,15 +249,16 @@ class Signature(Stamped, Generic[R]):
     def stamp(
         self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
     ) -> "Signature[R]":
-        """Give its messages these headers, by which they can be found and revoked; returns itself.
+        """Put these headers on its messages, by which they can be found and revoked; returns itself.
 
-        `visitor` adds what it says of each signature. A stamp that is there already is replaced, or with
+        `visitor` adds stamps for each signature. A stamp that exists already is replaced, or with
         `append_stamps` joined with the new one in a list.
         """
         stamp_signature(self, visitor, append_stamps, stamps)
         return self
 
     def stamped(self, options: Mapping[str, Any]) -> None:
+        """Add these options, stamps among them."""
         self.set(**cast(SendOptions, options))
 
     def linked(self, name: str) -> "list[Stamped]":
@@ -130,7 +266,7 @@ class Signature(Stamped, Generic[R]):
         whole = cast(dict[str, Any], self.options)
         if name not in whole:
             return []
-        found = [signature_from(one, self._app) for one in listed(whole[name])]
+        found = [signature_from(value, self._app) for value in listed(whole[name])]
         whole[name] = found
         return list(found)
 
@@ -140,6 +276,7 @@ class Signature(Stamped, Generic[R]):
         return _combined(self, other)
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
+        """Send it with these arguments put first."""
         return self.apply_async(args, kwargs)
 
     def apply_async(
@@ -153,7 +290,8 @@ class Signature(Stamped, Generic[R]):
         if call.is_unique:
             return send_unique(self.app, call.task, call.args, call.kwargs, call.options)
         call.freeze()
-        self.app.publish(call.prepare(sender=current_request()))
+        if not call.sends_nothing:
+            self.app.publish(call.prepare(sender=current_request()))
         result: AsyncResult[R] = call.handle()
         return result
 
@@ -168,25 +306,34 @@ class Signature(Stamped, Generic[R]):
         **options: Unpack[SendOptions],
     ) -> AsyncResult[R]:
         """The same as `apply_async`, without blocking the event loop."""
-        app, call = self.app, self.clone(args, kwargs, **options)
+        call = self.clone(args, kwargs, **options)
         if call.is_unique:
-            return await app.asend_unique(call.task, call.args, call.kwargs, call.options)
+            return await self.app.asend_unique(call.task, call.args, call.kwargs, call.options)
         call.freeze()
-        sender, ends = current_request(), app.send_ends()
-        await app.apublish(await app.aprepare(lambda: call.prepare(sender=sender), ends), ends)
+        if not call.sends_nothing:
+            app, sender = self.app, current_request()
+            ends = app.send_ends()
+            await app.apublish(await app.aprepare(lambda: call.prepare(sender=sender), ends), ends)
         result: AsyncResult[R] = call.handle()
         return result
 
     @property
     def is_unique(self) -> bool:
-        """Whether it is not sent while another one like it waits or runs."""
+        """Whether it is not sent while another call with the same key waits or runs."""
+        if type(self) is not Signature:
+            return False
         known = self.app.tasks.get(self.task)
-        return type(self) is Signature and is_unique(known.options if known else None, self.options)
+        return is_unique(known.options if known else None, self.options)
+
+    @property
+    def sends_nothing(self) -> bool:
+        """Whether it contains no call, as a group without members; its result is available at once."""
+        return False
 
     def election(
         self, *, policy: str | None = None, expires: float | None = None, timeout: float = 0.0
     ) -> AsyncResult[R]:
-        """Have one worker send it, once, under one task id; the election has the same id."""
+        """Have one elected worker send it, once, under one task id; the election has the same id."""
         call = self.clone()
         task_id = call.freeze()
         self.app.control.election(
@@ -208,14 +355,14 @@ class Signature(Stamped, Generic[R]):
         return app.prepare(self.task, self.args, self.kwargs, self.options, sender=sender, task_id=task_id)
 
     def handle(self, parent: Any = None) -> Any:
-        """The result of a signature that has its id."""
+        """The result handle of a signature that has its id."""
         ignored = self.app.ignores_result(self.task, self.options)
         known = self.app.find_task(self.task)
         types = self.result_types or (known.options.types if known else None)
         return AsyncResult(self.options["task_id"], app=self.app, parent=parent, ignored=ignored, types=types)
 
     def absorb(self, following: "Signature[Any]") -> "Signature[Any] | None":
-        """The one signature that this and what follows it in a chain become, if they do."""
+        """The one signature that this and its successor in a chain merge into; None if they do not."""
         return None
 
     def as_steps(self) -> "list[Signature[Any]]":
@@ -223,31 +370,33 @@ class Signature(Stamped, Generic[R]):
         return [self]
 
     def join_group(self, group_id: str, place: int | None) -> None:
-        """Be a member of a group: the task whose result counts is marked with it."""
+        """Make it a member of a group: its last task carries the group's id and index."""
         self.options["group_id"] = group_id
         if place is not None:
             self.options["group_index"] = place
 
     @property
     def is_member(self) -> bool:
-        """Whether the task whose result counts belongs to a group."""
+        """Whether its last task belongs to a group."""
         return "group_id" in self.options
 
     def join_chord(self, body: SignatureMap) -> None:
-        """Be a part of a chord: the task whose result counts carries the body."""
+        """Make it a part of a chord: its last task carries the body."""
         self.options["chord"] = body
 
     def parts(self) -> int:
-        """How many results a chord gets of it, once it has joined one."""
+        """How many results a chord gets from it, once it has joined one."""
         return 1
 
     def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AsyncResult[R]:
-        """Run it here, through the path a worker would take."""
+        """Run it here, through the same path as in a worker."""
+        if self.sends_nothing:
+            return self.apply_async(args, kwargs)
         with self.app.eager():
             return self.apply_async(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        """Call the task's function here and now."""
+        """Call the task's function directly, in this process."""
         call = self.clone(args, kwargs)
         task = self.app.find_task(call.task)
         if task is None:
@@ -266,10 +415,11 @@ class Signature(Stamped, Generic[R]):
         return fixed
 
     def to_map(self) -> SignatureMap:
+        """The map of Celery's protocol that travels in messages."""
         options = dict(self.options)
         for name in ("link", "link_error"):
             if name in options:
-                options[name] = [_as_map(one) for one in listed(options[name])]
+                options[name] = [_as_map(linked) for linked in listed(options[name])]
         return {
             "task": self.task,
             "args": self.args,
@@ -289,7 +439,7 @@ class Signature(Stamped, Generic[R]):
         return self.clone()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Signature[R]":
-        return self.clone()  # not of the app
+        return self.clone()  # the app is shared, not copied
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Signature) and self.to_map() == other.to_map()
@@ -302,7 +452,9 @@ class Signature(Stamped, Generic[R]):
         return f"{self.task}({', '.join(given)})"
 
     def _shown(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Without sensitive arguments. Where a chain may put a result first, their places are not known."""
+        """The arguments without sensitive ones. Where a chain may put a result first, their positions are
+        unknown.
+        """
         task = None if self._app is None else self._app.find_task(self.task)
         if task is None or (hides := task.options.hides) is None:
             return self.args, self.kwargs
@@ -316,13 +468,13 @@ _MAKERS: dict[str, Maker] = {}
 _COMBINERS: list[Combiner] = []
 
 
-def register_kind(subtask_type: str, task: str, maker: Maker) -> None:
-    """Have signatures of this kind, as they travel in messages, made by `maker`."""
-    _MAKERS[subtask_type] = _MAKERS[task] = maker
+def register_kind(subtask_type: str, maker: Maker) -> None:
+    """Have signatures of this kind, which come in messages, made by `maker`."""
+    _MAKERS[subtask_type] = maker
 
 
 def register_combiner(combiner: Combiner) -> None:
-    """Have this make one signature of two that are joined by `|`."""
+    """Have this function join two signatures for the operator `|`."""
     _COMBINERS[:] = [combiner]
 
 
@@ -331,7 +483,7 @@ def _combined(first: Signature[Any], second: Signature[Any]) -> Signature[Any]:
 
 
 def signature_from(value: object, app: "SendingApp | None") -> Signature[Any]:
-    """The signature that came as a map from a message or from a user."""
+    """The signature from a map of a message or a user; a Signature is returned, with `app` if it has none."""
     if isinstance(value, Signature):
         if value._app is None and app is not None:
             value = value.clone()
@@ -339,7 +491,7 @@ def signature_from(value: object, app: "SendingApp | None") -> Signature[Any]:
         return value
     data = check_signature(value)
     data["options"] = known_options(data["options"])
-    maker = _MAKERS.get(data["subtask_type"] or data["task"])
+    maker = _MAKERS.get(data["subtask_type"] or "")  # a task may be named "group" as well
     if maker is not None:
         return maker(data, app)
     options = cast(SendOptions, data["options"])
@@ -354,12 +506,13 @@ def _copied(values: C, items: Iterable[Any]) -> C:
 
 
 def with_one_more(linked: Any, signature: Signature[Any]) -> list[Any]:
-    """The callbacks with this one; one that is there already is not called twice."""
+    """The callbacks with this one added; a callback that is linked already is not added twice."""
     known = listed(linked)
-    return known if any(one == signature for one in known) else [*known, signature]
+    return known if any(callback == signature for callback in known) else [*known, signature]
 
 
 def listed(value: Any) -> list[Any]:
+    """The value as a list: none, one, or a copy of several."""
     if not value:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -367,3 +520,22 @@ def listed(value: Any) -> list[Any]:
 
 def _as_map(value: Any) -> SignatureMap:
     return value.to_map() if isinstance(value, Signature) else check_signature(value)
+
+
+def prepare_many(signatures: Iterable[Signature[Any]]) -> tuple[list[Prepared], list[AsyncResult[Any]]]:
+    """The messages of many calls that are published together, and the result handles of the calls."""
+    calls, sender = list(signatures), CURRENT_REQUEST.get()
+    prepared: list[Prepared] = []
+    results: list[AsyncResult[Any]] = []
+    for call, task_id in zip(calls, new_ids(len(calls)), strict=True):
+        if type(call) is Signature:  # one message, and no copy of the call is needed to make it
+            message = call.prepare_as(task_id, sender=sender)
+            prepared.append(message)
+            ignored = message.ignores_result
+            results.append(AsyncResult(message.task_id, app=call.app, ignored=ignored, types=message.types))
+        else:
+            copy = call.clone()
+            copy.freeze()
+            prepared += copy.prepare(sender=sender)
+            results.append(copy.handle())
+    return prepared, results

@@ -5,43 +5,216 @@
     app.control.revoke(task_id, terminate=True)
     app.control.pause_queue("emails")
     await app.control.aio.ping()                         the same, awaited
-    app.control.ask("stats", timeout=2).silent           who should have answered and did not
+    app.control.ask("stats", timeout=2).silent           the nodes that should have answered and did not
 
-A question has one deadline, `timeout`, which covers connecting, sending and waiting; it is over earlier
-when every node has answered that was named or is known to be a member. Questions go out on a
-separate connection, kept by one thread for the whole app and opened when first needed.
+`timeout` is how long replies are waited for, from when the request was sent; a question is over earlier when
+every node has answered that was named or is known to be a member. Connecting and sending may each take as
+long. Without `timeout` it is 5 s, and where the members are unknown until no reply came for 1 s. Questions go
+out on a separate connection, which one thread of the app opens when it is first needed.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
-from umbel.app.cluster.commands import DEFAULT_TIMEOUT_S, WAIT_S, Commands, Inspect, TaskIds
-from umbel.app.cluster.control_thread import ControlThread
-from umbel.app.cluster.elections import ElectionOutcome, hold_election, make_election, refuse_unknown
-from umbel.app.cluster.queue_commands import AsyncQueueCommands, QueueCommands, Work
-from umbel.app.cluster.topics import Topics
-from umbel.app.configuration.settings import Settings
-from umbel.brokers.interface import Broadcast, Broker, BrokerSettings, Producer
+from umbel.app.cluster.commands import WAIT_S, Commands, Inspect, TaskIds, Topics
+from umbel.app.cluster.elections import ElectionOutcome, hold_election, make_election, refuse_untaken
+from umbel.app.sending.preparation import is_trusted
+from umbel.app.settings import Settings
+from umbel.brokers.interface import Broadcast, Broker, BrokerSettings, Pause, Producer
 from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
-from umbel.control.client import UNANSWERED_TTL_S, Asker, make_request
+from umbel.control.client import UNANSWERED_TTL_S, ControlClient, make_request
+from umbel.control.failures import retry_one
+from umbel.control.queue_pauses import PauseOutcome, move_messages, pause_queue, resume_queue
 from umbel.control.state import REVOKE_RETENTION_S
-from umbel.coordination.failures import retry_one
-from umbel.errors import BrokerUnavailable
-from umbel.protocol.pidbox import Answers, Request
+from umbel.errors import BrokerSilent, BrokerUnavailable, UmbelError
+from umbel.protocol.pidbox import ANSWERS_S, Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
+from umbel.wire.signing import Signer
 from umbel.wire.values import decode_json
 
-CLASSIC_ANSWER_S = 1.0
-TIDY_S = 0.05  # the part that watches the time ends by itself
-SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
+# ---- queue commands --------------------------------------------------------------------------------
+#
+# The commands about whole queues, which the broker carries out: pause, resume, move.
 
 T = TypeVar("T")
+BROKER_S = 30.0
+MOVE_S = 3600.0
+
+Work = Callable[[Broker, ControlClient], Awaitable[T]]
+
+
+class QueueCommands:
+    """The queue commands for blocking code; a subclass says how work reaches the broker."""
+
+    def _on_broker(self, work: Work[T], timeout_s: float) -> T:
+        raise NotImplementedError
+
+    def pause_queue(self, queue: str, *, timeout: float | None = None) -> PauseOutcome:
+        """Let no worker take messages from the queue until it is resumed, whenever the worker starts.
+
+        Tasks that were taken before run; senders can go on sending. Celery's workers are asked to stop
+        consuming it, and their answers are waited for `timeout` seconds: by default 5, or 1 without any.
+        """
+        return self._on_broker(
+            lambda broker, asker: pause_queue(broker, asker, queue, timeout_s=timeout),
+            BROKER_S + 2 * _most_s(timeout),
+        )
+
+    def resume_queue(self, queue: str, *, timeout: float | None = None) -> PauseOutcome:
+        """Let workers take messages from the queue again."""
+        return self._on_broker(
+            lambda broker, asker: resume_queue(broker, asker, queue, timeout_s=timeout),
+            BROKER_S + _most_s(timeout),
+        )
+
+    def paused_queues(self) -> Mapping[str, Pause]:
+        """The queues that are paused, since when, and which nodes were asked."""
+        return self._on_broker(lambda broker, _: broker.paused(), BROKER_S)
+
+    def move_messages(
+        self, source: str, target: str, *, limit: int | None = None, timeout: float = MOVE_S
+    ) -> int:
+        """Move the messages that wait in one queue, due or not, to another; returns how many were moved."""
+        return self._on_broker(lambda broker, _: move_messages(broker, source, target, limit=limit), timeout)
+
+
+class AsyncQueueCommands:
+    """The queue commands for async code."""
+
+    def __init__(self, commands: QueueCommands) -> None:
+        self._commands = commands
+
+    async def pause_queue(self, queue: str, *, timeout: float | None = None) -> PauseOutcome:
+        """Let no worker take messages from the queue until it is resumed."""
+        return await asyncio.to_thread(self._commands.pause_queue, queue, timeout=timeout)
+
+    async def resume_queue(self, queue: str, *, timeout: float | None = None) -> PauseOutcome:
+        """Let workers take messages from the queue again."""
+        return await asyncio.to_thread(self._commands.resume_queue, queue, timeout=timeout)
+
+    async def paused_queues(self) -> Mapping[str, Pause]:
+        """The queues that are paused, since when, and which nodes were asked."""
+        return await asyncio.to_thread(self._commands.paused_queues)
+
+    async def move_messages(
+        self, source: str, target: str, *, limit: int | None = None, timeout: float = MOVE_S
+    ) -> int:
+        """Move the messages that wait in one queue to another, and return how many were moved."""
+        move = self._commands.move_messages
+        return await asyncio.to_thread(move, source, target, limit=limit, timeout=timeout)
+
+
+def _most_s(timeout_s: float | None) -> float:
+    """How long one question takes at most: sending it, and waiting for the replies."""
+    return 2 * (ANSWERS_S if timeout_s is None else timeout_s)
+
+
+# ---- control thread --------------------------------------------------------------------------------
+#
+# A connection for questions to workers, in a separate thread.
+
+CLOSE_S = 30.0
+
+
+class ControlThread:
+    """A daemon thread with an event loop on which a broker connection is open.
+
+    A forked child must not use it: its app makes another.
+    """
+
+    def __init__(self, make_broker: Callable[[], Broker]) -> None:
+        self.pid = os.getpid()
+        self._make_broker = make_broker
+        self._broker: Broker | None = None
+        self._opening: asyncio.Task[tuple[Broker, ControlClient]] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="umbel-control", daemon=True)
+        self._thread.start()
+
+    async def ask(
+        self, command: str, arguments: dict[str, Any] | None, *, timeout_s: float | None, **options: Any
+    ) -> Answers:
+        """Ask workers. Connecting may take `timeout_s`, and the question as long again."""
+        _, asker = await self.opened(ANSWERS_S if timeout_s is None else timeout_s)
+        return await asker.ask(command, arguments, timeout_s=timeout_s, **options)
+
+    async def opened(self, timeout_s: float) -> tuple[Broker, ControlClient]:
+        """The connection, if it opens within the time. A broker that does not answer is retried until then.
+
+        A refusal is raised at once. An attempt under way continues for the next caller.
+        """
+        ends = self._loop.time() + timeout_s
+        while True:
+            if self._opening is None:
+                self._opening = self._loop.create_task(self._open())
+            opening = self._opening
+            await asyncio.wait([opening], timeout=max(0.0, ends - self._loop.time()))
+            if not opening.done():
+                raise BrokerUnavailable(f"the broker did not answer within {timeout_s:g} s; is it reachable?")
+            if opening.exception() is None:
+                return opening.result()
+            self._opening = None if self._opening is opening else self._opening
+            if not isinstance(opening.exception(), BrokerSilent):
+                return opening.result()
+
+    async def _open(self) -> tuple[Broker, ControlClient]:
+        broker = self._make_broker()
+        try:
+            await broker.open()
+        except (UmbelError, asyncio.CancelledError):
+            await broker.close()
+            raise
+        self._broker = broker
+        return broker, ControlClient(broker)
+
+    def wait_for(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run work on the thread's loop and wait for it; BrokerUnavailable after `timeout_s`."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            if future.done():  # the work's own
+                raise
+            future.cancel()
+            raise BrokerUnavailable(
+                f"the broker did not answer within {timeout_s:g} s; is it reachable?"
+            ) from None
+
+    def close(self) -> None:
+        """Close the connection and end the thread; does nothing in a forked child."""
+        if self.pid != os.getpid():
+            return
+        self.wait_for(self._close(), CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
+
+    async def _close(self) -> None:
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self._broker is not None:
+            await self._broker.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+
+# ---- app.control -----------------------------------------------------------------------------------
+#
+# Query workers and send them commands, from blocking and from async code.
+
+CLASSIC_ANSWER_S = 1.0
+TIDY_S = 0.05  # so that the election's own timeout comes first
+SLACK_S = 30.0  # the thread answers long before; if it does not, the caller must not hang
+
 Replies = list[dict[str, Any]]
 
 
@@ -49,21 +222,35 @@ class ControlledApp(Protocol):
     """What remote control needs of the app."""
 
     @property
-    def settings(self) -> Settings: ...
-    def broker_settings(self) -> BrokerSettings: ...
+    def settings(self) -> Settings:
+        """The app's settings, read for the election protocol and accepted content."""
+
+    def broker_settings(self) -> BrokerSettings:
+        """The settings with which the control connection is opened."""
+
+    def signer(self) -> Signer | None:
+        """What requests are signed with; None without keys."""
+
     @property
-    def producer(self) -> Producer: ...
+    def producer(self) -> Producer:
+        """The blocking producer, for requests that get no replies."""
+
     @property
-    def topics(self) -> Topics: ...
-    def task_queues(self) -> Collection[str]: ...
-    def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None: ...
+    def topics(self) -> Topics:
+        """The election topics, with their default policies."""
+
+    def task_queues(self) -> Collection[str]:
+        """The queues that the app's tasks are sent to."""
+
+    def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
+        """Record revoked tasks in the broker."""
 
 
 class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
     """The commands for blocking code; `aio` has them for async code."""
 
     def __init__(self, app: ControlledApp) -> None:
-        self._app = ref(app)  # the app holds us
+        self._app = ref(app)  # the app refers to this object
         self._thread: ControlThread | None = None
         self._making = threading.Lock()
         self._clock = 0
@@ -77,7 +264,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
         destination: Sequence[str] | None = None,
         pattern: str | None = None,
         matcher: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        timeout: float | None = None,
         limit: int | None = None,
     ) -> Answers:
         """Ask, and return which workers answered, are silent or are unknown."""
@@ -90,8 +277,10 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
             matcher=matcher,
             timeout_s=timeout,
             limit=limit,
+            signed=is_trusted(),
         )
-        return thread.wait_for(asked, timeout + SLACK_S)
+        most_s = ANSWERS_S if timeout is None else timeout
+        return thread.wait_for(asked, 3 * most_s + SLACK_S)
 
     def broadcast(
         self,
@@ -102,9 +291,10 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
         pattern: str | None = None,
         matcher: str | None = None,
         reply: bool = False,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        timeout: float | None = None,
         limit: int | None = None,
     ) -> Replies | None:
+        """Send a command to workers; with `reply` return the replies in Celery's form."""
         if not reply:
             self._tell(make_request(command, arguments, destination, pattern, matcher))
             return None
@@ -139,8 +329,8 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
         request = make_election(app.topics, id, topic, action, policy, expires)
         if app.settings.election_protocol == "v1":
             classic = {"id": id, "topic": topic, "action": decode_json(request.action)}
-            if timeout > 0:  # the outcome is unknown, but workers that cannot take part say so
-                refuse_unknown(topic, self.ask("election", classic, timeout=min(timeout, CLASSIC_ANSWER_S)))
+            if timeout > 0:  # the outcome is unknown, but workers that cannot take part refuse
+                refuse_untaken(topic, self.ask("election", classic, timeout=min(timeout, CLASSIC_ANSWER_S)))
             else:
                 self._tell(make_request("election", classic, None, None, None))
             return ElectionOutcome(id, "open")
@@ -166,11 +356,13 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
     def inspect(
         self,
         destination: Sequence[str] | None = None,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        timeout: float | None = None,
         pattern: str | None = None,
         matcher: str | None = None,
         limit: int | None = None,
     ) -> Inspect[dict[str, Any] | None]:
+        """Questions to all workers, or to those named."""
+
         def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
             answers = self.ask(
                 command,
@@ -192,7 +384,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
         """
         named = queues or self._the_app().task_queues()
 
-        async def empty(broker: Broker, _: Asker) -> int:
+        async def empty(broker: Broker, _: ControlClient) -> int:
             return sum([await broker.purge(queue) for queue in sorted(named)])
 
         return self._on_broker(empty, timeout)
@@ -200,13 +392,13 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
     discard_all = purge
 
     def retry(self, task_id: str, *, reply_to: str | None = None, timeout: float = WAIT_S) -> str:
-        """Send a failed task again, as a new task, and return its id; NotKept if its message is not there.
+        """Send a failed task again, as a new task, and return its id; NotKept if its message is gone.
 
-        `reply_to`: where the result goes, if it is sent to who asks for it.
+        `reply_to`: where the result goes, on backends that send results.
         """
         accept = self._the_app().settings.accept_content
 
-        async def send_again(broker: Broker, _asker: Asker) -> str:
+        async def send_again(broker: Broker, _asker: ControlClient) -> str:
             return await retry_one(broker, task_id, accept=accept, reply_to=reply_to)
 
         return self._on_broker(send_again, timeout)
@@ -229,9 +421,10 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
             thread.close()
 
     def _tell(self, request: Request) -> None:
-        """Send a request that gets no answers; it needs no separate connection."""
+        """Send a request that gets no replies; it needs no separate connection."""
         self._clock += 1
-        headers, body = encode_request(request, self._clock, self._the_app().settings.keyring, cluster_now())
+        signer = self._the_app().signer() if is_trusted() else None
+        headers, body = encode_request(request, self._clock, signer, cluster_now())
         self._the_app().producer.broadcast(
             [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=UNANSWERED_TTL_S
         )
@@ -260,21 +453,24 @@ class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] 
         self._control = control
 
     async def ask(self, command: str, arguments: dict[str, Any] | None = None, **options: Any) -> Answers:
+        """Ask, and return which workers answered, are silent or are unknown."""
         return await asyncio.to_thread(self._control.ask, command, arguments, **options)
 
     async def broadcast(
         self, command: str, arguments: dict[str, Any] | None = None, **options: Any
     ) -> Replies | None:
+        """Send a command to workers; with `reply` return the replies in Celery's form."""
         return await asyncio.to_thread(self._control.broadcast, command, arguments, **options)
 
     def inspect(
         self,
         destination: Sequence[str] | None = None,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        timeout: float | None = None,
         pattern: str | None = None,
         matcher: str | None = None,
         limit: int | None = None,
     ) -> Inspect[Awaitable[dict[str, Any] | None]]:
+        """Questions whose methods are awaited."""
         waiting = self._control.inspect(destination, timeout, pattern, matcher, limit)
 
         async def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
@@ -283,20 +479,25 @@ class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] 
         return Inspect(ask)
 
     async def purge(self, *queues: str, timeout: float = WAIT_S) -> int:
+        """Remove all waiting messages from the queues, and return how many."""
         return await asyncio.to_thread(self._control.purge, *queues, timeout=timeout)
 
     async def retry(self, task_id: str, *, reply_to: str | None = None, timeout: float = WAIT_S) -> str:
+        """Send a failed task again, as a new task, and return its id."""
         return await asyncio.to_thread(self._control.retry, task_id, reply_to=reply_to, timeout=timeout)
 
     async def election(self, id: str, topic: str, action: Any = None, **options: Any) -> ElectionOutcome:
+        """Elect one worker to run the topic's handler with the action, and return the outcome."""
         return await asyncio.to_thread(self._control.election, id, topic, action, **options)
 
     def revoke(
         self, task_id: TaskIds, terminate: bool = False, signal: str | None = None, **options: Any
     ) -> Awaitable[Replies | None]:
+        """Prevent tasks from starting, recorded first; `terminate` ends those that run."""
         return asyncio.to_thread(self._control.revoke, task_id, terminate, signal, **options)
 
     def unrevoke(self, task_id: TaskIds, **options: Any) -> Awaitable[Replies | None]:
+        """Cancel a revoke, in the record and on the running workers."""
         return asyncio.to_thread(self._control.unrevoke, task_id, **options)
 
 

@@ -1,26 +1,36 @@
-"""Starting an election, and knowing how it ended.
+"""Elections and leases that a client asks for: one worker is elected to perform an action; one holder at a
+time has a lease. Both await the coordination store of the cluster.
 
-The client opens the election in the store first, and only then notifies the workers: what was opened
-is decided although the message is lost or every worker is down just now. A retry with the same id
-finds the same election.
+    async with app.lease("nightly-report") as lease:
+        while lease.still_mine():
+            ...
+
+The block begins when the lease is acquired. If it is lost later, `still_mine()` is false from then on, and
+`lost` is set. The lease is not acquired again inside the block, because the block's work belongs to one term.
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import time
 from typing import Any
 
 from umbel.app.canvas.signature import Signature
-from umbel.app.cluster.topics import Topics, checked_policy
-from umbel.app.sending.prepare import new_id
-from umbel.brokers.interface import ClusterRecord
-from umbel.control.client import Asker
-from umbel.errors import ElectionError, ElectionTimeout, UnknownTopic
+from umbel.app.cluster.commands import Topics, checked_policy, unsigned_action
+from umbel.app.sending.preparation import new_id, origin
+from umbel.brokers.interface import BrokerSettings, ClusterRecord
+from umbel.brokers.registry import open_broker
+from umbel.control.client import ControlClient
+from umbel.control.state import NO_HANDLER, NOT_NOW
+from umbel.coordination.driver import LeaseKeeper
+from umbel.errors import ElectionError, ElectionTimeout, LeaseTimeout, UnknownTopic
 from umbel.protocol.election.events import outcome_text
 from umbel.protocol.election.table import flaw
 from umbel.protocol.leadership.coordination import (
     CLOSED_STATES,
     EXPIRES_S,
+    LEASE_TTL_S,
     NAMESPACE,
     ElectionRecord,
     ElectionRequest,
@@ -29,9 +39,17 @@ from umbel.protocol.leadership.coordination import (
     Policy,
     election_key,
 )
+from umbel.protocol.leadership.lease import LeadershipLost, LeaseAcquired, LeaseReleased, LeaseSettings
 from umbel.protocol.pidbox import Answers
-from umbel.wire.election import request_arguments, shown_outcome
+from umbel.wire.coordination import request_arguments, shown_outcome
 from umbel.wire.values import encode_json
+
+# ---- elections -------------------------------------------------------------------------------------
+#
+# Elections that a client starts, and how they end.
+#
+# The client opens the election in the store first, and only then notifies the workers: it is decided even
+# if the notification is lost or every worker is down. A retry with the same id finds the same election.
 
 OURS = ("@v2",)
 POLL_FIRST_S, POLL_MOST_S = 0.02, 0.5
@@ -53,10 +71,12 @@ class ElectionOutcome:
 
     @property
     def ok(self) -> bool:
+        """Whether the elected worker has done the action."""
         return self.state == ElectionState.DONE
 
     @classmethod
     def of(cls, record: ElectionRecord) -> "ElectionOutcome":
+        """The outcome of an election from its record in the store."""
         state = shown_outcome(record.state, record.outcome)
         election_id = record.request.election_id
         return cls(election_id, state, record.holder, record.term, record.attempt, record.outcome)
@@ -65,10 +85,11 @@ class ElectionOutcome:
 def make_election(
     topics: Topics, election_id: str, topic: str, action: Any, policy: str | None, expires_s: float | None
 ) -> ElectionRequest:
+    """Check a request for an election and return it; ElectionError says what is wrong with it."""
     request = ElectionRequest(
         election_id=election_id,
         topic=topic,
-        action=encode_json(action.to_map() if isinstance(action, Signature) else action, root="action"),
+        action=encode_json(topics.asked(election_id, topic, action), root="action"),
         policy=Policy(topics.policy(topic) if policy is None else checked_policy(policy)),
         asked_at=time(),
         expires_s=EXPIRES_S if expires_s is None else expires_s,
@@ -80,21 +101,25 @@ def make_election(
 
 
 async def hold_election(
-    broker: ClusterRecord, asker: Asker, request: ElectionRequest, timeout_s: float
+    broker: ClusterRecord, asker: ControlClient, request: ElectionRequest, timeout_s: float
 ) -> ElectionOutcome:
-    """Open it, notify our workers, and wait for how it ends; with no time to wait, only the first two."""
+    """Open an election, notify workers, and wait for its end; without time to wait, only the first two."""
     ends = asyncio.get_running_loop().time() + timeout_s
     key = election_key(NAMESPACE, request.election_id)
     record = await broker.coordination.open_election(key, request)
     known = record.request
-    if (known.topic, known.action, known.policy) != (request.topic, request.action, request.policy):
+    if (known.topic, unsigned_action(known.action), known.policy) != (
+        request.topic,
+        unsigned_action(request.action),
+        request.policy,
+    ):
         raise ElectionError(
             f"election {request.election_id!r} already exists, for topic {known.topic!r} "
             "with another action or policy; use another id"
         )
     if record.state in CLOSED_STATES:
         return ElectionOutcome.of(record)
-    # As the store keeps it: with the store's time, by which alone it is judged.
+    # The stored request: it has the store's time, and only that one counts.
     arguments = request_arguments(known)
     await asker.tell("election", arguments, destination=OURS)
     if timeout_s <= 0:
@@ -102,12 +127,12 @@ async def hold_election(
     try:
         async with asyncio.timeout_at(ends):
             return await _until_closed(broker, asker, key, arguments)
-    except TimeoutError:  # it is in the store, and continues without us
+    except TimeoutError:  # the election is stored, and continues without this client
         raise ElectionTimeout.after(request.election_id, record.state, timeout_s) from None
 
 
 async def _until_closed(
-    broker: ClusterRecord, asker: Asker, key: str, arguments: dict[str, Any]
+    broker: ClusterRecord, asker: ControlClient, key: str, arguments: dict[str, Any]
 ) -> ElectionOutcome:
     loop = asyncio.get_running_loop()
     began, pause_s, asked = loop.time(), POLL_FIRST_S, False
@@ -122,30 +147,135 @@ async def _until_closed(
         if record.state is ElectionState.OPEN and loop.time() - began > ASK_AFTER_S and not asked:
             asked = True
             try:
-                refuse_unknown(arguments["topic"], await asker.ask("election", arguments, **ASKED))
-            except UnknownTopic as error:
+                answers = await asker.ask("election", arguments, **ASKED)
+                refuse_untaken(arguments["topic"], answers, is_stored=True)
+            except ElectionError as error:
                 await _end_as_failed(broker, key, record.request, error)
                 raise
         await asyncio.sleep(pause_s)
         pause_s = min(POLL_MOST_S, pause_s * 1.5)
 
 
-def refuse_unknown(topic: str, answers: Answers) -> None:
-    """No worker took it: raise UnknownTopic if all that answered say that they cannot (E3)."""
-    replies = [reply for reply in answers.replies.values() if isinstance(reply, dict)]
-    problems = [str(reply["error"]) for reply in replies if "error" in reply]
-    if problems and len(problems) == len(answers.replies):
+def refuse_untaken(topic: str, answers: Answers, *, is_stored: bool = False) -> None:
+    """Raise if all workers that replied cannot take the election (E3).
+
+    UnknownTopic: they have no handler for its topic. ElectionError: they take part in no such election. A
+    stored election may still be taken by a worker that is starting.
+    """
+    problems = list(answers.refusals.values())
+    if not problems or len(problems) < len(answers.replies) or (is_stored and NOT_NOW in problems):
+        return
+    if any(problem.startswith(NO_HANDLER) for problem in problems):
         raise UnknownTopic.answered(topic, problems)
+    reasons = "; ".join(sorted(set(problems))[:3])
+    raise ElectionError(f"no worker takes part in the election of topic {topic!r}: {reasons}")
 
 
 async def _end_as_failed(
-    broker: ClusterRecord, key: str, request: ElectionRequest, error: UnknownTopic
+    broker: ClusterRecord, key: str, request: ElectionRequest, error: ElectionError
 ) -> None:
     """Close an election that no worker can take, or it would stay open until it expires.
 
-    A worker that has taken it meanwhile keeps it: then the store grants nothing here.
+    If a worker has taken it meanwhile, the store grants no claim here, and the election continues.
     """
     store, holder = broker.coordination, f"client.{new_id()}"
     reply = await store.claim_election(key, holder, request, ttl_s=END_TTL_S)
     if isinstance(reply, Granted) and await store.start_election(key, holder, reply.term):
         await store.finish_election(key, holder, reply.term, outcome_text(False, str(error)))
+
+
+# ---- leases for users' code ------------------------------------------------------------------------
+#
+# Lead something for as long as the block runs (E6).
+
+RENEWALS_PER_TTL = 3
+ASK_EVERY_S = 0.5  # a client is not notified of releases
+
+
+class HeldLease:
+    """A lease that this client held when the block began, and may have lost since."""
+
+    def __init__(self, broker: ClusterRecord, name: str, ttl_s: float) -> None:
+        settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, ask_every_s=ASK_EVERY_S)
+        self.name = name
+        self.data = b""  # what the last leader stored with `update`
+        self.term = 0
+        self.lost = asyncio.Event()
+        self._broker = broker
+        self._acquired = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        holder = f"{origin()}.{new_id()}"  # unique: two campaigns must not share one
+        self._keeper = LeaseKeeper(
+            broker.coordination, name, holder, settings=settings, changed=self._changed
+        )
+
+    def still_mine(self) -> bool:
+        """Whether the lease is still held; check before each effect. For effects that cannot be undone, pass
+        on `term` as a fencing token too.
+        """
+        return not self.lost.is_set() and self._keeper.still_mine()
+
+    async def update(self, data: bytes) -> bool:
+        """Store a value for the next leader; False when the lease is no longer ours."""
+        store = self._broker.coordination
+        return await store.update_lease(self.name, self._keeper.holder, self.term, data)
+
+    async def send(self, signatures: Sequence[Signature[Any]]) -> bool:
+        """Send tasks only if the lease is still held, checked in the same step; False: nothing was sent."""
+        prepared = [message for signature in signatures for message in _frozen(signature).prepare()]
+        store = self._broker.coordination
+        batch = [message.outgoing for message in prepared]
+        return await store.fenced_publish(self.name, self._keeper.holder, self.term, batch)
+
+    async def acquire(self, timeout_s: float | None) -> None:
+        """Wait for the lease; LeaseTimeout after `timeout_s`."""
+        self._task = asyncio.create_task(self._keeper.run(), name=f"umbel-lease-{self.name}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._acquired.wait()
+        except TimeoutError:
+            assert timeout_s is not None
+            raise LeaseTimeout.after(self.name, self._keeper.leader, timeout_s) from None
+
+    async def release(self) -> None:
+        """Stop renewing the lease and give it up."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._keeper.stop()
+
+    def _changed(self, change: LeaseAcquired | LeadershipLost | LeaseReleased) -> None:
+        match change:
+            case LeaseAcquired(term, data):
+                self.term, self.data = term, data
+                self._acquired.set()
+            case LeadershipLost():
+                self.lost.set()
+                assert self._task is not None
+                self._task.cancel()
+            case LeaseReleased():
+                pass
+
+
+@asynccontextmanager
+async def hold_lease(
+    broker_settings: BrokerSettings, name: str, *, ttl: float = LEASE_TTL_S, timeout: float | None = None
+) -> AsyncIterator[HeldLease]:
+    """Hold a lease inside the block, over a separate connection; LeaseTimeout if it stays taken."""
+    broker = open_broker(broker_settings)
+    await broker.open()
+    try:
+        lease = HeldLease(broker, name, ttl)
+        try:
+            await lease.acquire(timeout)
+            yield lease
+        finally:
+            await lease.release()
+    finally:
+        await broker.close()
+
+
+def _frozen(signature: Signature[Any]) -> Signature[Any]:
+    call = signature.clone()
+    call.freeze()
+    return call

@@ -1,4 +1,4 @@
-"""Periodic tasks: what an app wants sent again and again, by whichever worker leads.
+"""Periodic tasks: the tasks that an app wants sent on a schedule, by the worker that leads.
 
     @app.periodic(every=30)
     @app.task
@@ -7,8 +7,8 @@
     @app.periodic(cron="15 4 * * mon-fri", tz="Europe/Vienna", catch_up="all")
     def nightly(): ...
 
-The message of a slot has an id that follows from the entry's name and the slot, so it can be told
-from outside which slots were sent, and `umbel task show` finds it.
+The message of a slot has an id that follows from the entry's name and the slot, so that anyone can check
+which slots were sent, and `umbel task show` finds it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,8 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from umbel.app.canvas.signature import Signature
-from umbel.app.sending.options import SendOptions
+from umbel.app.options import SendOptions
+from umbel.app.request import Request, RequestScope
 from umbel.app.task import Task
 from umbel.errors import ConfigurationError
 from umbel.protocol.leadership.schedule import CatchUp, Entry, Every, Rule
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 EVERY_MIN_S = 0.1
 SLOT_IDS = "umbel:periodic"
 PERIODIC_HEADER = "periodic_task_name"  # of the message of a slot, as django-celery-beat names it
-# From how far back a cron expression's last slot is looked for, first near, then far: leap days come
-# every eight years at worst.
+# How far back the last slot of a cron expression is looked for, first near, then far: leap days are
+# at most eight years apart.
 _LOOK_BACK = tuple(timedelta(days=days) for days in (1 / 720, 1 / 24, 1, 32, 366, 3000))
 TaskT = TypeVar("TaskT", bound=Callable[..., Any])
 
@@ -47,13 +48,16 @@ class Cron:
     zone: tzinfo
 
     def after(self, at_us: int) -> int:
+        """The first slot after this time, in microseconds since 1970; the year 9999 if there is none."""
         try:
             return _us(next(CronSim(self.expression, _when(at_us, self.zone))))
         except StopIteration:  # never again within fifty years
             return _us(datetime.max.replace(tzinfo=UTC))
 
     def until(self, at_us: int) -> int:
-        """By looking forward from further and further back: that way summer time is treated alike."""
+        """The last slot up to this time; 0 if there is none. Looks forward from further and further back, so
+        that summer time is treated alike in both directions.
+        """
         for back in _LOOK_BACK:
             last = 0
             for slot in CronSim(self.expression, _when(at_us, self.zone) - back):
@@ -75,14 +79,19 @@ class Periodic:
 
     @property
     def name(self) -> str:
+        """The name of the entry, unique in the app."""
         return self.entry.name
 
     def messages(self, at_us: int) -> Sequence[Outgoing]:
-        """What one slot takes: the task under the slot's own id."""
+        """The messages of one slot: the task, under an id that follows from the slot.
+
+        They have no sending task, whatever runs in this process, and so are signed where there are keys.
+        """
         given = self.signature.options.get("headers") or {}
         call = self.signature.clone(headers={**given, PERIODIC_HEADER: self.name})
         call.freeze(slot_id(self.name, at_us))
-        return [prepared.outgoing for prepared in call.prepare()]
+        with RequestScope(Request()):
+            return [prepared.outgoing for prepared in call.prepare()]
 
 
 def slot_id(name: str, at_us: int) -> str:
@@ -107,16 +116,19 @@ class Timetable:
         catch_up: str,
         name: str | None,
     ) -> None:
+        """Add an entry; ConfigurationError for a name that is taken, or an invalid rule."""
         named = name or signature.task
         if named in self.entries:
             raise ConfigurationError(f"two periodic tasks are named {named!r}; give one another name=")
-        rule, said = _rule(named, every, cron, tz)
+        rule, words = _rule(named, every, cron, tz)
         entry = Entry(named, rule, _catch_up(named, catch_up))
-        self.entries[named] = Periodic(entry, signature, said)
+        self.entries[named] = Periodic(entry, signature, words)
 
     def decorator(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: SendOptions, **rule: Any
     ) -> Callable[[TaskT], TaskT]:
+        """A decorator that makes a function a task, if it is none, and schedules it."""
+
         def register(function: TaskT) -> TaskT:
             task: Any = function if isinstance(function, Task) else self._app.task(function)
             self.add(Signature(task.name, args, kwargs, options, app=self._app), **rule)
@@ -147,7 +159,7 @@ def _rule(name: str, every: float | timedelta | None, cron: str | None, tz: str)
 def _zone(name: str, tz: str) -> tzinfo:
     try:
         return ZoneInfo(tz)
-    except (KeyError, ValueError, OSError):  # not there, no name of one, a folder
+    except (KeyError, ValueError, OSError):  # missing, an invalid name, a folder
         problem = f"tz={tz!r} is not a time zone that this machine knows; write it as Europe/Vienna"
         raise ConfigurationError(f"periodic task {name!r}: {problem}") from None
 

@@ -1,39 +1,43 @@
 """AsyncTracer: runs calls of `async def` tasks on the caller's event loop.
 
-Pools that run an event loop use it beside the plain tracer. What would block that loop runs in a
-thread: telling that a task has started, counting the parts of a chord, errbacks. Handlers of signals
-run on the loop, as the task does.
+Pools that run an event loop use it in addition to the plain tracer. What would block that loop runs in a
+thread: storing the state STARTED, counting the parts of a chord, errbacks. Receivers of signals run on the
+loop, as the task does.
 """
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from umbel.app.request import Request, RequestScope, parse_arguments
 from umbel.app.running.awaiting import cancelled_from_within
-from umbel.app.running.request import Request, Running, parse_arguments
 from umbel.app.running.tracer import Tracer
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, await_guarded
 from umbel.pools.interface import Job, Outcome
-from umbel.wire.task import TaskCall
+from umbel.wire.call import TaskCall
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import RunnableTask
 
 
-_MEANINGS = (WorkerStopping, SoftTimeLimitExceeded, TaskCancelled)  # the special before the general
+_MEANINGS = (WorkerStopping, SoftTimeLimitExceeded, TaskCancelled)  # subclasses before their bases
 
 
 class AsyncTracer(Tracer):
+    """A tracer whose `run` awaits the task on the running event loop."""
+
     def is_async(self, task: str) -> bool:
+        """Whether the named task is an `async def` one, which `run` takes."""
         found = self._app.find_task(task)
         return found is not None and found.is_async
 
     async def run(self, job: Job) -> Outcome:
+        """Run one job on this loop and return how it ended."""
         opened = self._open(job)
         if isinstance(opened, Outcome):
             return opened
         _, task, call, request = opened
-        with Running(request):
+        with RequestScope(request):
             if self._app.signals.task_prerun.receivers:
                 self._tell_prerun(task, call, request)
             if task.options.track_started:
@@ -53,8 +57,8 @@ async def _await(task: "RunnableTask", call: TaskCall, request: Request) -> Any:
             task.hooks.before(request)
         return await task.entry(*call.args, **call.kwargs)
     except asyncio.CancelledError as error:
-        # The pool's exceptions are cancellations as well, so that groups and time-outs in the task
-        # let go of what they hold. From here on they are what they mean.
+        # The pool's exceptions are cancellations as well, so that groups and timeouts in the task
+        # clean up. From here on they are plain exceptions of their meaning.
         for meaning in _MEANINGS:
             if isinstance(error, meaning):
                 raise meaning(*error.args).with_traceback(error.__traceback__) from None

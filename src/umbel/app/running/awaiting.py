@@ -1,12 +1,11 @@
 """Awaiting: a coroutine run to its end from code that is not async.
 
-A child keeps one loop for all its async tasks, so that clients made on it (connections, sessions)
-can be kept too; where tasks run in threads, each thread has its own. Where a loop already runs in
-this thread (eager mode inside async code, an errback in the worker's main process), the coroutine
-gets a separate loop.
+A child has one loop for all its async tasks, so that clients made on it (connections, sessions) can be
+reused; where tasks run in threads, each thread has its own. Where a loop already runs in this thread (eager
+mode inside async code, an errback in the worker's main process), the coroutine gets a separate loop.
 
-asyncio is imported when the first coroutine comes: with the TLS library that it brings along it is
-a quarter of what a child would take, and most apps have no async task.
+asyncio is imported when the first coroutine comes: with the TLS library that it brings along it is a quarter
+of a child's memory, and most apps have no async task.
 """
 
 import contextvars
@@ -19,38 +18,38 @@ from typing import TYPE_CHECKING, Any
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
 
 if TYPE_CHECKING:
-    from umbel.app.running.own_loop import OwnLoop
+    from umbel.app.running.own_loop import InterruptibleLoop
 
 
-class LastingLoop:
-    """A loop for each thread, made when it is first needed; lasts until `close`."""
+class ThreadLoops:
+    """One event loop for each thread, made when it is first needed and open until `close`."""
 
     def __init__(self) -> None:
-        self._loops: dict[int, OwnLoop] = {}  # by thread, of which a pool has so many
+        self._loops: dict[int, InterruptibleLoop] = {}  # by thread; bounded by the pool's threads
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on this thread's loop; its cancellation by users' code is a TaskError."""
         if _a_loop_runs_here():
             return run_to_end(coroutine)
         here = get_ident()
         loop = self._loops.get(here)
         if loop is None:
-            from umbel.app.running.own_loop import OwnLoop
+            from umbel.app.running.own_loop import InterruptibleLoop
 
-            loop = self._loops[here] = OwnLoop()
+            loop = self._loops[here] = InterruptibleLoop()
         try:
             with cancelled_is_failed():
                 return loop.run(coroutine)
         except (SoftTimeLimitExceeded, TaskCancelled):
-            # It may have come out of the loop while the coroutine waited, which is still pending then and
-            # would go on during the next task. Closing the loop cancels it.
+            # It may have left the loop while the coroutine waited. That is still pending then, and would
+            # continue during the next task. Closing the loop cancels it.
             self._loops.pop(here).close()
             raise
 
     def close(self) -> None:
-        """Close all of them; none may be running."""
-        if (
-            self._loops and _a_loop_runs_here()
-        ):  # they ran in threads beside it, and a loop closes nowhere else
+        """Close all loops; none may be running."""
+        # A loop cannot be closed in a thread where another one runs.
+        if self._loops and _a_loop_runs_here():
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(1) as thread:
@@ -64,7 +63,7 @@ class LastingLoop:
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run it on a separate loop, with the context variables of the caller."""
+    """Run a coroutine on a separate loop, with the context variables of the caller."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -78,10 +77,10 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @contextmanager
 def cancelled_is_failed() -> Iterator[None]:
-    """Around users' code: what it cancelled itself is its failure.
+    """Around users' code: a cancellation by that code is a failure of the task.
 
-    CancelledError is no Exception and would end the process that runs the task. Nobody else can
-    have cancelled it, because these loops run nothing but the task.
+    CancelledError is no Exception and would end the process that runs the task. Only the task can have caused
+    it, because these loops run nothing else.
     """
     try:
         yield
@@ -90,6 +89,7 @@ def cancelled_is_failed() -> Iterator[None]:
 
 
 def cancelled_from_within() -> TaskError:
+    """The failure of a task that awaited something cancelled."""
     return TaskError("the task awaited something that had been cancelled, and so failed")
 
 
@@ -100,7 +100,7 @@ def cancelled_type() -> type[BaseException]:
 
 
 class _Never(BaseException):
-    """Is not raised."""
+    """A type that is never raised."""
 
 
 def _a_loop_runs_here() -> bool:

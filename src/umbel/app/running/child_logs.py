@@ -1,7 +1,7 @@
 """Logging in a child: what a task logs or prints looks like the worker's own lines, and names the task.
 
-An app that has set up logging for itself keeps what it set up. What is printed is logged line by line;
-what a C library or a subprocess writes to the descriptors themselves passes by.
+Logging that the app has configured itself is left alone. Printed text is logged line by line; what a C
+library or a subprocess writes to the file descriptors themselves is not captured.
 """
 
 import io
@@ -11,14 +11,15 @@ import sys
 import threading
 from typing import TextIO
 
-from umbel.app.running.request import current_request
+from umbel.app.request import current_request
 from umbel.logs import set_up_logging
 from umbel.pools.interface import ChildContext
 
-LINE_MAX_CHARS = 16 * 1024  # of a longer one the rest is left out, and counted
+LINE_MAX_CHARS = 16 * 1024  # the rest of a longer line is left out, and counted
 
 
 def set_up_child_logging(context: ChildContext) -> None:
+    """Log to the worker's destination, with the running task's name and id in each record."""
     root = logging.getLogger()
     if root.handlers:
         return
@@ -42,14 +43,14 @@ def set_up_child_logging(context: ChildContext) -> None:
 
 
 def redirect_streams(level: str) -> None:
-    """From now on `print` in a task is a line of the log."""
+    """Log what tasks print, at this level."""
     number = logging.getLevelNamesMapping()[level]
     sys.stdout = LoggedStream("umbel.stdout", number, sys.stdout)
     sys.stderr = LoggedStream("umbel.stderr", number, sys.stderr)
 
 
 class _Line(threading.local):
-    """The line that a thread has begun: only as much of it is kept as will be logged."""
+    """The line that a thread has begun; at most as much of it as will be logged."""
 
     def __init__(self) -> None:
         self.is_logged = False
@@ -64,7 +65,7 @@ class _Line(threading.local):
         self._left_out += end - start - fitting
 
     def end(self) -> str:
-        """The line; another begins."""
+        """Return the line and begin another."""
         line = "".join(self._parts)
         if self._left_out:
             line += f"... ({self._left_out} characters left out)"
@@ -74,7 +75,7 @@ class _Line(threading.local):
 
 
 class LoggedStream(io.TextIOBase):
-    """Takes text and logs it line by line; what logging itself writes goes to the stream behind it."""
+    """A stream that logs text line by line; what logging itself writes goes to the original stream."""
 
     def __init__(self, name: str, level: int, behind: TextIO) -> None:
         self._log = logging.getLogger(name)
@@ -84,19 +85,24 @@ class LoggedStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the original stream."""
         return self._behind.encoding or "utf-8"
 
     def writable(self) -> bool:
+        """True: it is a stream for output."""
         return True
 
     def isatty(self) -> bool:
+        """False, so that libraries write no colours into the log."""
         return False
 
     def fileno(self) -> int:
+        """The descriptor of the original stream."""
         return self._behind.fileno()
 
     def write(self, text: str) -> int:
-        if self._line.is_logged:  # a handler writes here: not in a circle
+        """Log each finished line; the rest waits for its end."""
+        if self._line.is_logged:  # a log handler writes here: do not log that again
             return self._behind.write(text)
         start = 0
         while (end := text.find("\n", start)) >= 0:
@@ -109,11 +115,13 @@ class LoggedStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """A line that has no end yet stays: `print(".", end="", flush=True)` is no line each."""
+        """Flush the original stream. An unfinished line stays: `print(".", end="", flush=True)` logs no line
+        each time.
+        """
         self._behind.flush()
 
     def end_line(self) -> None:
-        """Log what was begun, because nothing more comes."""
+        """Log the unfinished line."""
         self._say(self._line.end())
 
     def _say(self, line: str) -> None:
@@ -126,10 +134,10 @@ class LoggedStream(io.TextIOBase):
             self._line.is_logged = False
 
 
-UNFINISHED: set[LoggedStream] = set()  # those with a line that has no end yet
+UNFINISHED: set[LoggedStream] = set()  # streams with an unfinished line
 
 
 def end_lines() -> None:
-    """The task has ended: what it printed last belongs to it."""
+    """Log all unfinished lines, because the task that printed them has ended."""
     while UNFINISHED:
         UNFINISHED.pop().end_line()

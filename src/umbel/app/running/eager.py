@@ -1,7 +1,7 @@
 """Eager mode: tasks run where they are sent, for tests and for `Task.apply`.
 
-The call is encoded, decoded and traced exactly as on its way through a broker and a child; only
-the waiting is left out: an ETA is due at once, a retry follows at once.
+The call is encoded, decoded and traced as on its way through a broker and a child; only the waiting is left
+out: an ETA is due at once, a retry follows at once.
 """
 
 from collections import OrderedDict, deque
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from umbel.app.running.tracer import Tracer
-from umbel.backends.interface import ChordPart
+from umbel.backends.interface import ChordPart, Take
 from umbel.brokers.interface import Refused
 from umbel.pools.interface import Job, Outcome
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS
+from umbel.wire.call import read_headers
 from umbel.wire.message import Outgoing, StoredResult
-from umbel.wire.revoke import Revoke
-from umbel.wire.task import read_headers
+from umbel.wire.records import Revoke
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import RunningApp
@@ -36,12 +36,12 @@ class _Parts(msgspec.Struct):
 
 
 class EagerBackend:
-    """Results of eager mode, in memory; the oldest go at the limit."""
+    """Results of eager mode, in memory; the oldest are dropped at the limit."""
 
     url = "eager://"
 
     def unique_holder(self, key: str) -> str | None:
-        """The task that holds this key; none here, where a task has ended before another is sent."""
+        """None: in eager mode a task has ended before another is sent."""
         return None
 
     def __init__(self) -> None:
@@ -50,93 +50,119 @@ class EagerBackend:
         self._groups: OrderedDict[str, bytes] = OrderedDict()
 
     def shares_settle(self, broker_url: str) -> bool:
+        """False: there is no broker to settle messages with."""
         return False
 
     def store(self, results: Sequence[StoredResult]) -> None:
+        """Store results; a success is never replaced."""
         for result in results:
-            kept = self._results.get(result.task_id)
-            if kept is None or kept.status != SUCCESS:
+            known = self._results.get(result.task_id)
+            if known is None or known.status != SUCCESS:
                 self._results[result.task_id] = result
         while len(self._results) > RESULTS_MAX:
             self._results.popitem(last=False)
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
-        return {one: self._results[one] for one in task_ids if one in self._results}
+        """The results that are stored, by task id."""
+        return {task_id: self._results[task_id] for task_id in task_ids if task_id in self._results}
 
-    def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
-        """A missing result stays missing: no other process runs these tasks."""
-        return {one: kept for one, kept in self.read(task_ids).items() if kept.status in READY_STATES}
+    def wait(
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
+    ) -> Mapping[str, StoredResult]:
+        """The final results that are stored; a missing one stays missing, as no other process runs these
+        tasks.
+        """
+        found = {
+            task_id: result
+            for task_id, result in self.read(task_ids).items()
+            if result.status in READY_STATES
+        }
+        if take is not None and found:
+            take(found)
+        return found
 
     async def wait_async(
-        self, task_ids: Iterable[str], timeout_s: float | None
+        self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        return self.wait(task_ids, timeout_s)
+        """The same as `wait`; it never waits."""
+        return self.wait(task_ids, timeout_s, take)
 
     async def read_async(
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
+        """The same as `read`."""
         return self.read(task_ids)
 
     def forget(self, task_ids: Iterable[str]) -> None:
-        for one in task_ids:
-            self._results.pop(one, None)
+        """Remove stored results."""
+        for task_id in task_ids:
+            self._results.pop(task_id, None)
 
     def start_chord(self, group_id: str, size: int) -> None:
+        """Expect this many parts of a chord."""
         self._chords[group_id] = _Parts(size)
         while len(self._chords) > RESULTS_MAX:
             self._chords.popitem(last=False)
 
     def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        """Count a part; return all parts once the last one has ended."""
         chord = self._chords.get(part.group_id)
         if chord is None:
             return None
         chord.parts[part.task_id] = part
         if len(chord.parts) < chord.size + len(chord.added):
             return None
-        return sorted(chord.parts.values(), key=lambda one: one.index or 0)
+        return sorted(chord.parts.values(), key=lambda ended: ended.index or 0)
 
     def claim_chord(self, group_id: str, by: str) -> bool:
+        """Whether the body of this chord is still to be sent."""
         return group_id in self._chords
 
     def grow_chord(self, group_id: str, task_id: str) -> None:
+        """Expect one more part of the chord."""
         if group_id in self._chords:
             self._chords[group_id].added.add(task_id)
 
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
-        """The runner sends what follows: here nothing can come in between."""
+        """Remove the chord; the runner sends the body, and nothing can happen in between."""
         self._chords.pop(group_id, None)
         return ()
 
     def save_group(self, group_id: str, payload: bytes) -> None:
+        """Store the members of a group."""
         self._groups[group_id] = payload
         while len(self._groups) > RESULTS_MAX:
             self._groups.popitem(last=False)
 
     def read_group(self, group_id: str) -> bytes | None:
+        """The stored members of a group; None without any."""
         return self._groups.get(group_id)
 
     def forget_group(self, group_id: str) -> None:
+        """Remove the stored members of a group."""
         self._groups.pop(group_id, None)
 
     def close(self) -> None:
+        """Drop all results."""
         self._results.clear()
 
 
 class EagerMode:
     """Whether tasks run where they are sent: always, by a setting, or inside a block of code.
 
-    `app.eager()` holds for the code inside its block and what that calls, `everywhere` for all threads.
+    `app.eager()` applies to the code inside its block and what that calls, `everywhere` to all threads.
     """
 
     def __init__(self, app: "RunningApp", name: str) -> None:
         self._app = app
-        self.was_entered = False  # a block, ever: else there is no runner but by the setting
+        self.was_entered = False  # a block, ever; until then only the setting makes a runner
         self._lasting: EagerRunner | None = None
         self._everywhere: EagerRunner | None = None
         self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
 
     @property
     def runner(self) -> "EagerRunner | None":
+        """What runs sent tasks here; None where they go to the broker."""
         taking = self._of_block.get() or self._everywhere
         if taking is not None or not self._app.settings.task_always_eager:
             return taking
@@ -146,6 +172,7 @@ class EagerMode:
 
     @contextmanager
     def block(self) -> Iterator[None]:
+        """A block whose code, and what it calls, runs tasks at once."""
         self.was_entered = True
         runner = self._of_block.get() or EagerRunner(self._app)
         token = self._of_block.set(runner)
@@ -158,7 +185,7 @@ class EagerMode:
 
     @contextmanager
     def everywhere(self, runner: "EagerRunner") -> Iterator[None]:
-        """Inside this block what any thread sends goes to `runner`."""
+        """A block in which tasks that any thread sends are run by `runner`."""
         self.was_entered = True
         before, self._everywhere = self._everywhere, runner
         try:
@@ -168,11 +195,14 @@ class EagerMode:
             runner.close()
 
     def close(self) -> None:
+        """Close the runner of the setting `task_always_eager`."""
         if self._lasting is not None:
             self._lasting.close()
 
 
 class EagerRunner:
+    """Runs messages in this process and stores their results in memory."""
+
     def __init__(self, app: "RunningApp", backend: EagerBackend | None = None) -> None:
         self.backend = backend or EagerBackend()
         self._tracer = Tracer(app, hostname=EAGER_NODE, is_eager=True)
@@ -180,7 +210,7 @@ class EagerRunner:
         self._numbers = count()
 
     def run(self, batch: Iterable[Outgoing]) -> None:
-        """Run these and everything that follows from them."""
+        """Run these messages and everything that follows from them."""
         waiting = deque((outgoing, 0) for outgoing in batch)
         while waiting:
             outgoing, returns = waiting.popleft()
@@ -190,7 +220,7 @@ class EagerRunner:
                 waiting.append((outgoing, returns + 1))
 
     def run_one(self, outgoing: Outgoing) -> Outcome:
-        """Run it and store its result; what follows from it is not sent."""
+        """Run one message and store its result; its follow-ups are not sent."""
         headers = read_headers(outgoing.message)
         job = Job(next(self._numbers), headers.task, headers.id, outgoing.queue, outgoing.message)
         outcome = self._tracer(job)
@@ -198,11 +228,12 @@ class EagerRunner:
         return outcome
 
     def comes_back(self, outcome: Outcome, returns: int) -> bool:
-        """Whether the task is to run again, as it asked; it has come back so often before."""
+        """Whether the task asked to run again and may; `returns`: how often it was requeued already."""
         return outcome.kind == "requeued" and returns + 1 < self._most_returns
 
     def revoke(self, revokes: Iterable[Revoke]) -> None:
-        """Nothing to do: what was sent has ended."""
+        """Nothing to do: every task that was sent has ended."""
 
     def close(self) -> None:
+        """Close the event loops of its tracer."""
         self._tracer.close()

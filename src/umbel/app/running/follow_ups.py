@@ -1,37 +1,119 @@
-"""Follow-ups: what is sent when a task ends.
+"""Follow-ups: the messages that the end of a run causes. Callbacks and errbacks, the next step of its chain,
+the body of a chord whose last part has ended, and the results of steps that can never run.
 
-The child that ran the task works them out; the worker sends them in the same step that settles
-the message, so a crash in between repeats the task and never loses what comes after it.
-
-Order and fields as in Celery: callbacks first, then the next step of the chain; both get the
-result as their first argument unless they are immutable. An errback gets the id of the task that
-failed, or, if it can take three arguments more than it has, is called at once with (request, error,
-traceback).
+They go out with the run's result and acknowledgement. What follows a chord is counted in the result backend,
+once for each part.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import iscoroutine
+from time import time
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from umbel.app.canvas.signature import Signature, signature_from
+import msgspec
+
+from umbel.app.canvas.group import Chord, Group
+from umbel.app.canvas.signature import Signature, listed, signature_from
+from umbel.app.request import Request
+from umbel.app.results import GroupResult
 from umbel.app.running.awaiting import run_to_end
-from umbel.app.running.request import Request
-from umbel.app.running.unrun import ids_in
+from umbel.app.sending.preparation import new_id
+from umbel.app.waiting import rebuild_exception
+from umbel.backends.interface import ChordPart
+from umbel.brokers.interface import Refused
+from umbel.brokers.refusals import log_refused
+from umbel.errors import BrokerRefused, ChordError, RemoteError, WireError
 from umbel.pools.guard import Raised, call_guarded
+from umbel.protocol.delivery.states import FAILURE, SUCCESS
+from umbel.wire.call import TaskCall
 from umbel.wire.message import Outgoing, StoredResult
-from umbel.wire.result import ExceptionMap, encode_failure
-from umbel.wire.steps import readable_steps, step_map
-from umbel.wire.task import SignatureMap, TaskCall
+from umbel.wire.result import ExceptionMap, encode_failure, exception_map
+from umbel.wire.show import cut
+from umbel.wire.steps import SignatureMap, readable_steps, step_map
+from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
+
+
+# ---- unrun -----------------------------------------------------------------------------------------
+#
+# The tasks of a step that will never run, because one before it failed.
+#
+# Callers that wait for one of them must get a failure, and a chord must count it as failed. A step is a map
+# as it travels in messages; a map in another form has no tasks.
+
+Options = Mapping[str, Any]
+
+
+def ids_in(steps: Iterable[object]) -> Iterator[str]:
+    """The ids of all tasks in these steps: of chains, of the members of groups, of headers and bodies."""
+    for step in steps:
+        whole = step if isinstance(step, dict) else {}
+        kind, inside = whole.get("subtask_type"), _inside(whole)
+        options = whole.get("options")
+        task_id = options.get("task_id") if isinstance(options, dict) else None
+        if kind not in _COMPOSED and isinstance(task_id, str) and task_id:
+            yield task_id
+        yield from ids_in(part for several in inside.values() for part in several)
+
+
+def parts_in(step: object, status: str, payload: bytes) -> tuple[list[ChordPart], SignatureMap | None]:
+    """The chord parts at the end of this step, with this status; and the body of their chord."""
+    found = [end for end in _ends_of(step) if end.get("group_id") and end.get("task_id")]
+    parts = [
+        ChordPart(end["group_id"], end.get("group_index"), end["task_id"], status, payload) for end in found
+    ]
+    return parts, found[0]["chord"] if found else None
+
+
+def _ends_of(step: object) -> list[Options]:
+    """The options of the tasks at the end of a step that belong to a chord; of a group, of all members."""
+    whole = step if isinstance(step, dict) else {}
+    inside, options = _inside(whole), whole.get("options")
+    match whole.get("subtask_type"):
+        case "chain":
+            ends = inside.get("tasks", [])[-1:]
+        case "chord":
+            ends = inside.get("body", [])
+        case "group":
+            ends = inside.get("tasks", [])
+        case _:
+            return [options] if isinstance(options, dict) and options.get("chord") else []
+    return [found for end in ends for found in _ends_of(end)]
+
+
+_COMPOSED = frozenset({"chain", "group", "chord"})
+
+
+def _inside(whole: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What a chain, a group or a chord is made of, each as a list."""
+    kwargs = whole.get("kwargs")
+    if whole.get("subtask_type") not in _COMPOSED or not isinstance(kwargs, dict):
+        return {}
+    named = {name: kwargs[name] for name in ("tasks", "header", "body") if kwargs.get(name) is not None}
+    lists = {name: list(part) if isinstance(part, list | tuple) else [part] for name, part in named.items()}
+    return {name: [part for part in items if isinstance(part, dict)] for name, items in lists.items()}
+
+
+# ---- follow-ups ------------------------------------------------------------------------------------
+#
+# What is sent when a task ends.
+#
+# The child that ran the task works them out; the worker sends them in the same step that settles the
+# message, so a crash in between repeats the task and never loses what comes after it.
+#
+# Order and fields as in Celery: callbacks first, then the next step of the chain; both get the result as
+# their first argument unless they are immutable. An errback gets the id of the task that failed, or, if it
+# can take three arguments more than it has, is called at once with (request, error, traceback).
 
 log = logging.getLogger("umbel.task")
 
 
 def after_success(app: "SendingApp", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
+    """The messages of callbacks and of the chain's next step, which are given the value."""
     embed = call.embed
     sent: list[Outgoing] = []
     for callback in embed.callbacks or ():
@@ -39,7 +121,7 @@ def after_success(app: "SendingApp", call: TaskCall, request: Request, value: An
     if embed.chain:
         *remaining, following = embed.chain
         signature = signature_from(following, app).clone([value])
-        # What a plain task is followed by it only passes on; of a group, each member's message says it.
+        # A plain task passes the rest of the chain on unread; a group puts it into each member's message.
         is_plain = type(signature) is Signature
         signature.options["chain"] = remaining if is_plain else [step_map(step) for step in remaining]
         sent += _sent_by(request, signature.prepare(sender=request))
@@ -51,6 +133,7 @@ Runner = Callable[[Callable[[], object]], None]
 
 
 def run_here(work: Callable[[], object]) -> None:
+    """Run users' code directly, in this thread."""
     work()
 
 
@@ -63,7 +146,7 @@ def after_failure(
     *,
     run: Runner = run_here,
 ) -> list[Outgoing]:
-    """Call or prepare the errbacks; one that cannot be sent is logged and the others still are.
+    """Call or prepare the errbacks; an errback that fails is logged, and the others are still sent.
 
     `run` calls those that take the error itself: a worker's loop must not run users' code.
     """
@@ -117,7 +200,7 @@ def _takes(app: "SendingApp", signature: Signature[Any], more: tuple[object, ...
 def steps_that_never_run(
     call: TaskCall, error: ExceptionMap, traceback: str, *, status: str, done_at: float
 ) -> Iterable[StoredResult]:
-    """The rest of a chain fails with the step that failed, or its waiters would wait for ever."""
+    """Failures for the rest of a chain, so that callers that wait for those tasks get an answer."""
     for task_id in ids_in(readable_steps(call.embed.chain or ())):
         yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
 
@@ -130,5 +213,217 @@ def _linked(app: "SendingApp", linked: Any, args: list[Any], request: Request) -
 
 def _sent_by(request: Request, prepared: Iterable[Any]) -> list[Outgoing]:
     ready = list(prepared)
-    request.sent(one.task_id for one in ready)
-    return [one.outgoing for one in ready]
+    request.sent(message.task_id for message in ready)
+    return [message.outgoing for message in ready]
+
+
+# ---- chord parts -----------------------------------------------------------------------------------
+#
+# They are counted as they end, and after the last one the body is sent.
+#
+# The backend counts the parts, each once however often it is delivered. The task that brings the last one
+# sends the body. Where broker and backend are one, sending the body and recording that it was sent are one
+# step, so the body is sent once. Keys and forms are Celery's: parts of one chord may run on both kinds of
+# worker.
+
+STORE_WAIT_S = 60.0
+LIMIT_MARGIN_S = 0.5
+CAUSE_MAX_CHARS = 1024
+UNCOUNTED = (
+    "cannot count a failed task in its chord: the chord's callback never runs, and its result never comes; "
+    "fix the cause, and send the chord again"
+)
+
+
+class BodyOutcome(msgspec.Struct, frozen=True):
+    """The results and messages for the body that the backend has not written itself."""
+
+    results: Sequence[StoredResult] = ()
+    follow_ups: Sequence[Outgoing] = ()
+
+
+NOTHING_FOLLOWS = BodyOutcome()
+
+
+def part_ended(
+    app: "SendingApp",
+    call: TaskCall,
+    request: Request,
+    status: str,
+    value: object,
+    *,
+    run: Runner = run_here,
+) -> BodyOutcome:
+    """Count a task that has its final state in its chord, and after the last part send the body.
+
+    Called again after a failure it continues: a part counts once, and the body is sent once.
+    BrokerUnavailable says nothing of the task: wait, or leave it to redelivery. `run` calls errbacks that
+    take the error itself.
+    """
+    payload = encode_json(value)
+    if call.embed.chord is not None and request.group:
+        part = ChordPart(request.group, request.group_index, request.id, status, payload)
+        return _counted(app, [part], call.embed.chord, request, run)
+    if status == SUCCESS or not call.embed.chain:
+        return NOTHING_FOLLOWS
+    # The end of its chain, which would have been the part, never runs.
+    (last,) = readable_steps(call.embed.chain[:1]) or [None]
+    return _counted(app, *parts_in(last, status, payload), request, run)
+
+
+def _counted(
+    app: "SendingApp",
+    ended: Sequence[ChordPart],
+    body_map: SignatureMap | None,
+    request: Request,
+    run: Runner,
+) -> BodyOutcome:
+    parts: Sequence[ChordPart] | None = None
+    try:
+        for part in ended:
+            parts = app.backend.add_chord_part(part)
+        if parts is None or not app.backend.claim_chord(part.group_id, part.task_id):
+            return NOTHING_FOLLOWS
+        values, failed = _read(parts)
+        arranged = _arranged(app, part.group_id, values) if failed is None else []
+    except BrokerRefused as refused:  # the task keeps its outcome, and the body fails
+        error = ChordError(f"cannot count part {request.id} of the chord, so the chord fails: {refused}")
+        log.error(
+            "cannot count a finished chord part; the chord fails",
+            extra={"task_id": request.id, "why": str(refused)},
+        )
+        return BodyOutcome(_failures(ids_in([body_map]), error))
+    assert body_map is not None, "parts name their body"
+    if failed is not None:
+        outcome = _failed_body(app, body_map, request, failed, run)
+        app.backend.end_chord(part.group_id, ())
+        return outcome
+    prepared = signature_from(body_map, app).clone([arranged]).prepare(sender=request)
+    request.children.extend(message.task_id for message in prepared)
+    return _send_once(app, part.group_id, [message.outgoing for message in prepared])
+
+
+def _read(parts: Sequence[ChordPart]) -> tuple[dict[str, Any], ChordPart | None]:
+    """The results by task, and the first part that failed; so does one whose result cannot be read."""
+    values: dict[str, Any] = {}
+    for part in parts:
+        try:
+            values[part.task_id] = decode_json(part.payload)
+        except WireError as error:
+            lost = exception_map(ChordError(f"its result in the chord cannot be read: {error}"))
+            return {}, msgspec.structs.replace(part, status=FAILURE, payload=encode_json(lost))
+        if part.status != SUCCESS:
+            return {}, part
+    return values, None
+
+
+def _arranged(app: "SendingApp", group_id: str, values: dict[str, Any]) -> list[Any]:
+    """The results of the header. A member that ends in a group has a list in its place."""
+    try:
+        header = GroupResult.restore(group_id, app=app)
+    except WireError as error:  # written by another program
+        log.warning(
+            "cannot read the saved header of a chord; its results become one flat list",
+            extra={"group_id": group_id, "why": str(error)},
+        )
+        header = None
+    return list(values.values()) if header is None else header.arranged(values)
+
+
+def time_left_s(limits: Iterable[float | None], ran_s: float) -> float:
+    """Seconds that a task which has run may wait for an unavailable broker; after that it is redelivered."""
+    left_s = [limit_s - ran_s - LIMIT_MARGIN_S for limit_s in limits if limit_s and limit_s > ran_s]
+    return min([STORE_WAIT_S, *left_s])
+
+
+def _send_once(app: "SendingApp", group_id: str, batch: Sequence[Outgoing]) -> BodyOutcome:
+    if app.eager_backend is not None:  # nothing can happen in between here
+        app.backend.end_chord(group_id, ())
+        return BodyOutcome(follow_ups=batch)
+    if app.backend.shares_settle(app.settings.broker):
+        refused = app.backend.end_chord(group_id, batch)
+        log_refused(refused)
+        return BodyOutcome(tuple(failure for refusal in refused for failure in _refused_body(refusal)))
+    # A crash in between may send the body again, under the same id.
+    try:
+        app.producer.publish(batch)
+        left: Sequence[Outgoing] = ()
+    except BrokerRefused as error:  # refused again when the last part is settled, and becomes a dead letter
+        left = [batch[place] for place in error.places] or batch
+    app.backend.end_chord(group_id, ())
+    return BodyOutcome(follow_ups=left)
+
+
+def _refused_body(refused: Refused) -> list[StoredResult]:
+    """A failure for callers that wait for a body that became a dead letter."""
+    assert isinstance(refused.part, Outgoing)
+    error = ChordError(f"queue {refused.part.queue!r} refused the chord's body: {refused.reason}")
+    return _failures([refused.part.message.correlation_id], error)
+
+
+def _failed_body(
+    app: "SendingApp", body_map: SignatureMap, request: Request, failed: ChordPart, run: Runner
+) -> BodyOutcome:
+    """Fail the body and all that follows it, and call its errbacks; an outer chord counts it as failed."""
+    cause = rebuild_exception(decode_json(failed.payload))
+    error = ChordError(f"Dependency {failed.task_id} raised {_shown(cause)}")
+    error.__cause__ = cause
+    body = signature_from(body_map, app)
+    behind = body.options.get("chain") or []
+    follow_ups: list[Outgoing] = []
+    if isinstance(body, Group):
+        for member in body.members:
+            errbacks = [*errbacks_of(member), *errbacks_of(body)]
+            follow_ups += _errbacks_called(app, member, errbacks, request, cause, run)
+        results = _failures(ids_in([body_map]), cause)
+    else:
+        follow_ups = _errbacks_called(app, body, errbacks_of(body), request, error, run)
+        results = _failures(ids_in([body_map]), error)
+    results += _failures(ids_in(behind), error)
+    payload = encode_json(exception_map(cause if isinstance(body, Group) else error))
+    outer = _counted(app, *parts_in(behind[0] if behind else body_map, FAILURE, payload), request, run)
+    return BodyOutcome([*results, *outer.results], [*follow_ups, *outer.follow_ups])
+
+
+def _errbacks_called(
+    app: "SendingApp",
+    failed: Signature[Any],
+    errbacks: Sequence[Any],
+    part: Request,
+    error: BaseException,
+    run: Runner,
+) -> list[Outgoing]:
+    """Call the errbacks of a task that never ran, as if it had run and failed."""
+    if not errbacks:
+        return []
+    task_id = next(ids_in([failed.to_map()]), None) or new_id()
+    request = Request(
+        id=task_id,
+        task=failed.task,
+        args=failed.args,
+        kwargs=failed.kwargs,
+        root_id=part.root_id,
+        parent_id=part.id,
+        hostname=part.hostname,
+        called_directly=False,
+        is_eager=part.is_eager,
+        signs_for=part.signs_for,
+    )
+    return after_failure(app, errbacks, request, error, "", run=run)
+
+
+def errbacks_of(signature: Signature[Any]) -> list[Any]:
+    """The errbacks of the task whose result the signature has; of a chain, those of the whole."""
+    own = listed(signature.options.get("link_error"))
+    return [*own, *errbacks_of(signature.body)] if isinstance(signature, Chord) else own
+
+
+def _shown(cause: Exception) -> str:
+    """The exception as its task would show it; a class that is unknown here by its name."""
+    shown = call_guarded(str if isinstance(cause, RemoteError) else repr, cause)
+    return f"<{type(cause).__name__}>" if isinstance(shown, Raised) else cut(shown.value, CAUSE_MAX_CHARS)
+
+
+def _failures(ids: Iterable[str], error: BaseException) -> list[StoredResult]:
+    described = exception_map(error)
+    return [encode_failure(task_id, described, None, done_at=time()) for task_id in ids]

@@ -1,8 +1,8 @@
 """OwnLoop: an event loop that can be interrupted while no task's code runs.
 
-An exception that is raised in asyncio's code is logged and lost, or breaks the callback of a timer, and a
-task waits for ever. So it is kept until the loop next asks what there is to do. There it comes out of
-`run`, as a Ctrl-C does, and leaves what was on the loop in good order: closing the loop cancels that.
+An exception that is raised inside asyncio's code is logged and lost, or breaks the callback of a timer, and a
+task waits for ever. So it is stored until the loop next selects. There it leaves `run`, as a Ctrl-C does, and
+the loop stays consistent: closing it cancels what was running.
 """
 
 import asyncio
@@ -31,11 +31,13 @@ class _Selector(DefaultSelector):
             raise error
 
 
-class OwnLoop:
+class InterruptibleLoop:
+    """An event loop of a child for its async tasks, which time limits and cancellations can interrupt."""
+
     def __init__(self) -> None:
         self._selector = _Selector()
         self._loop = asyncio.new_event_loop()
-        # Another kind of loop, if the app has chosen one, is interrupted wherever it is.
+        # A loop of another kind, if the app has chosen one, is interrupted at any point.
         self._is_ours = type(self._loop) is asyncio.SelectorEventLoop
         if self._is_ours:
             self._loop.close()
@@ -44,14 +46,16 @@ class OwnLoop:
         asyncio.set_event_loop(self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine to its end, in a copy of the caller's context."""
         on_loops[get_ident()] = self._interrupt
         try:
             return self._runner.run(coroutine, context=contextvars.copy_context())
         finally:
             del on_loops[get_ident()]
-            self._selector.raise_error()  # it came when the coroutine had ended
+            self._selector.raise_error()  # it may have come after the coroutine ended
 
     def close(self) -> None:
+        """Cancel what still runs on the loop, and close it."""
         self._runner.close()
         asyncio.set_event_loop(None)
 

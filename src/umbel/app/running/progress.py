@@ -1,9 +1,9 @@
 """Reports: custom states and events of a running task, and how often they are sent.
 
 A task in a loop may report a thousand times a second, faster than anyone can read. So `BURST` reports go out
-at once and `PER_SECOND` after that; of the others the latest is kept. It goes out with the next
-report that may, and at the latest before the task's result: the last one always arrives. What it
-costs: after a flood, and while the task then says nothing more, the state shown is the one before.
+at once and `PER_SECOND` after that; of the others only the latest is held back. It goes out with the next
+report, or before the task's result: the last one always arrives. The cost: after a flood, while the task
+reports nothing more, the state shown is out of date.
 """
 
 import logging
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from umbel.app.running.request import Reporting, Request, Teller
+from umbel.app.request import Reporting, Request, Teller
 from umbel.errors import BrokerError, WireError
 from umbel.events.precedence import STATES
 from umbel.events.types import KNOWN_TYPES, TASK_PREFIX
-from umbel.pools.interface import Told
+from umbel.pools.interface import UserEvent
 from umbel.protocol.delivery.sensitive import Secrets
-from umbel.wire.limits import DEFAULT_LIMITS, Limits
+from umbel.wire.message import DEFAULT_LIMITS, Limits
 from umbel.wire.result import encode_state
 from umbel.wire.values import decode_json, encode_json
 
@@ -30,9 +30,11 @@ log = logging.getLogger("umbel.task")
 
 BURST, PER_SECOND = 50, 10.0
 EVENT_MAX_BYTES = 16 * 1024
-EVENT_LIMITS = Limits(depth_max=DEFAULT_LIMITS.depth_max - 4)  # it travels inside others
+EVENT_LIMITS = Limits(
+    depth_max=DEFAULT_LIMITS.depth_max - 4
+)  # the event is nested in other values on its way
 TYPE_MAX_CHARS = 100
-# What every event says of itself and its task.
+# Fields that every event has.
 RESERVED = frozenset(
     {"type", "uuid", "hostname", "pid", "clock", "timestamp", "utcoffset", "inc", "seq", "retries", "name"}
 )
@@ -48,7 +50,7 @@ def reports_of(app: "StoringApp", request: Request) -> Reporting | None:
 
 
 class Reports:
-    """Of one run of one task."""
+    """The reports of one run of one task."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Reports:
 
     def state(self, state: str, meta: Any) -> None:
         """Store a state and send its event; BrokerError when it cannot be stored, as for any other result."""
-        encode_json(meta, root="meta")  # what cannot be sent is refused now, and not when it is its turn
+        encode_json(meta, root="meta")  # a value that cannot be sent is refused now, not when it is sent
         if self._may():
             self._kept = None
             self._send(state, meta)
@@ -84,7 +86,7 @@ class Reports:
         return self._may() and self._tell_event(event_type, fields, blind=blind)
 
     def flush(self) -> None:
-        """The task has ended: what was kept goes out before its result."""
+        """Send the state that was held back, before the task's result."""
         if self._kept is None:
             return
         (state, meta), self._kept = self._kept, None
@@ -127,11 +129,12 @@ class Reports:
             return False
         if len(encoded) > EVENT_MAX_BYTES:
             encoded = encode_json({"left_out_bytes": len(encoded)})
-        self._tell(Told(self._number, event_type, time(), encoded, blind))
+        self._tell(UserEvent(self._number, event_type, time(), encoded, blind))
         return True
 
 
 def is_type(event_type: str) -> bool:
+    """Whether this is a well-formed event type."""
     return len(event_type) <= TYPE_MAX_CHARS and all(
         part.isascii() and part.replace("_", "").isalnum() for part in event_type.split("-")
     )

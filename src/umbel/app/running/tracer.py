@@ -1,27 +1,46 @@
-"""Tracer: runs one call of a task and says how it ended. What a child does all day.
+"""Tracer: runs one call of a task in a child and reports how it ended.
 
-It decodes the message, calls the function with its request in place, turns every ending (a
-value, an exception, a retry, a refusal) into an `Outcome` with the result map already encoded,
-and never raises because of what a task or a message did.
+It decodes the message, calls the function with its request in place, turns every ending (a value, an
+exception, a retry, a rejection) into an `Outcome` with the result map already encoded, and never raises
+because of what a task or a message did. Arguments, exceptions and tracebacks are shown without secrets, and
+within their size limits.
 """
 
+import contextlib
 import logging
 import os
 from inspect import iscoroutine
+from pathlib import Path
 from time import monotonic, perf_counter, time
+from traceback import StackSummary, TracebackException
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from umbel.app.running.attempts import changed_attempt, next_attempt
-from umbel.app.running.awaiting import LastingLoop, cancelled_from_within, cancelled_type
+from umbel.app.request import (
+    CURRENT_REQUEST,
+    Request,
+    RequestScope,
+    Teller,
+    keeps_result,
+    parse_arguments,
+    request_of,
+)
+from umbel.app.running.awaiting import ThreadLoops, cancelled_from_within, cancelled_type
 from umbel.app.running.child_logs import UNFINISHED, end_lines
-from umbel.app.running.chord_parts import NOTHING_FOLLOWS, UNCOUNTED, BodyOutcome, part_ended, time_left_s
-from umbel.app.running.follow_ups import after_failure, after_success, steps_that_never_run
-from umbel.app.running.request import Request, Running, Teller, keeps_result, parse_arguments, request_of
-from umbel.app.running.showing import described, hidden, shown_arguments
-from umbel.app.running.tracebacks import traceback_text
-from umbel.app.sending.patience import patiently
+from umbel.app.running.follow_ups import (
+    NOTHING_FOLLOWS,
+    UNCOUNTED,
+    BodyOutcome,
+    after_failure,
+    after_success,
+    part_ended,
+    steps_that_never_run,
+    time_left_s,
+)
+from umbel.app.running.retries import changed_attempt, next_attempt
+from umbel.app.sending.preparation import signed
+from umbel.app.waiting import patiently
 from umbel.chance import random
 from umbel.clock import cluster_now, correct, offset_s
 from umbel.errors import (
@@ -41,17 +60,121 @@ from umbel.errors import (
 )
 from umbel.pools.guard import Raised, Returned, call_guarded, interruption_or
 from umbel.pools.interface import Job, Outcome
-from umbel.protocol.delivery.sensitive import Secrets, Sensitive
+from umbel.protocol.delivery.sensitive import MASK, Secrets, Sensitive
 from umbel.protocol.delivery.states import FAILURE, RETRY, STARTED, SUCCESS
 from umbel.text import leaving
-from umbel.wire.message import Outgoing, StoredResult
-from umbel.wire.options import broken_rule
-from umbel.wire.result import encode_failure, encode_state, encode_success, exception_map
-from umbel.wire.show import cut
-from umbel.wire.task import TaskCall, decode_task, show_value
+from umbel.wire.call import TaskCall, decode_task
+from umbel.wire.message import Outgoing, StoredResult, broken_rule
+from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
+from umbel.wire.show import cut, show_args, show_kwargs, show_value
+from umbel.wire.values import encode_json
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import RunnableTask, RunningApp
+
+
+# ---- showing ---------------------------------------------------------------------------------------
+#
+# The arguments and the error of a call as results and headers may show them, without sensitive values.
+
+EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
+
+
+def shown_arguments(request: Request, hides: Sensitive | None) -> dict[str, Any]:
+    """The arguments unchanged, or as text if results cannot hold their values."""
+    args, kwargs = request.args, request.kwargs
+    if hides is not None:
+        args, kwargs = hides.hide(args, kwargs, MASK)
+    given = {"args": args, "kwargs": kwargs}
+    try:
+        encode_json(given)
+    except WireError:
+        return {"args": show_args(args), "kwargs": show_kwargs(kwargs)}
+    return given
+
+
+def hidden(call: TaskCall, hides: Sensitive) -> Secrets:
+    """The sensitive values of a call; removes them from the headers, which further attempts reuse."""
+    args, kwargs = hides.hide(call.args, call.kwargs)
+    call.headers = replace(call.headers, argsrepr=show_args(args), kwargsrepr=show_kwargs(kwargs))
+    return Secrets(hides.values(call.args, call.kwargs))
+
+
+def described(error: BaseException, secrets: Secrets | None) -> ExceptionMap:
+    """The exception as a result stores it, without secrets and with at most EXCEPTION_ARGS_MAX arguments."""
+    found = exception_map(error)
+    if len(found["exc_message"]) > EXCEPTION_ARGS_MAX:
+        found["exc_message"] = [*found["exc_message"][:EXCEPTION_ARGS_MAX], "…"]
+    if secrets:
+        found["exc_message"] = secrets.strike_all(found["exc_message"])
+    return found
+
+
+# ---- tracebacks ------------------------------------------------------------------------------------
+#
+# How a task failed, as text that is short enough to store and send.
+#
+# The frames above a task's own tell its author nothing: ours, and those of the loop that awaits it, are
+# left out, also in the errors that caused it. Of a text that is too long the end is shown, because the
+# error is there. Secrets are struck out before anything is cut, so that no half of one remains.
+
+CUT = "…"
+CHAIN_MAX = 20
+UNWRITTEN = "(its traceback cannot be written)\n"
+
+
+def traceback_text(error: BaseException, *, max_bytes: int, secrets: Secrets | None = None) -> str:
+    """The traceback as text of at most `max_bytes`, without our frames and without secrets."""
+    written = call_guarded(_written, error)
+    text = written.value if isinstance(written, Returned) else f"{type(error).__name__} {UNWRITTEN}"
+    if secrets:
+        text = secrets.strike(text)
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= max_bytes:
+        return data.decode("utf-8")
+    return CUT + data[len(CUT.encode()) - max_bytes :].decode("utf-8", "ignore")
+
+
+def _written(error: BaseException) -> str:
+    """The formatted traceback. May raise anything: it calls users' classes, and reads source from their
+    loaders.
+    """
+    found = TracebackException.from_exception(error)
+    _without_ours(found, CHAIN_MAX)
+    return "".join(found.format())
+
+
+def _without_ours(found: TracebackException | None, left: int) -> None:
+    """Drop the leading frames that are ours from each error of the chain; the last frame always stays."""
+    if found is None or not left:
+        return
+    frames = list(found.stack)
+    while len(frames) > 1 and frames[0].filename.startswith(_OURS):
+        del frames[0]
+    found.stack = StackSummary.from_list(frames)
+    _without_ours(found.__cause__, left - 1)
+    _without_ours(found.__context__, left - 1)
+    for inner in getattr(found, "exceptions", None) or ():
+        _without_ours(inner, left - 1)
+
+
+_LIBRARY = Path(contextlib.__file__).parent  # without importing asyncio, which few children need
+_OURS = (
+    f"{Path(__file__).parents[2]}/",
+    f"{_LIBRARY}/asyncio/",
+    f"{_LIBRARY}/concurrent/",
+    contextlib.__file__,
+    "<frozen ",
+)
+
+
+# ---- tracer ----------------------------------------------------------------------------------------
+#
+# Runs one call of a task in a child and reports how it ended.
+#
+# It decodes the message, calls the function with its request in place, turns every ending (a value, an
+# exception, a retry, a rejection) into an `Outcome` with the result map already encoded, and never raises
+# because of what a task or a message did.
 
 log = logging.getLogger("umbel.task")
 EXCEPTION_MAX_CHARS = 8 * 1024
@@ -59,6 +182,8 @@ STRUCK_MAX_CHARS = 256 * 1024
 
 
 class Tracer:
+    """Runs jobs of tasks in a child, or where they are sent in eager mode."""
+
     def __init__(
         self, app: "RunningApp", *, hostname: str, is_eager: bool = False, tell: Teller | None = None
     ) -> None:
@@ -66,15 +191,16 @@ class Tracer:
         self._tell = tell
         self._hostname = hostname
         self._is_eager = is_eager
-        self._loop = LastingLoop()
+        self._loop = ThreadLoops()
         self._clock_offset_s = offset_s()
+        self._signs_for = ""
 
     def __call__(self, job: Job) -> Outcome:
         opened = self._open(job)
         if isinstance(opened, Outcome):
             return opened
         _, task, call, request = opened
-        with Running(request):
+        with RequestScope(request):
             if self._app.signals.task_prerun.receivers:
                 self._tell_prerun(task, call, request)
             if task.options.track_started:
@@ -82,10 +208,11 @@ class Tracer:
             return self._ended(opened, call_guarded(self._call, task, call, request))
 
     def close(self) -> None:
+        """Close the event loops that its async tasks ran on."""
         self._loop.close()
 
     def _open(self, job: Job) -> "_Opened | Outcome":
-        """The call and everything that is known about it; or how a message ends that is none."""
+        """The call and what is known about it; or the outcome of a message that cannot be run."""
         if job.start_by and monotonic() > job.start_by:
             return Outcome(job.number, "late", time(), 0.0)
         if job.clock_offset_s != self._clock_offset_s and not self._is_eager:
@@ -106,7 +233,14 @@ class Tracer:
             queue=job.queue,
             redelivered=job.redelivered,
             is_eager=self._is_eager,
+            signs_for=job.signs_for,
         )
+        if self._is_eager:  # it inherits the trust of its sender
+            outer = CURRENT_REQUEST.get()
+            request.signs_for = None if outer is None else outer.signs_for
+        elif job.signs_for and job.signs_for != self._signs_for:
+            self._signs_for = job.signs_for  # for code outside of tasks
+            self._app.signing_cluster.learn(job.signs_for)
         request.tell, request.number, request.clock = self._tell, job.number, job.lamport
         if task.options.hides is not None:
             run.hides = task.options.hides
@@ -142,7 +276,7 @@ class Tracer:
         self._app.signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
 
     def _tell_started(self, request: Request) -> None:
-        """For display only, so an unavailable backend does not stop the task."""
+        """Store the state STARTED. For display only, so an unavailable backend does not stop the task."""
         try:
             state = encode_state(request.id, STARTED, {"pid": os.getpid(), "hostname": self._hostname})
             self._app.backend.store([replace(state, reply_to=request.reply_to)])
@@ -155,7 +289,7 @@ class Tracer:
             parse_arguments(task.options.types, call, request)
         if task.hooks is not None:
             task.hooks.before(request)
-        try:  # not cancelled_is_failed(): every task passes here, and a generator costs as much as some
+        try:  # not cancelled_is_failed(): every task passes here, and a generator is not cheap
             value = task.entry(*call.args, **call.kwargs)
         except cancelled_type() as error:
             raise cancelled_from_within() from error
@@ -176,7 +310,7 @@ class _Run:
         self._started_at, self._began = time(), perf_counter()
 
     def refused(self, task_id: str, error: UmbelError, call: TaskCall | None = None) -> Outcome:
-        """A message that no child can run: reported, and kept among the dead letters."""
+        """A message that no child can run: reported, and put among the dead letters."""
         what, done_at = exception_map(error), time()
         results = [encode_failure(task_id, what, None, done_at=done_at)]
         if call is not None:
@@ -220,7 +354,7 @@ class _Run:
         if isinstance(error, Retry):
             if broken_rule("eta", error.when):
                 return self.failed(task, call, request, ValueError(f"Retry(when={error.when!r}): not a time"))
-            if error.when is not None:  # self.retry() has judged it
+            if error.when is not None:  # self.retry() has checked the limit
                 return self._retried(task, call, request, error, error.when)
             if policy.exhausted(request.retries):
                 text = f"{task.name}[{request.id}] failed after {request.retries} retries"
@@ -240,8 +374,8 @@ class _Run:
             # TaskRejected, not Reject: a caller that waits for the result must see a failure.
             failure = TaskRejected(reason or "rejected by the task").with_traceback(error.__traceback__)
             ended = self.failed(task, call, request, failure)
-            said = leaving(reason)
-            return replace(ended, kind="rejected", summary=said) if ended.kind == "failure" else ended
+            shown = leaving(reason)
+            return replace(ended, kind="rejected", summary=shown) if ended.kind == "failure" else ended
         if isinstance(error, task.options.autoretry_for) and self._may_retry(task, request, error):
             return self._retried_by_itself(task, call, request, error)
         return self.failed(task, call, request, error)
@@ -268,8 +402,9 @@ class _Run:
         cause = error.exc or error if isinstance(error, Retry) else error
         follow_up = error.again if isinstance(error, Retry) else None
         if follow_up is None:
-            keyring, queue = self._app.settings.keyring, self._job.queue
-            follow_up = next_attempt(self._job.message, call, request, due=due, queue=queue, keyring=keyring)
+            follow_up = next_attempt(self._job.message, call, request, due=due, queue=self._job.queue)
+            if (keyring := self._app.settings.keyring) is not None:
+                follow_up = signed(self._app, keyring, follow_up, request)
         text = self._text(cause)
         if self._app.signals.task_retry.receivers:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
@@ -288,7 +423,7 @@ class _Run:
         )
 
     def failed(self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException) -> Outcome:
-        if isinstance(error, TaskCancelled):  # the main process knows what becomes of it
+        if isinstance(error, TaskCancelled):  # the main process decides what happens to it
             return self._outcome("cancelled", summary=self._repr(error))
         text = self._text(error)
         done_at = time()
@@ -323,13 +458,13 @@ class _Run:
     def _part_ended(self, call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
         """Count the task in its chord, waiting for an unavailable broker while its time limits allow."""
         if call.embed.chord is None and (status == SUCCESS or not call.embed.chain):
-            return NOTHING_FOLLOWS  # as for most
+            return NOTHING_FOLLOWS  # most tasks
         limits = (self._job.soft_limit_s, self._job.hard_limit_s)
         wait_s = time_left_s(limits, perf_counter() - self._began)
         return patiently(lambda: part_ended(self._app, call, request, status, value), wait_s)
 
     def _unfinished(self, error: BaseException) -> Outcome:
-        """The task ran, but what follows cannot be written now: it is left to redelivery."""
+        """The task ran, but its follow-ups cannot be written now: the message is redelivered."""
         why = f"the task ended, but its follow-up messages could not be sent: {error}"
         return self._outcome("requeued", summary=_fit(why))
 
@@ -388,7 +523,7 @@ class _Run:
 
 
 def _fit(text: str) -> str:
-    """What users' code said, as a summary can hold it."""
+    """Text of users' code, cut to what a summary can hold."""
     return cut(leaving(text), STRUCK_MAX_CHARS)
 
 
@@ -396,5 +531,7 @@ _Opened = tuple[_Run, "RunnableTask", TaskCall, Request]
 
 
 def _with_unsent(outcome: Outcome, unsent: list[Outgoing]) -> Outcome:
-    """What the task sent while the broker was away goes out with its end, however it ended."""
+    """Return the outcome with the messages that the task sent while the broker was unavailable; they are
+    published when the task is settled.
+    """
     return replace(outcome, follow_ups=[*unsent, *outcome.follow_ups])

@@ -1,62 +1,284 @@
 """BlockingLink: a connection to RabbitMQ for threads, as plain calls.
 
-For clients and running tasks, which have no event loop of ours. It sends no heartbeats, because
-nobody would send them between two calls: none are agreed, and a connection that died while it was
-idle is found out, and replaced, at its next use.
+For clients and running tasks, which have no event loop of ours. It sends no heartbeats, because nothing would
+send them between two calls: none are agreed, and a connection that died while it was idle is detected, and
+replaced, at its next use. A server with a resource alarm is alive: a sender that waits for it gives up, and
+the connection stays open, so that what was written is confirmed on it.
 
-Many threads may publish at once. Each writes its messages and waits for its own confirmations; of those who
-wait, one reads for all and hands that on when it has its own. So the server answers for many with one
-flush of its disk, and nobody waits for a round trip of somebody else's.
+Many threads may publish at once (`Turns` lets one have the connection to itself when it must). Reading and
+writing the socket (`Connection`) never waits, so a thread that holds the lock releases it at once; waiting
+needs no lock.
 """
 
+import select
+import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
+from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
-from umbel.brokers.amqp.confirms import Batch, Sent, Unconfirmed
-from umbel.brokers.amqp.connection import Connection
-from umbel.brokers.amqp.frames import (
-    PROTOCOL_HEADER,
-    BadFrames,
-    FrameReader,
-    Incoming,
-    Method,
-    encode_method,
+from umbel.brokers.amqp.frames import PROTOCOL_HEADER, BadFrames, FrameReader, Incoming, Method, encode_method
+from umbel.brokers.amqp.handshake import (
+    REPLY_TIMEOUT_S,
+    Handshake,
+    Location,
+    blocked_by,
+    channel_refusal,
+    confirm_timeout_s,
+    connection_refusal,
+    unreachable,
 )
-from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake, confirm_timeout_s
-from umbel.brokers.amqp.location import Location
-from umbel.brokers.amqp.refusals import blocked_by, channel_refusal, connection_refusal, unreachable
+from umbel.brokers.amqp.outbox import Batch, Sent, Unconfirmed
+from umbel.brokers.tls import nothing_to_read
 from umbel.errors import BrokerError, BrokerUnavailable
 
-PIECE, PIECES_AHEAD = 1000, 5  # of a large batch, so that its confirmations are read while it is sent
+# ---- connection ------------------------------------------------------------------------------------
+#
+# The bytes of one TCP or TLS connection, for threads.
+#
+# Reading and writing never wait, so a thread that holds the link's lock releases it at once; `wait` does
+# wait, and needs no lock. TLS requires that: its state allows no reader while another thread writes.
+
+RECEIVE_BYTES = 65_536
+SEND_BUFFER_BYTES = 1_048_576  # a larger buffer lets larger batches be sent in one piece
+
+
+class Connection:
+    """A socket that is read and written without waiting. Not for two threads at once, except `wait` and
+    `interrupt`.
+    """
+
+    def __init__(self, location: Location, *, timeout_s: float) -> None:
+        try:
+            plain = socket.create_connection((location.host, location.port), timeout=timeout_s)
+        except OSError as error:
+            raise unreachable(location, error) from None
+        self._socket: socket.socket = plain
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(plain)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            if (context := location.tls_context()) is not None:
+                self._socket = context.wrap_socket(plain, server_hostname=location.host)
+            self._socket.setblocking(False)
+        except OSError as error:
+            self.abandon()
+            raise unreachable(location, error) from None
+        except BaseException:
+            self.abandon()
+            raise
+        self._is_tls = location.tls
+        self._unwritten = memoryview(b"")
+
+    @property
+    def is_written(self) -> bool:
+        """Whether everything given to `write` is written."""
+        return not self._unwritten
+
+    def write(self, data: bytes) -> None:
+        """Write what can be written at once; `write_on` writes the rest."""
+        if self._unwritten:
+            data = b"".join((self._unwritten, data))
+        self._unwritten = memoryview(data)
+        self.write_on()
+
+    def write_on(self) -> None:
+        """Write as much of the rest as the socket takes at once."""
+        while self._unwritten:
+            try:
+                self._unwritten = self._unwritten[self._socket.send(self._unwritten) :]
+            except OSError as error:
+                if not _must_wait(error):
+                    raise
+                return
+
+    def read(self) -> bytes:
+        """What has arrived; b"" if nothing has. Raises ConnectionResetError if the server closed the
+        connection.
+        """
+        data = self._read_once()
+        if len(data) < RECEIVE_BYTES and not (data and self._is_tls):
+            return data
+        pieces = [data]  # TLS may have decrypted more, which `wait` cannot see
+        while data := self._read_once():
+            pieces.append(data)
+        return b"".join(pieces)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until there is something to read, or room to write the rest; False at the time-out."""
+        number = self._socket.fileno()
+        if number < 0:  # closed: the next read or write raises
+            return True
+        poll = select.poll()  # a poll object serves one thread
+        poll.register(number, select.POLLIN | select.POLLOUT if self._unwritten else select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+
+    def interrupt(self) -> None:
+        """End the connection that another thread waits on; that thread gets the error of
+        a lost connection.
+        """
+        with suppress(OSError):  # it had already ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def abandon(self) -> None:
+        """Close the socket without a last message, not even TLS's: in a forked child it is the parent's."""
+        socket.socket.close(self._socket)
+
+    def _read_once(self) -> bytes:
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except OSError as error:
+            if not _must_wait(error):
+                raise
+            return b""
+        if not data:
+            raise ConnectionResetError("RabbitMQ closed the connection")
+        return data
+
+
+def _must_wait(error: OSError) -> bool:
+    return nothing_to_read(error) or type(error).__name__ == "SSLWantWriteError"
+
+
+def _keep_alive(plain: socket.socket) -> None:
+    """Let the kernel detect within half a minute a peer that disappeared."""
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if (option := getattr(socket, name, None)) is not None:
+            plain.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+# ---- turns -----------------------------------------------------------------------------------------
+#
+# A lock that many threads share, or one has to itself.
+#
+# A thread that wants it alone waits for the others to end and keeps new ones out meanwhile, so it is not
+# starved.
+
+
+class SharedExclusiveLock:
+    """A lock that many threads share (`with lock:`), or one has to itself (`with lock.alone():`).
+
+    A thread that wants it alone waits for the others to end and keeps new ones out meanwhile, so it is not
+    starved.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._together = self._wanting = 0
+        self._is_alone = False
+        self._inside = threading.local()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread has it already: then a signal handler asks, which must not wait for its own
+        thread.
+        """
+        return getattr(self._inside, "it", False)
+
+    def __enter__(self) -> None:
+        """Take it together with other threads."""
+        self._inside.it = True
+        try:
+            self._begin()
+        except BaseException:
+            self._inside.it = False
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._inside.it = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Take it alone for the block."""
+        self._inside.it = True
+        try:
+            self._begin_alone()
+            try:
+                yield
+            finally:
+                self._end_alone()
+        finally:
+            self._inside.it = False
+
+    def _begin(self) -> None:
+        with self._changed:
+            while self._wanting or self._is_alone:
+                self._changed.wait()
+            self._together += 1
+
+    def _end(self) -> None:
+        with self._changed:
+            self._together -= 1
+            if self._wanting:
+                self._changed.notify_all()
+
+    def _begin_alone(self) -> None:
+        with self._changed:
+            self._wanting += 1
+            try:
+                while self._together or self._is_alone:
+                    self._changed.wait()
+            finally:
+                self._wanting -= 1
+            self._is_alone = True
+
+    def _end_alone(self) -> None:
+        with self._changed:
+            self._is_alone = False
+            self._changed.notify_all()
+
+
+# ---- blocking link ---------------------------------------------------------------------------------
+#
+# A connection to RabbitMQ for threads, as plain calls.
+#
+# For clients and running tasks, which have no event loop of Umbel's. It sends no heartbeats, because
+# nothing would send them between two calls: none are agreed. A connection that died while it was idle is
+# detected, and replaced, at its next use. A server with a resource alarm is alive: a sender that waits for
+# it gives up, and the connection stays open, so that what was written is confirmed on it.
+#
+# Many threads may publish at once. Each writes its messages and waits for its own confirmations. One of the
+# waiting threads reads for all, and passes that on to another when it has its own. So the server confirms
+# for many with one flush of its disk, and no thread waits for the round trip of another.
+
+PIECE, PIECES_AHEAD = 1000, 5  # of a large batch, so that confirmations are read while the rest is sent
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 _ACK = int(Method.BASIC_ACK)
 
 
 class Published(NamedTuple):
-    """What the server did not take, when it has answered for all."""
+    """The messages that the server did not accept, once it has answered for all."""
 
-    refused: Sequence[int]  # places
-    returned: Sequence[Incoming]  # mandatory messages that no queue took
+    refused: Collection[int]  # places
+    returned: Collection[int]  # places of mandatory messages that no queue accepted
 
 
 class BlockingLink:
-    """One connection and one channel at a time. Only `publish` and `is_stale` are for several threads."""
+    """One connection and one channel at a time. Several threads may `publish`, or ask `is_stale`.
+
+    Each publishing thread writes its messages and waits for its own confirmations. One of the waiting threads
+    reads for all. So the server confirms for many with one flush of its disk, and no thread waits for the
+    round trip of another.
+    """
 
     def __init__(self, location: Location, *, timeout_s: float, name: str) -> None:
         self.location = location
         self.deliveries: list[Incoming] = []
         self.blocked = ""
-        self.error: BrokerError | None = None  # why it cannot be used any more
+        self.error: BrokerError | None = None  # why the connection cannot be used any more
         self._reader = FrameReader()
         self._answers: list[Incoming] = []
         self._unconfirmed = Unconfirmed()
         self._lock = threading.Lock()  # never held while waiting for the server
-        self._is_read = False  # by one of those who wait
-        self._asleep: dict[Sleeper, None] = {}
+        self._is_read = False  # one of the waiting threads reads
+        self._asleep: dict[WaitingThread, None] = {}
         self._connection = Connection(location, timeout_s=timeout_s)
         try:
             self._shake_hands(timeout_s, name)
@@ -68,42 +290,60 @@ class BlockingLink:
             raise
 
     def call(self, method: Method, *fields: Any) -> Incoming:
+        """The answer to one request. An overdue answer ends the connection, or the next call would get it."""
         self.send(encode_method(1, method, *fields))
         ends = monotonic() + REPLY_TIMEOUT_S
-        while not self._answers:
-            self._turn(ends)
-            if self.error is not None:
-                raise self.error
+        with self._ending():
+            while not self._answers:
+                self._turn(ends)
+                if self.error is not None:
+                    raise self.error
         return self._answers.pop(0)
 
     def send(self, data: bytes) -> None:
+        """Write these bytes, and return when all are written."""
         self._guarded(self._connection.write, data)
-        self._flush(monotonic() + REPLY_TIMEOUT_S)
+        with self._ending():
+            self._flush(monotonic() + REPLY_TIMEOUT_S)
 
-    def publish(self, frames: Sequence[bytes], sent: Sequence[Sent] = ()) -> Published:
+    def publish(
+        self, frames: Sequence[bytes], sent: Sequence[Sent] = (), batches: list[Batch] | None = None
+    ) -> Published:
         """Publish messages and return when the server has answered for all.
 
-        `sent` are the same messages in parts, by which those are known that come back.
+        `sent` are the same messages in parts, by which returned messages are recognised. `batches` gets each
+        PIECE that may have been written, also if that fails.
         """
-        if self.blocked:  # it reads nothing: what is written now would be there when nobody waits for it
+        if self.blocked:  # it reads nothing now: the messages would arrive when no sender waits any more
             raise blocked_by(self.location, self.blocked)
-        sleeper = Sleeper(self._asleep)
+        sleeper, batches = WaitingThread(self._asleep), [] if batches is None else batches
         if len(frames) <= PIECE:
-            batch = self._put(frames, sent, sleeper)
-            self._wait_for(batch, sleeper)
-            return Published(batch.refused, batch.returned)
-        batches: list[Batch] = []
+            self._put(frames, sent, sleeper, batches)
+            self._wait_for(batches[0], sleeper)
+            return Published(batches[0].refused, batches[0].returned)
         for start in range(0, len(frames), PIECE):
-            batches.append(self._put(frames[start : start + PIECE], sent[start : start + PIECE], sleeper))
+            self._put(frames[start : start + PIECE], sent[start : start + PIECE], sleeper, batches)
             if len(batches) > PIECES_AHEAD:
                 self._wait_for(batches[-PIECES_AHEAD - 1], sleeper)
         for batch in batches:
             self._wait_for(batch, sleeper)
         refused = [nth * PIECE + place for nth, batch in enumerate(batches) for place in batch.refused]
-        return Published(refused, [one for batch in batches for one in batch.returned])
+        returned = [nth * PIECE + place for nth, batch in enumerate(batches) for place in batch.returned]
+        return Published(refused, returned)
+
+    def answered(self, batch: Batch) -> None:
+        """Return when the server has answered for a batch whose sender gave up."""
+        sleeper = WaitingThread(self._asleep)
+        with self._lock:
+            batch.waiters.append(sleeper.wake)
+        try:
+            self._wait_for(batch, sleeper)
+        finally:
+            with self._lock:
+                batch.waiters.remove(sleeper.wake)
 
     def reopen_channel(self) -> None:
-        """After `ChannelClosed`, go on with a new channel."""
+        """Go on with a new channel, after `ChannelClosed`."""
         self.error = None
         self.call(Method.CHANNEL_OPEN, "")
         self.call(Method.CONFIRM_SELECT, False)
@@ -118,24 +358,32 @@ class BlockingLink:
                 raise self.error
 
     def is_stale(self) -> bool:
-        """Whether the server has closed the connection, as far as can be told without asking."""
-        if self.error is None and not len(self._unconfirmed) and self._connection.wait(0.0):
-            with suppress(BrokerError):
-                self._take_in()
+        """Whether the server has closed the connection, as far as is known without a request."""
+        if self.error is None and self._connection.wait(0.0) and self._begin_reading():
+            try:
+                with suppress(BrokerError):
+                    self._take_in()
+            finally:
+                with self._lock:
+                    self._is_read = False
+                    self._wake_reader()
         return self.error is not None
 
     def close(self) -> None:
+        """Close the connection, waiting at most a second for the server's answer."""
         with suppress(OSError):
             self._connection.write(encode_method(0, Method.CONNECTION_CLOSE, 200, "bye", 0, 0))
-            self._connection.wait(1.0)  # its goodbye; what else it says concerns nobody now
+            self._connection.wait(1.0)  # for its answer; anything else that arrives is ignored
         self._connection.abandon()
 
     def interrupt(self) -> None:
-        """End the connection under a thread that waits on it; the thread sees that it was lost."""
+        """End the connection that another thread waits on; that thread gets the error of
+        a lost connection.
+        """
         self._connection.interrupt()
 
     def abandon(self) -> None:
-        """In a forked child: the connection is the parent's, so nothing is said on it."""
+        """Close the socket in a forked child without writing: the connection is the parent's."""
         self._connection.abandon()
 
     def _shake_hands(self, timeout_s: float, name: str) -> None:
@@ -150,19 +398,22 @@ class BlockingLink:
 
     # -- sending, with others --------------------------------------------------------------------
 
-    def _put(self, frames: Sequence[bytes], sent: Sequence[Sent], sleeper: "Sleeper") -> Batch:
-        batch = self._guarded(self._write, frames, sent, sleeper)
-        if batch is None or not self._connection.is_written:
+    def _put(
+        self, frames: Sequence[bytes], sent: Sequence[Sent], sleeper: "WaitingThread", batches: list[Batch]
+    ) -> None:
+        self._guarded(self._write, frames, sent, sleeper, batches)
+        if self.error is not None or not self._connection.is_written:
             self._flush(monotonic() + confirm_timeout_s(len(frames)))
-        assert batch is not None, "a failure was raised"
-        return batch
 
-    def _write(self, frames: Sequence[bytes], sent: Sequence[Sent], sleeper: "Sleeper") -> Batch:
-        batch = self._unconfirmed.add(len(frames), lambda: sent, sleeper.wake)
+    def _write(
+        self, frames: Sequence[bytes], sent: Sequence[Sent], sleeper: "WaitingThread", batches: list[Batch]
+    ) -> None:
+        batch = self._unconfirmed.add(len(frames), lambda: sent, sleeper)
+        batch.waiters.append(sleeper.wake)
+        batches.append(batch)
         self._connection.write(b"".join(frames))
-        return batch
 
-    def _wait_for(self, batch: Batch, sleeper: "Sleeper") -> None:
+    def _wait_for(self, batch: Batch, sleeper: "WaitingThread") -> None:
         ends, reads = monotonic() + confirm_timeout_s(batch.missing), False
         try:
             while batch.missing:
@@ -182,11 +433,31 @@ class BlockingLink:
                 self._asleep.pop(sleeper, None)
                 if reads:
                     self._is_read = False
-                if not self._is_read and (other := next(iter(self._asleep), None)) is not None:
-                    other.wake()
+                self._wake_reader()
+
+    def _begin_reading(self) -> bool:
+        """Whether no thread reads yet; then this thread does."""
+        with self._lock:
+            begins, self._is_read = not self._is_read, True
+        return begins
+
+    def _wake_reader(self) -> None:
+        """Let another waiting thread read."""
+        if not self._is_read and (other := next(iter(self._asleep), None)) is not None:
+            other.wake()
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the connection if the block fails with BrokerUnavailable."""
+        try:
+            yield
+        except BrokerUnavailable as error:
+            with self._lock:
+                self._fail(error)
+            raise
 
     def _flush(self, ends: float) -> None:
-        """Until all is written. What arrives meanwhile is read: the server may wait for that."""
+        """Return when all is written. What arrives meanwhile is read: the server may wait for that."""
         while not self._connection.is_written and self.error is None:
             self._turn(ends)
         if self.error is not None:
@@ -210,7 +481,7 @@ class BlockingLink:
             self._deal_with(incoming)
 
     def _guarded(self, work: Callable[[*Given], T], *given: *Given) -> T | None:
-        """Use the connection alone; whatever goes wrong there, nothing can be read after it."""
+        """Use the connection alone; any error ends it, because the rest of its bytes cannot be read."""
         with self._lock:
             if self.error is not None:
                 raise self.error
@@ -249,11 +520,11 @@ class BlockingLink:
                 self._answers.append(incoming)
 
     def _give_up(self) -> None:
+        """The answer is overdue. Without a resource alarm the connection is not used again."""
+        if self.blocked:
+            raise blocked_by(self.location, self.blocked, is_written=True)
         with self._lock:
-            error = self._lost("no answer in time")
-            if self.blocked:
-                error = blocked_by(self.location, self.blocked, is_written=True)
-            self._fail(error)
+            self._fail(self._lost("no answer in time"))
 
     def _fail(self, error: BrokerError) -> None:
         if self.error is None:
@@ -264,21 +535,22 @@ class BlockingLink:
         return BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was lost: {why}")
 
 
-class Sleeper:
-    """A thread that waits for others to read for it. Woken before it sleeps, it does not."""
+class WaitingThread:
+    """A thread that waits while another reads for it. If it was woken before it sleeps, it does not sleep."""
 
     __slots__ = ("_asleep", "_lock")
 
-    def __init__(self, asleep: dict["Sleeper", None]) -> None:
+    def __init__(self, asleep: dict["WaitingThread", None]) -> None:
         self._asleep = asleep
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def wake(self) -> None:
+        """Let the thread go on."""
         self._asleep.pop(self, None)
         if self._lock.locked():
             self._lock.release()
 
     def sleep(self, ends: float) -> bool:
-        """Whether it was woken in time."""
+        """Wait until the thread is woken; False at the time-out."""
         return self._lock.acquire(timeout=max(0.0, ends - monotonic()))

@@ -1,12 +1,12 @@
-"""Claims: who holds which messages, on one connection.
+"""Claims: which owner holds which messages, on one connection.
 
-The connection is the lease: when it ends, RabbitMQ requeues its messages, marked as
-redelivered. On top of that an owner that falls silent for `lease_s` while its connection lives is
-put out here, by its own broker, so that the promise is the one every broker makes.
+The connection is the lease: when it ends, RabbitMQ requeues its messages, flagged as redelivered. In addition
+an owner that is silent for `lease_s` while its connection lives loses its claims here, as on every broker.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import TypeVar
 
@@ -14,70 +14,81 @@ import msgspec
 
 from umbel.brokers.amqp.consumer import BARRIERS_MAX, Arrived, Consumer
 from umbel.brokers.amqp.frames import Incoming
-from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S
+from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, ChannelClosed, QueueRefused
 from umbel.brokers.amqp.link import Link
-from umbel.brokers.amqp.refusals import ChannelClosed, QueueRefused
+from umbel.brokers.amqp.signature_view import SignatureUse
+from umbel.brokers.amqp.streams import StartsView
 from umbel.brokers.interface import Delivery, Tag
+from umbel.clock import cluster_now
 
-UNRUN_MAX = 10_000
 T = TypeVar("T")
 
-_tags = count(1)
+claim_tags = count(1)
 
 
 class Claimed(msgspec.Struct):
-    """One claim that stands."""
+    """One claim that is in force."""
 
     owner: str
     consumer: Consumer
     delivery_tag: int
     delivery: Delivery
     starts: int
-    is_again: bool  # by RabbitMQ's word: somebody had it before
-    mark: str = ""  # of the signature that it has used
+    is_again: bool  # flagged as redelivered by RabbitMQ: another owner had it before
+    since: float  # when it was learned that it may have run; 0: it has not
+    used: SignatureUse | None = None  # the entry by which the claim has its signature
 
 
 class Owner:
+    """A worker that claims messages, with its consumers and the deadline of its lease."""
+
     def __init__(self, name: str, deadline: float) -> None:
         self.name = name
         self.deadline = deadline
-        self.is_new = True  # and its owner does not know yet
+        self.is_new = True  # its lease is new, which was not reported to the owner yet
         self.consumers: dict[str, Consumer] = {}
         self.turn = -1  # the place of the queue that was served last
-        self.waits = False  # it waits between claims, and what arrives wakes it
-        self.was_served = False  # by its last claim
+        self.waits = False  # it waits between claims, and an arrival wakes it
+        self.was_served = False  # its last claim found something
         self.lock = asyncio.Lock()
 
 
 class Claims:
-    """`on_deleted` gets each queue that was deleted while it was consumed, and the claims on it."""
+    """The claims on one connection. `on_deleted` gets each queue that was deleted while it was consumed, and
+    the claims on it.
+    """
 
     def __init__(
         self,
         link: Link,
         lease_s: float,
         *,
-        starts_of: Callable[[str, str], int],
+        starts: StartsView,
         prefetch_floor: int = 0,
         needs_own_limit: Callable[[str], bool],
+        expires_all: Callable[[str], bool] = lambda _: False,
         on_deleted: Callable[[str, set[Tag]], None],
+        may_park: Callable[[], bool] = lambda: True,
     ) -> None:
         self.standing: dict[Tag, Claimed] = {}
         self.lost = 0  # taken from silent owners and not reported yet
+        self.lost_uses: list[SignatureUse] = []  # the signatures of claims that ended without a verdict
+        self.on_lost_uses: Callable[[], None] = lambda: None
         self._link = link
         self._lease_s = lease_s
-        self._starts_of = starts_of
+        self._starts = starts
         self._prefetch_floor = prefetch_floor
         self._needs_own_limit = needs_own_limit
+        self._expires_all = expires_all
         self._on_deleted = on_deleted
+        self._may_park = may_park
         self._owners: dict[str, Owner] = {}
-        self._unrun: dict[str, None] = {}
         self._arrivals = asyncio.Event()
 
     # -- owners ----------------------------------------------------------------------------------
 
     def touch(self, name: str) -> None:
-        """The owner is alive."""
+        """The owner is alive: extend its lease."""
         loop = asyncio.get_running_loop()
         owner = self._owners.get(name)
         if owner is not None:
@@ -87,13 +98,14 @@ class Claims:
         loop.call_at(owner.deadline, self._watch, owner)
 
     def renew(self, name: str) -> bool:
-        """The owner is alive; whether its lease was still valid. A loss is reported once."""
+        """Extend the owner's lease; False if it had ended before. A loss is reported once."""
         self.touch(name)
         owner = self._owners[name]
         stood, owner.is_new = not owner.is_new, False
         return stood
 
     async def forget(self, name: str) -> int:
+        """End the owner's consumers and claims; how many claims were returned."""
         owner = self._owners.pop(name, None)
         if owner is None:
             return 0
@@ -102,16 +114,26 @@ class Claims:
             await asyncio.wait(ending, timeout=REPLY_TIMEOUT_S)
         return held
 
-    async def leave(self, name: str, queue: str) -> None:
+    @asynccontextmanager
+    async def leaving(self, name: str, queue: str, *, is_busy: bool) -> AsyncIterator[Sequence[Arrived]]:
+        """What the owner has fetched and not claimed; it goes back to the queue at the end of the block."""
         owner = self._owners.get(name)
         if owner is None or (consumer := owner.consumers.get(queue)) is None or not consumer.is_open:
+            yield ()
             return
         async with owner.lock:
-            for arrived in await consumer.pause():
-                if not arrived.redelivered:
-                    self.remember_unrun(arrived.message.correlation_id)
+            fetched = await consumer.stop_fetching(is_busy=is_busy)
+            try:
+                yield fetched
+            finally:
+                if consumer.is_open:
+                    for arrived in fetched:
+                        consumer.give_back(arrived.delivery_tag)
+                    if is_busy:
+                        await consumer.fetch_last()
 
     def consumers(self) -> list[Consumer]:
+        """The open consumers of all owners."""
         return [
             consumer
             for owner in self._owners.values()
@@ -132,18 +154,17 @@ class Claims:
 
     def _release(self, owner: Owner) -> tuple[int, list[asyncio.Future[Incoming]]]:
         ended = [tag for tag, claimed in self.standing.items() if claimed.owner == owner.name]
-        for tag in ended:
-            del self.standing[tag]
+        self._end_without_verdict(ended)
         ending = [consumer.release() for consumer in owner.consumers.values()]
         return len(ended), [future for future in ending if future is not None]
 
     # -- claiming --------------------------------------------------------------------------------
 
     async def claim(self, name: str, queues: Sequence[str], limit: int) -> list[tuple[Consumer, Arrived]]:
-        """Up to `limit` messages, taken for this owner; `deliver` makes them claims.
+        """Up to `limit` messages, taken for this owner; `deliver` turns them into claims.
 
-        While enough has arrived, or the server could have sent more and had none, this is only
-        popping from a buffer. Otherwise the server is asked until it is certain what there is.
+        While enough has arrived, or the server could have sent more and had none, this only takes from a
+        buffer. Otherwise the server is asked until it is certain which messages there are.
         """
         self.touch(name)
         owner = self._owners[name]
@@ -158,18 +179,19 @@ class Claims:
             return taken
 
     def will_be_woken(self, name: str, queues: Sequence[str], limit: int) -> bool:
-        """Whether a claim finds nothing and need not ask the server, as once after one that found something.
+        """Whether a claim would find nothing and need not ask the server, as after a claim that found
+        something.
 
-        The server may send as much as is wanted, and the owner waits between its claims: what is on its way
+        The server may send as much as is wanted, and the owner waits between its claims: a message on its way
         wakes it.
         """
         owner = self._owners.get(name)
         if owner is None or not owner.waits or not owner.was_served or not limit:
             return False
         consumers = [owner.consumers.get(queue) for queue in queues]
-        owner.was_served = any(one is not None and one.buffered for one in consumers)
+        owner.was_served = any(consumer is not None and consumer.buffered for consumer in consumers)
         return not owner.was_served and all(
-            one is not None and one.is_open and one.streams(limit) for one in consumers
+            consumer is not None and consumer.is_open and consumer.streams(limit) for consumer in consumers
         )
 
     def has_arrived(self, name: str, queues: Sequence[str]) -> bool:
@@ -178,8 +200,8 @@ class Claims:
         if owner is None:
             return False
         consumers = [owner.consumers.get(queue) for queue in queues]
-        return any(one is not None and one.buffered for one in consumers) and not any(
-            one is None or one.early or not one.is_open for one in consumers
+        return any(consumer is not None and consumer.buffered for consumer in consumers) and not any(
+            consumer is None or consumer.early or not consumer.is_open for consumer in consumers
         )
 
     def put_back(self, taken: Sequence[tuple[Consumer, Arrived]]) -> None:
@@ -187,34 +209,39 @@ class Claims:
         for consumer, arrived in reversed(taken):
             consumer.untake(arrived)
 
-    def deliver(self, name: str, taken: Sequence[tuple[Consumer, Arrived]]) -> list[Delivery]:
+    def deliver(
+        self,
+        name: str,
+        taken: Sequence[tuple[Consumer, Arrived]],
+        unstarted: Collection[tuple[str, str]] = (),
+    ) -> list[Delivery]:
+        """The deliveries of new claims. `unstarted`: by queue and id, redelivered messages that are known not
+        to have started.
+        """
+        unstarted = set(unstarted)
         deliveries = []
-        standing = self.standing
+        standing, known, now = self.standing, self._starts, cluster_now()
+        may_be_copies = known.knows_copies
         for consumer, arrived in taken:
-            message, starts, redelivered = arrived.message, 0, arrived.redelivered or arrived.mark.ran
-            if redelivered:
-                key = message.correlation_id
-                starts = self._starts_of(consumer.queue, key)
-                unrun = self._unrun.pop(key, _NEVER) is None
-                redelivered = starts > 0 or arrived.mark.ran or not unrun
-            tag = next(_tags)
+            message, starts, since = arrived.message, 0, 0.0
+            if may_be_copies and known.is_copy(consumer.queue, message):
+                since = now
+            elif arrived.mark.ran:
+                since = arrived.mark.since or now
+            if arrived.redelivered:
+                key = (consumer.queue, message.correlation_id)
+                if key not in unstarted or known.count(*key):
+                    since = now
+                unstarted.discard(key)  # each record counts for one message
+            if redelivered := since > 0:
+                starts = known.count(consumer.queue, message.correlation_id)
+            tag = next(claim_tags)
             delivery = Delivery(tag, consumer.queue, message, starts, redelivered)
             standing[tag] = Claimed(
-                name, consumer, arrived.delivery_tag, delivery, starts, arrived.redelivered
+                name, consumer, arrived.delivery_tag, delivery, starts, arrived.redelivered, since
             )
             deliveries.append(delivery)
         return deliveries
-
-    def note_unrun(self, claimed: Claimed) -> None:
-        """RabbitMQ will mark it redelivered; we know that it has not run."""
-        if not claimed.delivery.redelivered:
-            self.remember_unrun(claimed.delivery.message.correlation_id)
-
-    def remember_unrun(self, message_id: str) -> None:
-        if message_id:
-            self._unrun[message_id] = None
-            if len(self._unrun) > UNRUN_MAX:
-                del self._unrun[next(iter(self._unrun))]
 
     async def _consumer(self, owner: Owner, queue: str) -> Consumer:
         found = owner.consumers.get(queue)
@@ -229,6 +256,7 @@ class Claims:
             self._deleted,
             per_consumer=self._needs_own_limit(queue),
             prefetch_floor=self._prefetch_floor,
+            expires_all=self._expires_all(queue),
         )
         await consumer.open()
         owner.consumers[queue] = consumer
@@ -236,14 +264,20 @@ class Claims:
 
     def _forget_claims_of(self, consumer: Consumer) -> set[Tag]:
         ended = {tag for tag, claimed in self.standing.items() if claimed.consumer is consumer}
-        for tag in ended:
-            del self.standing[tag]
+        self._end_without_verdict(ended)
         return ended
+
+    def _end_without_verdict(self, tags: Collection[Tag]) -> None:
+        ended = [self.standing.pop(tag) for tag in tags]
+        if lost := [claimed.used for claimed in ended if claimed.used is not None]:
+            self.lost_uses += lost
+            self.on_lost_uses()
 
     def _deleted(self, consumer: Consumer) -> None:
         self._on_deleted(consumer.queue, self._forget_claims_of(consumer))
 
     async def _fetch(self, consumers: Sequence[Consumer], limit: int) -> None:
+        """Let messages come until `limit` are here or the queues are empty."""
         for _ in range(BARRIERS_MAX):
             for consumer in consumers:
                 await _for_queue(consumer, consumer.want(limit))
@@ -258,7 +292,9 @@ class Claims:
             for priority in sorted(only.priorities, reverse=True):
                 taken += [(only, arrived) for arrived in only.take(priority, limit - len(taken))]
             return taken
-        for priority in sorted({one for consumer in consumers for one in consumer.priorities}, reverse=True):
+        for priority in sorted(
+            {each for consumer in consumers for each in consumer.priorities}, reverse=True
+        ):
             while len(taken) < limit and (found := _next_in_turn(owner, consumers, priority)) is not None:
                 taken.append(found)
         return taken
@@ -266,21 +302,25 @@ class Claims:
     # -- waiting ---------------------------------------------------------------------------------
 
     def watches(self, queues: Sequence[str]) -> bool:
-        """Whether an arrival in any of these queues would be noticed: of a paused one, none comes here."""
+        """Whether an arrival in any of these queues would be noticed; a paused queue is not consumed."""
         fetching = {consumer.queue for consumer in self.consumers() if consumer.prefetch}
         return fetching.issuperset(queues)
 
     def wake(self) -> None:
-        """Who waits looks again."""
+        """Let waiting callers check again."""
         self._arrivals.set()
 
     def note_waiting(self, name: str) -> None:
+        """The owner waits between claims, and an arrival wakes it."""
         if (owner := self._owners.get(name)) is not None:
             owner.waits = True
 
     async def wait(
         self, queues: Sequence[str], timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
     ) -> None:
+        """Return when something can be claimed or parked, a consumer ended, or `is_over` is true; at the
+        latest after `timeout_s`.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while not is_over() and not self._anything(queues):
@@ -292,8 +332,9 @@ class Claims:
     def _anything(self, queues: Sequence[str]) -> bool:
         if self._link.error is not None:
             return True
+        may_park = self._may_park()
         return any(
-            consumer.buffered or consumer.early or not consumer.is_open
+            consumer.buffered or (consumer.early and may_park) or not consumer.is_open
             for owner in self._owners.values()
             for queue in queues
             if (consumer := owner.consumers.get(queue)) is not None
@@ -311,13 +352,10 @@ async def _for_queue(consumer: Consumer, asked: Awaitable[T]) -> T:
 def _next_in_turn(
     owner: Owner, consumers: Sequence[Consumer], priority: int
 ) -> tuple[Consumer, Arrived] | None:
-    """From the first queue that has one, beginning after the queue that was served last."""
+    """A message from the first queue that has one, starting after the queue that was served last."""
     for place in range(owner.turn + 1, owner.turn + 1 + len(consumers)):
         consumer = consumers[place % len(consumers)]
         for arrived in consumer.take(priority, 1):
             owner.turn = place % len(consumers)
             return consumer, arrived
     return None
-
-
-_NEVER = object()

@@ -1,22 +1,25 @@
 """AmqpCoordination: elections and leases on RabbitMQ, by locks and facts.
 
-A lock (`locks.py`) says who may act: it ends with its holder's connection, and the holder's own
-process ends it when its time to live is over. The facts (`records.py`) say what happened: who
-holds under which term, how an election ended, what data a lease has. They are a log that all read
-in one order, and an entry counts only if its writer knew the last one that counted. So a holder that
-lost its connection cannot overwrite its successor, and of a start and a claim that cross each
-other only the first counts: at most one start under AT_MOST_ONCE holds whatever becomes of locks
-and clocks.
+A lock (`Locks`) says who may act: it ends with its holder's connection, and the holder's process ends it
+when its time to live is over. The facts (`FactsView`) say what happened: which holder has which term, how an
+election ended, what data a lease has. They are a log that all read in one order, and an entry counts only if
+its writer knew the last one that counted. So a holder that lost its connection cannot overwrite its
+successor, and of a start and a claim that cross each other only the first counts: at most one start under
+AT_MOST_ONCE holds whatever happens to locks and clocks.
 
-What this cannot promise: RabbitMQ has no conditional publish, so `fenced_publish` is as good as the
-holder's look at its connection, its clock and the log; a process that stands still between that
-look and the effect may act late. In a cluster of RabbitMQ nodes
-that splits without `pause_minority` both sides may hold. If the facts stream is lost, elections start over.
+RabbitMQ cannot publish and change a lease in one step. So `fenced_publish` takes three: the lease records
+that messages are being sent, they are sent and confirmed, the lease gets its new data. A holder that dies in
+between leaves the old data; the next one goes by that and sends them again, as redelivered.
+
+What this cannot promise: RabbitMQ has no conditional publish, so `fenced_publish` relies on the holder's
+check of its connection, its clock and the log; a process that is suspended between that check and the effect
+may act late. In a cluster of RabbitMQ nodes that splits without `pause_minority` both sides may hold a lease.
+If the stream of facts is lost, elections start over.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import time
@@ -25,11 +28,10 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace as replace_fact
 
 from umbel.brokers.amqp import outbox, topology, verdicts
-from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.facts import change, tell
-from umbel.brokers.amqp.locks import Locks, Own, heartbeat_for, is_locked
-from umbel.brokers.amqp.records import ElectionFact, LeaseFact
-from umbel.brokers.amqp.session import Session, Sessions
+from umbel.brokers.amqp.locks import HeldLock, Locks, heartbeat_for, is_locked
+from umbel.brokers.amqp.session import Session, Sessions, write_facts, write_if_current
+from umbel.brokers.amqp.streams import ElectionFact, LeaseFact
+from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings
 from umbel.clock import cluster_now
 from umbel.errors import BrokerUnavailable, NotSupported
@@ -48,43 +50,49 @@ from umbel.protocol.leadership.coordination import (
 from umbel.wire.message import Outgoing
 
 ASK_AGAIN_SHARE = 0.02  # of a time to live
-WRITES_MAX = 5  # of one change; each but the last found that somebody else was faster
+WRITES_MAX = 5  # attempts for one change; each failed because another writer was faster
 
 
 class AmqpCoordination:
+    """The leases and elections of one broker, and its logical clock."""
+
     def __init__(self, sessions: Sessions, settings: BrokerSettings) -> None:
         self._sessions = sessions
         self._timeout_s = settings.connect_timeout_s
         self._queue_locks: dict[int, Locks] = {}  # by their connection's heartbeat
-        self._own: dict[str, Own] = {}
+        self._own: dict[str, HeldLock] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.unproven = 0  # what RabbitMQ confirms, it has replicated
+        self.unproven = 0  # what RabbitMQ confirms is replicated
 
     async def close(self) -> None:
+        """Give up all locks and close their connections."""
         for locks in self._queue_locks.values():
             await locks.close()
 
     async def reconnect(self) -> None:
+        """Reconnect the connections of locks that were lost."""
         await asyncio.gather(*(locks.reconnect() for locks in self._queue_locks.values()))
 
     async def sweep(self) -> None:
+        """Forget ended elections, and write facts again before they fall off the stream's end."""
         session = await self._current()
         session.views.facts.sweep(cluster_now())
         fading = session.views.facts.fading()
         if fading:
-            await tell(session, *fading, timeout_s=self._timeout_s)
+            await write_facts(session, *fading, timeout_s=self._timeout_s)
 
     # -- leases ----------------------------------------------------------------------------------
 
     async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
+        """Take the lease or renew it; the reply names the present holder."""
         what = f"lease.{name}"
         async with self._one_at_a_time(what):
             session = await self._current()
             own = self._valid(what)
             if own is not None and own.holder != holder:
                 return self._lease_reply(session, name, own, granted=False)
-            is_told = own is not None and self._leads(session, name, holder, own.term)
-            if own is not None and is_told and await self._renew(what, own, ttl_s):
+            is_recorded = own is not None and self._leads(session, name, holder, own.term)
+            if own is not None and is_recorded and await self._renew(what, own, ttl_s):
                 return self._lease_reply(session, name, own, granted=True)
             async with self._taken(what, ttl_s, session) as lock:
                 if lock is None:
@@ -93,8 +101,9 @@ class AmqpCoordination:
                 for _ in range(WRITES_MAX):
                     known = session.views.facts.leases.get(name)
                     term = protocol.next_term(_now(), session.views.facts.last_term)
-                    data = b"" if known is None else known.data
-                    if await self._write_lease(session, LeaseFact(name, holder, term, ttl_s, data, 0)):
+                    data, sending = (b"", False) if known is None else (known.data, known.sending)
+                    fact = LeaseFact(name, holder, term, ttl_s, data, 0, sending)
+                    if await self._write_lease(session, fact):
                         self._keep(what, lock, holder, term, ttl_s)
                         break
             own = self._mine(what, holder, term)
@@ -103,6 +112,7 @@ class AmqpCoordination:
             return self._lease_reply(session, name, own, granted=True)
 
     async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool:
+        """Extend the lease; False if this holder does not have it under this term any more."""
         own = self._mine(f"lease.{name}", holder, term)
         if own is None:
             return False
@@ -110,15 +120,18 @@ class AmqpCoordination:
         return self._leads(session, name, holder, term) and await self._renew(f"lease.{name}", own, ttl_s)
 
     async def release_lease(self, name: str, holder: str, term: int) -> bool:
-        if not await self._change_lease(name, holder, term, lambda known: replace_fact(known, holder="")):
+        """Give the lease up; False if this holder did not have it under this term."""
+        if not await self._change_lease(name, holder, term, {"holder": ""}):
             return False
         await self._drop(f"lease.{name}")
         return True
 
     async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
-        return await self._change_lease(name, holder, term, lambda known: replace_fact(known, data=data))
+        """Replace the lease's data; False if this holder does not have it under this term."""
+        return await self._change_lease(name, holder, term, {"data": data})
 
     async def read_lease(self, name: str) -> LeaseReply:
+        """The lease's holder and data, without a holder if its lock is free."""
         session = await self._current()
         known = session.views.facts.leases.get(name)
         if known is None:
@@ -133,36 +146,48 @@ class AmqpCoordination:
     async def fenced_publish(
         self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
     ) -> bool:
-        if data is not None and not await self.update_lease(name, holder, term, data):
-            return False
+        """Publish under the lease and replace its data; False if this holder does not have it under this
+        term.
+        """
         session = await self._current()
         if not self._leads(session, name, holder, term):
             return False
+        if batch and data is not None:
+            if session.views.facts.leases[name].sending:  # recorded by a holder that died or got no answer
+                batch = [replace_fact(outgoing, redelivered=True) for outgoing in batch]
+            elif not await self._change_lease(name, holder, term, {"sending": True}):
+                return False
+            session = await self._current()
+            if not self._leads(session, name, holder, term):
+                return False
         if batch:
             await verdicts.send_or_bury(session, outbox.tasks(batch, session.queues, cluster_now()), batch)
-        return True
+        if data is None:
+            return True
+        return await self._change_lease(name, holder, term, {"data": data, "sending": False})
 
-    async def _change_lease(
-        self, name: str, holder: str, term: int, edit: Callable[[LeaseFact], LeaseFact]
-    ) -> bool:
+    async def _change_lease(self, name: str, holder: str, term: int, changes: Mapping[str, object]) -> bool:
         async with self._one_at_a_time(f"lease.{name}"):
             session = await self._current()
             for _ in range(WRITES_MAX):
                 if not self._leads(session, name, holder, term):
                     return False
-                if await self._write_lease(session, edit(session.views.facts.leases[name])):
+                if await self._write_lease(
+                    session, replace_fact(session.views.facts.leases[name], **changes)
+                ):
                     return True
         return False
 
     def _leads(self, session: Session, name: str, holder: str, term: int) -> bool:
-        """Whether it is ours by our connection and clock, and nobody was heard to take it since."""
+        """Whether the lease is ours by our connection and clock, and no other holder is recorded since."""
         known = session.views.facts.leases.get(name)
-        is_heard = known is not None and (known.holder, known.term) == (holder, term)
-        return is_heard and self._mine(f"lease.{name}", holder, term) is not None
+        is_recorded = known is not None and (known.holder, known.term) == (holder, term)
+        return is_recorded and self._mine(f"lease.{name}", holder, term) is not None
 
     # -- elections -------------------------------------------------------------------------------
 
     async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
+        """The election's record, opened by this request if there was none."""
         async with self._one_at_a_time(f"election.{key}"):
             session = await self._current()
             elections = session.views.facts.elections
@@ -174,6 +199,7 @@ class AmqpCoordination:
     async def claim_election(
         self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
     ) -> ElectionReply:
+        """Claim the election: granted with a term, busy with another holder, or decided already."""
         what = f"election.{key}"
         async with self._one_at_a_time(what):
             session = await self._current()
@@ -197,7 +223,7 @@ class AmqpCoordination:
     async def _claim(
         self, session: Session, key: str, holder: str, request: ElectionRequest, ttl_s: float
     ) -> ElectionReply:
-        """Decide while this node has the lock: the holder recorded there has lost it."""
+        """Decide while this node has the lock: the recorded holder has lost it."""
         facts = session.views.facts
         for _ in range(WRITES_MAX):
             known = facts.elections.get(key)
@@ -212,7 +238,9 @@ class AmqpCoordination:
         return Busy("", 0, ttl_s)
 
     async def start_election(self, key: str, holder: str, term: int) -> bool:
-        """True only if this entry counted: the next claimer has read that the election has started."""
+        """Record the start. True only if this entry counted: the next claimer has read that the election has
+        started.
+        """
         what = f"election.{key}"
         async with self._one_at_a_time(what):
             own = self._mine(what, holder, term)
@@ -225,6 +253,7 @@ class AmqpCoordination:
             return await self._write_election(session, key, record) and await self._renew(what, own)
 
     async def renew_election(self, key: str, holder: str, term: int) -> bool:
+        """Extend the holder's lock; False if it has lost the election."""
         own = self._mine(f"election.{key}", holder, term)
         if own is None:
             return False
@@ -232,6 +261,7 @@ class AmqpCoordination:
         return self._heads(session, key, holder, term) and await self._renew(f"election.{key}", own)
 
     async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
+        """Record the outcome and give the lock up; False if this holder has lost the election."""
         async with self._one_at_a_time(f"election.{key}"):
             session = await self._current()
             for _ in range(WRITES_MAX):
@@ -245,9 +275,11 @@ class AmqpCoordination:
         return False
 
     async def read_election(self, key: str) -> ElectionRecord | None:
+        """The election's record; None if there is none."""
         return (await self._current()).views.facts.elections.get(key)
 
     async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
+        """Up to `limit` elections that are open or whose holder has lost its lock, oldest first."""
         session = await self._current()
         elections = sorted(session.views.facts.elections.items(), key=lambda item: item[1].changed_at)
         found: list[tuple[str, ElectionRecord]] = []
@@ -263,36 +295,38 @@ class AmqpCoordination:
         return found
 
     def _heads(self, session: Session, key: str, holder: str, term: int) -> bool:
-        """Whether it is ours by our connection and clock, and nobody was heard to claim it since."""
+        """Whether the election is ours by our connection and clock, and no other claim is recorded since."""
         known = session.views.facts.elections.get(key)
         if known is None or known.state is not ElectionState.HELD:
             return False
-        is_heard = (known.holder, known.term) == (holder, term)
-        return is_heard and self._mine(f"election.{key}", holder, term) is not None
+        is_recorded = (known.holder, known.term) == (holder, term)
+        return is_recorded and self._mine(f"election.{key}", holder, term) is not None
 
     # -- the clock -------------------------------------------------------------------------------
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
         raise NotSupported(CAPABILITIES.reasons["unique"])
 
     async def raise_clock(self, value: int) -> int:
+        """Raise the shared logical clock to at least `value`; the value that it has then."""
         session = await self._current()
         clock = session.views.clock
-        if value > clock.mark:
-            await session.publisher.send([outbox.entry(topology.CLOCK, b"%d" % value)])
+        if (higher := max(value, clock.mark)) > clock.stored:
+            await session.publisher.send([outbox.entry(topology.CLOCK, b"%d" % higher)])
             await session.catch_up()
         return clock.mark
 
     # -- locks and facts -------------------------------------------------------------------------
 
     async def _current(self) -> Session:
-        """A session whose views know what was confirmed until now, but for a moment's delay."""
+        """A session whose views know all that was confirmed until now, but for a moment's delay."""
         session = await self._sessions.get()
         await session.catch_up()
         return session
 
     def _one_at_a_time(self, what: str) -> asyncio.Lock:
-        """For all of this process who want the same; a lock lasts while somebody wants it."""
+        """The lock for all callers in this process that want the same; it exists while a caller uses it."""
         lock = self._locks.get(what)
         if lock is None:
             lock = self._locks[what] = asyncio.Lock()
@@ -302,7 +336,9 @@ class AmqpCoordination:
     async def _taken(
         self, what: str, ttl_s: float, session: Session
     ) -> AsyncIterator[tuple[Locks, float] | None]:
-        """The lock, or None if it is another's. Unless it was kept inside, it is given up at the end."""
+        """The lock, or None if another process has it. Unless the block stores it, it is
+        given up at the end.
+        """
         self._forget(what)
         heartbeat_s = heartbeat_for(ttl_s)
         locks = self._queue_locks.get(heartbeat_s)
@@ -316,38 +352,40 @@ class AmqpCoordination:
             yield None
             return
         try:
-            await session.catch_up()  # with what the last holder wrote
+            await session.catch_up()  # read what the last holder wrote
             yield locks, taken_at
         finally:
             if what not in self._own:
                 locks.drop(what)
 
-    def _valid(self, what: str) -> Own | None:
+    def _valid(self, what: str) -> HeldLock | None:
         own = self._own.get(what)
         return own if own is not None and own.left_s > 0 and own.locks.has(what) else None
 
-    def _mine(self, what: str, holder: str, term: int) -> Own | None:
+    def _mine(self, what: str, holder: str, term: int) -> HeldLock | None:
         own = self._valid(what)
         return own if own is not None and (own.holder, own.term) == (holder, term) else None
 
     def _keep(self, what: str, lock: tuple[Locks, float], holder: str, term: int, ttl_s: float) -> None:
         locks, taken_at = lock
-        own = self._own[what] = Own(locks, holder, term, ttl_s)
+        own = self._own[what] = HeldLock(locks, holder, term, ttl_s)
         own.prolong(taken_at)
         self._watch(what, own)
 
-    async def _renew(self, what: str, own: Own, ttl_s: float | None = None) -> bool:
+    async def _renew(self, what: str, own: HeldLock, ttl_s: float | None = None) -> bool:
         try:
             proven_at = await own.locks.prolong(what)
-        except BrokerUnavailable:  # its connection has ended, and the lock with it
+        except BrokerUnavailable:  # its connection ended, and the lock with it
             return False
         if self._valid(what) is not own:
             return False
-        own.ttl_s = min(own.ttl_s, ttl_s or own.ttl_s)  # the server lets go after that of the first time
+        own.ttl_s = min(
+            own.ttl_s, ttl_s or own.ttl_s
+        )  # the server uses the time to live of the first declaration
         own.prolong(proven_at)
         return True
 
-    def _watch(self, what: str, own: Own) -> None:
+    def _watch(self, what: str, own: HeldLock) -> None:
         """A holder that does not renew gives the lock up, though its connection lives."""
         if self._own.get(what) is not own:
             return
@@ -368,24 +406,26 @@ class AmqpCoordination:
 
     async def _write_election(self, session: Session, key: str, record: ElectionRecord) -> bool:
         version = session.views.facts.next_version("election", key)
-        return await change(session, ElectionFact(key, record, version), timeout_s=self._timeout_s)
+        return await write_if_current(session, ElectionFact(key, record, version), timeout_s=self._timeout_s)
 
     async def _write_lease(self, session: Session, fact: LeaseFact) -> bool:
         version = session.views.facts.next_version("lease", fact.name)
-        return await change(session, replace_fact(fact, version=version), timeout_s=self._timeout_s)
+        return await write_if_current(session, replace_fact(fact, version=version), timeout_s=self._timeout_s)
 
-    def _lease_reply(self, session: Session, name: str, own: Own, *, granted: bool) -> LeaseReply:
+    def _lease_reply(self, session: Session, name: str, own: HeldLock, *, granted: bool) -> LeaseReply:
         known = session.views.facts.leases.get(name)  # unless the stream was deleted meanwhile
         return LeaseReply(granted, own.holder, own.term, own.left_s, b"" if known is None else known.data)
 
 
 def _busy(known: LeaseFact | None, ttl_s: float) -> LeaseReply:
-    """RabbitMQ does not say for how long another has it: ask again soon, so that it is not free for long."""
+    """The reply for a lease that another has. RabbitMQ does not say for how long: ask again soon, so that it
+    is not free for long.
+    """
     if known is None:
         return protocol.NO_LEASE
     return LeaseReply(False, known.holder, known.term, ASK_AGAIN_SHARE * ttl_s, known.data)
 
 
 def _now() -> Instant:
-    """A shared store has one clock, and RabbitMQ none to ask: this machine's."""
+    """This machine's time: a shared store has one clock, but RabbitMQ has none to ask."""
     return Instant(time(), time())

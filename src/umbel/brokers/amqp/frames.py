@@ -1,11 +1,15 @@
-"""Frames: AMQP 0-9-1 as bytes, and back, for the methods that Umbel uses.
+"""Frames: AMQP 0-9-1 as bytes, and back: typed values and tables, methods, frames.
 
-Pure: bytes in, `Incoming` out; the asynchronous link and the synchronous one both stand on it.
-A codec of our own rather than a library's, because the path of a delivery through it is the
-largest cost of consuming (`docs/decisions/0012-amqp-client.md`).
+Pure: bytes in, `Incoming` out; the asynchronous link and the blocking one both use it. The codec is Umbel's
+and not a library's, because decoding a delivery is the largest cost of consuming
+(`docs/decisions/0012-amqp-client.md`).
 
-Every method is a number, class and method in one, and a text that spells its fields: B H L Q are
-numbers of 1, 2, 4, 8 bytes, s and S short and long strings, F a table, b one bit of a shared byte.
+Every method is a number, class and method in one, and a text that spells its fields: B H L Q are numbers of
+1, 2, 4, 8 bytes, s and S short and long strings, F a table, b one bit of a shared byte.
+
+Tables hold only what RabbitMQ and Celery put on the wire (wire-protocol 1.2): decimals and byte strings are
+read as text, and text that is not UTF-8 is a ValueError. An integer beyond 64 bits is an OverflowError;
+`envelope.py` sends it another way.
 """
 
 import struct
@@ -15,11 +19,188 @@ from typing import Any
 
 import msgspec
 
-from umbel.brokers.amqp.table import Table, decode_short, decode_table, encode_short, encode_table
+from umbel.errors import TooLarge
+
+# ---- tables ----------------------------------------------------------------------------------------
+#
+# AMQP 0-9-1's typed values as bytes, and back.
+#
+# Only what RabbitMQ and Celery put on the wire (wire-protocol 1.2): decimals and byte strings are read as
+# text, and text that is not UTF-8 is a ValueError. An integer beyond 64 bits is an OverflowError;
+# `envelope.py` sends such a number another way.
+
+Table = dict[str, Any]
+
+NAMES_MAX = 1000
+_SHORT_MAX = 255
+_names: dict[str, bytes] = {}
+_read_names: dict[bytes, str] = {}
+_unpack_long = struct.Struct(">L").unpack_from
+_pack_long = struct.Struct(">L").pack
+_FIXED = {
+    ord("b"): struct.Struct(">b"),
+    ord("B"): struct.Struct(">B"),
+    ord("s"): struct.Struct(">h"),
+    ord("u"): struct.Struct(">H"),
+    ord("I"): struct.Struct(">l"),
+    ord("i"): struct.Struct(">L"),
+    ord("l"): struct.Struct(">q"),
+    ord("L"): struct.Struct(">q"),
+    ord("T"): struct.Struct(">Q"),
+    ord("f"): struct.Struct(">f"),
+    ord("d"): struct.Struct(">d"),
+}
+_TEXT, _VOID, _BOOL, _TABLE, _ARRAY, _BYTES, _DECIMAL = b"SVtFAxD"
+
+
+# -- encoding ----------------------------------------------------------------------------------------
+
+
+def encode_short(text: str) -> bytes:
+    """A name or id with its length in front; raises TooLarge beyond 255 bytes."""
+    data = text.encode()
+    if len(data) > _SHORT_MAX:
+        raise TooLarge(f"{text[:40]!r}… has {len(data)} bytes; AMQP allows {_SHORT_MAX} for names and ids")
+    return bytes((len(data),)) + data
+
+
+def encode_table(table: Table) -> bytes:
+    """A table with its length in front; raises OverflowError for an integer beyond 64 bits."""
+    parts: list[bytes] = []
+    for name, value in table.items():
+        parts.append(_names.get(name) or _encode_name(name))
+        # The two commonest kinds of a Celery header are written in place.
+        if value is None:
+            parts.append(b"V")
+        elif type(value) is str:
+            text = value.encode()
+            parts += (b"S", _pack_long(len(text)), text)
+        else:
+            parts.append(encode_value(value))
+    data = b"".join(parts)
+    return _pack_long(len(data)) + data
+
+
+def _encode_name(name: str) -> bytes:
+    """A header's name, from a cache: the same few names are in every message."""
+    if len(_names) >= NAMES_MAX:
+        _names.clear()
+    data = _names[name] = encode_short(name)
+    return data
+
+
+def encode_value(value: Any) -> bytes:
+    """One value with the letter of its type in front, in the types that Celery writes."""
+    if isinstance(value, str):
+        data = value.encode()
+        return b"S" + _pack_long(len(data)) + data
+    if value is None:
+        return b"V"
+    if isinstance(value, bool):
+        return b"t\x01" if value else b"t\x00"
+    if isinstance(value, int):
+        if -(2**31) <= value < 2**31:
+            return b"I" + struct.pack(">l", value)
+        if not -(2**63) <= value < 2**63:
+            raise OverflowError(
+                f"the header value {value} has more than 64 bits, which AMQP cannot carry; send it as text"
+            )
+        return b"l" + struct.pack(">q", value)
+    if isinstance(value, float):
+        return b"d" + struct.pack(">d", value)
+    if isinstance(value, dict):
+        return b"F" + encode_table(value)
+    if isinstance(value, bytes):
+        return b"x" + _pack_long(len(value)) + value
+    data = b"".join(map(encode_value, value))
+    return b"A" + _pack_long(len(data)) + data
+
+
+# -- decoding ----------------------------------------------------------------------------------------
+
+
+def decode_short(data: bytes, at: int) -> tuple[str, int]:
+    """The name or id at this place, and the place behind it."""
+    end = at + 1 + data[at]
+    return data[at + 1 : end].decode(), end
+
+
+def decode_table(data: bytes, at: int) -> tuple[Table, int]:
+    """The table at this place, and the place behind it; raises ValueError for a type that
+    Umbel cannot read.
+    """
+    end = at + 4 + _unpack_long(data, at)[0]
+    at += 4
+    table: Table = {}
+    while at < end:
+        name_end = at + 1 + data[at]
+        name = _read_names.get(data[at:name_end]) or _decode_name(data[at:name_end])
+        # The two commonest kinds of a Celery header are read in place.
+        kind = data[name_end]
+        at = name_end + 1
+        if kind == _TEXT:
+            text_end = at + 4 + _unpack_long(data, at)[0]
+            table[name] = data[at + 4 : text_end].decode()
+            at = text_end
+        elif kind == _VOID:
+            table[name] = None
+        else:
+            table[name], at = decode_value(kind, data, at)
+    return table, end
+
+
+def _decode_name(short: bytes) -> str:
+    """A header's name, from a cache: every message has the same few names, and foreign names are few too."""
+    if len(_read_names) >= NAMES_MAX:
+        _read_names.clear()
+    name = _read_names[short] = short[1:].decode()
+    return name
+
+
+def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
+    """The value of this type at this place, and the place behind it."""
+    if (fixed := _FIXED.get(kind)) is not None:
+        return fixed.unpack_from(data, at)[0], at + fixed.size
+    if kind == _BOOL:
+        return data[at] != 0, at + 1
+    if kind == _VOID:
+        return None, at
+    if kind == _TABLE:
+        return decode_table(data, at)
+    if kind == _DECIMAL:
+        scale, number = data[at], struct.unpack_from(">l", data, at + 1)[0]
+        return f"{number}e-{scale}", at + 5
+    end = at + 4 + _unpack_long(data, at)[0]
+    at += 4
+    if kind in (_TEXT, _BYTES):
+        return data[at:end].decode(), end
+    if kind != _ARRAY:
+        raise ValueError(
+            f"a header of the message has the AMQP type {chr(kind)!r}, which Umbel cannot read; correct the "
+            "program that sent the message"
+        )
+    items = []
+    while at < end:
+        item, at = decode_value(data[at], data, at + 1)
+        items.append(item)
+    return items, end
+
+
+# ---- frames ----------------------------------------------------------------------------------------
+#
+# AMQP 0-9-1 as bytes, and back, for the methods that Umbel uses.
+#
+# Pure: bytes in, `Incoming` out; the asynchronous link and the blocking one both use it. The codec is
+# Umbel's and not a library's, because decoding a delivery is the largest cost of consuming
+# (`docs/decisions/0012-amqp-client.md`).
+#
+# Every method is a number, class and method in one, and a text that spells its fields: B H L Q are numbers
+# of 1, 2, 4, 8 bytes, s and S short and long strings, F a table, b one bit of a shared byte.
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 FRAME_MAX = 131_072
 FRAME_OVERHEAD = 8
+MESSAGE_MAX_BYTES = 512 * 1024 * 1024  # no RabbitMQ can be set to take more (`max_message_size`)
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 _METHOD, _HEADER, _BODY, _HEARTBEAT = 1, 2, 3, 8
@@ -38,6 +219,10 @@ _NUMBERS = {
 
 
 class Method(IntEnum):
+    """The methods of AMQP 0-9-1 that Umbel sends or reads: class number in the upper half, method number in
+    the lower.
+    """
+
     CONNECTION_START = 0x000A000A
     CONNECTION_START_OK = 0x000A000B
     CONNECTION_TUNE = 0x000A001E
@@ -142,7 +327,7 @@ _WITH_CONTENT = frozenset({_DELIVER, int(Method.BASIC_GET_OK), int(Method.BASIC_
 
 
 class Incoming(msgspec.Struct, gc=False):
-    """One method of a channel, with its content where it has any; the properties still encoded."""
+    """One method of a channel, with its content if it has any; the properties are still encoded."""
 
     channel: int
     method: int
@@ -159,6 +344,7 @@ class BadFrames(ValueError):
 
 
 def encode_method(channel: int, method: Method, *fields: Any) -> bytes:
+    """The frame of one method; `fields` in the order in which the protocol spells them."""
     parts, bits, bit = [], 0, 0
     for kind, value in zip(_FIELDS[method], fields, strict=True):
         if kind == "b":
@@ -178,7 +364,7 @@ def encode_method(channel: int, method: Method, *fields: Any) -> bytes:
 def encode_publish(
     channel: int, exchange: str, routing_key: str, properties: bytes, body: bytes, *, mandatory: bool = False
 ) -> bytes:
-    """The frames of one message, end to end."""
+    """All frames of one message: method, header and body, the body in pieces that fit a frame."""
     route = encode_short(exchange) + encode_short(routing_key)
     parts = [
         _method_head.pack(_METHOD, channel, len(route) + 7, Method.BASIC_PUBLISH),
@@ -197,6 +383,7 @@ def encode_publish(
 
 
 def encode_ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
+    """The frame that acknowledges one delivery, or with `multiple` all up to it."""
     return _ack_frame.pack(_METHOD, channel, 13, Method.BASIC_ACK, tag, multiple, _END)
 
 
@@ -215,7 +402,7 @@ def _encode_field(kind: str, value: Any) -> bytes:
 
 
 class _Content(msgspec.Struct, gc=False):
-    """A message whose frames have not all arrived."""
+    """A message of which some frames are still missing."""
 
     method: int
     fields: tuple[Any, ...]
@@ -227,17 +414,18 @@ class _Content(msgspec.Struct, gc=False):
 class FrameReader:
     """Cuts a stream of bytes into methods with their contents.
 
-    It holds at most one frame and, per channel, one message under way; `message_max_bytes` bounds
-    the latter, because the size is the sender's claim.
+    It buffers at most one frame and, per channel, one incomplete message. `message_max_bytes` bounds the
+    message, because its size is only the sender's claim.
     """
 
-    def __init__(self, *, message_max_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, *, message_max_bytes: int = MESSAGE_MAX_BYTES) -> None:
         self._rest = b""
         self._contents: dict[int, _Content] = {}
         self._message_max_bytes = message_max_bytes
         self._whole_max_bytes = min(message_max_bytes, FRAME_MAX)
 
     def feed(self, data: bytes) -> list[Incoming]:
+        """The methods that these bytes complete; raises BadFrames if the bytes are not AMQP."""
         incoming: list[Incoming] = []
         try:
             self._cut(self._rest + data if self._rest else data, incoming)
@@ -257,7 +445,7 @@ class FrameReader:
             if end >= size:
                 break
             if data[end] != _END:
-                raise BadFrames("received a frame without its end mark (is this an AMQP port?)")
+                raise BadFrames("received a frame without its end byte (is this an AMQP port?)")
             if kind == _METHOD:
                 if data.startswith(_DELIVER_BYTES, start) and (
                     after := self._delivery(channel, data, start, end + 1, incoming)
@@ -275,9 +463,9 @@ class FrameReader:
         self._rest = data[at:]
 
     def _delivery(self, channel: int, data: bytes, start: int, head: int, incoming: list[Incoming]) -> int:
-        """Read three frames at once, as they come for most messages, and say where they end.
+        """Read the three frames of a usual message at once; the place behind them.
 
-        0 when they are not all here or not so: then each is read by itself.
+        0 if they have not all arrived, or have another shape: then each frame is read separately.
         """
         size = len(data)
         if size - head < _content_head.size:
@@ -341,7 +529,7 @@ class FrameReader:
 
 
 def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str, str]:
-    """Consumer tag, delivery tag, redelivered, routing key, exchange."""
+    """Consumer tag, delivery tag, redelivered, routing key, exchange of a delivery."""
     end = at + 1 + data[at]
     key = end + 10 + data[end + 9]
     return (
@@ -354,6 +542,7 @@ def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str, str]:
 
 
 def _fields(spelling: str, data: bytes, at: int) -> Iterator[Any]:
+    """The fields of a method, read by its spelling."""
     bit = 0
     for kind in spelling:
         if kind == "b":

@@ -1,19 +1,20 @@
 """Link: one connection to RabbitMQ on the event loop, and its channels.
 
-A link lives once: when the connection or a channel ends, everything that waits on it fails with
-the reason, and the caller opens a new link. Nothing is sent twice without the caller's knowledge.
+A link is opened once: when the connection or a channel ends, everything that waits on it fails with the
+reason, and the caller opens a new link. Nothing is sent twice without the caller's knowledge.
 
-The server closes a channel as its way of saying no; `refusals.py` says what it means. Both sides
-send heartbeats: a link that hears nothing for two of them is dead, whatever the network says.
+The server refuses a request by closing the channel; `channel_refusal` says what that means. Both sides send
+heartbeats: a link that receives nothing for two of them is dead, whatever the network reports. An overdue
+confirmation does not end a link whose server answers other requests: what was written on it is confirmed
+later, and would arrive twice if it were sent on another link meanwhile.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, cast
 
-from umbel.brokers.amqp.confirms import AllSent, Batch, Unconfirmed
 from umbel.brokers.amqp.frames import (
     HEARTBEAT_FRAME,
     PROTOCOL_HEADER,
@@ -23,34 +24,40 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake, confirm_timeout_s
-from umbel.brokers.amqp.location import Location
-from umbel.brokers.amqp.refusals import (
+from umbel.brokers.amqp.handshake import (
+    REPLY_TIMEOUT_S,
     ChannelClosed,
+    Handshake,
+    Location,
     blocked_by,
     channel_refusal,
+    confirm_timeout_s,
     connection_refusal,
+    unconfirmed,
     unreachable,
 )
+from umbel.brokers.amqp.outbox import AllSent, Batch, Unconfirmed
 from umbel.errors import BrokerError, BrokerUnavailable
 
 READ_BYTES = 64 * 1024
+PROBE_S = 5.0  # how long a server that does not confirm in time has to answer another request
+BATCHES_MAX = 10_000  # unconfirmed on a channel: beyond that the link ends
 _DELIVER, _ACK, _NACK = int(Method.BASIC_DELIVER), int(Method.BASIC_ACK), int(Method.BASIC_NACK)
 
 
 class Link(asyncio.BufferedProtocol):
-    """Use `open_link`."""
+    """One connection; `open_link` creates it."""
 
     def __init__(self, location: Location, handshake: Handshake) -> None:
         self.location = location
         self.error: BrokerError | None = None
-        self.blocked = ""  # why the server takes no messages now, in its words
+        self.blocked = ""  # why the server accepts no messages now, in its words
         self.ended = asyncio.Event()
         self.on_end: Callable[[BrokerError], None] = _drop
         self._handshake = handshake
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader = FrameReader()
-        # A plain Protocol gets a new quarter of a megabyte for each read.
+        # With a plain Protocol asyncio allocates a quarter of a megabyte for each read.
         self._received = memoryview(bytearray(READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._unwritten: list[bytes] = []
@@ -63,14 +70,19 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def heartbeat_s(self) -> int:
-        """As agreed: the server lets go of a link after two to three of them without a word from us."""
+        """The agreed heartbeat: the server closes a link after two to three of them without data from us."""
         return self._handshake.heartbeat_s
 
     async def opened(self) -> None:
+        """Wait until the handshake is over; raises the error that ended it."""
         await self._opened
 
     async def channel(self, *, confirms: bool = False) -> "Channel":
-        """A new channel; with `confirms`, one to publish on."""
+        """A new channel; with `confirms`, one to publish on. Raises at once if the server is blocked, since
+        it reads nothing.
+        """
+        if self.blocked:
+            raise blocked_by(self.location, self.blocked)
         number = self._free.popleft() if self._free else next(self._numbers)
         channel = self._channels[number] = Channel(self, number)
         await channel.call(Method.CHANNEL_OPEN, "")
@@ -79,6 +91,7 @@ class Link(asyncio.BufferedProtocol):
         return channel
 
     def send(self, data: bytes) -> None:
+        """Write at the end of this turn of the event loop; raises the error that ended the link."""
         if self.error is not None:
             raise self.error
         self._sent = True
@@ -87,11 +100,12 @@ class Link(asyncio.BufferedProtocol):
         self._unwritten.append(data)
 
     def discard(self, channel: "Channel") -> None:
+        """Both sides have closed the channel: its number can be used again."""
         if self._channels.pop(channel.number, None) is not None:
             self._free.append(channel.number)
 
     async def close(self) -> None:
-        """Say goodbye, and do not wait long for the answer."""
+        """Close the connection, waiting at most a second for the server's answer."""
         if self.error is None:
             self.send(encode_method(0, Method.CONNECTION_CLOSE, 200, "bye", 0, 0))
             try:
@@ -102,9 +116,11 @@ class Link(asyncio.BufferedProtocol):
         self.abort("this process closed it, at shutdown or by close()")
 
     def abort(self, why: str) -> None:
+        """End the connection at once; everything that waits on it fails with this reason."""
         self.end(BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was closed: {why}"))
 
     def end(self, error: BrokerError) -> None:
+        """End the connection at once; everything that waits on it fails with this error."""
         self._fail(error)
         if self._transport is not None:
             self._transport.abort()
@@ -112,22 +128,25 @@ class Link(asyncio.BufferedProtocol):
     # -- asyncio.BufferedProtocol ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        """Begin the handshake."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass
         self._transport.write(PROTOCOL_HEADER)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """The one buffer that all reads use."""
         return self._received
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Cut what arrived into methods, and pass each to its channel."""
         self._heard = True
         try:
             incoming = self._reader.feed(bytes(self._received[:nbytes]))
             channels = self._channels
-            for one in incoming:
-                if not one.channel:
-                    self._receive(one)
-                elif (channel := channels.get(one.channel)) is not None:
-                    channel.receive(one)
+            for method in incoming:
+                if not method.channel:
+                    self._receive(method)
+                elif (channel := channels.get(method.channel)) is not None:
+                    channel.receive(method)
         except BadFrames as error:
             self.abort(str(error))
         except BrokerUnavailable as error:
@@ -136,6 +155,7 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Everything that waits fails with the reason for which the connection ended."""
         if not self._opened.done():
             self._fail(unreachable(self.location, exc or ConnectionResetError()))
         why = str(exc) if exc is not None else "the server closed it"
@@ -164,7 +184,9 @@ class Link(asyncio.BufferedProtocol):
                 self.blocked = ""
 
     def _write(self) -> None:
-        """All that was sent in one turn of the loop, in one piece: the server confirms it with one flush."""
+        """Write all that was sent in one turn of the loop in one piece: the server confirms it with one
+        flush.
+        """
         unwritten, self._unwritten = self._unwritten, []
         if self.error is None and self._transport is not None:
             self._transport.write(b"".join(unwritten))
@@ -175,7 +197,7 @@ class Link(asyncio.BufferedProtocol):
             self._beat = loop.call_later(self._handshake.heartbeat_s / 2, self._on_beat)
 
     def _on_beat(self) -> None:
-        """Twice per heartbeat: send one unless something was sent; count the silence."""
+        """Twice per heartbeat: send one unless something was sent; count the silence of the server."""
         self._silent_beats = 0 if self._heard else self._silent_beats + 1
         if self._silent_beats >= 4:
             self.abort(f"no data received for {2 * self._handshake.heartbeat_s} s (two heartbeats missed)")
@@ -193,7 +215,7 @@ class Link(asyncio.BufferedProtocol):
             self._beat.cancel()
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # who was cancelled meanwhile does not ask
+            self._opened.exception()  # retrieved, or asyncio logs it if the caller was cancelled
         for channel in list(self._channels.values()):
             channel.fail(error)
         self._channels.clear()
@@ -202,7 +224,7 @@ class Link(asyncio.BufferedProtocol):
 
 
 class Channel:
-    """One conversation. Calls are answered in the order they were made."""
+    """One conversation on a link. Calls are answered in the order in which they were made."""
 
     def __init__(self, link: Link, number: int) -> None:
         self.link = link
@@ -214,16 +236,18 @@ class Channel:
         self._unconfirmed = Unconfirmed()
 
     async def call(self, method: Method, *fields: Any) -> Incoming:
+        """Send a call and return the server's answer; an overdue answer ends the link."""
         return await self.answer(self.ask(method, *fields))
 
     def ask(self, method: Method, *fields: Any) -> asyncio.Future[Incoming]:
-        """Send a call; its answer comes later, after those of earlier calls."""
+        """Send a call; its answer comes later, after the answers of earlier calls."""
         self.send(encode_method(self.number, method, *fields))
         future: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         self._calls.append(future)
         return future
 
     async def answer(self, future: asyncio.Future[Incoming]) -> Incoming:
+        """Wait for the answer of `ask`; an overdue one ends the link."""
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 return await future
@@ -231,40 +255,62 @@ class Channel:
             raise self._overdue("no answer in time") from None
 
     def send(self, data: bytes) -> None:
+        """Write without waiting; raises the error that ended the channel."""
         if self.error is not None:
             raise self.error
         self.link.send(data)
 
-    async def publish(self, frames: Iterable[bytes], sent: AllSent) -> Batch:
-        """Publish messages and wait until the server has answered for all."""
-        parts, done = list(frames), asyncio.Event()
-        if not parts:
-            return Batch(0, 0, sent, done.set)
-        self.send(b"".join(parts))
-        batch = self._unconfirmed.add(len(parts), sent, done.set)
-        try:
-            async with asyncio.timeout(confirm_timeout_s(len(parts))):
-                await done.wait()
-        except TimeoutError:
-            raise self._overdue("the server did not confirm in time") from None
+    def publish(self, frames: Sequence[bytes], sent: AllSent) -> Batch:
+        """Write messages; `answered` waits until the server has answered for them."""
+        if not frames:
+            return Batch(0, 0, sent, None)
+        if len(self._unconfirmed) >= BATCHES_MAX:
+            self.link.abort(f"the server has not confirmed {BATCHES_MAX:,} batches of messages")
+        self.send(b"".join(frames))
+        return self._unconfirmed.add(len(frames), sent, object())
+
+    async def answered(self, batch: Batch) -> None:
+        """Return when the server has answered for the whole batch; after an error answers may still come."""
+        if batch.is_under_way:
+            done = asyncio.Event()
+            batch.waiters.append(done.set)
+            try:
+                async with asyncio.timeout(confirm_timeout_s(batch.missing)):
+                    await done.wait()
+            except TimeoutError:
+                error = await self._not_confirmed()
+                if batch.is_under_way:
+                    raise error from None
+            finally:
+                batch.waiters.remove(done.set)
         if batch.error is not None:
             raise batch.error
-        return batch
+
+    async def _not_confirmed(self) -> BrokerUnavailable:
+        """A server that answers another request is alive, and so are the claims that end with this link."""
+        if not self.link.blocked and self.error is None:
+            question = self.ask(Method.BASIC_QOS, 0, 0, False)
+            await asyncio.wait([question], timeout=PROBE_S)
+            if question.done():
+                return unconfirmed(self.link.location)
+        return self._overdue("the server did not confirm in time")
 
     def _overdue(self, why: str) -> BrokerUnavailable:
-        """A server that says it is blocked lives, and so do the claims that end with this link."""
+        """End the link, unless the server has a resource alarm: then it is alive too."""
         if self.link.blocked:
             return blocked_by(self.link.location, self.link.blocked, is_written=True)
         self.link.abort(why)
         return BrokerUnavailable(f"RabbitMQ at {self.link.location} did not answer in time: {why}")
 
     async def close(self) -> None:
+        """Close the channel, unless it has ended."""
         if self.error is None:
             await self.call(Method.CHANNEL_CLOSE, 200, "", 0, 0)
 
     def receive(self, incoming: Incoming) -> None:
+        """Take in one method: a delivery, a confirmation, an answer, or the end of the channel."""
         method = incoming.method
-        if self.error is not None:  # it waits for the server's goodbye
+        if self.error is not None:  # it only waits for the server's CHANNEL_CLOSE_OK
             if method in (Method.CHANNEL_CLOSE_OK, Method.CHANNEL_CLOSE):
                 self.link.discard(self)
         elif method == _DELIVER:
@@ -293,6 +339,7 @@ class Channel:
                 self.fail(BrokerUnavailable("this process has already closed this AMQP channel"))
 
     def fail(self, error: BrokerError) -> None:
+        """Everything that waits on the channel fails with this error."""
         if self.error is not None:
             return
         self.error = error
@@ -304,10 +351,10 @@ class Channel:
 
 
 async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, name: str) -> Link:
-    """Connect and log in; raises BrokerUnavailable, with one line that says what to do."""
+    """Connect and log in; raises BrokerUnavailable with one line that says what to do."""
     loop = asyncio.get_running_loop()
     handshake = Handshake(location, heartbeat_s=heartbeat_s, name=name)
-    # It reads the files of certificates.
+    # In a thread, because it reads the files of certificates.
     context = await asyncio.to_thread(location.tls_context) if location.tls else None
     link = Link(location, handshake)
     try:
@@ -328,8 +375,8 @@ async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, n
 def _refuse(future: asyncio.Future[Any], error: BrokerError) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # who was cancelled meanwhile does not ask
+        future.exception()  # retrieved, or asyncio logs it if the caller was cancelled
 
 
 def _drop(_: object) -> None:
-    """Nobody listens."""
+    """The default callback: ignore it."""

@@ -1,16 +1,16 @@
-"""Locks: exclusive queues as locks that die with their holder's connection.
+"""Locks: exclusive queues as locks that end with their holder's connection.
 
-RabbitMQ lets one connection at a time have an exclusive queue of a name and removes it when that
-connection ends, for whatever reason. They have a separate connection, so that a channel full
-of messages never delays its heartbeats.
+RabbitMQ lets one connection at a time have an exclusive queue of a name and removes it when that connection
+ends, for whatever reason. Locks have a separate connection, so that a channel full of messages never delays
+its heartbeats.
 
-A lock also ends when it was not declared again for its time to live (`x-expires`), by the server's clock:
-the server keeps the connection of a holder that was cut off for two to three heartbeats, and others need
-not wait for that. The holder must have given up before. It counts from the sending of a declaration that the
-server has answered, and has a connection whose two heartbeats are at least the time to live. What stands
-between the two and ends the connection towards the server only, defeats that.
+A lock also ends when it was not declared again for its time to live (`x-expires`), by the server's clock. The
+server keeps the connection of a holder that was cut off for two to three heartbeats, and others need not wait
+for that. The holder must have given up before. It counts from the sending of a declaration that the server
+has answered, and its connection has a heartbeat of at least half the time to live. A device between the two
+that ends the connection towards the server only, defeats that.
 
-A passive declaration would prolong another's lock, unless it asks for no answer (`is_locked`).
+A passive declaration would extend another process's lock, unless it asks for no answer (`is_locked`).
 """
 
 import asyncio
@@ -20,32 +20,39 @@ from dataclasses import dataclass
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.frames import Method, encode_method
+from umbel.brokers.amqp.handshake import ChannelClosed, Location
 from umbel.brokers.amqp.link import Channel, Link, open_link
-from umbel.brokers.amqp.location import Location
-from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
-from umbel.brokers.evidence import Evidence
-from umbel.brokers.links import LinkWatch, unheard
+from umbel.brokers.interface import Evidence
+from umbel.brokers.links import LinkWatch, ignore_link
 from umbel.errors import BrokerError, BrokerUnavailable
-from umbel.protocol.outage import LinkChange
+from umbel.protocol.shutdown import LinkChange
 
-HOLDS = "leases"  # how the link is called
+HOLDS = "leases"  # the name of this link in reports
 HEARTBEATS_S = (1, 2, 4, 8, 16, 32, 60)
 
 
 def heartbeat_for(ttl_s: float) -> int:
-    """So long that the server keeps a lock for `ttl_s` after it last heard of its holder."""
-    return next((one for one in HEARTBEATS_S if 2 * one >= ttl_s), HEARTBEATS_S[-1])
+    """The shortest heartbeat with which the server keeps a lock for `ttl_s` after it last received data from
+    its holder.
+    """
+    return next((heartbeat_s for heartbeat_s in HEARTBEATS_S if 2 * heartbeat_s >= ttl_s), HEARTBEATS_S[-1])
 
 
 def boot_time() -> float:
-    """Goes on while the machine sleeps, as the server's clock does."""
+    """A clock that continues while the machine sleeps, as the server's clock does."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Locks:
+    """The locks that this process holds on one connection with one heartbeat."""
+
     def __init__(
-        self, timeout_s: float, heartbeat_s: int, name: str, on_link: Callable[[LinkChange], None] = unheard
+        self,
+        timeout_s: float,
+        heartbeat_s: int,
+        name: str,
+        on_link: Callable[[LinkChange], None] = ignore_link,
     ) -> None:
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
@@ -54,10 +61,10 @@ class Locks:
         self._is_closed = False
         self._location: Location | None = None
         self._link: Link | None = None
-        # Locks are given up on one channel, and taken on others, when it has answered that what was
-        # given up before is gone.
+        # Locks are given up on this channel. They are taken on others, after this one has answered that
+        # what was given up before is gone.
         self._channel: Channel | None = None
-        self._renewals: Channel | None = None  # locks are prolonged on one more
+        self._renewals: Channel | None = None  # locks are extended on this channel
         self._prolonging = asyncio.Lock()
         self._lock = asyncio.Lock()
         self._held: dict[str, topology.Queue] = {}
@@ -65,25 +72,28 @@ class Locks:
 
     @property
     def proof_s(self) -> float:
-        """For how long after it heard of us the server surely keeps what we hold."""
+        """How long the server surely keeps our locks after it received data from us."""
         return 2.0 * (self._heartbeat_s if self._link is None else self._link.heartbeat_s)
 
     def has(self, what: str) -> bool:
+        """Whether this process holds the lock, as far as it knows without asking."""
         return what in self._held and self._link is not None and self._link.error is None
 
     async def prolong(self, what: str) -> float:
-        """Declare it again; the boot time from which on it is ours for another time to live."""
+        """Declare the lock again; the boot time from which it is ours for another time to live.
+        BrokerUnavailable if it is lost.
+        """
         queue = self._held.get(what)
         if queue is None or self._link is None:
             raise BrokerUnavailable(f"this process does not hold the lock {what!r} in RabbitMQ any more")
-        async with self._prolonging:  # one at a time: a refusal ends the channel
+        async with self._prolonging:  # one call at a time: a refusal ends the channel
             if self._renewals is None or self._renewals.error is not None:
                 self._renewals = await self._link.channel()
             sent_at = boot_time()
             try:
                 for method, fields in queue.calls():
                     await self._renewals.call(method, *fields)
-            except ChannelClosed as refused:  # it had ended, and another was faster
+            except ChannelClosed as refused:  # it had ended, and another process took it
                 self._held.pop(what, None)
                 raise BrokerUnavailable(
                     f"this process lost the lock {what!r} in RabbitMQ, and another process holds it now; "
@@ -92,10 +102,10 @@ class Locks:
         return sent_at
 
     async def _barrier(self) -> float:
-        """The server has done what was asked of it before; the boot time of asking.
+        """Wait until the server has handled all earlier requests; the boot time of this request.
 
-        It refuses to give up what had ended and is another's by now. What was given up after that, if
-        anything, ends with its time.
+        The server refuses to remove a lock that had ended and belongs to another process by now. A lock that
+        was given up after such a refusal ends with its time to live.
         """
         assert self._channel is not None
         sent_at = boot_time()
@@ -107,10 +117,10 @@ class Locks:
         return sent_at
 
     async def take(self, what: str, ttl_s: float, location: Location) -> float | None:
-        """The boot time from which on it is ours; None if it is somebody else's.
+        """The boot time from which the lock is ours; None if another process has it.
 
-        Not for two at once with the same name. Who is cancelled meanwhile leaves nothing held: what
-        was asked of the server is waited for in the background, and given up.
+        Not for two callers at once with the same name. A cancelled call leaves nothing locked: the server's
+        answer is awaited in the background, and the lock is given up.
         """
         wanted = asyncio.Event()
         wanted.set()
@@ -128,7 +138,7 @@ class Locks:
     def _taken(self, taking: asyncio.Future[float | None]) -> None:
         self._taking.discard(taking)
         if not taking.cancelled():
-            taking.exception()  # nobody asks for it if the caller was cancelled, and asyncio would log it
+            taking.exception()  # retrieved, or asyncio logs it if the caller was cancelled
 
     async def _take(
         self, queue: topology.Queue, what: str, location: Location, wanted: asyncio.Event
@@ -151,7 +161,7 @@ class Locks:
             return sent_at
 
     def drop(self, what: str) -> None:
-        """Give it up; a later `take` of ours comes after it."""
+        """Give the lock up; a later `take` by this process comes after that."""
         if self.has(what) and self._channel is not None and self._channel.error is None:
             name = topology.hold_queue(what).name
             delete = encode_method(self._channel.number, Method.QUEUE_DELETE, 0, name, False, False, True)
@@ -159,7 +169,7 @@ class Locks:
         self._held.pop(what, None)
 
     async def drop_now(self, what: str) -> None:
-        """Give it up; when this returns, anybody can take it."""
+        """Give the lock up; when this returns, any process can take it."""
         held = self.has(what)
         if (
             held
@@ -167,7 +177,7 @@ class Locks:
             and self._channel.error is not None
             and self._location is not None
         ):
-            async with self._lock:  # closed by a refusal: see `_barrier`
+            async with self._lock:  # a refusal closed the channel: see `_barrier`
                 await self._open(self._location)
         self.drop(what)
         if held:
@@ -180,6 +190,7 @@ class Locks:
                 await self._open(self._location)
 
     async def close(self) -> None:
+        """Close the connection, which ends all locks."""
         self._is_closed = True
         self._held.clear()
         if self._link is not None:
@@ -198,14 +209,14 @@ class Locks:
         return self._link
 
     def _note_ended(self, error: BrokerError) -> None:
-        """The loss of a connection without locks is not reported."""
+        """Report the loss of the connection, unless it had no locks."""
         if self._held and not self._is_closed:
             self._watch.lost(str(error))
 
 
 @dataclass(slots=True)
-class Own:
-    """What this process holds: under which term, and until when on its own clock."""
+class HeldLock:
+    """A lock that this process holds: under which term, and until when by this machine's clock."""
 
     locks: Locks
     holder: str
@@ -215,14 +226,16 @@ class Own:
 
     @property
     def left_s(self) -> float:
+        """For how long the lock is certainly ours; negative if it has ended."""
         return self.deadline - boot_time()
 
     def prolong(self, proven_at: float) -> None:
+        """Extend it by its time to live, counted from when the server is known to have extended it."""
         self.deadline = proven_at + min(self.ttl_s, self.locks.proof_s)
 
 
 async def is_locked(session: Session, what: str) -> bool:
-    """Whether anybody's connection has it; asked on a connection that has none."""
+    """Whether any connection has the lock; asked on a connection that has no locks."""
     channel = await session.link.channel()
     name = topology.hold_queue(what).name
     flags = (True, False, False, False, True)  # passive, and without an answer
@@ -238,7 +251,7 @@ async def is_locked(session: Session, what: str) -> bool:
 
 
 async def probe_mailbox(session: Session, node: str) -> Evidence:
-    """Whether a node listens on its mailbox, which is exclusive; that of Celery before 5.7 is not."""
+    """Whether a node listens on its mailbox, which is exclusive; the mailbox of Celery before 5.7 is not."""
     channel = await session.link.channel()
     method, fields = topology.passive(topology.mailbox(node))
     try:

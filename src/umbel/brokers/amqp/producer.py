@@ -1,37 +1,52 @@
 """AmqpProducer: publishing from any thread, before or after a fork, confirmed on return.
 
-One connection for all threads. They send to queues at the same time; who declares, reads a stream or sends
-something that may close the channel has the connection to itself for as long. A forked child leaves its
-parent's connection alone and opens its own.
+All threads share one connection. They send to queues at the same time; a thread that declares, reads a stream
+or sends something that may close the channel has the connection to itself for as long. A forked child leaves
+its parent's connection alone and opens its own.
+
+What was written and has no answer is not written again on the same connection, and on another one it is sent
+as redelivered (`Unanswered`).
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import cycle
 from time import monotonic, sleep, time
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from umbel.brokers.amqp import outbox, topology
-from umbel.brokers.amqp.blocking import BlockingLink, Published
-from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.confirms import route_of, sent_of
-from umbel.brokers.amqp.declared import TaskQueues
-from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publish
-from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.outbox import DELETED_AGAIN, Post, Refusals, refusal
-from umbel.brokers.amqp.records import FactsView, QueueFact, RevokeView, encode_record
-from umbel.brokers.amqp.refusals import FULL, BrokerStarting, ChannelClosed, Undecided
-from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
-from umbel.brokers.amqp.topology import Exchange, Queue
-from umbel.brokers.amqp.turns import Turns
+from umbel.brokers.amqp.blocking import PIECE, BlockingLink, Published, SharedExclusiveLock
+from umbel.brokers.amqp.frames import Incoming, Method, encode_ack
+from umbel.brokers.amqp.handshake import (
+    FULL,
+    Addresses,
+    BrokerStarting,
+    ChannelClosed,
+    Location,
+    Undecided,
+    blocked_by,
+)
+from umbel.brokers.amqp.outbox import DELETED_AGAIN, Batch, Post, Refusals, Unanswered, refusal
+from umbel.brokers.amqp.signature_view import ClusterView
+from umbel.brokers.amqp.streams import (
+    OFFSET,
+    PREFETCH,
+    FactsView,
+    QueueFact,
+    RevokeView,
+    StreamPosition,
+    encode_record,
+    offset_of,
+)
+from umbel.brokers.amqp.topology import CAPABILITIES, Exchange, Queue, TaskQueues
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.refusals import unbound
 from umbel.clock import cluster_now
-from umbel.errors import BrokerRefused, BrokerUnavailable, NotSupported, RevokesFull
+from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable, MayHaveArrived, NotSupported
+from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.message import Outgoing
-from umbel.wire.revoke import Revoke
+from umbel.wire.records import Revoke
 
 RECORDERS_FRESH_S = 1.0
 STARTING_PAUSE_S = 0.1
@@ -41,49 +56,76 @@ _producers: "WeakSet[AmqpProducer]" = WeakSet()
 
 
 class AmqpProducer:
+    """The blocking producer of clients and running tasks."""
+
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._queues = TaskQueues(settings)
-        self._locations = locations_from_url(settings.url)
-        self._addresses = cycle(self._locations)
-        self._turns = Turns()
+        self._addresses = Addresses(settings.url)
+        self._turns = SharedExclusiveLock()
         self._link: BlockingLink | None = None
+        self._unanswered: Unanswered[BlockingLink] = Unanswered()
         self._declared: set[Exchange | str] = set()
-        self._revokes, self._facts = Followed(RevokeView()), Followed(FactsView())
+        self._revokes, self._facts = StreamPosition(RevokeView()), StreamPosition(FactsView())
         self._facts_read_at = float("-inf")
         _producers.add(self)
 
     @property
     def capabilities(self) -> Capabilities:
+        """What RabbitMQ can and cannot do."""
         return CAPABILITIES
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
         raise NotSupported(CAPABILITIES.reasons["unique"])
 
     def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
         raise NotSupported(CAPABILITIES.reasons["unique"])
 
+    def cluster_id(self) -> ClusterId | None:
+        """The id that signatures are bound to; None if the cluster has none."""
+        view = ClusterView()
+        with self._ready() as link:
+            if self._exists(link, topology.CLUSTER):
+                self._follow(link, topology.CLUSTER, StreamPosition(view))
+        return view.found
+
     def publish(self, batch: Sequence[Outgoing]) -> None:
-        self.send(outbox.tasks(batch, self._queues, cluster_now()))
+        """Send task messages, confirmed on return; MayHaveArrived if the connection was lost before the
+        answer.
+        """
+        posts = outbox.sendable_tasks(batch, self._queues, cluster_now())
+        try:
+            self.send(posts)
+        except BrokerUnavailable as error:
+            if self._unanswered.may_have_arrived(posts):
+                raise MayHaveArrived(str(error)) from error
+            raise
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
+        """Record revokes for all workers; raises RevokesFull at the limit."""
         with self._ready() as link:
             self._follow(link, topology.REVOKES, self._revokes)
             view = self._revokes.view
             assert isinstance(view, RevokeView)
             view.check_room(revokes, self._settings.revokes_max, cluster_now())
-            self._send(link, [outbox.entry(topology.REVOKES, encode_record(one)) for one in revokes])
+            self._send_all(
+                link, [outbox.entry(topology.REVOKES, encode_record(revoke)) for revoke in revokes]
+            )
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        """Send to all who listen now; what waits in a queue longer than `ttl_s` is dropped."""
         if ttl_s <= 0:
             return
-        posts = [outbox.broadcast(one, ttl_s) for one in batch]
+        posts = [outbox.broadcast(sent, ttl_s) for sent in batch]
         with self._ready() as link:
-            for name in {one.exchange for one in batch}:
+            for name in {sent.exchange for sent in batch}:
                 self._declare(link, topology.exchange(name))
-            self._send(link, posts)
+            self._send_all(link, posts)
 
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        """Append events to the event log if a recorder is registered; how many entries were logged."""
         with self._ready() as link:
             if monotonic() - self._facts_read_at > RECORDERS_FRESH_S:
                 self._follow(link, topology.FACTS, self._facts)
@@ -93,23 +135,32 @@ class AmqpProducer:
             if not view.recorders:
                 return 0
             self._declare(link, topology.event_stream(self._settings))
-            self._send(link, outbox.log_entries(entries, counts, time()))
+            self._send_all(link, outbox.log_entries(entries, counts, time()))
             return len(entries)
 
     def send(self, posts: Sequence[Post]) -> None:
-        """Publish, beside what other threads send unless something has to be made for it first."""
+        """Publish together with other threads, or alone if something has to be declared first."""
         published = None
-        if all(post.is_plain for post in posts) and not self._turns.is_inside:
-            with suppress(Undecided):  # alone, it is known whom a refusal concerns
-                published = self._send_together(posts)
-        if published is None or published.returned:
-            with self._ready() as link:
-                self._send(link, posts, published)
-        elif published.refused:
-            raise refusal(dict.fromkeys(published.refused, FULL), posts)
+        try:
+            if all(post.is_plain for post in posts) and not self._turns.is_inside:
+                with suppress(Undecided):  # sent again alone, which shows which message is refused
+                    published = self._send_together(posts)
+            if published is None or published.returned:
+                with self._ready() as link:
+                    refused = self._send(link, posts, published)
+            else:
+                refused = dict.fromkeys(published.refused, FULL)
+        except BrokerRefused:
+            self._unanswered.forget(posts)
+            raise
+        if self._unanswered.given_up:
+            self._unanswered.forget(posts)
+        if refused:
+            raise refusal(refused, posts)
 
     def close(self) -> None:
-        if self._turns.is_inside and self._link is not None:  # a signal's handler: it waits for nobody
+        """Close the connection; in a signal handler, end it without waiting for other threads."""
+        if self._turns.is_inside and self._link is not None:  # a signal handler must not wait
             self._link.interrupt()
             return
         with self._turns.alone():
@@ -118,27 +169,28 @@ class AmqpProducer:
                 link.close()
 
     def after_fork(self) -> None:
-        """In the child: other threads of the parent may have been sending."""
-        self._turns = Turns()
+        """Start afresh in the child: other threads of the parent may have been sending."""
+        self._turns = SharedExclusiveLock()
         link, self._link = self._link, None
+        self._unanswered = Unanswered()
         self._declared = set()
         if link is not None:
             link.abandon()
 
     def _send_together(self, posts: Sequence[Post]) -> Published | None:
-        """None: the connection or a queue has to be made first."""
+        """None: a connection or a queue has to be created first, which a thread does alone."""
         with self._turns:
             link, declared = self._link, self._declared
             if link is None or link.is_stale():
                 return None
             if any(post.queue is not None and post.queue.name not in declared for post in posts):
                 return None
-            return _published(link, posts)
+            return self._publish(link, posts) if self._unanswered.given_up else self._write(link, posts)
 
     @contextmanager
     def _ready(self) -> Iterator[BlockingLink]:
         """The connection, for this thread alone; one that failed is not used again."""
-        if self._turns.is_inside:  # a signal's handler: what it interrupted has the connection
+        if self._turns.is_inside:  # a signal handler: the code that it interrupted uses the connection
             own = self._connect()
             try:
                 yield own
@@ -148,64 +200,98 @@ class AmqpProducer:
         with self._turns.alone():
             if self._link is not None and self._link.is_stale():
                 self._drop()
-            if self._link is None:
-                self._link = self._connect()
+            link = self._link = self._link or self._connect()
+            if link.blocked:
+                raise blocked_by(link.location, link.blocked)
             try:
-                yield self._link
-            except BaseException as error:
-                # An interrupted call has an answer under way that the next call would take for its own.
-                if isinstance(error, ChannelClosed) or not isinstance(error, RevokesFull | BrokerRefused):
+                yield link
+            except BrokerError:
+                if link.error is not None:
                     self._drop()
+                raise
+            except BaseException:
+                # The answer to an interrupted call is still to come; the next call would take it for its own.
+                self._drop()
                 raise
 
     def _connect(self) -> BlockingLink:
-        error = BrokerUnavailable("no RabbitMQ address to connect to; set 'broker'")
-        for location in [next(self._addresses) for _ in self._locations]:
-            try:
-                return BlockingLink(
-                    location, timeout_s=self._settings.connect_timeout_s, name=f"umbel client {os.getpid()}"
-                )
-            except BrokerUnavailable as refused:
-                error = refused
-        raise error
+        return self._addresses.connect(self._connect_to)
+
+    def _connect_to(self, location: Location) -> BlockingLink:
+        name = f"umbel client {os.getpid()}"
+        return BlockingLink(location, timeout_s=self._settings.connect_timeout_s, name=name)
 
     def _drop(self) -> None:
         link, self._link = self._link, None
         self._declared = set()
         # The next server may not have the same streams.
-        self._revokes, self._facts = Followed(RevokeView()), Followed(FactsView())
+        self._revokes, self._facts = StreamPosition(RevokeView()), StreamPosition(FactsView())
         self._facts_read_at = float("-inf")
         if link is not None:
             link.abandon()
 
-    def _send(self, link: BlockingLink, posts: Sequence[Post], published: Published | None = None) -> None:
-        """Publish, or go on where they are `published`; send again what came back."""
+    def _send_all(self, link: BlockingLink, posts: Sequence[Post]) -> None:
+        if refused := self._send(link, posts):
+            raise refusal(refused, posts)
+
+    def _send(
+        self, link: BlockingLink, posts: Sequence[Post], published: Published | None = None
+    ) -> Refusals:
+        """Publish, or go on if they are `published`; send again what was returned."""
         if published is None:
             for queue in {post.queue.name: post.queue for post in posts if post.queue is not None}.values():
                 self._declare(link, queue)
             for via in {post.via.name: post.via for post in posts if post.via is not None}.values():
                 self._declare(link, via)
-            published = _published(link, posts)
+            published = self._publish(link, posts)
         refused = dict.fromkeys(published.refused, FULL)
         if published.returned:
-            refused |= self._send_again(link, published.returned, posts)
-        if refused:
-            raise refusal(refused, posts)
+            refused |= self._send_again(link, {place: posts[place] for place in published.returned})
+        return refused
 
-    def _send_again(
-        self, link: BlockingLink, returned: Sequence[Incoming], posts: Sequence[Post]
-    ) -> Refusals:
-        """Those whose queues were deleted since they were declared; why the others go nowhere."""
-        queues = {post.key: post.queue for post in posts if post.queue is not None}
-        again = [sent_of(one) for one in returned if not route_of(one)[0]]
-        for key in {key for _, key, *_ in again}:
-            self._declared.discard(key)
-            self._declare(link, queues[key])
-        published = link.publish([encode_publish(1, *one, mandatory=True) for one in again], again)
-        lost = {route: unbound(*route) for route in map(route_of, returned) if route[0]}
-        lost |= {route_of(one): DELETED_AGAIN for one in published.returned}
-        lost |= {again[place][:2]: FULL for place in published.refused}
-        return {place: lost[post.route] for place, post in enumerate(posts) if post.route in lost}
+    def _send_again(self, link: BlockingLink, returned: Mapping[int, Post]) -> Refusals:
+        """Send again to queues that were deleted since they were declared; why the others were refused."""
+        refused = {place: unbound(*post.route) for place, post in returned.items() if post.exchange}
+        again = {place: post for place, post in returned.items() if not post.exchange}
+        for queue in {post.key: post.queue for post in again.values()}.values():
+            if queue is not None:
+                self._declared.discard(queue.name)
+                self._declare(link, queue)
+        places, published = [*again], self._publish(link, [*again.values()])
+        refused |= {places[number]: DELETED_AGAIN for number in published.returned}
+        return refused | {places[number]: FULL for number in published.refused}
+
+    def _publish(self, link: BlockingLink, posts: Sequence[Post]) -> Published:
+        """Publish those that the server has not accepted before; returns when it has answered for them."""
+        if link.blocked:  # it confirms nothing now
+            raise blocked_by(link.location, link.blocked, is_written=True)
+        for batch, earlier in self._unanswered.under_way(posts):
+            try:
+                earlier.answered(batch)
+            except BrokerError:
+                if batch.is_under_way:
+                    raise
+        left = self._unanswered.left(posts)
+        places, published = [*left.to_send], self._write(link, [*left.to_send.values()])
+        refused = {places[number] for number in published.refused}
+        return Published(refused | {*left.refused}, [places[number] for number in published.returned])
+
+    def _write(self, link: BlockingLink, posts: Sequence[Post]) -> Published:
+        if not posts:
+            return Published((), ())
+        batches: list[Batch] = []
+        published = None
+        try:
+            published = link.publish(
+                [post.frames(1) for post in posts], [post.sent for post in posts], batches
+            )
+        finally:
+            if (
+                published is None or published.returned
+            ):  # accepted ones are not sent again, even if a later step fails
+                for number, batch in enumerate(batches):
+                    self._unanswered.add(posts[number * PIECE : (number + 1) * PIECE], batch, link)
+        return published
 
     def _declare(self, link: BlockingLink, what: Queue | Exchange) -> None:
         key = what.name if isinstance(what, Queue) else what
@@ -224,34 +310,42 @@ class AmqpProducer:
         if isinstance(what, Exchange) or not self._exists(link, what.name):
             for method, fields in what.calls():
                 self._call_when_ready(link, method, *fields)
-            if isinstance(what, Queue) and what.is_task:  # let it be known
+            if isinstance(what, Queue) and what.is_task:  # announce the queue to all nodes
                 self._declare(link, topology.stream_of_facts())
-                _published(link, [outbox.entry(topology.FACTS, encode_record(QueueFact(what.name)))])
+                known = [outbox.entry(topology.FACTS, encode_record(QueueFact(what.name)))]
+                self._when_ready(link, lambda: self._write(link, known))
 
     def _exists(self, link: BlockingLink, queue: str) -> bool:
         method, fields = topology.passive(queue)
         return _unless_missing(link, lambda: self._call_when_ready(link, method, *fields)) is not None
 
     def _call_when_ready(self, link: BlockingLink, method: Method, *fields: Any) -> Incoming:
-        """Declare; a server that is starting gets as long to come up as one that is connected to."""
+        return self._when_ready(link, lambda: link.call(method, *fields))
+
+    def _when_ready(self, link: BlockingLink, work: Callable[[], T]) -> T:
+        """Retry while the server is starting, for as long as connecting may take."""
         deadline = monotonic() + self._settings.connect_timeout_s
         while True:
             try:
-                return link.call(method, *fields)
+                return work()
             except BrokerStarting:
                 if monotonic() > deadline:
                     raise
             sleep(STARTING_PAUSE_S)
             link.reopen_channel()
 
-    def _follow(self, link: BlockingLink, stream: str, followed: Followed) -> None:
-        """Read the stream from where it was last left to its end."""
+    def _follow(self, link: BlockingLink, stream: str, followed: StreamPosition) -> None:
+        """Read the stream from where the last call stopped to its end."""
         for queue in topology.streams(self._settings):
             if queue.name == stream:
                 self._declare(link, queue)
-        link.call(Method.BASIC_QOS, 0, PREFETCH, False)
-        start = {OFFSET: followed.next_offset or "first"}
-        link.call(Method.BASIC_CONSUME, 0, stream, "f", False, False, False, False, start)
+
+        def begin() -> None:
+            link.call(Method.BASIC_QOS, 0, PREFETCH, False)
+            start = {OFFSET: followed.next_offset or "first"}
+            link.call(Method.BASIC_CONSUME, 0, stream, "f", False, False, False, False, start)
+
+        self._when_ready(link, begin)  # a stream that was just declared may have no replica yet
         is_new = True
         while is_new:
             link.call(Method.BASIC_QOS, 0, PREFETCH, False)
@@ -263,10 +357,6 @@ class AmqpProducer:
             link.deliveries = []
         link.call(Method.BASIC_CANCEL, "f", False)
         link.deliveries = []
-
-
-def _published(link: BlockingLink, posts: Sequence[Post]) -> Published:
-    return link.publish([post.frames(1) for post in posts], [post.sent for post in posts])
 
 
 def _unless_missing(link: BlockingLink, call: Callable[[], T]) -> T | None:

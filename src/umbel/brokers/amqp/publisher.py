@@ -1,43 +1,88 @@
 """Publisher: declares what is missing, publishes, and returns when the server has answered for all.
 
-A message for a queue that was deleted since it was declared comes back; it is declared and sent
-again, once. What the server refuses is reported by its place, so that the others count: a queue that
-cannot be declared refuses its messages, and a full one (`reject-publish`) answers each.
+A message for a queue that was deleted since it was declared comes back; it is declared and sent again, once.
+What the server refuses is reported by its place, so that the others count: a queue that cannot be declared
+refuses its messages, and a full one (`reject-publish`) refuses each. A message to an exchange that was
+deleted, or over the server's size limit, closes its channel, and all that is unconfirmed on it is published
+again without the culprit.
 
-A message to an exchange that was deleted, or over the server's size limit, closes its channel, and with it
-goes the answer for others that were under way there. So each exchange has a channel of its own, and large
-messages go alone. What was under way beside others when its channel was closed may have been accepted: who
-may repeat it sends it again, alone, and then knows whom the refusal concerns; elsewhere it is `Undecided`.
+`AmqpAsyncProducer` publishes with it from any event loop. RabbitMQ cannot tell whether it has a message
+already. A connection that is cut before the confirmation leaves the sender without an answer, so the producer
+sends nothing again by itself: the message may have arrived and would run twice.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 
-from umbel.brokers.amqp import topology
-from umbel.brokers.amqp.confirms import route_of, sent_of
-from umbel.brokers.amqp.declared import mismatch
-from umbel.brokers.amqp.frames import Incoming, encode_publish
-from umbel.brokers.amqp.link import Channel, Link
-from umbel.brokers.amqp.outbox import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, refusal
-from umbel.brokers.amqp.refusals import FULL, ChannelClosed, NotPermitted, Undecided
-from umbel.brokers.amqp.topology import Call, Exchange, Queue
+from umbel.brokers.amqp import outbox, topology
+from umbel.brokers.amqp.handshake import (
+    FULL,
+    Addresses,
+    CannotDeclare,
+    ChannelClosed,
+    Location,
+    NotPermitted,
+    Undecided,
+    blocked_by,
+)
+from umbel.brokers.amqp.link import Channel, Link, open_link
+from umbel.brokers.amqp.outbox import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, Unanswered, entry, refusal
+from umbel.brokers.amqp.streams import QueueFact, encode_record
+from umbel.brokers.amqp.topology import CAPABILITIES, Call, Exchange, Queue, TaskQueues, mismatch
+from umbel.brokers.interface import Attempt, BrokerSettings, Capabilities
 from umbel.brokers.refusals import unbound
-from umbel.errors import BrokerRefused, WireError
+from umbel.clock import cluster_now
+from umbel.errors import AccessRefused, BrokerError, BrokerRefused, NotSupported, WireError
+from umbel.wire.message import Outgoing
 
-ALONE, OTHERS = "alone", "others"  # channels; those of exchanges have a slash before their name
+# ---- publisher -------------------------------------------------------------------------------------
+#
+# Declares what is missing, publishes, and returns when the server has answered for all.
+#
+# A message for a queue that was deleted since it was declared comes back; it is declared and sent again,
+# once. What the server refuses is reported by its place, so that the others count: a queue that cannot be
+# declared refuses its messages, and a full one (`reject-publish`) refuses each.
+#
+# A message to an exchange that was deleted, or over the server's size limit, closes its channel, and the
+# answers for other messages in flight there are lost. So each exchange has a separate channel, and large
+# messages go alone.
+
+ALONE, OTHERS = (
+    "alone",
+    "others",
+)  # names of channels; the channel of an exchange is named by a slash and the exchange
 CHANNELS_MAX = 16
 
 
 class Publisher:
-    def __init__(self, link: Link, *, may_repeat: bool = True) -> None:
+    """Publishes on one connection. `unanswered` outlives the connection: it belongs to the owner of all
+    sends.
+
+    A message that makes the server close its channel takes the answers for other messages in flight there
+    with it. So each exchange has a separate channel, and large messages go alone. Messages that were in
+    flight with the culprit may have been accepted. With `may_repeat` they are sent again, each alone, which
+    shows which one is refused; otherwise the error is `Undecided`.
+
+    Nothing is written to a server that has announced a resource alarm. What was written and has no answer is
+    not written again on the same connection.
+    """
+
+    def __init__(self, link: Link, unanswered: Unanswered[Channel], *, may_repeat: bool = True) -> None:
         self.declared: set[str] = set()
         self.exchanges: set[str] = set()
-        self.peculiar: set[str] = set()  # queues that somebody made with arguments of their own
+        self.peculiar: set[str] = set()  # queues that exist with other arguments than ours
         self._link = link
+        self._unanswered = unanswered
         self._may_repeat = may_repeat
         self._channels: dict[str, Channel] = {}
         self._opening, self._alone = asyncio.Lock(), asyncio.Lock()
         self._declaring: dict[str, asyncio.Lock] = {}
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the server has announced a resource alarm, and accepts no messages now."""
+        return bool(self._link.blocked)
 
     async def send(self, posts: Sequence[Post]) -> None:
         """Publish all of them; BrokerRefused if the server refused some."""
@@ -45,7 +90,9 @@ class Publisher:
             raise refusal(refused, posts)
 
     async def try_send(self, posts: Sequence[Post]) -> Refusals:
-        """Publish, and say which were refused."""
+        """Publish, and return which were refused and why."""
+        if posts and self._link.blocked:
+            raise blocked_by(self._link.location, self._link.blocked)
         refused: Refusals = {}
         bad = await self._declare_missing(posts)
         together, alone = dict[str, list[int]](), list[int]()
@@ -56,16 +103,25 @@ class Publisher:
                 alone.append(place)
             else:
                 together.setdefault(post.exchange, []).append(place)
-        for exchange, places in together.items():
-            await self._publish_together(exchange, posts, places, refused)
-        for place in alone:
-            await self._publish_alone(posts, [place], refused)
+        answered: list[int] = []
+        try:
+            for exchange, places in together.items():
+                await self._publish_together(exchange, posts, places, refused)
+                answered += places
+            for place in alone:
+                await self._publish_alone(posts, [place], refused)
+                answered.append(place)
+        except BaseException:
+            self._unanswered.add_accepted([posts[place] for place in answered if place not in refused])
+            raise
+        if self._unanswered.given_up:
+            self._unanswered.forget(posts)
         return refused
 
     async def _publish_together(
         self, exchange: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
     ) -> None:
-        """Beside what others send to this exchange."""
+        """Publish on the channel that other senders to this exchange use too."""
         try:
             return await self._publish(self._channel_for(exchange), posts, places, refused)
         except Undecided as error:
@@ -76,6 +132,8 @@ class Publisher:
         is_gone = closed.code == ChannelClosed.NOT_FOUND
         if is_gone:
             self.exchanges.clear()
+        if is_theirs:  # the server has accepted none of them
+            self._unanswered.forget([posts[place] for place in places])
         if is_theirs and not is_gone:
             refused |= dict.fromkeys(places, closed.text)
         elif is_theirs or self._may_repeat:
@@ -87,6 +145,7 @@ class Publisher:
     async def _repeat(
         self, exchange: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
     ) -> None:
+        """Publish again what was in flight when the channel closed, so that only the culprit is refused."""
         bad = await self._declare_missing([posts[place] for place in places])
         refused |= {place: bad[posts[place].needs] for place in places if posts[place].needs in bad}
         left = [place for place in places if place not in refused]
@@ -94,7 +153,9 @@ class Publisher:
             await self._publish_alone(posts, some, refused)
 
     async def _publish_alone(self, posts: Sequence[Post], places: Sequence[int], refused: Refusals) -> None:
-        """What closes the channel is one of these: a single one, or for the same exchange."""
+        """Publish one message, or messages for one exchange: if the channel closes, one of these is the
+        cause.
+        """
         if not places:
             return
         try:
@@ -103,17 +164,18 @@ class Publisher:
         except ChannelClosed as error:
             self._raise_if_broadcast(error, posts[places[0]])
             refused |= dict.fromkeys(places, error.text)
+            self._unanswered.forget([posts[place] for place in places])
 
     def _raise_if_broadcast(self, closed: ChannelClosed, post: Post) -> None:
-        """Who sends one declares its exchange."""
+        """Raise the error to the sender of a broadcast, which declares the exchange itself."""
         if post.exchange and post.via is None:
             raise closed from None
 
     async def declare(self, what: Queue | Exchange, *, exactly: bool = False) -> None:
-        """Make it, or agree with what is there, unless it must be `exactly` so.
+        """Create it, or agree with what exists, unless it must be `exactly` so.
 
-        A queue may have been made with other arguments, and an exchange of another kind still takes messages.
-        One that is there is used by a user who may not make it.
+        A queue may exist with other arguments, and an exchange of another kind still takes messages. A user
+        who may not create them can still use existing ones.
         """
         channel = await self._link.channel()
         try:
@@ -123,8 +185,8 @@ class Publisher:
             is_other = refused.code == ChannelClosed.PRECONDITION
             is_theirs = isinstance(refused, NotPermitted) and not refused.may_configure
             if exactly or not (is_other or is_theirs):
-                why = mismatch(what.name, refused.text) if is_other else refused.text
-                raise BrokerRefused(f"cannot declare {what.name!r}: {why or refused.text}") from None
+                why = mismatch(what.name, refused.text) if is_other else ""
+                raise CannotDeclare(repr(what.name), refused, why) from None
             channel = await self._link.channel()
             method, fields = topology.passive(what.name) if isinstance(what, Queue) else what.passive()
             try:
@@ -132,13 +194,13 @@ class Publisher:
             except ChannelClosed:
                 if is_other:
                     raise
-                raise BrokerRefused(f"cannot declare {what.name!r}: {refused.text}") from None
+                raise CannotDeclare(repr(what.name), refused) from None
             self.peculiar.add(what.name)
         await channel.close()
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
 
     async def need(self, what: Queue | Exchange) -> None:
-        """Declare it unless that was done; who needs the same meanwhile waits for it."""
+        """Declare it unless that was done; callers that need the same meanwhile wait for it."""
         known, name = (
             self.declared if isinstance(what, Queue) else self.exchanges,
             str(type(what)) + what.name,
@@ -151,26 +213,29 @@ class Publisher:
                 self._declaring.pop(name, None)
 
     async def make(self, what: str, calls: Sequence[Call]) -> None:
-        """Declare and bind several things at once."""
+        """Declare and bind several things at once; raises CannotDeclare."""
         channel = await self._link.channel()
         try:
             for answer in [channel.ask(method, *fields) for method, fields in calls]:
                 await channel.answer(answer)
         except ChannelClosed as refused:
-            raise BrokerRefused(f"cannot declare {what}: {refused.text}") from None
+            raise CannotDeclare(what, refused) from None
         await channel.close()
 
     def forget_declared(self) -> None:
-        """Things were deleted: what is needed is declared again."""
+        """Something was deleted: declare again what is needed."""
         self.declared.clear()
         self.exchanges.clear()
 
     async def _declare_missing(self, posts: Sequence[Post]) -> dict[str, str]:
-        """What cannot be declared, by the names of queues and exchanges, and why."""
+        """The queues and exchanges that cannot be declared, by `Post.needs`, and why."""
         refused: dict[str, str] = {}
         for post in posts:
             what: Queue | Exchange | None = post.via if post.queue is None else post.queue
             if what is None:
+                continue
+            if isinstance(what, Queue) and what.reserved:
+                refused[post.needs] = what.reserved
                 continue
             known = self.declared if isinstance(what, Queue) else self.exchanges
             if what.name not in known and post.needs not in refused:
@@ -183,19 +248,62 @@ class Publisher:
     async def _publish(
         self, name: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
     ) -> None:
+        wanted = {place: posts[place] for place in places}
+        to_send = await self._not_answered(wanted, refused) if self._unanswered.given_up else wanted
+        if returned := await self._write(name, to_send, refused):
+            await self._send_again(name, returned, refused)
+        if self._unanswered.given_up:
+            self._unanswered.add_accepted([post for place, post in wanted.items() if place not in refused])
+
+    async def _not_answered(self, wanted: dict[int, Post], refused: Refusals) -> dict[int, Post]:
+        """What must still be sent of these, once the server has answered for what was sent before."""
+        posts, places = [*wanted.values()], [*wanted]
+        for batch, channel in self._unanswered.under_way(posts):
+            try:
+                await channel.answered(batch)
+            except BrokerError:
+                if batch.is_under_way:
+                    raise
+        left = self._unanswered.left(posts)
+        refused |= {places[number]: FULL for number in left.refused}
+        return {places[number]: post for number, post in left.to_send.items()}
+
+    async def _write(self, name: str, posts: dict[int, Post], refused: Refusals) -> dict[int, Post]:
+        """Publish these on one channel; returns those that no queue took."""
         channel = await self._open_channel(name)
         frames: dict[int, bytes] = {}
-        for place in places:
+        for place, post in posts.items():
             try:
-                frames[place] = posts[place].frames(channel.number)
+                frames[place] = post.frames(channel.number)
             except WireError as error:  # a name that is too long
                 refused[place] = str(error)
-        sent = list(frames)
-        done = await channel.publish(frames.values(), lambda: [posts[place].sent for place in sent])
-        for nacked in done.refused:
-            refused[sent[nacked]] = FULL
-        if done.returned:
-            refused |= await self._send_again(name, done.returned, {place: posts[place] for place in sent})
+        sent = [posts[place] for place in frames]
+        batch = channel.publish([*frames.values()], lambda: [post.sent for post in sent])
+        try:
+            await channel.answered(batch)
+        except BaseException:
+            self._unanswered.add(sent, batch, channel)
+            raise
+        places = [*frames]
+        for nacked in batch.refused:
+            refused[places[nacked]] = FULL
+        if batch.returned:  # accepted ones are not sent again, even if a later step fails
+            self._unanswered.add(sent, batch, channel)
+        return {places[number]: sent[number] for number in batch.returned}
+
+    async def _send_again(self, name: str, returned: dict[int, Post], refused: Refusals) -> None:
+        """Declare the missing queues and send their messages again; the others are refused."""
+        again: dict[int, Post] = {}
+        for place, post in returned.items():
+            if post.exchange:
+                refused[place] = unbound(*post.route)
+                continue
+            again[place] = post
+        for queue in {post.key: post.queue for post in again.values()}.values():
+            if queue is not None:
+                self.declared.discard(queue.name)
+                await self.declare(queue)
+        refused |= dict.fromkeys(await self._write(name, again, refused) if again else (), DELETED_AGAIN)
 
     def _channel_for(self, exchange: str) -> str:
         name = f"/{exchange}"
@@ -210,26 +318,101 @@ class Publisher:
                 channel = self._channels[name] = await self._link.channel(confirms=True)
         return channel
 
-    async def _send_again(
-        self, name: str, returned: Sequence[Incoming], posts: Mapping[int, Post]
-    ) -> Refusals:
-        """Declare the queues that are missing and send what was for them; why the others go nowhere."""
-        routes = {route_of(one) for one in returned}
-        unroutable = {route for route in routes if route[0]}
-        again = [one for one in returned if not route_of(one)[0]]
-        wanted = {post.key: post.queue for post in posts.values()}
-        for _, key in routes - unroutable:
-            self.declared.discard(key)
-            if (queue := wanted.get(key)) is not None:
-                await self.declare(queue)
-        channel = await self._open_channel(name)
-        done = await channel.publish(
-            (encode_publish(channel.number, *sent_of(one), mandatory=True) for one in again),
-            lambda: map(sent_of, again),
-        )
-        lost = {route_of(one) for one in done.returned}
-        return {
-            place: unbound(*post.route) if post.route in unroutable else DELETED_AGAIN
-            for place, post in posts.items()
-            if post.route in unroutable or post.route in lost
-        }
+
+# ---- amqp async producer ---------------------------------------------------------------------------
+#
+# Publishing from an event loop, confirmed on return, on one connection.
+#
+# RabbitMQ cannot tell whether it has a message already. A connection that is cut before the confirmation
+# leaves the sender without an answer, so nothing is sent again by itself: it may have arrived, and would
+# run twice. The same message sent again by this producer is not written twice on one connection, and on
+# another one it is sent as redelivered (`Unanswered`).
+
+HEARTBEAT_S = 30
+
+
+class AmqpAsyncProducer:
+    """The producer for asyncio applications, on one connection.
+
+    RabbitMQ cannot tell whether it has a message already. After a connection was cut before the confirmation
+    nothing is sent again by itself: the message may have arrived, and would run twice. If the caller sends it
+    again, it is not written twice on one connection, and on another one it is sent as redelivered.
+    """
+
+    repeats = False
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._timeout_s = settings.connect_timeout_s
+        self._queues = TaskQueues(settings)
+        self._addresses = Addresses(settings.url)
+        self._unanswered: Unanswered[Channel] = Unanswered()
+        self._link: Link | None = None
+        self._publisher: Publisher | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What RabbitMQ can and cannot do."""
+        return CAPABILITIES
+
+    async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
+        """Send task messages, confirmed on return; `attempt.is_out` says whether some may have arrived after
+        an error.
+        """
+        publisher = await self._ready()
+        posts = outbox.sendable_tasks(batch, self._queues, cluster_now())
+        try:
+            news = await _announcements(publisher, posts)
+            refused = await publisher.try_send([*news, *posts])
+        except AccessRefused:  # the server's answer: it accepted nothing of what goes straight to queues
+            attempt.is_out = any(post.exchange for post in posts)
+            raise
+        except BaseException:
+            attempt.is_out = self._unanswered.may_have_arrived(posts)
+            raise
+        of_posts = {place - len(news): why for place, why in refused.items() if place >= len(news)}
+        if of_posts:
+            raise refusal(of_posts, posts)
+
+    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
+        raise NotSupported(CAPABILITIES.reasons["unique"])
+
+    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
+        raise NotSupported(CAPABILITIES.reasons["unique"])
+
+    async def close(self) -> None:
+        """Close the connection; the next send opens another."""
+        link, self._link, self._publisher = self._link, None, None
+        if link is not None:
+            await link.close()
+
+    def abandon(self) -> None:
+        """Forget the connection, whose event loop is closed."""
+        self._link = self._publisher = None
+
+    async def _ready(self) -> Publisher:
+        if self._link is not None and self._link.error is None and self._publisher is not None:
+            return self._publisher
+        async with self._opening:
+            if self._link is None or self._link.error is not None or self._publisher is None:
+                self._link = await self._addresses.connected(self._open_at)
+                self._publisher = Publisher(self._link, self._unanswered, may_repeat=False)
+            return self._publisher
+
+    async def _open_at(self, location: Location) -> Link:
+        name = f"umbel client {os.getpid()}"
+        return await open_link(location, timeout_s=self._timeout_s, heartbeat_s=HEARTBEAT_S, name=name)
+
+
+async def _announcements(publisher: Publisher, posts: Sequence[Post]) -> list[Post]:
+    """Facts that announce the task queues that this connection has not declared yet."""
+    new = {
+        post.queue.name
+        for post in posts
+        if post.queue is not None and post.queue.is_task and post.queue.name not in publisher.declared
+    }
+    if new:
+        await publisher.need(topology.stream_of_facts())
+    return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in sorted(new)]

@@ -1,48 +1,60 @@
-"""Session: everything of a broker that lives and dies with its connection.
+"""Session: everything of a broker that lives and ends with its connections.
 
-That is two: one consumes and asks, the other publishes. A server that is short of memory or disk stops to
-read from those that publish; acknowledgements must not wait behind that. When one ends, so does the other.
+There are two: one consumes and asks, the other publishes. A server that is short of memory or disk stops
+reading from publishing connections; acknowledgements must not wait for that. When one ends, so does the
+other.
 
-`Sessions` hands out the one that lives and opens the next when it has died: what was claimed on
-the old connection is then RabbitMQ's again, and the views go on reading where they stopped. Unless the
-server lost what it had: then nobody else knows what was claimed, and `Sessions` remembers that.
+`Sessions` returns the live session and opens the next when it has ended: RabbitMQ then has again what was
+claimed on the old connection, and the views go on reading where they stopped. If the server has lost its
+data, no other process knows what was claimed, and `Sessions` remembers that.
+
+A writer to the stream of facts learns here what became of its entry. RabbitMQ confirms an entry a moment
+before its readers get it. So a writer adds a barrier entry and reads until that arrives: then it has read its
+entry, and all that came before.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import cycle
+from secrets import token_hex
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.claims import Claims
-from umbel.brokers.amqp.declared import DELAY_DELIVERY, TaskQueues
+from umbel.brokers.amqp.consumer import Arrived, Consumer
 from umbel.brokers.amqp.frames import Method
-from umbel.brokers.amqp.link import Link, open_link
-from umbel.brokers.amqp.location import Location, locations_from_url
-from umbel.brokers.amqp.outbox import Post, Refusals, entry, refusal
+from umbel.brokers.amqp.handshake import Addresses, CannotDeclare, ChannelClosed, Location, QueueRefused
+from umbel.brokers.amqp.link import Channel, Link, open_link
+from umbel.brokers.amqp.outbox import Post, Refusals, Unanswered, entry, freeing, refusal, start_entry
 from umbel.brokers.amqp.publisher import Publisher
-from umbel.brokers.amqp.records import (
+from umbel.brokers.amqp.signature_view import SignatureView, signatures_lost
+from umbel.brokers.amqp.streams import (
+    BarrierFact,
+    Changed,
     ClockView,
+    Fact,
     FactsView,
     QueueFact,
     RevokeView,
-    SignaturesView,
     StartsView,
+    StreamPosition,
+    Tails,
     encode_record,
 )
-from umbel.brokers.amqp.refusals import ChannelClosed, QueueRefused
-from umbel.brokers.amqp.streams import Followed, Tails
+from umbel.brokers.amqp.topology import DELAY_DELIVERY, TaskQueues
 from umbel.brokers.interface import BrokerSettings, Replaced, Tag
-from umbel.brokers.links import MAIN, LinkWatch, unheard
-from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
-from umbel.protocol.outage import LinkChange
+from umbel.brokers.links import MAIN, LinkWatch, ignore_link
+from umbel.clock import cluster_now
+from umbel.errors import BrokerError, BrokerUnavailable
+from umbel.protocol.shutdown import LinkChange
 
 log = logging.getLogger("umbel.brokers.amqp")
 PROBES_AT_ONCE = 8
 HEARTBEAT_S = 30
+LOOK_AGAIN_S = 0.002  # for a fact that RabbitMQ has confirmed
 RECOGNISE_S, LOOK_AGAIN_S = 1.0, 0.01
-# A quorum queue that looks like any other (the virtual host's default), or RabbitMQ after 4.
+# From a quorum queue that was not declared as one (the virtual host's default), or from RabbitMQ after 4.
 _LIMIT_REFUSED = "global qos"
 
 
@@ -56,18 +68,20 @@ class Views:
             FactsView(),
             ClockView(),
         )
-        self.signatures = SignaturesView()
-        self.followed: Mapping[str, Followed] = {
-            topology.REVOKES: Followed(self.revokes),
-            topology.STARTS: Followed(self.starts),
-            topology.FACTS: Followed(self.facts),
-            topology.CLOCK: Followed(self.clock),
-            **({topology.SIGNATURES: Followed(self.signatures)} if remembers_signatures else {}),
+        self.signatures = SignatureView()
+        self.followed: Mapping[str, StreamPosition] = {
+            topology.REVOKES: StreamPosition(self.revokes),
+            topology.STARTS: StreamPosition(self.starts),
+            topology.FACTS: StreamPosition(self.facts),
+            topology.CLOCK: StreamPosition(self.clock),
+            **({topology.SIGNATURES: StreamPosition(self.signatures)} if remembers_signatures else {}),
         }
 
 
 class Session:
-    """`on_deleted`: a queue went with these claims. `on_lost`: these streams are other ones than before."""
+    """One pair of connections. `on_deleted`: a queue was deleted with these claims. `on_lost`: these streams
+    were lost and created again.
+    """
 
     def __init__(
         self,
@@ -76,6 +90,7 @@ class Session:
         views: Views,
         settings: BrokerSettings,
         queues: TaskQueues,
+        unanswered: Unanswered[Channel],
         *,
         on_deleted: Callable[[str, set[Tag]], None],
         on_lost: Callable[[Sequence[str]], None],
@@ -86,69 +101,163 @@ class Session:
         outgoing.on_end = link.end
         self.queues = queues
         self._on_lost = on_lost
-        self.publisher = Publisher(outgoing)
+        self.unanswered = unanswered
+        self.publisher = Publisher(outgoing, unanswered)
         self.claims = Claims(
             link,
             settings.lease_s,
-            starts_of=views.starts.count,
+            starts=views.starts,
             prefetch_floor=settings.prefetch_floor,
             needs_own_limit=lambda queue: (
                 not channel_limits or queue in self.publisher.peculiar or queues.limits_each_consumer(queue)
             ),
+            expires_all=queues.expires_all,
             on_deleted=on_deleted,
+            may_park=lambda: not self.publisher.is_blocked,
         )
+        self.claims.on_lost_uses = self._free_soon
         self.views = views
         views.facts.on_pause = self.claims.wake
         self._settings = settings
+        self.holder = token_hex(8)  # names this session in the entries of the signatures that it uses
         self._tails: Tails | None = None
         self._beginning = asyncio.Lock()
+        self._freeing: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
+        """Declare the streams and read them to their ends; again after a stream's channel ended."""
         async with self._beginning:
             if self._tails is not None and not self._tails.ended:
                 return
-            self.publisher.forget_declared()  # what else is gone is not known
-            # At once: a server that has none of them yet takes its time for each.
+            self.publisher.forget_declared()  # other things may have been deleted too
+            # Concurrently: a server that has none of them yet is slow to create each.
             await asyncio.gather(*map(self.publisher.declare, topology.streams(self._settings)))
+            if self._settings.remembers_signatures:
+                await self._show_that_it_lives()
             tails = await self._new_tails()
             if tails.strange:
                 await tails.close()
                 tails = await self._anew(tails.strange)
             self._tails = tails
+            if self.views.signatures.has_read:
+                await self.note_lost_signatures()
+
+    async def note_lost_signatures(self) -> None:
+        """Record in an empty stream of signatures that it is not known which ones were used before."""
+        if self._settings.remembers_signatures and not self.views.followed[topology.SIGNATURES].next_offset:
+            await self.publisher.send(
+                [entry(topology.SIGNATURES, encode_record(signatures_lost(cluster_now())))]
+            )
+
+    async def free_lost(self, owner: str = "") -> None:
+        """Free the signatures of claims that ended without a verdict; with `owner`, of all its claims too."""
+        lost, self.claims.lost_uses = self.claims.lost_uses, []
+        held = [claimed.used for claimed in self.claims.standing.values() if owner and claimed.owner == owner]
+        uses = [*lost, *(use for use in held if use is not None)]
+        try:
+            if uses:
+                await self.publisher.send([freeing(use) for use in uses])
+        except BaseException:
+            self.claims.lost_uses += lost
+            raise
+
+    def _free_soon(self) -> None:
+        """Free them in the background: RabbitMQ has the messages again, and may deliver
+        them at any moment.
+        """
+        if self._freeing is None or self._freeing.done():
+            self._freeing = asyncio.get_running_loop().create_task(self._free_all())
+
+    async def _free_all(self) -> None:
+        with suppress(BrokerError):  # the next renewal of a lease retries
+            while self.claims.lost_uses:
+                await self.free_lost()
+
+    async def _show_that_it_lives(self) -> None:
+        """Hold the session's lock on the connection that has the claims: both end together."""
+        channel = await self.link.channel()
+        for method, fields in topology.session_queue(self.holder).calls():
+            await channel.call(method, *fields)
+        await channel.close()
 
     async def catch_up(self) -> None:
+        """When this returns, the views know all that was confirmed before."""
         assert self._tails is not None
-        if self._tails.ended:  # a stream was deleted or changed its leader: the claims on the link live on
+        if self._tails.ended:  # a stream was deleted or changed its leader: the claims on the link stay
             await self.begin()
         await self._tails.catch_up()
 
     async def send(self, posts: Sequence[Post]) -> None:
+        """Publish all of them; raises BrokerRefused if some were refused."""
         if refused := await self.try_send(posts):
             raise refusal(refused, posts)
 
     async def try_send(self, posts: Sequence[Post]) -> Refusals:
-        """Publish, let new queues be known, and say which messages were refused."""
+        """Publish, announce new task queues, and return which messages were refused."""
         news = self._announcements(posts)
         refused = await self.publisher.try_send([*news, *posts])
         return {place - len(news): why for place, why in refused.items() if place >= len(news)}
 
+    @contextmanager
+    def all_or_again(self, posts: Sequence[Post]) -> Iterator[None]:
+        """The server has accepted these; if the block fails and everything is repeated, they are not sent
+        again.
+        """
+        try:
+            yield
+        except BaseException:
+            self.unanswered.add_accepted(posts)
+            raise
+
+    async def leave(self, owner: str, queue: str, *, is_busy: bool = False) -> None:
+        """Return what the owner has fetched from the queue and not claimed, recorded as unstarted."""
+        async with self.claims.leaving(owner, queue, is_busy=is_busy) as fetched:
+            new = [arrived.message.correlation_id for arrived in fetched if not arrived.redelivered]
+            await self.note_unstarted(queue, new)
+
+    async def note_unstarted(self, queue: str, messages: Sequence[str]) -> None:
+        """Record for all workers that these messages return unstarted, because RabbitMQ will flag them as
+        redelivered.
+        """
+        if posts := [start_entry(queue, message, 0, unstarted=True) for message in messages if message]:
+            await self.publisher.send(posts)
+
+    async def take_unstarted(self, taken: Sequence[tuple[Consumer, Arrived]]) -> set[tuple[str, str]]:
+        """Those of the redelivered messages that have not started, by queue and id.
+
+        They may start from now on. So the record is withdrawn first: if this worker dies with them, they may
+        have run.
+        """
+        again = {
+            (consumer.queue, arrived.message.correlation_id)
+            for consumer, arrived in taken
+            if arrived.redelivered
+        }
+        found = {key for key in again if self.views.starts.is_unstarted(*key)}
+        if found:
+            await self.publisher.send([start_entry(*key, 0) for key in sorted(found)])
+        return found
+
     async def make_queue(self, name: str) -> None:
-        """The queue is there, and is known to those who list queues."""
+        """Declare the queue and announce it to all nodes, unless that was done."""
         if name not in self.publisher.declared:
             try:
                 await self.publisher.declare(self.queues.queue(name), exactly=self.queues.is_declared(name))
                 if self.queues.needs_ladder:
                     await self._join_ladder(name)
-            except BrokerRefused as refused:
+            except (ChannelClosed, CannotDeclare) as refused:
                 raise QueueRefused(name, refused) from None
         if name not in self.views.facts.queues:
             await self.publisher.send([entry(topology.FACTS, encode_record(QueueFact(name)))])
 
     async def close(self) -> None:
+        """Close both connections."""
+        if self._freeing is not None:
+            self._freeing.cancel()
         await asyncio.gather(self.link.close(), self._outgoing.close())
 
     async def _join_ladder(self, name: str) -> None:
-        """Let messages come that Celery's clients send to the ladder of delays."""
+        """Let messages arrive that Celery's clients send to the ladder of delays."""
         if DELAY_DELIVERY.name not in self.publisher.exchanges:
             await self.publisher.make("Celery's queues for delays", self.queues.ladder())
             self.publisher.exchanges.add(DELAY_DELIVERY.name)
@@ -156,7 +265,7 @@ class Session:
             await self.publisher.make(f"the delays of the queue {name!r}", calls)
 
     async def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """How many messages wait in each of these queues; those that are not there are left out."""
+        """How many messages wait in each of these queues; missing queues are left out."""
         found: dict[str, int] = {}
         gate = asyncio.Semaphore(PROBES_AT_ONCE)
 
@@ -175,7 +284,7 @@ class Session:
         return found
 
     async def look_at(self, queue: str) -> tuple[int, int]:
-        """How many messages wait in the queue, which is there, and how many consume it."""
+        """How many messages wait in an existing queue, and how many consumers it has."""
         channel = await self.link.channel()
         method, fields = topology.passive(queue)
         _, waiting, consumers = (await channel.call(method, *fields)).fields
@@ -183,6 +292,7 @@ class Session:
         return waiting, consumers
 
     async def purge(self, queue: str) -> int:
+        """Remove what waits in the queue; how many messages that were."""
         channel = await self.link.channel()
         count: int = (await channel.call(Method.QUEUE_PURGE, 0, queue, False)).fields[0]
         await channel.close()
@@ -199,7 +309,7 @@ class Session:
         return tails
 
     async def _anew(self, lost: Sequence[str]) -> Tails:
-        """The server lost what it had, as one does whose disk was not kept: read from the beginning."""
+        """The server lost streams, for example with its disk: read their successors from the beginning."""
         log.warning("RabbitMQ lost cluster records; reading them again", extra={"streams": ",".join(lost)})
         for stream in lost:
             self.views.followed[stream].begin_anew()
@@ -218,24 +328,24 @@ class Session:
 
 
 class Sessions:
-    """The session that lives; opened when it is asked for."""
+    """The live session; opened when it is needed."""
 
     def __init__(
         self,
         settings: BrokerSettings,
         name: str,
         on_replaced: Callable[[Replaced], None] = lambda _: None,
-        on_link: Callable[[LinkChange], None] = unheard,
+        on_link: Callable[[LinkChange], None] = ignore_link,
     ) -> None:
         self.on_link = on_link
-        self.unknown: set[Tag] = set()  # claims that went with their queue, and are not settled
+        self.unknown: set[Tag] = set()  # claims that were lost with their queue, and are not settled
         self._on_replaced = on_replaced
         self.views = Views(remembers_signatures=settings.remembers_signatures)
-        self.locations = locations_from_url(settings.url)
+        self._addresses = Addresses(settings.url)
         self._settings = settings
         self._queues = TaskQueues(settings)
+        self._unanswered: Unanswered[Channel] = Unanswered()
         self._name = name
-        self._turns = cycle(self.locations)
         self._session: Session | None = None
         self._opening = asyncio.Lock()
         self._watch = LinkWatch(MAIN, on_link, ends_claims=True)
@@ -244,10 +354,14 @@ class Sessions:
 
     @property
     def alive(self) -> Session | None:
+        """The session if its connections live; nothing is opened."""
         session = self._session
         return session if session is not None and session.link.error is None else None
 
     async def get(self) -> Session:
+        """The live session; connects if there is none, and raises BrokerUnavailable if that fails or after
+        `close`.
+        """
         session = self._session
         if session is not None and session.link.error is None:
             return session
@@ -260,7 +374,7 @@ class Sessions:
                     )
                 if session is not None and _LIMIT_REFUSED in str(session.link.error):
                     self._channel_limits = False
-                self._session = await self._open()
+                self._session = await self._addresses.connected(self._open_at)
                 self._watch.restored()
             assert self._session is not None
             return self._session
@@ -275,27 +389,19 @@ class Sessions:
         self._on_replaced(Replaced(f"the queue {queue!r} was deleted", len(self.unknown)))
 
     def _lost(self, streams: Sequence[str]) -> None:
-        """While another connection is made, the last session still has what was claimed on the old one."""
+        """Until another connection is open, the last session still has what was claimed on the old one."""
         if self._session is not None and self._session.link.error is not None and topology.FACTS in streams:
             self.unknown |= self._session.claims.standing.keys()
         self._on_replaced(Replaced(f"the streams {', '.join(streams)} were deleted", len(self.unknown)))
 
     async def close(self) -> None:
+        """Close the session; none is opened any more."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
 
-    async def _open(self) -> Session:
-        error = BrokerUnavailable("no RabbitMQ address to connect to; set 'broker'")
-        for location in [next(self._turns) for _ in self.locations]:
-            try:
-                return await self._open_at(location)
-            except BrokerUnavailable as refused:
-                error = refused
-        raise error
-
     async def _open_at(self, location: Location) -> Session:
-        # The claims are of the one connection, so that one tells the server that we live.
+        # The claims belong to this connection, so its heartbeat follows the lease.
         link = await self._open_link(location, self._name, max(1, round(self._settings.lease_s / 2)))
         try:
             outgoing = await self._open_link(location, f"{self._name} (sending)", HEARTBEAT_S)
@@ -308,6 +414,7 @@ class Sessions:
             self.views,
             self._settings,
             self._queues,
+            self._unanswered,
             on_deleted=self._deleted,
             on_lost=self._lost,
             channel_limits=self._channel_limits,
@@ -319,10 +426,44 @@ class Sessions:
             outgoing.abort("set-up failed")
             raise
         link.on_end = partial(self._note_ended, outgoing)
-        if link.error is not None:  # meanwhile
+        if link.error is not None:  # it ended meanwhile
             raise link.error
         return session
 
     async def _open_link(self, location: Location, name: str, heartbeat_s: int) -> Link:
         timeout_s = self._settings.connect_timeout_s
         return await open_link(location, timeout_s=timeout_s, heartbeat_s=heartbeat_s, name=name)
+
+
+# ---- writing facts ----------------------------------------------------------------------------------
+
+
+async def write_if_current(session: Session, fact: Changed, *, timeout_s: float) -> bool:
+    """Write a new version of a lease or election; whether it counted, because no other writer was faster."""
+    with session.views.facts.attempt(fact) as counted:
+        await write_facts(session, fact, timeout_s=timeout_s)
+        return counted()
+
+
+async def write_facts(session: Session, *facts: Fact, timeout_s: float) -> None:
+    """Write facts. When this returns, they are confirmed, and the views know them and all
+    that came before.
+    """
+    barrier, read = BarrierFact(token_hex(8)), asyncio.Event()
+    awaited = session.views.facts.awaited
+    awaited[barrier.nonce] = read.set
+    try:
+        entries = [entry(topology.FACTS, encode_record(fact)) for fact in (*facts, barrier)]
+        await session.publisher.send(entries)
+        async with asyncio.timeout(timeout_s):
+            await session.catch_up()
+            while not read.is_set():
+                await asyncio.sleep(LOOK_AGAIN_S)
+                await session.catch_up()
+    except TimeoutError:
+        raise BrokerUnavailable(
+            f"RabbitMQ confirmed a write to {topology.FACTS} but did not deliver it within "
+            f"{timeout_s:g} s; try again"
+        ) from None
+    finally:
+        awaited.pop(barrier.nonce, None)

@@ -1,0 +1,1 @@
+"""A broker for messages together with a second one, the coordination store, for what the first cannot do."""

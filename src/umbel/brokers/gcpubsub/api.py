@@ -1,45 +1,62 @@
-"""API: the calls of Pub/Sub's REST interface that are made here, as values, and their answers as values."""
+"""API: the calls to Pub/Sub's REST interface as values, and which topics and subscriptions must exist.
 
-from collections.abc import Mapping, Sequence
+A topic without a subscription drops what is sent to it. So a sender creates the topic and the subscription of
+a queue before it sends there first, and creates them again when they were deleted. The calls are values: the
+blocking and the asynchronous clients make them in the same order.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from math import ceil
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
-from umbel.brokers.gcpubsub.names import Place
-from umbel.brokers.gcpubsub.posts import Post
+from umbel.brokers.gcpubsub.http import AlreadyExists
+from umbel.brokers.gcpubsub.posts import DEAD, Names, Place, Post
+from umbel.brokers.interface import BrokerSettings
+from umbel.errors import BrokerRefused
+
+# ---- api -------------------------------------------------------------------------------------------
+#
+# The calls to Pub/Sub's REST interface as values, and their answers as values.
 
 ACK_DEADLINE_MIN_S, ACK_DEADLINE_MAX_S = 10, 600
-ACK_IDS_MAX = 1000  # of one request, which may have 512 KiB
-DELIVERIES_MAX = 100  # Pub/Sub then moves a message to the dead letters; the most that it allows
+ACK_IDS_MAX = 1000  # in one request, which may have 512 KiB
+DELIVERIES_MAX = 100  # then Pub/Sub moves a message to the dead letters; the maximum that it allows
 FAN_OUT_RETENTION_S = 600
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """`what`: the same in words, for errors."""
+    """One request. `what` describes it in error texts."""
 
     verb: str
     path: str
     body: bytes
     what: str
+    within_s: int | None = None  # how long the emulator may take to answer
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
+    """A message that a pull returned."""
+
     ack_id: str
     data: bytes
     attributes: Mapping[str, str]
     message_id: str
-    published: str  # when, as ISO 8601
-    deliveries: int  # 0: not counted
+    published: str  # when it was published, as ISO 8601
+    deliveries: int  # 0: Pub/Sub does not count them
 
 
 def publish(project: str, posts: Sequence[Post]) -> Call:
-    """To one topic."""
-    body = _encode({"messages": [{"data": one.data, "attributes": one.attributes} for one in posts]})
+    """Publish posts, all to one topic."""
+    body = _encode({"messages": [{"data": post.data, "attributes": post.attributes} for post in posts]})
     topic = posts[0].topic
     return Call("POST", f"{_path(project, 'topics', topic)}:publish", body, f"publishing to {topic!r}")
 
 
 def make_topic(project: str, topic: str, retention_s: float) -> Call:
+    """Create a topic that retains messages for so long."""
     body = _encode({"messageRetentionDuration": _duration(retention_s)})
     return Call("PUT", _path(project, "topics", topic), body, f"the topic {topic!r}")
 
@@ -55,6 +72,9 @@ def make_subscription(
     counts_deliveries_into: str = "",
     is_filtered: bool = True,
 ) -> Call:
+    """Create a subscription. With `counts_deliveries_into`, a message delivered too often moves to that
+    topic.
+    """
     wanted: dict[str, object] = {
         "topic": _topic(project, place.topic),
         "ackDeadlineSeconds": ack_deadline_s,
@@ -72,7 +92,7 @@ def make_subscription(
 
 
 def count_deliveries(project: str, place: Place, into: str) -> Call:
-    """Change a subscription that somebody else made."""
+    """Give an existing subscription, for example one of Celery's, a topic for its dead letters."""
     name = f"projects/{project}/subscriptions/{place.subscription}"
     changed = {"name": name, "topic": _topic(project, place.topic)} | _dead_letter_policy(project, into)
     body = _encode({"subscription": changed, "updateMask": "deadLetterPolicy"})
@@ -81,48 +101,53 @@ def count_deliveries(project: str, place: Place, into: str) -> Call:
 
 
 def look_at(project: str, subscription: str) -> Call:
+    """Read the settings of a subscription."""
     path = _path(project, "subscriptions", subscription)
     return Call("GET", path, b"", f"the subscription {subscription!r}")
 
 
 def remove(project: str, subscription: str) -> Call:
+    """Delete a subscription."""
     path = _path(project, "subscriptions", subscription)
     return Call("DELETE", path, b"", f"the subscription {subscription!r}")
 
 
-def pull(project: str, subscription: str, count: int, *, waits: bool) -> Call:
+def pull(project: str, subscription: str, count: int, *, waits: bool, within_s: int | None = None) -> Call:
+    """Take up to `count` messages; with `waits`, wait at the server for the first."""
     asked: dict[str, object] = {"maxMessages": max(1, min(count, ACK_IDS_MAX))}
     if not waits:
         asked["returnImmediately"] = True
-    return _of_subscription(project, subscription, "pull", asked)
+    return replace(_of_subscription(project, subscription, "pull", asked), within_s=within_s)
 
 
 def acknowledge(project: str, subscription: str, ack_ids: Sequence[str]) -> Call:
+    """Acknowledge messages by the ids of their deliveries."""
     return _of_subscription(project, subscription, "acknowledge", {"ackIds": ack_ids})
 
 
 def set_deadline(project: str, subscription: str, ack_ids: Sequence[str], deadline_s: int) -> Call:
-    """From now on; 0 gives the messages back."""
+    """Set the ack deadline from now on; 0 returns the messages."""
     asked = {"ackIds": ack_ids, "ackDeadlineSeconds": deadline_s}
     return _of_subscription(project, subscription, "modifyAckDeadline", asked)
 
 
 def read_pulled(body: bytes) -> list[Received]:
+    """The messages in the answer to `pull`."""
     return [
         Received(
-            one.ack_id,
-            one.message.data,
-            one.message.attributes,
-            one.message.message_id,
-            one.message.publish_time,
-            one.delivery_attempt,
+            received.ack_id,
+            received.message.data,
+            received.message.attributes,
+            received.message.message_id,
+            received.message.publish_time,
+            received.delivery_attempt,
         )
-        for one in _decode_pulled(body).received_messages
+        for received in _decode_pulled(body).received_messages
     ]
 
 
 class Subscribed(msgspec.Struct, frozen=True, rename="camel"):
-    """A subscription as the server has it."""
+    """The settings of a subscription at the server."""
 
     ack_deadline_seconds: int = ACK_DEADLINE_MIN_S
     dead_letter_policy: Mapping[str, object] = {}
@@ -172,3 +197,116 @@ def _dead_letter_policy(project: str, into: str) -> dict[str, object]:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f}s"
+
+
+# ---- topology --------------------------------------------------------------------------------------
+#
+# Topics and subscriptions that must exist before a message is sent or pulled.
+#
+# A topic without a subscription drops what is sent to it. So a sender to a queue creates both first, once
+# in its life, and again when somebody has deleted them. The calls are values: the blocking and the
+# asynchronous client make them in the same order.
+
+LETTERS_RETENTION_S = 7 * 86_400.0  # the default retention of a subscription
+LETTERS_EXPIRE_S = 31 * 86_400.0
+DEAD_PLACE = Place(DEAD, DEAD, DEAD, DEAD)
+
+Calls = Generator[Call, bytes | BrokerRefused, None]
+"""Calls to be made in order. Each is answered with the body or the refusal; one without a meaning here is
+raised.
+"""
+
+
+def next_of(calls: Calls, answer: bytes | BrokerRefused | None) -> Call | None:
+    """The call that follows this answer (None: the first call); None when there is no more."""
+    try:
+        return next(calls) if answer is None else calls.send(answer)
+    except StopIteration:
+        return None
+
+
+class Topology:
+    """What this process has created, and the calls that create the rest.
+
+    A topic without a subscription drops what is sent to it. So a sender to a queue creates both first, once
+    in its life, and again when somebody has deleted them.
+    """
+
+    def __init__(self, settings: BrokerSettings, project: str, *, exactly_once: bool) -> None:
+        self._settings = settings
+        self._project = project
+        self._exactly_once = exactly_once
+        self.names = Names(settings)
+        self.ack_deadline_s = ack_deadline(settings.lease_s)
+        self.made: dict[str, int] = {}  # by queue, the ack deadline of its subscription
+        self.topics: set[str] = set()
+
+    def forget(self, topic: str) -> None:
+        """The topic was deleted: it and its queues must be created again."""
+        self.topics.discard(topic)
+        self.made = {
+            queue: deadline for queue, deadline in self.made.items() if self.names.place(queue).topic != topic
+        }
+
+    def make_topic(self, topic: str, retention_s: float) -> Calls:
+        """The calls that create the topic, unless that was done."""
+        if topic in self.topics:
+            return
+        _unless_there((yield make_topic(self._project, topic, retention_s)))
+        self.topics.add(topic)
+
+    def make_dead(self) -> Calls:
+        """The calls that create topic and subscription of the dead letters, unless that was done."""
+        if DEAD in self.topics:
+            return
+        yield from self.make_topic(DEAD, LETTERS_RETENTION_S)
+        self.topics.discard(DEAD)
+        subscribing = make_subscription(
+            self._project,
+            DEAD_PLACE,
+            ack_deadline_s=60,
+            retention_s=LETTERS_RETENTION_S,
+            expires_s=LETTERS_EXPIRE_S,
+            is_filtered=False,
+        )
+        _unless_there((yield subscribing))
+        self.topics.add(DEAD)
+
+    def make_queue(self, queue: str) -> Calls:
+        """The calls that create topic and subscription of the queue, unless that was done."""
+        if queue in self.made:
+            return
+        place, expires_s = self.names.place(queue), self._settings.subscription_expires_s
+        yield from self.make_dead()
+        yield from self.make_topic(place.topic, expires_s)
+        subscribing = make_subscription(
+            self._project,
+            place,
+            ack_deadline_s=self.ack_deadline_s,
+            retention_s=expires_s,
+            expires_s=expires_s,
+            exactly_once=self._exactly_once,
+            counts_deliveries_into=DEAD,
+        )
+        answer = yield subscribing
+        if isinstance(answer, BrokerRefused):
+            _unless_there(answer)
+            answer = yield look_at(self._project, place.subscription)
+            if isinstance(answer, BrokerRefused):
+                raise answer
+            found = read_subscription(answer)
+            if not found.dead_letter_policy:  # made by Celery; if we may not change it, it is used unchanged
+                yield count_deliveries(self._project, place, DEAD)
+            self.made[queue] = found.ack_deadline_seconds
+        else:
+            self.made[queue] = self.ack_deadline_s
+
+
+def ack_deadline(lease_s: float) -> int:
+    """The ack deadline for a lease, within Pub/Sub's limits."""
+    return max(ACK_DEADLINE_MIN_S, min(ceil(lease_s), ACK_DEADLINE_MAX_S))
+
+
+def _unless_there(answer: bytes | BrokerRefused) -> None:
+    if isinstance(answer, BrokerRefused) and not isinstance(answer, AlreadyExists):
+        raise answer

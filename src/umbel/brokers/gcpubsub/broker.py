@@ -1,16 +1,14 @@
-"""PubsubBroker: the asynchronous face of Google Pub/Sub."""
+"""PubsubBroker: Google Pub/Sub for workers and the parts of an app that run on an event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from umbel.brokers.configured import ConfiguredBroker
-from umbel.brokers.gcpubsub import letters, posts, verdicts
-from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
+from umbel.brokers.gcpubsub import claims, letters, posts
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, NoCoordination, Unsupported, refuse
 from umbel.brokers.gcpubsub.claims import Claims
+from umbel.brokers.gcpubsub.consumer import PubsubSubscription
 from umbel.brokers.gcpubsub.service import Service
-from umbel.brokers.gcpubsub.subscription import PubsubSubscription
-from umbel.brokers.gcpubsub.unsupported import NoCoordination, Unsupported, refuse
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Broadcast,
@@ -25,31 +23,46 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
+from umbel.brokers.links import ConfiguredBroker, signer_at
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.wire.message import Outgoing
+from umbel.wire.call import holding_of
+from umbel.wire.message import Message, Outgoing
+
+ReleaseUnique = Callable[[Sequence[tuple[str, str]]], Awaitable[None]]
 
 
 class PubsubBroker(ConfiguredBroker, Unsupported):
-    def __init__(self, settings: BrokerSettings) -> None:
+    """The asynchronous broker on Google Pub/Sub, complete only together with a coordination store."""
+
+    def __init__(self, settings: BrokerSettings, release_unique: ReleaseUnique | None = None) -> None:
+        """`release_unique` belongs to the coordination store, which has the keys of the unique tasks in these
+        queues.
+        """
         super().__init__(settings)
+        self._release_unique = release_unique
         self._service = Service(settings)
         self._claims = Claims(self._service, settings.lease_s)
         self._coordination = NoCoordination()
         self._keeper: asyncio.Task[None] | None = None
+        self._leaving: dict[PubsubSubscription, asyncio.Task[None] | None] = {}  # None: it still listens
 
     @property
     def capabilities(self) -> Capabilities:
+        """What Pub/Sub can and cannot do."""
         return CAPABILITIES
 
     @property
     def coordination(self) -> NoCoordination:
+        """A coordination that supports neither elections nor leases."""
         return self._coordination
 
     async def open(self) -> None:
+        """Create the queue of dead letters, and start to extend the deadlines of claimed messages."""
         if self._settings.remembers_signatures:
             refuse("signatures")
+        self._signer = await signer_at(self, self._settings)
         await self._service.make_dead()
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._claims.keep())
@@ -58,12 +71,15 @@ class PubsubBroker(ConfiguredBroker, Unsupported):
         """Nothing to do: each call stands alone."""
 
     async def close(self) -> None:
+        """Return what is claimed, remove the listeners' subscriptions, and close all connections."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
             self._keeper = None
         with suppress(BrokerError):
             await self._claims.close()
+        if listening := list(self._leaving):
+            await asyncio.wait([self._leave(subscription) for subscription in listening])
         self._service.close()
 
     async def sweep(self) -> None:
@@ -72,83 +88,118 @@ class PubsubBroker(ConfiguredBroker, Unsupported):
     # -- messages --------------------------------------------------------------------------------
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Send task messages, confirmed on return; raises BrokerRefused if some were refused."""
         now = cluster_now()
         refused = await self._service.make_for(batch)
         if refused:
-            raise _refusal(refused)
-        refused = await self._service.try_send([posts.task(one, self._service.names, now) for one in batch])
+            raise _refusal(refused, was_sent=False)
+        refused = await self._service.try_send(
+            [posts.task(outgoing, self._service.names, now) for outgoing in batch]
+        )
         if refused:
             raise _refusal(refused)
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
+        """Up to `limit` messages of these queues for this owner; revokes are not recorded here."""
         await self._claims.put_out_silent()
         deliveries = await self._claims.claim(owner, queues, limit)
         return Claim(deliveries, (), revoked_after, lease_ended=not self._claims.renew(owner))
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
+        """Return when a message may be claimed from these queues, or after the time-out."""
         await self._claims.wait(queues, timeout_s)
         return True
 
     async def renew(self, owner: str) -> bool:
+        """Extend the owner's lease; False if it had ended before."""
         await self._claims.put_out_silent()
         return self._claims.renew(owner)
 
     async def return_lost(self, *, by_turn: bool = False) -> int:
-        """Return the claims of silent owners in this process; Pub/Sub returns those of dead processes."""
+        """How many claims of silent owners in this process were returned; Pub/Sub returns those of dead
+        processes.
+        """
         await self._claims.put_out_silent()
         lost, self._claims.lost = self._claims.lost, 0
         return lost
 
-    async def leave_queue(self, owner: str, queue: str) -> None:
+    async def leave_queue(self, owner: str, queue: str, *, is_busy: bool = False) -> None:
+        """Return what was fetched from the queue and not claimed."""
         await self._claims.leave(queue)
 
     async def forget_owner(self, owner: str) -> int:
+        """End all claims of the owner; how many messages were returned."""
         return await self._claims.forget(owner)
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        """Those of the claims that are over, so that a verdict on them would be a conflict."""
         return frozenset(tag for tag in tags if self._claims.find(tag) is None)
 
     async def settle(self, batch: Sequence[Verdict]) -> Settled:
+        """Apply verdicts: send what they ask for, then acknowledge the messages."""
         await self._claims.put_out_silent()
-        return await verdicts.settle(self._service, self._claims, batch, cluster_now())
+        return await claims.settle(self._service, self._claims, batch, cluster_now())
 
     async def bury(self, refused: Sequence[Refused]) -> None:
-        await verdicts.bury(self._service, refused, cluster_now())
+        """Make dead letters of refused messages."""
+        await claims.bury(self._service, refused, cluster_now())
 
     # -- looking ---------------------------------------------------------------------------------
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
+        """The first messages of the queue, which stay there; each look counts as a delivery."""
         return await letters.peek(self._service, queue, limit)
 
     async def purge(self, queue: str) -> int:
+        """Delete what waits in the queue; how many messages."""
         dropped = self._claims.drop_waiting(queue)
         if dropped:
-            await self._service.acknowledge(self._service.names.place(queue).subscription, dropped)
-        return len(dropped) + await letters.purge(self._service, queue)
+            ids = [arrived.ack_id for arrived in dropped]
+            await self._service.acknowledge(self._service.names.place(queue).subscription, ids)
+            await self._ended([arrived.message for arrived in dropped])
+        return len(dropped) + await letters.purge(self._service, queue, self._ended)
+
+    async def _ended(self, messages: Sequence[Message]) -> None:
+        """Free the keys of unique tasks whose messages were deleted."""
+        held = [holding for message in messages if (holding := holding_of(message)) is not None]
+        keys = [(holding.umbel_unique, holding.id) for holding in held if holding.umbel_unique]
+        if keys and self._release_unique is not None:
+            await self._release_unique(keys)
 
     async def move(self, source: str, target: str, limit: int) -> int:
+        """Move messages to another queue; how many were moved."""
         await self._claims.leave(source)
         return await letters.move(self._service, source, target, limit)
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
+        """Up to `limit` dead letters, which stay where they are."""
         return await letters.dead_letters(self._service, limit)
 
-    async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        return await letters.requeue(self._service, letter_ids, cluster_now(), self.keyring)
+    async def count_dead(self, limit: int) -> int:
+        """How many dead letters there are, counted up to `limit`."""
+        return len(await self.dead_letters(limit))
+
+    async def requeue_dead(self, letter_ids: Sequence[int | str], *, even_if_used: bool = False) -> int:
+        """Send dead letters to their queues again; how many."""
+        now, signer = cluster_now(), self.signer
+        return await letters.requeue(self._service, letter_ids, now, signer, even_if_used=even_if_used)
 
     async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
+        """Delete dead letters; how many."""
         return await letters.drop(self._service, letter_ids)
 
     # -- fan-out ---------------------------------------------------------------------------------
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
-        """Events go nowhere: nobody can listen to them (`Capabilities.events`)."""
-        heard = [one for one in batch if one.exchange != EVENT_EXCHANGE]
-        if ttl_s <= 0 or not heard:
+        """Send to all listeners; events are dropped, because no node can listen to them
+        (`Capabilities.events`).
+        """
+        deliverable = [message for message in batch if message.exchange != EVENT_EXCHANGE]
+        if ttl_s <= 0 or not deliverable:
             return None
-        for exchange in {one.exchange for one in heard}:
+        for exchange in {message.exchange for message in deliverable}:
             await self._service.make_topic(exchange, self._settings.subscription_expires_s)
-        sent = [posts.broadcast(one) for one in heard]
+        sent = [posts.broadcast(message) for message in deliverable]
         if refused := await self._service.try_send(sent):
             raise _refusal(refused)
         return None
@@ -157,6 +208,7 @@ class PubsubBroker(ConfiguredBroker, Unsupported):
     async def subscribe(
         self, exchange: str, patterns: Sequence[str], *, unread_ttl_s: float | None = None
     ) -> AsyncIterator[Subscription]:
+        """The broadcasts that match the patterns, while the block runs; raises NotSupported for events."""
         if exchange == EVENT_EXCHANGE:
             refuse("events")
         subscription = PubsubSubscription(
@@ -166,15 +218,30 @@ class PubsubBroker(ConfiguredBroker, Unsupported):
             expires_s=self._settings.subscription_expires_s,
             on_link=self._tell_link,
         )
-        await subscription.enter()
+        self._leaving[subscription] = None
         try:
+            await subscription.enter()
             yield subscription
         finally:
-            await subscription.leave()
+            if subscription in self._leaving:  # otherwise `close` has removed it
+                await asyncio.shield(self._leave(subscription))
+
+    def _leave(self, subscription: PubsubSubscription) -> asyncio.Task[None]:
+        """Remove the listener's subscriptions, even if the listener is cancelled again;
+        `close` waits for it.
+        """
+        leaving = self._leaving[subscription]
+        if leaving is None:
+            leaving = self._leaving[subscription] = asyncio.create_task(subscription.leave())
+            leaving.add_done_callback(lambda _: self._leaving.pop(subscription, None))
+        return leaving
 
 
-def _refusal(refused: dict[int, str]) -> BrokerRefused:
-    """One error for all; it tells of the first."""
+def _refusal(refused: dict[int, str], *, was_sent: bool = True) -> BrokerRefused:
+    """One error for all refused messages, with the text of the first. `was_sent`: all the
+    others were sent.
+    """
     first = min(refused)
     more = f" (and {len(refused) - 1} more messages)" if len(refused) > 1 else ""
-    return BrokerRefused(f"cannot send a message{more}: {refused[first]}", places=sorted(refused))
+    places = sorted(refused) if was_sent else ()
+    return BrokerRefused(f"cannot send a message{more}: {refused[first]}", places=places)

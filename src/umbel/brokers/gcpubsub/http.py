@@ -1,12 +1,114 @@
-"""HTTP/1.1 as far as Pub/Sub's REST interface needs it: a request as bytes, an answer from bytes.
+"""HTTP: where the service is, one request and its answer as bytes, what an answer means, and access tokens.
 
-Pure: the blocking and the asynchronous link feed the same reader. An answer has a length or comes in
-chunks; one with neither ends with the connection. An answer larger than ANSWER_MAX_BYTES is an error.
+Pure but for the token, which google-auth fetches; that library is imported when a token is first needed. The
+asynchronous link and the blocking one both use it.
 """
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from umbel.errors import BrokerUnavailable
+from umbel.brokers.tls import tls_context, tls_refusal
+from umbel.errors import AccessRefused, BadURL, BrokerError, BrokerRefused, BrokerSilent, BrokerUnavailable
+
+if TYPE_CHECKING:
+    import ssl
+
+
+# ---- address ---------------------------------------------------------------------------------------
+#
+# Which project an address means, and where its Pub/Sub is.
+#
+# `gcpubsub://projects/NAME`, as Celery writes it. `PUBSUB_EMULATOR_HOST` leads to an emulator, as for
+# Google's own libraries. Options after a `?`: `exactly_once=true`, and `endpoint=https://HOST` for a
+# regional endpoint.
+
+SCHEME = "gcpubsub"
+EMULATOR_VARIABLE = "PUBSUB_EMULATOR_HOST"
+GOOGLE = "pubsub.googleapis.com"
+OPTIONS = ("exactly_once", "endpoint")
+_FORM = "write gcpubsub://projects/NAME"
+_PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A project, and the server to reach it: Google's, a regional endpoint, or an emulator.
+
+    `gcpubsub://projects/NAME`, as Celery writes it. `PUBSUB_EMULATOR_HOST` leads to an emulator, as for
+    Google's own libraries. Options after a `?`: `exactly_once=true`, and `endpoint=https://HOST` for a
+    regional endpoint.
+    """
+
+    project: str
+    host: str
+    port: int
+    tls: bool
+    is_emulator: bool
+    exactly_once: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}, project {self.project!r}"
+
+    @property
+    def authority(self) -> str:
+        """Host and port for the HTTP header, without the default port."""
+        return self.host if self.tls and self.port == 443 else f"{self.host}:{self.port}"
+
+    def tls_context(self) -> "ssl.SSLContext | None":
+        """The TLS settings with the system's certificates; None without TLS."""
+        return tls_context({}, where=f"Pub/Sub at {self}") if self.tls else None
+
+
+def address_from_url(url: str) -> Address:
+    """The address in a URL; raises BadURL with what to write instead."""
+    parts = urlsplit(url)
+    if parts.scheme != SCHEME or parts.netloc != "projects":
+        raise BadURL(url, f"a Pub/Sub address names a project: {_FORM}")
+    project = parts.path.strip("/")
+    if not _PROJECT.fullmatch(project):
+        raise BadURL(url, f"{project!r} is not a project id; {_FORM}")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in options:
+        if name not in OPTIONS:
+            raise BadURL(url, f"unknown option {name!r}; known here: {', '.join(OPTIONS)}")
+    once = options.get("exactly_once", "false").lower()
+    if once not in ("true", "false"):
+        raise BadURL(url, f"exactly_once is {once!r}: write true or false")
+    emulator = os.environ.get(EMULATOR_VARIABLE, "")
+    if emulator:
+        host, port = _host_and_port(url, emulator.removeprefix("http://"), EMULATOR_VARIABLE, 8085)
+        return Address(project, host, port, False, True, once == "true")
+    endpoint = options.get("endpoint", f"https://{GOOGLE}")
+    scheme, slashes, place = endpoint.partition("://")
+    if not slashes or scheme not in ("https", "http"):
+        raise BadURL(url, f"the endpoint is {endpoint!r}: write https://HOST")
+    tls = scheme == "https"
+    host, port = _host_and_port(url, place.rstrip("/"), "endpoint", 443 if tls else 80)
+    return Address(project, host, port, tls, False, once == "true")
+
+
+def _host_and_port(url: str, text: str, what: str, port: int) -> tuple[str, int]:
+    host, colon, number = text.rpartition(":")
+    if not colon:
+        return text, port
+    if not host or not number.isdecimal() or not 0 < int(number) < 65536:
+        raise BadURL(url, f"{what} is {text!r}: write HOST:PORT")
+    return host.strip("[]"), int(number)
+
+
+# ---- http ------------------------------------------------------------------------------------------
+#
+# HTTP/1.1 as far as Pub/Sub's REST interface needs it: a request as bytes, an answer from bytes.
+#
+# Pure: the blocking and the asynchronous link use the same reader. An answer has a length or comes in
+# chunks; one with neither ends with the connection. An answer larger than ANSWER_MAX_BYTES is an error.
 
 HEAD_MAX_BYTES = 64 * 1024
 ANSWER_MAX_BYTES = 64 * 2**20  # a pull of 10 MB, in base64, is 14 MB
@@ -14,12 +116,17 @@ _END = b"\r\n\r\n"
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
+    """One answer of the server, complete."""
+
     status: int
     body: bytes
-    keeps_open: bool  # the connection may be used again
+    keeps_open: bool  # the connection can be used again
 
 
-def encode_request(verb: str, host: str, path: str, body: bytes, token: str = "") -> bytes:
+def encode_request(
+    verb: str, host: str, path: str, body: bytes, token: str = "", *, within_s: int | None = None
+) -> bytes:
+    """The bytes of a request. `within_s` tells an emulator how long the answer may take."""
     lines = [
         f"{verb} {path} HTTP/1.1",
         f"host: {host}",
@@ -27,13 +134,19 @@ def encode_request(verb: str, host: str, path: str, body: bytes, token: str = ""
         "content-type: application/json",
         f"content-length: {len(body)}",
     ]
+    if within_s is not None:
+        lines.append(f"grpc-timeout: {within_s}S")
     if token:
         lines.append(f"authorization: Bearer {token}")
     return "\r\n".join(lines).encode() + _END + body
 
 
 class AnswerReader:
-    """Feed it what arrives; it returns the answer when that is complete."""
+    """Reads one answer from the bytes that arrive.
+
+    An answer has a length or comes in chunks; one with neither ends with the connection. An answer larger
+    than ANSWER_MAX_BYTES is an error.
+    """
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -42,10 +155,13 @@ class AnswerReader:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing has come yet."""
+        """Whether nothing has arrived yet."""
         return self._head is None and not self._data
 
     def feed(self, data: bytes) -> Answer | None:
+        """The answer if these bytes complete it; raises BrokerUnavailable for bytes that are not such an
+        answer.
+        """
         self._data += data
         if self._head is None:
             place = self._data.find(_END)
@@ -67,7 +183,7 @@ class AnswerReader:
         return None
 
     def end(self) -> Answer | None:
-        """The connection has ended: an answer without a length is complete, another is cut off."""
+        """The connection has ended: an answer without a length is complete; None if the answer is cut off."""
         if self._head is None or {"content-length", "transfer-encoding"} & self._head[1].keys():
             return None
         return Answer(self._head[0], bytes(self._data), keeps_open=False)
@@ -113,3 +229,160 @@ def _number(text: str, base: int) -> int:
 
 def _strange(what: str) -> BrokerUnavailable:
     return BrokerUnavailable(f"the server does not answer as Pub/Sub does ({what!r}); check the address")
+
+
+# ---- refusals --------------------------------------------------------------------------------------
+#
+# The errors for answers that report a failure, and for connections that fail, with what to do.
+
+_PERMANENT = "PERMANENT_FAILURE"
+
+
+class NotFound(BrokerRefused):
+    """The topic or subscription does not exist."""
+
+
+class AlreadyExists(BrokerRefused):
+    """The topic or subscription exists already."""
+
+
+class AcksRefused(BrokerRefused):
+    """An exactly-once subscription reports which acknowledgements were too late; the others counted."""
+
+    def __init__(self, message: str, late: frozenset[str], again: frozenset[str]) -> None:
+        super().__init__(message)
+        self.late = late
+        self.again = again
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    metadata: Mapping[str, str] = {}
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+    status: str = ""
+    details: list[Any] = []
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error = _Error()
+
+
+_decode = msgspec.json.Decoder(_ErrorBody).decode
+
+
+def error_of(answer: Answer, address: Address, what: str) -> BrokerError:
+    """The error for an answer that is not a success; `what` names the request."""
+    try:
+        error = _decode(answer.body).error
+    except msgspec.DecodeError:
+        error = _Error(answer.body[:200].decode(errors="replace"))
+    where, text = f"Pub/Sub at {address}", error.message or f"status {answer.status}"
+    match answer.status:
+        case 401:
+            return AccessRefused(f"{where} does not accept these credentials: {text}")
+        case 403:
+            return AccessRefused(
+                f"{where} does not permit {what}: {text}; grant roles/pubsub.editor to this account"
+            )
+        case 404:
+            return NotFound(f"{where} does not have {what}: {text}")
+        case 409:
+            return AlreadyExists(f"{where} has {what} already")
+        case 429:
+            return BrokerUnavailable(f"{where} is at its quota ({what}): {text}; raise the quota")
+        case status if 400 <= status < 499 and status != 408:
+            failures = _ack_marks(error)
+            if failures:
+                late = frozenset(ack_id for ack_id, why in failures.items() if why.startswith(_PERMANENT))
+                return AcksRefused(f"{where} refused: {text}", late, frozenset(failures) - late)
+            return BrokerRefused(f"{where} refused {what}: {text}")
+    return BrokerUnavailable(f"{where} cannot do {what} now: {text} ({answer.status})")
+
+
+def unreachable(address: Address, problem: BaseException, timeout_s: float) -> BrokerUnavailable:
+    """The error for a connection that cannot be opened or does not answer, with what to check."""
+    where = f"cannot reach Pub/Sub at {address}"
+    check = f"check {EMULATOR_VARIABLE}" if address.is_emulator else "check network and endpoint"
+    if isinstance(problem, TimeoutError):
+        return BrokerSilent(f"{where}: no answer within {timeout_s:g} s; {check}")
+    if isinstance(problem, ConnectionRefusedError):
+        return BrokerUnavailable(f"{where}: connection refused; {check}")
+    if address.tls and (refused := tls_refusal(where, problem, {})) is not None:
+        return refused
+    return BrokerUnavailable(f"{where}: {str(problem) or type(problem).__name__}; {check}")
+
+
+def cut_off(address: Address) -> BrokerUnavailable:
+    """The error for a connection that ended before its answer was complete."""
+    return BrokerUnavailable(f"Pub/Sub at {address} closed the connection before it answered")
+
+
+def _ack_marks(error: _Error) -> dict[str, str]:
+    """For an exactly-once subscription: what became of each acknowledgement that failed, by its id."""
+    failures: dict[str, str] = {}
+    for detail in error.details:
+        try:
+            found = msgspec.convert(detail, _Detail).metadata
+        except msgspec.ValidationError:
+            continue
+        failures |= {name: why for name, why in found.items() if "_FAILURE_" in why}
+    return failures
+
+
+# ---- tokens ----------------------------------------------------------------------------------------
+#
+# Access tokens that identify us to Google; an emulator needs none.
+#
+# Google's own library finds the credentials as everywhere: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth
+# application-default login`, or the account of the machine. Fetching a token blocks, so an event loop
+# fetches it in a thread.
+
+SCOPE = "https://www.googleapis.com/auth/pubsub"
+
+
+class Tokens:
+    """The access token for one address, fetched again when it expires.
+
+    Google's own library finds the credentials as everywhere: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth
+    application-default login`, or the account of the machine. Fetching a token blocks, so an event loop
+    fetches it in a thread.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._credentials: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def known(self) -> str | None:
+        """A token that is still valid; "" if none is needed; None if `fetch` must be called."""
+        if self._address.is_emulator or not self._address.tls:
+            return ""
+        credentials = self._credentials
+        return str(credentials.token) if credentials is not None and credentials.valid else None
+
+    def after_fork(self) -> None:
+        """In the child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+    def fetch(self) -> str:
+        """A valid token; blocks. Raises AccessRefused without usable credentials."""
+        from google.auth import default
+        from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+        from google.auth.transport.requests import Request
+
+        with self._lock:
+            try:
+                if self._credentials is None:
+                    self._credentials, _ = default(scopes=[SCOPE])
+                if not self._credentials.valid:
+                    self._credentials.refresh(Request())
+            except DefaultCredentialsError as error:
+                raise AccessRefused(f"no credentials for Pub/Sub: {error}") from None
+            except TransportError as error:
+                raise BrokerUnavailable(f"cannot get a token for Pub/Sub: {error}") from None
+            except GoogleAuthError as error:
+                raise AccessRefused(f"Google does not accept the credentials for Pub/Sub: {error}") from None
+            return str(self._credentials.token)

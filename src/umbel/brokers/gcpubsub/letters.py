@@ -1,29 +1,30 @@
-"""Letters: dead letters and waiting messages as people look at them, move and remove them.
+"""Letters: dead letters and waiting messages that a person lists, moves and removes.
 
-Pub/Sub has no way to look at a message without taking it. So those that are looked at are pulled, and
-given back; each look counts as a delivery.
+Pub/Sub has no way to read a message without taking it. So messages to be shown are pulled, and returned; each
+look counts as a delivery.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from umbel.brokers.gcpubsub import posts
 from umbel.brokers.gcpubsub.api import Received
-from umbel.brokers.gcpubsub.names import DEAD
-from umbel.brokers.gcpubsub.posts import Mark, Post
+from umbel.brokers.gcpubsub.posts import DEAD, Mark, Post
 from umbel.brokers.gcpubsub.service import Service
 from umbel.brokers.interface import MOVED_AT_ONCE_MAX, DeadLetter, Delivery
 from umbel.brokers.refusals import signed_for
 from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import unseal
-from umbel.wire.message import outgoing_of_letter
-from umbel.wire.signing import HEADER, Keyring
+from umbel.wire.message import Message
+from umbel.wire.retried import requeued
+from umbel.wire.signing import HEADER, Signer
 
 LOOK_MAX = 10_000
 PORTION = 1000
+Ended = Callable[[Sequence[Message]], Awaitable[None]]
 
 
 async def take_all(service: Service, subscription: str, limit: int) -> list[Received]:
-    """Pull until nothing comes, or enough has."""
+    """Pull until nothing more comes, or `limit` messages are here."""
     found: list[Received] = []
     while len(found) < limit:
         portion = await service.pull(subscription, min(PORTION, limit - len(found)), waits=False)
@@ -34,28 +35,35 @@ async def take_all(service: Service, subscription: str, limit: int) -> list[Rece
 
 
 async def give_back(service: Service, subscription: str, found: Sequence[Received]) -> None:
+    """Return messages to their subscription."""
     if found:
-        await service.set_deadline(subscription, [one.ack_id for one in found], 0)
+        await service.set_deadline(subscription, [received.ack_id for received in found], 0)
 
 
 async def peek(service: Service, queue: str, limit: int) -> list[Delivery]:
+    """The first messages of a queue, which are returned to it."""
     await service.make_queue(queue)
     subscription = service.names.place(queue).subscription
     found = await take_all(service, subscription, limit)
     await give_back(service, subscription, found)
-    return [_delivery(queue, one) for one in found]
+    return [_delivery(queue, received) for received in found]
 
 
-async def purge(service: Service, queue: str) -> int:
+async def purge(service: Service, queue: str, ended: Ended) -> int:
+    """Delete what waits; `ended` gets the messages, a portion at a time. How many were deleted."""
     await service.make_queue(queue)
     subscription, count = service.names.place(queue).subscription, 0
     while found := await take_all(service, subscription, PORTION):
-        await service.acknowledge(subscription, [one.ack_id for one in found])
+        await service.acknowledge(subscription, [received.ack_id for received in found])
+        await ended([unseal(received.data).message for received in found])
         count += len(found)
     return count
 
 
 async def move(service: Service, source: str, target: str, limit: int) -> int:
+    """Publish messages of one queue to another, then acknowledge them, up to the first
+    signed one; how many.
+    """
     for queue in (source, target):
         await service.make_queue(queue)
     subscription = service.names.place(source).subscription
@@ -63,16 +71,16 @@ async def move(service: Service, source: str, target: str, limit: int) -> int:
     moved = 0
     try:
         free: list[Received] = []
-        for one in found:
-            if HEADER.encode() in unseal(one.data).message.headers:
+        for received in found:
+            if HEADER.encode() in unseal(received.data).message.headers:
                 break
-            free.append(one)
+            free.append(received)
         if found and not free:
             raise signed_for(source)
-        refused = await service.try_send([_moved(service, one, target) for one in free])
+        refused = await service.try_send([_moved(service, received, target) for received in free])
         if refused:
             raise BrokerRefused(f"messages cannot be moved to {target!r}: {refused[min(refused)]}")
-        await service.acknowledge(subscription, [one.ack_id for one in free])
+        await service.acknowledge(subscription, [received.ack_id for received in free])
         moved = len(free)
     finally:
         await give_back(service, subscription, found[moved:])
@@ -80,48 +88,64 @@ async def move(service: Service, source: str, target: str, limit: int) -> int:
 
 
 async def dead_letters(service: Service, limit: int) -> list[DeadLetter]:
+    """Up to `limit` dead letters, which are returned to their subscription."""
     await service.make_dead()
     found = await take_all(service, DEAD, limit)
     await give_back(service, DEAD, found)
-    return [posts.read_letter(one.data, one.message_id, one.published)[0] for one in found]
+    return [
+        posts.read_letter(received.data, received.message_id, received.published)[0] for received in found
+    ]
 
 
-async def requeue(service: Service, ids: Sequence[int | str], now: float, keyring: Keyring | None) -> int:
+async def requeue(
+    service: Service, ids: Sequence[int | str], now: float, signer: Signer | None, *, even_if_used: bool
+) -> int:
+    """Send dead letters to their queues again; BrokerRefused if some were refused, after the others were
+    sent.
+    """
+
     def sent(letter: DeadLetter, data: bytes) -> Post:
-        outgoing = outgoing_of_letter(letter.queue, letter.message)
-        if keyring is not None:
-            return posts.task(keyring.requeued(outgoing, letter.reason, now), service.names, now)
-        if outgoing.exchange:
-            return posts.task(outgoing, service.names, now)
-        return posts.again(data, letter.queue, service.names, Mark())
+        if not letter.message.headers:  # the envelope cannot be read: the data is sent unchanged
+            return posts.copy_of(data, letter.queue, service.names, Mark(ran=True))
+        outgoing = requeued(
+            letter.queue,
+            letter.message,
+            starts=letter.starts,
+            stored=letter.stored,
+            signer=signer,
+            now=now,
+            even_if_used=even_if_used,
+        )
+        return posts.task(outgoing, service.names, now)
 
     return await _remove(service, ids, sent)
 
 
 async def drop(service: Service, ids: Sequence[int | str]) -> int:
+    """Delete dead letters; how many were deleted."""
     return await _remove(service, ids, None)
 
 
 async def _remove(
     service: Service, ids: Sequence[int | str], sent: Callable[[DeadLetter, bytes], Post] | None
 ) -> int:
-    """Take those letters out, and first send what is to be sent for each; the rest goes back."""
+    """Take these letters out, after sending what `sent` makes of each; the others go back."""
     await service.make_dead()
     wanted, found = set(ids), await take_all(service, DEAD, LOOK_MAX)
     removed: set[str] = set()
     problem = ""
     try:
-        for one in found:
-            letter, data = posts.read_letter(one.data, one.message_id, one.published)
+        for received in found:
+            letter, data = posts.read_letter(received.data, received.message_id, received.published)
             if letter.letter_id not in wanted:
                 continue
             if sent is not None and (problem_now := await _send(service, letter, data, sent)):
                 problem = problem_now
                 continue
-            await service.acknowledge(DEAD, [one.ack_id])
-            removed.add(one.ack_id)
+            await service.acknowledge(DEAD, [received.ack_id])
+            removed.add(received.ack_id)
     finally:
-        await give_back(service, DEAD, [one for one in found if one.ack_id not in removed])
+        await give_back(service, DEAD, [received for received in found if received.ack_id not in removed])
     if problem:
         raise BrokerRefused(f"{len(removed)} dead letters requeued, others refused: {problem}")
     return len(removed)
@@ -130,7 +154,7 @@ async def _remove(
 async def _send(
     service: Service, letter: DeadLetter, data: bytes, sent: Callable[[DeadLetter, bytes], Post]
 ) -> str:
-    """Why it was refused; empty: it was sent."""
+    """Send what `sent` makes of the letter; why it was refused, "" if it was not."""
     try:
         if letter.queue:
             await service.make_queue(letter.queue)
@@ -139,12 +163,12 @@ async def _send(
         return str(error)
 
 
-def _moved(service: Service, one: Received, target: str) -> Post:
-    mark = posts.read_mark(one.attributes)
-    ran = mark.ran or one.deliveries > 1
-    return posts.again(one.data, target, service.names, Mark(mark.starts, ran, mark.due))
+def _moved(service: Service, received: Received, target: str) -> Post:
+    state = posts.read_mark(received.attributes)
+    ran = state.ran or received.deliveries > 1
+    return posts.copy_of(received.data, target, service.names, Mark(state.starts, ran, state.due))
 
 
-def _delivery(queue: str, one: Received) -> Delivery:
-    opened, mark = unseal(one.data), posts.read_mark(one.attributes)
-    return Delivery("", queue, opened.message, mark.starts, mark.ran or one.deliveries > 1)
+def _delivery(queue: str, received: Received) -> Delivery:
+    opened, state = unseal(received.data), posts.read_mark(received.attributes)
+    return Delivery("", queue, opened.message, state.starts, state.ran or received.deliveries > 1)

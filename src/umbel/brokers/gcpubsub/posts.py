@@ -1,26 +1,130 @@
-"""Posts: a message in the form in which Pub/Sub carries it, and back.
+"""Posts: a message in the form in which Pub/Sub carries it, and the names of topics and subscriptions.
 
-The data is the envelope that Celery's virtual transports share (`wire/envelope_redis.py`). What this
-broker must remember of a message (how often it was started, that it may have run, when it is due) is in
-attributes beside the routing key; Celery reads none of them.
+The data is the envelope that Celery's virtual transports share (`wire/envelope_redis.py`). What this broker
+must remember of a message (how often it was started, that it may have run, when it is due) is in attributes
+next to the routing key; Celery reads none of them.
+
+An exchange is a topic of the same name. A queue is a subscription of its exchange's topic: the prefix and the
+queue's name, in which a dot is a dash and other punctuation an underscore. The subscription filters by the
+routing key, which is an attribute of each message. A queue of a fan-out exchange is a subscription for each
+process, with an id behind its name.
 """
 
 import math
+import re
+import string
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import urandom
+from typing import Annotated
 
 import msgspec
 
-from umbel.brokers.gcpubsub.names import DEAD, ROUTING_KEY, Names
-from umbel.brokers.interface import Broadcast, DeadLetter
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
+from umbel.brokers.interface import Broadcast, BrokerSettings, DeadLetter, DeclaredQueue
 from umbel.errors import BrokerRefused, WireError
 from umbel.wire.control import REQUEST_EXCHANGE
 from umbel.wire.envelope_redis import seal, seal_broadcast, unseal
-from umbel.wire.instant import LATEST_S, parse_instant
-from umbel.wire.message import Message, Outgoing
+from umbel.wire.message import LATEST_S, Count, Message, Name, Outgoing, parse_instant
+from umbel.wire.values import UNREADABLE
+
+# ---- names -----------------------------------------------------------------------------------------
+#
+# The topics and subscriptions that Celery 5.7 uses for queues and exchanges.
+#
+# An exchange is a topic of the same name. A queue is a subscription of its exchange's topic: the prefix and
+# the queue's name, in which a dot is a dash and other punctuation an underscore. The subscription filters
+# by the routing key, which is an attribute of each message. A queue of a fan-out exchange is a subscription
+# for each process, with an id behind its name.
+
+DEAD = "umbel.dead"
+ROUTING_KEY = "routing_key"
+_PUNCTUATION = {ord(sign): "_" for sign in string.punctuation if sign not in "_-."} | {ord("."): "-"}
+_NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the messages of a queue go: a topic, with a routing key, and the subscription
+    that stores them.
+    """
+
+    queue: str
+    topic: str
+    routing_key: str
+    subscription: str
+
+    @property
+    def filter(self) -> str:
+        """The filter that lets only messages with the routing key into the subscription."""
+        key = self.routing_key.replace("\\", "\\\\").replace('"', '\\"')
+        return f'attributes.{ROUTING_KEY}="{key}"'
+
+
+class Names:
+    """The topics and subscriptions of queues, as a project declares them or as Celery has them by default.
+
+    An exchange is a topic of the same name. A queue is a subscription of its exchange's topic: the prefix and
+    the queue's name, in which a dot is a dash and other punctuation an underscore.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._prefix = settings.queue_name_prefix
+        self._declared: Mapping[str, DeclaredQueue] = {queue.name: queue for queue in settings.declared}
+        self._places: dict[str, Place] = {}
+
+    def place(self, queue: str) -> Place:
+        """Topic and subscription of a queue; raises BrokerRefused for a queue that Pub/Sub cannot have."""
+        found = self._places.get(queue)
+        if found is None:
+            found = self._places[queue] = self._place(queue)
+        return found
+
+    def _place(self, queue: str) -> Place:
+        CAPABILITIES.refuse_reserved(queue)
+        topic, key = queue, queue
+        declared = self._declared.get(queue)
+        bindings = declared.bindings if declared is not None else ()
+        for binding in bindings[:1]:
+            if binding.exchange.kind != "direct":
+                raise BrokerRefused(
+                    f"the queue {queue!r} is bound to the {binding.exchange.kind} exchange "
+                    f"{binding.exchange.name!r}: on Pub/Sub tasks go by direct exchanges only"
+                )
+            topic, key = binding.exchange.name or queue, binding.routing_key
+        if len(bindings) > 1:
+            raise BrokerRefused(
+                f"the queue {queue!r} has {len(bindings)} bindings: a subscription of Pub/Sub has one topic "
+                "and one filter; declare a queue for each binding"
+            )
+        return Place(queue, checked_name(topic, queue), key, checked_name(self.subscription(queue), queue))
+
+    def subscription(self, queue: str) -> str:
+        """The queue's name with the prefix, in the characters that Celery's transport uses."""
+        name = queue if queue.startswith(self._prefix) else self._prefix + queue
+        return name.translate(_PUNCTUATION)
+
+
+def checked_name(name: str, queue: str) -> str:
+    """The name, if Pub/Sub allows it; else raises BrokerRefused."""
+    if not _NAME.fullmatch(name):
+        raise BrokerRefused(
+            f"the queue {queue!r} cannot be on Pub/Sub, where it is called {name!r}: names have 3 to 255 "
+            "letters, digits and . _ ~ + % -, begin with a letter and not with goog"
+        )
+    return name
+
+
+# ---- posts -----------------------------------------------------------------------------------------
+#
+# A message in the form in which Pub/Sub carries it, and back.
+#
+# The data is the envelope that Celery's virtual transports share (`wire/envelope_redis.py`). What this
+# broker must remember of a message (how often it was started, that it may have run, when it is due) is in
+# attributes next to the routing key; Celery reads none of them.
 
 MESSAGE_MAX_BYTES = 10_000_000  # Pub/Sub's own limit, for data and attributes
-REQUEST_MAX_BYTES = 7_000_000  # of several messages in one request, as base64 less than ten million
+REQUEST_MAX_BYTES = 7_000_000  # of several messages in one request: in base64 still below ten million
 REQUEST_MAX = 1000
 DELAY_MAX_S = 86_400.0
 STARTS_MAX = 1_000_000
@@ -28,13 +132,14 @@ _STARTS, _RAN, _DUE = "umbel-starts", "umbel-ran", "umbel-due"
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered with a message."""
+    """What the broker remembers with a message: its starts, that it may have run, and when it is due."""
 
     starts: int = 0
     ran: bool = False
     due: float = 0.0
 
     def attributes(self) -> dict[str, str]:
+        """The attributes of a message that carry this."""
         found = {}
         if self.starts:
             found[_STARTS] = str(self.starts)
@@ -49,7 +154,7 @@ NO_MARK = Mark()
 
 
 class Post(msgspec.Struct, frozen=True, gc=False):
-    """What is published: `target` is for people."""
+    """A message to publish; `target` names the queue or exchange in error texts."""
 
     topic: str
     data: bytes
@@ -58,11 +163,12 @@ class Post(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
+        """Its size by Pub/Sub's rules: data, attribute names and values."""
         return len(self.data) + sum(len(name) + len(value) for name, value in self.attributes.items())
 
 
 def read_mark(attributes: Mapping[str, str]) -> Mark:
-    """A mark that is not well formed marks nothing."""
+    """What the attributes say; values that are not well formed count as absent."""
     if not attributes or not any(name in attributes for name in (_STARTS, _RAN, _DUE)):
         return NO_MARK
     starts = attributes.get(_STARTS, "0")
@@ -76,7 +182,7 @@ def read_mark(attributes: Mapping[str, str]) -> Mark:
 
 
 def task(outgoing: Outgoing, names: Names, now: float) -> Post:
-    """Raises BrokerRefused where Pub/Sub cannot carry it."""
+    """The post of a task's message; raises BrokerRefused if Pub/Sub cannot carry it."""
     if outgoing.not_before > now + DELAY_MAX_S:
         raise BrokerRefused(
             f"the message for {outgoing.target!r} is due in {(outgoing.not_before - now) / 3600:.0f} hours: "
@@ -97,23 +203,25 @@ def task(outgoing: Outgoing, names: Names, now: float) -> Post:
     )
     due = outgoing.not_before if outgoing.not_before > now else 0.0
     attributes = {ROUTING_KEY: key} | Mark(0, outgoing.redelivered, due).attributes()
-    return checked(Post(topic, data, attributes, outgoing.target))
+    return checked_post(Post(topic, data, attributes, outgoing.target))
 
 
-def again(data: bytes, queue: str, names: Names, mark: Mark) -> Post:
-    """The same message once more, with another mark."""
+def copy_of(data: bytes, queue: str, names: Names, mark: Mark) -> Post:
+    """A copy of the message, with other starts and due time."""
     place = names.place(queue)
     return Post(place.topic, data, {ROUTING_KEY: place.routing_key} | mark.attributes(), queue)
 
 
-def broadcast(one: Broadcast) -> Post:
-    data = seal_broadcast(one.exchange, one.routing_key, one.body, one.headers, urandom(16).hex())
-    # Celery gives none to what goes to everybody.
-    attributes = {} if one.exchange == REQUEST_EXCHANGE else {ROUTING_KEY: one.routing_key}
-    return checked(Post(one.exchange, data, attributes, one.exchange))
+def broadcast(sent: Broadcast) -> Post:
+    """The post of a broadcast; raises BrokerRefused if it is too large."""
+    data = seal_broadcast(sent.exchange, sent.routing_key, sent.body, sent.headers, urandom(16).hex())
+    # Celery gives no routing key to what goes to all nodes.
+    attributes = {} if sent.exchange == REQUEST_EXCHANGE else {ROUTING_KEY: sent.routing_key}
+    return checked_post(Post(sent.exchange, data, attributes, sent.exchange))
 
 
-def checked(post: Post) -> Post:
+def checked_post(post: Post) -> Post:
+    """The post, if it is within Pub/Sub's size limit; else raises BrokerRefused."""
     if post.size_bytes > MESSAGE_MAX_BYTES:
         raise BrokerRefused(
             f"a message of {post.size_bytes:,} bytes for {post.target!r} exceeds the limit of Pub/Sub "
@@ -123,7 +231,9 @@ def checked(post: Post) -> Post:
 
 
 def requests(posts: Sequence[Post]) -> Iterator[list[int]]:
-    """The places of those that go in one request each: of one topic, in their order, within the limits."""
+    """The places of the posts that go in one request each: of one topic, in their order,
+    within the limits.
+    """
     open_ones: dict[str, tuple[list[int], int]] = {}
     for place, post in enumerate(posts):
         places, size = open_ones.get(post.topic, ([], 0))
@@ -141,11 +251,13 @@ def requests(posts: Sequence[Post]) -> Iterator[list[int]]:
 
 
 class _Letter(msgspec.Struct, frozen=True):
-    umbel_letter: str
-    queue: str
+    """A dead letter as it is stored."""
+
+    umbel_letter: Name
+    queue: Name
     reason: str
-    starts: int
-    buried_at: float
+    starts: Count
+    buried_at: Annotated[float, msgspec.Meta(ge=0, le=LATEST_S)]
     data: bytes
 
 
@@ -154,15 +266,20 @@ _decode = msgspec.json.Decoder(_Letter).decode
 
 
 def letter(queue: str, data: bytes, reason: str, starts: int, now: float) -> Post:
+    """The post of a dead letter, with the message's data unchanged."""
     body = _encode(_Letter(urandom(8).hex(), queue, reason, starts, now, data))
     return Post(DEAD, body, {ROUTING_KEY: DEAD}, DEAD)
 
 
 def read_letter(data: bytes, message_id: str, published: str) -> tuple[DeadLetter, bytes]:
-    """The letter, and the message in it as it was. Pub/Sub itself sends messages here without our words."""
+    """The dead letter, and the data of the message in it.
+
+    Pub/Sub itself moves undelivered messages here, and any other program may publish here: what is not a
+    letter of Umbel's is taken as the message itself.
+    """
     try:
         found = _decode(data)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         message = unseal(data).message
         why = "delivered too often without an acknowledgement: it may have ended its workers"
         letter_id, at = f"gcpubsub-{message_id}", moment(published)
@@ -179,7 +296,7 @@ def _queue_of(message: Message) -> str:
 
 
 def moment(published: str) -> float:
-    """When a message was published; 0 where that cannot be read."""
+    """When a message was published; 0 if the text cannot be read."""
     try:
         return parse_instant(published)
     except WireError:

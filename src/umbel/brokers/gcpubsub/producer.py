@@ -1,35 +1,143 @@
 """PubsubProducer: publishing from any thread, before or after a fork, confirmed on return.
 
-One connection for all threads, used in turns. A forked child leaves its parent's connection alone and
-opens its own. HTTP rather than gRPC, whose threads do not survive a fork (decision 32).
+All threads share one connection and take turns. A forked child leaves its parent's connection alone and opens
+its own. The connection speaks HTTP, not gRPC, whose threads do not survive a fork (decision 32).
 """
 
 import os
+import socket
 import threading
 from collections.abc import Sequence
+from time import monotonic
 from weakref import WeakSet
 
 from umbel.brokers.gcpubsub import api, posts
-from umbel.brokers.gcpubsub.address import address_from_url
-from umbel.brokers.gcpubsub.blocking import BlockingLink
-from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
+from umbel.brokers.gcpubsub.api import Call, Calls, Topology, next_of
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, refuse
+from umbel.brokers.gcpubsub.http import (
+    Address,
+    Answer,
+    AnswerReader,
+    NotFound,
+    Tokens,
+    address_from_url,
+    cut_off,
+    encode_request,
+    error_of,
+    unreachable,
+)
 from umbel.brokers.gcpubsub.posts import Post
-from umbel.brokers.gcpubsub.refusals import Missing
-from umbel.brokers.gcpubsub.tokens import Tokens
-from umbel.brokers.gcpubsub.topology import Calls, Topology, next_of
-from umbel.brokers.gcpubsub.unsupported import refuse
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.refusals import unbound
+from umbel.brokers.tls import nothing_to_read
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
 from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.message import Outgoing
-from umbel.wire.revoke import Revoke
+from umbel.wire.records import Revoke
+
+# ---- blocking link ---------------------------------------------------------------------------------
+#
+# Calls to Pub/Sub from any thread, one after the other, on one connection.
+
+REPLY_S = 30.0
+_READ_BYTES = 256 * 1024
+
+
+class BlockingLink:
+    """One connection for blocking calls, one call at a time; a broken connection is replaced at the next
+    call.
+    """
+
+    def __init__(self, address: Address, tokens: Tokens, *, connect_timeout_s: float) -> None:
+        self.address = address
+        self._tokens = tokens
+        self._timeout_s = connect_timeout_s
+        self._socket: socket.socket | None = None
+
+    def call(self, call: Call) -> bytes:
+        """The body of a successful answer; any other answer raises a BrokerError."""
+        token = self._tokens.known
+        if token is None:
+            token = self._tokens.fetch()
+        request = encode_request(call.verb, self.address.authority, call.path, call.body, token)
+        connection, answer = self._connection(), None
+        try:
+            connection.settimeout(REPLY_S)
+            connection.sendall(request)
+            answer = self._read(connection)
+        except OSError as error:
+            raise unreachable(self.address, error, REPLY_S) from None
+        finally:
+            if answer is None or not answer.keeps_open:
+                self.close()
+        if answer.status >= 300:
+            raise error_of(answer, self.address, call.what)
+        return answer.body
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+
+    def abandon(self) -> None:
+        """Close the socket in a forked child without shutting down TLS: the connection is the parent's."""
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            socket.socket(fileno=connection.detach()).close()
+
+    def _connection(self) -> socket.socket:
+        if self._socket is not None and _has_ended(self._socket):
+            self.close()
+        if self._socket is None:
+            try:
+                plain = socket.create_connection((self.address.host, self.address.port), self._timeout_s)
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                tls = self.address.tls_context()
+                self._socket = (
+                    plain if tls is None else tls.wrap_socket(plain, server_hostname=self.address.host)
+                )
+            except OSError as error:
+                raise unreachable(self.address, error, self._timeout_s) from None
+        return self._socket
+
+    def _read(self, connection: socket.socket) -> Answer:
+        answers, ends = AnswerReader(), monotonic() + REPLY_S
+        while True:
+            connection.settimeout(max(0.01, ends - monotonic()))
+            data = connection.recv(_READ_BYTES)
+            answer = answers.feed(data) if data else answers.end()
+            if answer is not None:
+                return answer
+            if not data:
+                raise cut_off(self.address)
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Whether the server has closed an idle connection; it sends nothing on a healthy one."""
+    connection.setblocking(False)
+    try:
+        connection.recv(1)
+    except OSError as error:
+        return not nothing_to_read(error)
+    return True
+
+
+# ---- pubsub producer -------------------------------------------------------------------------------
+#
+# Publishing from any thread, before or after a fork, confirmed on return.
+#
+# All threads share one connection and take turns. A forked child leaves its parent's connection alone and
+# opens its own. The connection speaks HTTP, not gRPC, whose threads do not survive a fork (decision 32).
 
 _producers: "WeakSet[PubsubProducer]" = WeakSet()
 
 
 class PubsubProducer:
+    """The blocking producer of clients and running tasks."""
+
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         address = address_from_url(settings.url)
@@ -43,37 +151,49 @@ class PubsubProducer:
 
     @property
     def capabilities(self) -> Capabilities:
+        """What Pub/Sub can and cannot do."""
         return CAPABILITIES
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Send task messages, confirmed on return; raises BrokerRefused if one was refused."""
         with self._lock:
-            for queue in {one.queue for one in batch if not one.exchange}:
+            for queue in {outgoing.queue for outgoing in batch if not outgoing.exchange}:
                 self._make(self._topology.make_queue(queue))
             now = cluster_now()
-            self._send([posts.task(one, self._topology.names, now) for one in batch])
+            self._send([posts.task(outgoing, self._topology.names, now) for outgoing in batch])
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
-        heard = [one for one in batch if one.exchange != EVENT_EXCHANGE]
-        if ttl_s <= 0 or not heard:
+        """Send to all who listen now; events are dropped, because no node can listen to them."""
+        deliverable = [message for message in batch if message.exchange != EVENT_EXCHANGE]
+        if ttl_s <= 0 or not deliverable:
             return
         with self._lock:
-            for exchange in {one.exchange for one in heard}:
+            for exchange in {message.exchange for message in deliverable}:
                 self._make(self._topology.make_topic(exchange, self._settings.subscription_expires_s))
-            self._send([posts.broadcast(one) for one in heard])
+            self._send([posts.broadcast(message) for message in deliverable])
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
+        """Raises NotSupported: Pub/Sub has no record of revokes that all workers read."""
         refuse("revokes")
 
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
-        return 0  # nobody can record them
+        """0: Pub/Sub has no event log, so nothing is logged."""
+        return 0  # there is no event log
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
         refuse("unique")
 
     def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
         refuse("unique")
 
+    def cluster_id(self) -> ClusterId | None:
+        """Raises NotSupported: a cluster on Pub/Sub has no id for signatures."""
+        refuse("signatures")
+
     def close(self) -> None:
+        """Close the connection; the next call opens another."""
         with self._lock:
             self._link.close()
 
@@ -88,14 +208,16 @@ class PubsubProducer:
             portion = [sent[place] for place in places]
             try:
                 self._link.call(api.publish(self._project, portion))
-            except Missing:
+            except NotFound:
                 self._send_again(portion)
             except BrokerRefused as refused:
-                targets = ", ".join(sorted({repr(one.target) for one in portion})[:3])
+                targets = ", ".join(sorted({repr(post.target) for post in portion})[:3])
                 raise BrokerRefused(f"cannot send a message to {targets}: {refused}") from None
 
     def _send_again(self, portion: Sequence[Post]) -> None:
-        """To a topic that was deleted since it was made; to one that nobody made, nothing is sent."""
+        """Send to a topic that was deleted since it was created here; BrokerRefused for one that this process
+        does not know.
+        """
         topic, names = portion[0].topic, self._topology.names
         queues = [queue for queue in self._topology.made if names.place(queue).topic == topic]
         was_known = topic in self._topology.topics

@@ -1,29 +1,132 @@
-"""Service: what the asynchronous face asks of Pub/Sub, in whole steps."""
+"""Service: what the asynchronous broker and producer ask of Pub/Sub, over connections that stay open.
+
+A call takes an idle connection or opens one; a connection whose answer was not read to its end is closed. No
+link can be lost: each call stands alone, and a caller that gets BrokerUnavailable calls again. Pub/Sub cannot
+tell whether it has a message already, so the producer sends nothing again by itself after a connection was
+cut.
+"""
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from umbel.brokers.gcpubsub import api, posts
-from umbel.brokers.gcpubsub.address import address_from_url
-from umbel.brokers.gcpubsub.api import Received
-from umbel.brokers.gcpubsub.link import REPLY_S, Link
-from umbel.brokers.gcpubsub.names import DEAD, Names
-from umbel.brokers.gcpubsub.posts import Post
-from umbel.brokers.gcpubsub.refusals import AcksRefused, Missing
-from umbel.brokers.gcpubsub.tokens import Tokens
-from umbel.brokers.gcpubsub.topology import Calls, Topology, next_of
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.gcpubsub.api import Call, Calls, Received, Topology, next_of
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, refuse
+from umbel.brokers.gcpubsub.http import (
+    AcksRefused,
+    Address,
+    Answer,
+    AnswerReader,
+    NotFound,
+    Tokens,
+    address_from_url,
+    cut_off,
+    encode_request,
+    error_of,
+    unreachable,
+)
+from umbel.brokers.gcpubsub.posts import DEAD, Names, Post
+from umbel.brokers.interface import Attempt, BrokerSettings, Capabilities
 from umbel.brokers.refusals import unbound
+from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused, BrokerSilent
 from umbel.wire.message import Outgoing
 
+# ---- link ------------------------------------------------------------------------------------------
+#
+# Calls to Pub/Sub from an event loop, over connections that stay open.
+#
+# A call takes an idle connection or opens one. A connection whose answer was not read to its end is closed.
+# No link can be lost: each call stands alone, and a caller that gets BrokerUnavailable calls again.
+
+IDLE_MAX = 16
+REPLY_S = 30.0
+_READ_BYTES = 256 * 1024
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Link:
+    """A pool of connections to Pub/Sub for asynchronous calls."""
+
+    def __init__(self, address: Address, tokens: Tokens, *, connect_timeout_s: float) -> None:
+        self.address = address
+        self._tokens = tokens
+        self._timeout_s = connect_timeout_s
+        self._idle: deque[_Streams] = deque()
+        self._tls = address.tls_context()
+
+    async def call(self, call: Call, *, timeout_s: float = REPLY_S) -> bytes:
+        """The body of a successful answer; any other answer raises a BrokerError."""
+        token = self._tokens.known
+        if token is None:
+            token = await asyncio.to_thread(self._tokens.fetch)
+        request = encode_request(
+            call.verb, self.address.authority, call.path, call.body, token, within_s=call.within_s
+        )
+        streams = await self._connection()
+        answer: Answer | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                streams[1].write(request)
+                await streams[1].drain()
+                answer = await self._read(streams[0])
+        except (OSError, TimeoutError) as error:
+            raise unreachable(self.address, error, timeout_s) from None
+        finally:
+            self._put_back(streams, answer)
+        if answer.status >= 300:
+            raise error_of(answer, self.address, call.what)
+        return answer.body
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop()[1].close()
+
+    async def _connection(self) -> _Streams:
+        while self._idle:
+            streams = self._idle.pop()
+            if not streams[0].at_eof() and not streams[1].is_closing():
+                return streams
+            streams[1].close()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.open_connection(self.address.host, self.address.port, ssl=self._tls)
+        except (OSError, TimeoutError) as error:
+            raise unreachable(self.address, error, self._timeout_s) from None
+
+    async def _read(self, reader: asyncio.StreamReader) -> Answer:
+        answers = AnswerReader()
+        while True:
+            data = await reader.read(_READ_BYTES)
+            answer = answers.feed(data) if data else answers.end()
+            if answer is not None:
+                return answer
+            if not data:
+                raise cut_off(self.address)
+
+    def _put_back(self, streams: _Streams, answer: Answer | None) -> None:
+        if answer is not None and answer.keeps_open and len(self._idle) < IDLE_MAX:
+            self._idle.append(streams)
+        else:
+            streams[1].close()
+
+
+# ---- service ---------------------------------------------------------------------------------------
+#
+# What the asynchronous broker and producer ask of Pub/Sub, each in one call.
+
 PULL_S = 120.0  # Pub/Sub ends an idle pull earlier
+EMULATOR_PULL_S = 3  # it does not notice that a waiting client has gone, and would still deliver to it
 ACK_ATTEMPTS = 3
 _AT_ONCE = 8
 
 
 class Service:
+    """Creating, sending and receiving, over one pool of connections."""
+
     def __init__(self, settings: BrokerSettings) -> None:
         self.address = address_from_url(settings.url)
         self.project = self.address.project
@@ -34,24 +137,35 @@ class Service:
 
     @property
     def names(self) -> Names:
+        """The topics and subscriptions of queues."""
         return self.topology.names
 
+    @property
+    def cut_off_s(self) -> float:
+        """How long to wait for pulls before they are cancelled. Pub/Sub itself notices a closed connection at
+        once.
+        """
+        return EMULATOR_PULL_S if self.address.is_emulator else 0.0
+
     def close(self) -> None:
+        """Close the idle connections."""
         self.link.close()
 
     # -- making ----------------------------------------------------------------------------------
 
     async def make_queue(self, queue: str) -> int:
-        """The ack deadline of its subscription."""
+        """Create the queue's topic and subscription if needed; the ack deadline of the subscription."""
         if queue not in self.topology.made:
             await self._make(self.topology.make_queue(queue))
         return self.topology.made[queue]
 
     async def make_dead(self) -> None:
+        """Create topic and subscription of the dead letters if needed."""
         if DEAD not in self.topology.topics:
             await self._make(self.topology.make_dead())
 
     async def make_topic(self, topic: str, retention_s: float) -> None:
+        """Create the topic if needed."""
         if topic not in self.topology.topics:
             await self._make(self.topology.make_topic(topic, retention_s))
 
@@ -67,23 +181,23 @@ class Service:
     # -- sending ---------------------------------------------------------------------------------
 
     async def make_for(self, batch: Sequence[Outgoing]) -> dict[int, str]:
-        """See to it that the queues are there; by their places, why some cannot be."""
+        """Create the queues of these messages if needed; by their places, why some cannot be created."""
         refused: dict[int, str] = {}
         problems: dict[str, str] = {}
-        for place, one in enumerate(batch):
-            if one.exchange or one.queue in self.topology.made:
+        for place, outgoing in enumerate(batch):
+            if outgoing.exchange or outgoing.queue in self.topology.made:
                 continue
-            if one.queue not in problems:
+            if outgoing.queue not in problems:
                 try:
-                    await self.make_queue(one.queue)
+                    await self.make_queue(outgoing.queue)
                     continue
                 except BrokerRefused as error:
-                    problems[one.queue] = str(error)
-            refused[place] = problems[one.queue]
+                    problems[outgoing.queue] = str(error)
+            refused[place] = problems[outgoing.queue]
         return refused
 
     async def try_send(self, sent: Sequence[Post]) -> dict[int, str]:
-        """Send them; by their places, why some were refused."""
+        """Publish; returns which were refused, by their places, and why."""
         refused: dict[int, str] = {}
         turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -92,20 +206,20 @@ class Service:
                 why = await self._send([sent[place] for place in places])
             refused.update({places[nth]: text for nth, text in why.items()})
 
-        await together([send(places) for places in posts.requests(sent)])
+        await run_together([send(places) for places in posts.requests(sent)])
         return refused
 
     async def _send(self, sent: list[Post]) -> Mapping[int, str]:
         try:
             await self.link.call(api.publish(self.project, sent))
-        except Missing:
+        except NotFound:
             topic = sent[0].topic
             queues = [queue for queue in self.topology.made if self.names.place(queue).topic == topic]
             is_dead = topic == DEAD and DEAD in self.topology.topics
             self.topology.forget(topic)
             if not queues and not is_dead:
-                return {place: _unbound(one) for place, one in enumerate(sent)}
-            for queue in queues:  # deleted by somebody
+                return {place: _unbound(post) for place, post in enumerate(sent)}
+            for queue in queues:  # the topic was deleted
                 await self.make_queue(queue)
             if is_dead:
                 await self.make_dead()
@@ -114,8 +228,8 @@ class Service:
             if len(sent) == 1:
                 return {0: str(refused)}
             found: dict[int, str] = {}
-            for place, one in enumerate(sent):  # which one is it?
-                if why := await self._send([one]):
+            for place, post in enumerate(sent):  # one by one, to find out which is refused
+                if why := await self._send([post]):
                     found[place] = why[0]
             return found
         return {}
@@ -123,7 +237,9 @@ class Service:
     # -- receiving -------------------------------------------------------------------------------
 
     async def pull(self, subscription: str, count: int, *, waits: bool) -> list[Received]:
-        call = api.pull(self.project, subscription, count, waits=waits)
+        """Take up to `count` messages; with `waits`, wait for the first until the pull times out."""
+        within_s = EMULATOR_PULL_S if waits and self.address.is_emulator else None
+        call = api.pull(self.project, subscription, count, waits=waits, within_s=within_s)
         try:
             return api.read_pulled(await self.link.call(call, timeout_s=PULL_S if waits else REPLY_S))
         except BrokerSilent:
@@ -132,7 +248,9 @@ class Service:
             raise
 
     async def acknowledge(self, subscription: str, ack_ids: Sequence[str]) -> frozenset[str]:
-        """Those that came too late, as far as Pub/Sub says so: an exactly-once subscription does."""
+        """Acknowledge deliveries; returns those that were too late, which only exactly-once subscriptions
+        report.
+        """
         late: set[str] = set()
         for first in range(0, len(ack_ids), api.ACK_IDS_MAX):
             portion = ack_ids[first : first + api.ACK_IDS_MAX]
@@ -142,7 +260,7 @@ class Service:
                     break
                 except AcksRefused as refused:
                     late |= refused.late
-                    portion = [one for one in portion if one in refused.again]
+                    portion = [ack_id for ack_id in portion if ack_id in refused.again]
                     if not portion or attempt == ACK_ATTEMPTS - 1:
                         late.update(portion)
                         break
@@ -151,7 +269,9 @@ class Service:
     async def set_deadline(
         self, subscription: str, ack_ids: Sequence[str], deadline_s: int
     ) -> frozenset[str]:
-        """Those that are lost already, as far as Pub/Sub says so."""
+        """Set the deadlines; returns those that were lost already, which only exactly-once subscriptions
+        report.
+        """
         late: set[str] = set()
         for first in range(0, len(ack_ids), api.ACK_IDS_MAX):
             portion = ack_ids[first : first + api.ACK_IDS_MAX]
@@ -162,18 +282,72 @@ class Service:
         return frozenset(late)
 
 
-async def together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All at once; the first error ends the others, and is raised as it is."""
+async def run_together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all concurrently; the first error cancels the others and is raised."""
     if len(work) == 1:
         await work[0]
         return
     try:
         async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
+            for coroutine in work:
+                group.create_task(coroutine)
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
 
 
 def _unbound(post: Post) -> str:
     return unbound(post.topic, post.attributes.get("routing_key", ""))
+
+
+# ---- pubsub async producer -------------------------------------------------------------------------
+#
+# Publishing from an event loop, confirmed on return.
+#
+# Pub/Sub cannot tell whether it has a message already. A connection that is cut before the answer leaves
+# the sender without one, so nothing is sent again by itself: it may have arrived, and would run twice.
+
+
+class PubsubAsyncProducer:
+    """The producer for asyncio applications.
+
+    Pub/Sub cannot tell whether it has a message already. After a connection was cut before the answer nothing
+    is sent again by itself: the message may have arrived, and would run twice.
+    """
+
+    repeats = False
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._service = Service(settings)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What Pub/Sub can and cannot do."""
+        return CAPABILITIES
+
+    async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
+        """Send task messages, confirmed on return; `attempt.is_out` says whether some may have arrived after
+        an error.
+        """
+        if refused := await self._service.make_for(batch):
+            raise BrokerRefused(f"cannot send a message: {refused[min(refused)]}")
+        now = cluster_now()
+        sent = [posts.task(outgoing, self._service.names, now) for outgoing in batch]
+        attempt.is_out = True
+        if refused := await self._service.try_send(sent):
+            why = refused[min(refused)]
+            raise BrokerRefused(f"cannot send a message: {why}", places=sorted(refused))
+
+    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
+        refuse("unique")
+
+    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
+        refuse("unique")
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        self._service.close()
+
+    def abandon(self) -> None:
+        """Nothing to do: the event loop is closed, and the connections with it."""

@@ -1,11 +1,11 @@
-"""Broker: what the rest of Umbel asks of the place where messages wait, and what it must promise.
+"""Broker: what the rest of Umbel needs from the place where messages wait, and what that must promise.
 
 A broker has two faces. `Broker` is asynchronous and belongs to one worker process: it claims,
 settles, listens. `Producer` is synchronous, safe to share between threads and to use after a
 fork: it is what clients and running tasks publish with. `AsyncProducer` is the same for clients on an
 event loop.
 
-`Broker` is made of eight narrower Protocols, a file each. Who needs one of them names that one.
+`Broker` is made of eight narrower Protocols. A module that needs only one of them names that one.
 
 The promises, each of which `tests/brokers/contract.py` checks for every broker:
 
@@ -21,7 +21,7 @@ The promises, each of which `tests/brokers/contract.py` checks for every broker:
 * What one verdict brings (result, follow-up messages, the end of the message) is applied
   together where `Capabilities.atomic_settle` says so; elsewhere in that order, so that a crash
   in between repeats work and never loses it.
-* A failed task's message that is to be kept (`Ack.keep`) is kept together with the rest of its verdict.
+* A failed task's message that is to be retained (`Ack.keep`) is stored together with the rest of its verdict.
 * Starts are counted, not claims: `starts` grows by `Started` and by `Return(charged=True)`.
 * A message that is not due is not claimed, nor one whose queue is paused.
 
@@ -31,38 +31,64 @@ Wall-clock instants are Unix seconds, durations are seconds.
 
 from typing import Protocol
 
-from umbel.brokers.interface.cluster import ClusterRecord
-from umbel.brokers.interface.connection import BrokerConnection, BrokerInfo, Replaced
-from umbel.brokers.interface.declared import DeclaredBinding, DeclaredExchange, DeclaredQueue
-from umbel.brokers.interface.event_log import EventLog, EventLogState, LoggedEvent
-from umbel.brokers.interface.failures import RESEND_CHUNK, Failures, Resend, Resent
-from umbel.brokers.interface.fan_out import Broadcast, FanOut, Subscription
+from umbel.brokers.interface.cluster import (
+    Broadcast,
+    ClusterRecord,
+    EventLog,
+    EventLogState,
+    Evidence,
+    FanOut,
+    LoggedEvent,
+    Subscription,
+    judge_mark,
+)
+from umbel.brokers.interface.connection import (
+    DEFAULT_LEASE_S,
+    BrokerConnection,
+    BrokerInfo,
+    BrokerSettings,
+    Capabilities,
+    DeclaredBinding,
+    DeclaredExchange,
+    DeclaredQueue,
+    Replaced,
+)
 from umbel.brokers.interface.messages import (
+    BATCH_MAX,
+    SENT_REMEMBERED_S,
     Ack,
+    AsyncProducer,
+    Attempt,
     Bury,
     Claim,
     Delivery,
     Messages,
     Permit,
+    Producer,
     Refused,
     Return,
+    SetAside,
     Settled,
     Spend,
     Started,
     Tag,
     Verdict,
 )
-from umbel.brokers.interface.producer import (
-    BATCH_MAX,
-    SENT_REMEMBERED_S,
-    AsyncProducer,
-    Attempt,
-    Producer,
+from umbel.brokers.interface.queues import (
+    DEAD_LETTER_PEEK_MAX,
+    MOVED_AT_ONCE_MAX,
+    PAUSED_MAX,
+    RESEND_CHUNK,
+    DeadLetter,
+    Depth,
+    Failures,
+    Pause,
+    QueueControl,
+    Queues,
+    Resend,
+    Resent,
+    ready_for,
 )
-from umbel.brokers.interface.queue_control import MOVED_AT_ONCE_MAX, PAUSED_MAX, Pause, QueueControl
-from umbel.brokers.interface.queues import DEAD_LETTER_PEEK_MAX, DeadLetter, Depth, Queues, ready_for
-from umbel.brokers.interface.settings import DEFAULT_LEASE_S, BrokerSettings
-from umbel.brokers.transport import Capabilities
 
 __all__ = [
     "Ack",
@@ -88,6 +114,7 @@ __all__ = [
     "Depth",
     "EventLog",
     "EventLogState",
+    "Evidence",
     "Failures",
     "FanOut",
     "LoggedEvent",
@@ -106,12 +133,14 @@ __all__ = [
     "Resent",
     "Return",
     "SENT_REMEMBERED_S",
+    "SetAside",
     "Settled",
     "Spend",
     "Started",
     "Subscription",
     "Tag",
     "Verdict",
+    "judge_mark",
     "ready_for",
 ]
 
@@ -119,4 +148,4 @@ __all__ = [
 class Broker(
     BrokerConnection, Messages, Queues, QueueControl, Failures, FanOut, EventLog, ClusterRecord, Protocol
 ):
-    """The asynchronous face, for one worker process (or one command of the CLI)."""
+    """The asynchronous face, for one worker process or one command of the CLI."""

@@ -1,35 +1,45 @@
-"""Messages: how they are sent, claimed and settled, and what is said of one on the way."""
+"""Messages: how they are sent, claimed and settled, and the verdicts and replies on the way."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from umbel.brokers.interface.connection import BrokerInfo
+from umbel.brokers.interface.cluster import Broadcast
+from umbel.brokers.interface.connection import BrokerInfo, Capabilities
 from umbel.protocol.delivery.limits import Terms
+from umbel.protocol.delivery.trust import ClusterId, Doubt
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.wire.revoke import Revoke
+from umbel.wire.records import Revoke
+
+# ---- messages --------------------------------------------------------------------------------------
+#
+# How they are sent, claimed and settled, and the verdicts and replies on the way.
 
 Tag = str | int
 """Names one claim of one message; opaque outside the broker that made it."""
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """A claimed message. `redelivered`: an earlier claimer died with it, so it may have run."""
+    """A claimed message. `redelivered`: an earlier claimer died with it, so it may have run.
+
+    `unsigned`: the worker has keys, and takes this message without a signature (`accept_unsigned`).
+    """
 
     tag: Tag
     queue: str
     message: Message
     starts: int = 0
     redelivered: bool = False
+    unsigned: bool = False
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """The message is done: store these, send those, forget it.
+    """The message is done: store these results, send those follow-ups, remove it.
 
-    Mostly one result; a failed step of a chain also ends the steps that will never run.
-    `after` is the worker's own: what it does when this has been applied. `keep`: why its task failed; the
-    message is then kept among the failures (`failures.py`) instead of being forgotten.
+    Mostly one result; a failed step of a chain also ends the steps that will never run. `after` is the
+    worker's own: what it does when this has been applied. `keep`: why its task failed; the message is then
+    retained among the failures (`queues.py`) instead of being removed.
     """
 
     tag: Tag
@@ -53,9 +63,9 @@ class Return(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bury(msgspec.Struct, frozen=True, gc=False):
-    """To the dead letters, with the reason, in words a person can act on.
+    """To the dead letters, with a reason that a person can act on.
 
-    `by_queue`: where its own queue sends dead letters, if the broker has that (`x-dead-letter-exchange` of
+    `by_queue`: to where its own queue sends dead letters, if the broker has that (`x-dead-letter-exchange` of
     RabbitMQ, which drops it if the queue names none); else to ours.
     """
 
@@ -69,7 +79,7 @@ class Bury(msgspec.Struct, frozen=True, gc=False):
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):
-    """Count one start now, and keep the claim: sent before a suspect message runs again."""
+    """Count one start now, and hold the claim: sent before a suspect message runs again."""
 
     tag: Tag
 
@@ -78,17 +88,22 @@ Verdict = Ack | Return | Bury | Started
 
 
 class Spend(msgspec.Struct, frozen=True, gc=False):
-    """The signature of a claimed message, by its mark, and until when a copy of it could pass as fresh."""
+    """The signature of a claimed message, by its mark, and until when it is remembered as used.
+
+    `born`: when it was made or due, whichever is later. All judges of a message know the same of it.
+    """
 
     tag: Tag
     mark: str
     expires_at: float
+    born: float = 0.0
 
 
 class Permit(msgspec.Struct, frozen=True, gc=False):
     """May this claimed message start, under its task's limit for the whole cluster?
 
-    `ends`: it will not start, whatever the limit says; if it was its turn, it is that of the next.
+    `ends`: it will not start, whatever the limit says; if it had the next turn, that passes to the next
+    message.
     """
 
     tag: Tag
@@ -99,23 +114,30 @@ class Permit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
-    """A follow-up or a result that the broker does not take, and why."""
+    """A follow-up or a result that the broker refuses, and why."""
 
     part: Outgoing | StoredResult
     reason: str
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Nothing of the verdicts on these tags is applied.
+    """How many verdicts were applied. Nothing of the verdicts on these tags is applied:
 
-    `conflicts`: their claims had ended, others have the messages. `unknown`: the broker's data was
-    replaced since they were claimed; nobody else has the messages, unless a backup brought them back.
+    `conflicts`: their claims had ended, others have the messages. `unknown`: the broker's data was replaced
+    since they were claimed; no other worker has the messages, unless a backup brought them back.
     """
 
     applied: int
     conflicts: frozenset[Tag] = frozenset()
     refused: Sequence[Refused] = ()
     unknown: frozenset[Tag] = frozenset()
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """A message over the size limit: a dead letter now, with its bytes unread."""
+
+    queue: str
+    size_bytes: int
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -128,14 +150,19 @@ class Claim(msgspec.Struct, frozen=True):
     deliveries: Sequence[Delivery]
     revokes: Sequence[Revoke]
     revoked_cursor: int
-    returned: int = 0  # messages of dead owners that this claim gave back on the way
-    lease_ended: bool = False  # the owner's, since it last renewed or claimed: others have its messages
+    returned: int = 0  # messages of dead owners that this claim also returned to their queues
+    lease_ended: bool = (
+        False  # the lease of the owner ended since it last renewed or claimed: others have its messages
+    )
+    set_aside: Sequence[SetAside] = ()
 
 
 class Messages(BrokerInfo, Protocol):
-    """What the worker asks for on a message's way: nothing here looks at a queue as a whole."""
+    """What a worker needs to take and settle messages; nothing here is about a queue as a whole."""
 
-    async def publish(self, batch: Sequence[Outgoing]) -> None: ...
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Make all messages of the batch durable, or none; BrokerRefused says which one was refused."""
+
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
         """Take up to `limit` due messages, by priority, oldest first. Never waits."""
         ...
@@ -143,44 +170,49 @@ class Messages(BrokerInfo, Protocol):
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
         """Return when a message may be ready, or at the time-out; takes nothing.
 
-        False at the time-out where the broker would have told of any change since the last claim: another
+        False at the time-out where the broker would have reported any change since the last claim: another
         claim would find nothing.
 
-        An `owner` that claims next may have a message set aside for it meanwhile; if it does not
-        claim, the message is lost to others until the owner is forgotten or its lease ends.
+        An `owner` that claims next may have a message reserved for it meanwhile; if it does not claim, other
+        workers do not get the message until the owner is forgotten or its lease ends.
         """
         ...
 
-    async def leave_queue(self, owner: str, queue: str) -> None:
-        """The owner claims no more from this queue for now: what was fetched ahead goes back to it.
+    async def leave_queue(self, owner: str, queue: str, *, is_busy: bool = False) -> None:
+        """The owner claims no more from this queue for now: messages fetched ahead go back, unstarted.
 
-        What it has claimed stays its own until it is settled.
+        Its claims stand until they are settled. `is_busy`: it has no room at the moment, and may get what no
+        other worker has room for, if the broker's settings ask for that.
         """
         ...
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> Settled: ...
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        """Apply verdicts on claims of this process; says which were not applied, and what was refused."""
+
     async def bury(self, refused: Sequence[Refused]) -> None:
-        """Put messages among the dead letters that no queue takes; results are passed over."""
+        """Put messages that no queue takes among the dead letters; results are skipped."""
         ...
 
     async def keep_failed(self, failed: Sequence[Refused]) -> None:
-        """Keep messages that were acknowledged before their tasks failed; results are passed over."""
+        """Retain messages that were acknowledged before their tasks failed; results are skipped."""
         ...
 
-    async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
-        """Use the signatures of these claimed messages; the tags of those that are copies.
+    async def spend(self, signatures: Sequence[Spend]) -> Mapping[Tag, Doubt]:
+        """Use the signatures of these claimed messages; those that may not be used, and why.
 
-        A message that was returned, or whose claimer died, is no copy. `Ack` and `Bury` leave the signature
-        used, in the same step where `Capabilities.atomic_settle` says so.
+        REPLAYED: a copy, because the signature is in use by another claim, or was used by one that ended its
+        message. A message that was returned, or whose claimer died, is no copy. STALE: no record says whether
+        it was used. `Ack` and `Bury` leave the signature used, in the same step where
+        `Capabilities.atomic_settle` says so. ClusterIdLost: the broker lost its record of signatures.
         """
         ...
 
     async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
         """Ask whether claimed messages may start; those that may not, and why.
 
-        "": it waits in the broker now. None: its claim has ended, or the data was replaced; which of them
-        the answer to its verdict says. Any other reason: the limit cannot be kept, and the message is
-        still claimed. A slot is free when its claim ends, by whatever verdict or by the end of its owner.
+        "": it waits in the broker now. None: its claim has ended, or the data was replaced; the reply to its
+        verdict says which. Any other reason: the limit cannot be enforced, and the message is still claimed.
+        A slot is free when its claim ends, by whatever verdict or by the end of its owner.
         """
         ...
 
@@ -189,4 +221,92 @@ class Messages(BrokerInfo, Protocol):
 
         Where the data was replaced, claims are unknown and have not ended (`Settled.unknown`).
         """
+        ...
+
+
+# ---- producer --------------------------------------------------------------------------------------
+#
+# The synchronous face of a broker; AsyncProducer: the same for clients on an event loop.
+
+
+class Producer(Protocol):
+    """The synchronous face: for clients, and for tasks that send tasks. Safe for threads and forks."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the transport supports."""
+
+    def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Make all messages of the batch durable, or none; BrokerRefused says which one was refused."""
+
+    def revoke(self, revokes: Sequence[Revoke]) -> None:
+        """Record that these tasks must not start; RevokesFull when the record is at its limit."""
+
+    def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        """Send to all listeners."""
+
+    def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        """Append events for recorders; how many entries were stored (`EventLog.log_events`)."""
+
+    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Take the key of a unique task if it is free; returns the id of the task that holds it now."""
+
+    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """(key, task id): free each key that this task holds."""
+
+    def cluster_id(self) -> ClusterId | None:
+        """The id that signatures are bound to; None: none was made, or it is lost."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections of this producer."""
+
+
+SENT_REMEMBERED_S = 300.0
+"""How long a message of an AsyncProducer is remembered as sent, so that the same id is not sent twice."""
+
+BATCH_MAX = 50_000
+"""Messages that an AsyncProducer publishes in one step."""
+
+
+class Attempt:
+    """What is known of one send. `is_out`: from now on the messages may reach the broker."""
+
+    __slots__ = ("is_out",)
+
+    def __init__(self) -> None:
+        self.is_out = False
+
+
+class AsyncProducer(Protocol):
+    """For clients on one event loop, which it never blocks. It opens its connection at the first call.
+
+    Messages are distinguished by their correlation id, the id of their task. Where `repeats` is true,
+    messages that were published within SENT_REMEMBERED_S are left out, so a publish whose outcome is not
+    known can be repeated. Elsewhere a repeat could send a message twice, so the caller gets an error that
+    says the outcome is unknown.
+    """
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a publish can be repeated without sending a message twice."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the transport supports."""
+
+    async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
+        """Make all messages of the batch durable, or none; sets `attempt.is_out` before they may be sent."""
+
+    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Take the key of a unique task if it is free; returns the id of the task that holds it now."""
+
+    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """(key, task id): free each key that this task holds."""
+
+    async def close(self) -> None:
+        """Release the connection, in its loop."""
+
+    def abandon(self) -> None:
+        """Its loop is closed: release what can be released without it."""
         ...

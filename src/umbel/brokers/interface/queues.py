@@ -1,4 +1,9 @@
-"""Queues: what waits in them, and the dead letters, for people and for what watches the load."""
+"""Queues: what waits in them, dead letters, retained failures, pauses and moves.
+
+For people, and for what watches the load: no claim is made or ended here. A pause is one durable record in
+the broker that every claim reads, so it also holds for workers that start later or were cut off when it was
+set.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
@@ -7,7 +12,12 @@ import msgspec
 
 from umbel.brokers.interface.connection import BrokerInfo
 from umbel.brokers.interface.messages import Delivery
-from umbel.wire.message import Message
+from umbel.wire.message import Message, Outgoing
+from umbel.wire.signing import split_voucher
+
+# ---- queues ----------------------------------------------------------------------------------------
+#
+# What waits in them, and the dead letters, for people and for monitoring.
 
 DEAD_LETTER_PEEK_MAX = 1000
 
@@ -15,7 +25,7 @@ DEAD_LETTER_PEEK_MAX = 1000
 class Depth(msgspec.Struct, frozen=True):
     """How many messages of a queue wait, are parked until due, are claimed, and wait for a cluster limit.
 
-    `paused`: nobody takes from it for now.
+    `paused`: no worker takes from it for now.
     """
 
     ready: int
@@ -26,34 +36,142 @@ class Depth(msgspec.Struct, frozen=True):
 
 
 def ready_for(queues: Collection[str], depths: Mapping[str, Depth]) -> int:
-    """How many messages a worker of these queues could take now: a paused queue has none for it."""
+    """How many messages a worker of these queues could take now; paused queues count as empty."""
     return sum(depth.ready for name, depth in depths.items() if name in queues and not depth.paused)
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
+    """`stored`: the reason as it was stored, which may end in the voucher of a worker (`wire/signing.py`)."""
+
     letter_id: int | str
     queue: str
     message: Message
-    reason: str
+    stored: str
     starts: int
     buried_at: float
-    failed: bool = False  # a kept failure (`failures.py`)
+    failed: bool = False  # a retained failure (`Failures`)
+
+    @property
+    def reason(self) -> str:
+        """The reason without the voucher, for people."""
+        return split_voucher(self.stored)[0]
 
 
 class Queues(BrokerInfo, Protocol):
     """Queues and dead letters as a whole; no claim is made or ended here."""
 
     async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
-        """How full they are. `only`: it is enough to know what is ready in these."""
+        """How full the queues are. `only`: it is enough to know what is ready in these."""
         ...
 
-    async def peek(self, queue: str, limit: int) -> Sequence[Delivery]: ...
-    async def purge(self, queue: str) -> int: ...
-    async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]: ...
-    async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        """Return dead letters to their queues with no starts counted; genuine ones are signed again."""
+    async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
+        """The first waiting messages of a queue, in the order of claims, without claiming them."""
+
+    async def purge(self, queue: str) -> int:
+        """Remove what waits, due or not, and free what it holds; how many messages there were."""
+        ...
+
+    async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
+        """The newest dead letters, newest first."""
+
+    async def count_dead(self, limit: int) -> int:
+        """How many dead letters there are, counted up to the limit; without reading them, where possible."""
+        ...
+
+    async def requeue_dead(self, letter_ids: Sequence[int | str], *, even_if_used: bool = False) -> int:
+        """Return dead letters to their queues, marked as redelivered (`wire/retried.py`).
+
+        No starts are counted; their header says how many there were. Those that a worker vouches for are
+        signed again; with `even_if_used` all that one of our keys has signed.
+        """
         ...
 
     async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
         """Remove dead letters for good; how many there were."""
+        ...
+
+
+# ---- failures --------------------------------------------------------------------------------------
+#
+# Messages of failed tasks, retained so that the tasks can be retried.
+
+RESEND_CHUNK = 200  # letters sent in one transaction: other processes wait while it runs
+
+
+class Resend(msgspec.Struct, frozen=True):
+    """A retained failure or dead letter, and the message sent in its place; None: only remove it."""
+
+    letter: DeadLetter
+    outgoing: Outgoing | None
+
+
+class Resent(msgspec.Struct, frozen=True):
+    """Which letters were sent, and which the broker refused and why, by their index in the request.
+
+    The rest was gone: another client had sent or removed it.
+    """
+
+    sent: frozenset[int] = frozenset()
+    refused: Mapping[int, str] = {}
+
+
+class Failures(BrokerInfo, Protocol):
+    """Retained failures: at most `BrokerSettings.failed_keep`, for `failed_keep_s`; the oldest make room.
+
+    `Ack.keep` brings them here, in the same step as the rest of the verdict where
+    `Capabilities.atomic_settle` says so, and so does `Messages.keep_failed`.
+    """
+
+    async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
+        """Retained failures, newest first; only those of one task if its id is given."""
+        ...
+
+    async def resend(self, letters: Sequence[Resend]) -> Resent:
+        """Send the new messages and remove their letters, in this order of letters.
+
+        One message and its letter are one step where `Capabilities.atomic_settle` says so. Elsewhere the
+        message is sent first: a client that is killed in between, and asks again, sends the very same message
+        again.
+        """
+        ...
+
+
+# ---- queue control ---------------------------------------------------------------------------------
+#
+# Pauses and resumes queues, and moves their waiting messages to another queue.
+#
+# A pause is one durable record in the broker, which every claim reads. So it also holds for workers that
+# start later or were cut off when it was set, and no message has to reach them.
+
+MOVED_AT_ONCE_MAX = 500
+PAUSED_MAX = 1000
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Since when a queue is paused. `told`: nodes that do not read pauses, and were sent a stop command."""
+
+    since: float
+    told: tuple[str, ...] = ()
+
+
+class QueueControl(BrokerInfo, Protocol):
+    """Where something cannot be moved, `BrokerRefused` says what it is and what to do."""
+
+    async def pause(self, queue: str, mark: Pause) -> None:
+        """No claim takes from the queue until it is resumed; existing claims are not touched."""
+        ...
+
+    async def resume(self, queue: str) -> bool:
+        """Claims take from the queue again; returns whether it was paused."""
+        ...
+
+    async def paused(self) -> Mapping[str, Pause]:
+        """The paused queues, and since when."""
+
+    async def move(self, source: str, target: str, limit: int) -> int:
+        """Move up to `limit` waiting messages, due or not, at most MOVED_AT_ONCE_MAX; how many were moved.
+
+        Each is in one of the two queues at any moment; on RabbitMQ for a moment in both. Claims stay. 0:
+        nothing waits.
+        """
         ...

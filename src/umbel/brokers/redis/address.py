@@ -4,10 +4,10 @@
     unix://[user][:password@]/path/of/the/socket?db=0
     sentinel://[user][:password@]host[:port][/database]?master_name=NAME     sentinels:// is the same over TLS
 
-Several URLs with `;` between them are tried in turn, the next one when the last one fails.
-Options after `?`: db; with TLS those of `brokers/tls.py`; of a sentinel also `sentinel_username` and
-`sentinel_password`: its own login, while user and password are those of the server that it names. One
-`master_name` is enough for all.
+Several URLs with `;` between them are tried in turn, the next one when the last one fails. Options after `?`:
+db; with TLS those of `brokers/tls.py`; of a sentinel also `sentinel_username` and `sentinel_password`: its
+separate login, while user and password are those of the server that it names. A `master_name` in one of the
+URLs is enough for all.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from umbel.brokers.tls import TLS_OPTIONS, option_problem, tls_context
 from umbel.errors import BadURL
-from umbel.urls import SEVERAL_HOSTS, several_hosts
+from umbel.text import SEVERAL_HOSTS, several_hosts
 
 if TYPE_CHECKING:
     import ssl
@@ -26,13 +26,15 @@ SCHEMES = ("redis", "rediss", "unix", *SENTINELS)
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 
-_DATABASE_OPTIONS = ("db", "virtual_host")  # the second is Celery's name for it
+_DATABASE_OPTIONS = ("db", "virtual_host")  # the second is Celery's name for the first
 _SENTINEL_OPTIONS = ("master_name", "sentinel_username", "sentinel_password")
 _NO_MASTER = "it does not name its master; write sentinel://host:26379/0?master_name=NAME"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
+    """One server or sentinel, and how to log in there."""
+
     host: str = "localhost"
     port: int = DEFAULT_PORT
     path: str = ""  # of a Unix socket; then host and port mean nothing
@@ -48,7 +50,7 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """For people: what to look for, never the password."""
+        """The place for log lines and errors, never with the password."""
         place = self.path or f"{self.host}:{self.port}"
         if self.master:
             return f"{self.master} (by the sentinel at {place})"
@@ -56,25 +58,26 @@ class Address:
 
     @property
     def schemes(self) -> tuple[str, str]:
-        """Those of such an address without TLS and with it."""
+        """The schemes of such an address without TLS and with it."""
         return ("sentinel://", "sentinels://") if self.is_sentinel else ("redis://", "rediss://")
 
     @property
     def place(self) -> tuple[str, int, str, int]:
-        """Equal for two addresses of one database, as far as their text tells."""
+        """Equal for two addresses of one database, as far as their text shows."""
         host = "localhost" if self.host in ("127.0.0.1", "::1") else self.host
         if self.master:
             return (self.master, 0, "sentinel", self.database)
         return ("", 0, self.path, self.database) if self.path else (host, self.port, "", self.database)
 
     def tls_context(self) -> "ssl.SSLContext | None":
+        """The TLS context for this server, or None without TLS; AccessRefused if a file cannot be used."""
         return tls_context(dict(self.tls_options), where=f"Redis at {self.shown}") if self.tls else None
 
 
 def parse_addresses(urls: str, client_name: str = "umbel") -> tuple[Address, ...]:
     """The servers that the text names, in the order in which they are tried."""
     each = [parse_address(url.strip()) for url in urls.split(";") if url.strip()]
-    found = tuple(replace(one, client_name=client_name) for one in each)
+    found = tuple(replace(address, client_name=client_name) for address in each)
     if not found:
         raise BadURL(urls, "it contains no server")
     if len({address.database for address in found}) > 1:
@@ -95,6 +98,7 @@ def _with_masters(urls: str, found: tuple[Address, ...]) -> tuple[Address, ...]:
 
 
 def parse_address(url: str) -> Address:
+    """The server of one URL; BadURL says what is wrong with it."""
     if "#" in url:
         raise BadURL(url, "it contains a '#'; in a password, write it as %23")
     if several_hosts(url):
@@ -102,7 +106,7 @@ def parse_address(url: str) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # its text may hold a part of the password
+    except ValueError:  # the text of the error may contain a part of the password
         problem = (
             "the port is not a number up to 65535, or the password has a '/', '?' or '@', which must be "
             "written as %2F, %3F or %40"

@@ -1,8 +1,8 @@
-"""RedisBroker: what a worker asks of a Redis server; what it takes and settles is in `claims.py`.
+"""RedisBroker: the operations of a worker on a Redis server; claims are in `claims.py`.
 
-What must happen together is one script (`*.lua`), judged by the server's clock; this file sends
-it and reads its reply. One connection serves nearly all of it, a second one waits for messages, a
-third, opened when it is needed, coordinates, and each subscription has its own, as Redis wants it.
+What must happen together is one script (`*.lua`), judged by the server's clock; this file sends it and reads
+its reply. One connection serves nearly all of it. A second one waits for messages, a third, opened when it is
+needed, coordinates, and each subscription has a separate one, as Redis requires.
 """
 
 import logging
@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
-from umbel.brokers.configured import ConfiguredBroker
-from umbel.brokers.evidence import Evidence, judge_mark
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Broadcast,
@@ -24,6 +22,7 @@ from umbel.brokers.interface import (
     Delivery,
     Depth,
     EventLogState,
+    Evidence,
     LoggedEvent,
     Pause,
     Permit,
@@ -36,27 +35,33 @@ from umbel.brokers.interface import (
     Subscription,
     Tag,
     Verdict,
+    judge_mark,
 )
-from umbel.brokers.links import MAIN
-from umbel.brokers.redis import dead_letters, depths, event_log, failures, pauses
+from umbel.brokers.links import MAIN, ConfiguredBroker, signer_at
+from umbel.brokers.redis import broadcasts, queues
 from umbel.brokers.redis.address import parse_addresses
-from umbel.brokers.redis.answers import AnswerQueue, is_direct
-from umbel.brokers.redis.bindings import Bindings, Tables, refusal
+from umbel.brokers.redis.broadcasts import RedisSubscription, ReplyQueue, broadcast, is_direct
 from umbel.brokers.redis.claims import Claims
 from umbel.brokers.redis.coordination import RedisCoordination
-from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.keys import RESERVED, Keys, cluster_of, cluster_text
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import publication, questions
+from umbel.brokers.redis.publishing import (
+    Bindings,
+    Tables,
+    publication,
+    questions,
+    refusal,
+    revokes_to_record,
+)
 from umbel.brokers.redis.replies import ServerRefused
-from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
-from umbel.brokers.redis.subscription import RedisSubscription, broadcast
 from umbel.brokers.redis.verdicts import follow_ups_of
 from umbel.errors import NotSupported
-from umbel.urls import without_password
+from umbel.protocol.delivery.trust import ClusterId, Doubt
+from umbel.text import without_password
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Outgoing
-from umbel.wire.revoke import Revoke
+from umbel.wire.records import Revoke
 
 CAPABILITIES = Capabilities(
     transport="redis",
@@ -71,6 +76,7 @@ CAPABILITIES = Capabilities(
     unique=True,
     limits=True,
     idle_wait_s=60.0,
+    reserved=RESERVED,
 )
 SWEEP_MAX = 5000
 
@@ -80,6 +86,8 @@ _REVOKE = script("revoke")
 
 
 class RedisBroker(ConfiguredBroker):
+    """The asynchronous broker on a Redis server or behind sentinels."""
+
     def __init__(self, settings: BrokerSettings) -> None:
         super().__init__(settings)
         addresses = parse_addresses(settings.url, settings.connection_name)
@@ -116,21 +124,26 @@ class RedisBroker(ConfiguredBroker):
 
     @property
     def url(self) -> str:
-        """Without the password: it is shown, and compared with the address of the results."""
+        """The address without the password: it is shown, and compared with that of the results."""
         return without_password(self._settings.url)
 
     @property
     def capabilities(self) -> Capabilities:
+        """What Redis supports as a broker."""
         return CAPABILITIES
 
     @property
     def coordination(self) -> RedisCoordination:
+        """Elections and leases, on a separate connection."""
         return self._coordination
 
     async def open(self) -> None:
+        """Connect, and find the cluster id to sign for."""
         await self._link.connect()
+        self._signer = await signer_at(self, self._settings)
 
     async def reconnect(self) -> None:
+        """Restore the lost connections, and those that may be dead without having noticed it."""
         was_lost = self._link.is_lost
         await self._link.connect()
         if self._coordination_link.is_lost:
@@ -138,11 +151,15 @@ class RedisBroker(ConfiguredBroker):
         await self._claims.reconnect(is_doubtful=was_lost)
 
     async def close(self) -> None:
+        """Close all connections."""
         self._link.close()
         self._coordination_link.close()
         self._claims.close()
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Publish the batch as a whole; messages that are not due are parked if this worker consumes their
+        queue.
+        """
         if not batch:
             return
         batch = await self._routed(batch)
@@ -153,7 +170,7 @@ class RedisBroker(ConfiguredBroker):
         if commands:
             try:
                 await self._link.call_all(commands)
-            except ServerRefused:  # the script says it in better words
+            except ServerRefused:  # the script's error text is clearer
                 await self._link.run(
                     self._keys.script("publish"), self._keys.prefix, *questions(self._keys, batch)
                 )
@@ -162,116 +179,162 @@ class RedisBroker(ConfiguredBroker):
     # -- claims ----------------------------------------------------------------------------------
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
+        """Take due messages; NotSupported for a queue that is bound in a way Redis cannot serve."""
         for queue in queues:
             if queue not in self._declared and (problem := self._bindings.problem(queue)):
                 raise NotSupported(problem)
         return await self._claims.claim(owner, queues, limit, revoked_after=revoked_after)
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
+        """Wait until a queue may have a message, or until the time-out."""
         return await self._claims.wait_ready(queues, timeout_s, owner=owner)
 
     async def renew(self, owner: str) -> bool:
+        """Renew the owner's lease, and compare its claims with the data after a reconnect."""
         return await self._claims.renew(owner)
 
     async def return_lost(self, *, by_turn: bool = False) -> int:
+        """Return the messages of owners whose lease ended."""
         return await self._claims.return_lost(by_turn=by_turn)
 
-    async def leave_queue(self, owner: str, queue: str) -> None:
+    async def leave_queue(self, owner: str, queue: str, *, is_busy: bool = False) -> None:
+        """End the wait, so that the server hands over no message of this queue."""
         self._claims.leave()
 
     async def forget_owner(self, owner: str) -> int:
+        """Return all messages of an owner that stops."""
         return await self._claims.forget_owner(owner)
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        """Those of these claims that have ended."""
         return await self._claims.ended(tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        """Apply verdicts; follow-ups that reach no queue are buried before their tasks end."""
         follow_ups = follow_ups_of(verdicts)
-        tables = await self._tables(follow_ups) if follow_ups else {}
-        if not tables:
+        if self._bindings.are_plain(follow_ups):
             return await self._claims.settle(verdicts)
-        routed, astray = self._bindings.route_verdicts(verdicts, tables)
+        routed, astray = self._bindings.route_verdicts(verdicts, await self._tables(follow_ups))
         await self.bury(astray)  # before their tasks end: a crash in between repeats work and loses none
         settled = await self._claims.settle(routed)
         return replace(settled, refused=(*astray, *settled.refused))
 
-    async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
-        return await self._claims.spend(signatures)
+    async def cluster_id(self) -> ClusterId | None:
+        """The id stored in this database, if any."""
+        return cluster_of(await self._link.call("GET", self._keys.cluster))
+
+    async def keep_cluster_id(self, made: ClusterId) -> ClusterId:
+        """Store the id unless there is one; returns the stored one."""
+        await self._link.call("SET", self._keys.cluster, cluster_text(made), "NX")
+        return await self.cluster_id() or made
+
+    async def spend(self, signatures: Sequence[Spend]) -> Mapping[Tag, Doubt]:
+        """Use the signatures of claimed messages, in one script."""
+        return await self._claims.spend(signatures, self._signs_for)
 
     async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
+        """Ask which claimed messages may start under their cluster limits."""
         return await self._claims.permit(asked)
 
-    # -- looking into queues ---------------------------------------------------------------------
+    # -- queues and letters ----------------------------------------------------------------------
 
     async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
-        return await depths.read(self._link, self._keys, only)
+        """How full the queues are; with `only`, just the ready messages of these."""
+        return await queues.fetch_depths(self._link, self._keys, only)
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
+        """The first messages of a queue, read from its lists without claiming them."""
         commands = [("LRANGE", key, -limit, -1) for key in self._keys.lists_of(queue)]
-        envelopes = [one for found in await self._link.call_all(commands) for one in reversed(found)]
+        envelopes = [
+            envelope for found in await self._link.call_all(commands) for envelope in reversed(found)
+        ]
         opened = [unseal(envelope) for envelope in envelopes[:limit]]
         return [
-            Delivery(f"peek:{place}", queue, one.message, one.starts, one.redelivered)
-            for place, one in enumerate(opened)
+            Delivery(f"peek:{place}", queue, message.message, message.starts, message.redelivered)
+            for place, message in enumerate(opened)
         ]
 
     async def purge(self, queue: str) -> int:
-        lists = self._keys.lists_of(queue)
-        counts = [("LLEN", key) for key in lists]
-        delayed = self._keys.delayed(queue)
-        commands = [("MULTI",), *counts, ("ZCARD", delayed), ("UNLINK", *lists, delayed), ("EXEC",)]
-        *_, done = await self._link.call_all(commands)
-        removed = sum(one for one in done[:-1] if isinstance(one, int))  # else a key of another type
-        return removed + await self._claims.purge_waiting(queue)
+        """Remove the waiting messages of a queue; how many there were."""
+        CAPABILITIES.refuse_reserved(queue)
+        return await self._claims.purge(queue)
 
     async def pause(self, queue: str, mark: Pause) -> None:
-        await pauses.pause(self._link, self._keys, queue, mark)
+        """Record the pause, which every claim reads."""
+        await queues.set_pause(self._link, self._keys, queue, mark)
 
     async def resume(self, queue: str) -> bool:
-        return await pauses.resume(self._link, self._keys, queue)
+        """Remove the pause; returns whether there was one."""
+        return await queues.clear_pause(self._link, self._keys, queue)
 
     async def paused(self) -> Mapping[str, Pause]:
-        return await pauses.paused(self._link, self._keys)
+        """The paused queues, sorted by name."""
+        return await queues.fetch_pauses(self._link, self._keys)
 
     async def move(self, source: str, target: str, limit: int) -> int:
+        """Move waiting messages in one script; BrokerRefused if the next one is signed for its queue."""
+        for queue in (source, target):
+            CAPABILITIES.refuse_reserved(queue)
         await self._declare([target])
-        return await pauses.move(self._link, self._keys, source, target, limit)
+        return await queues.move_waiting(self._link, self._keys, source, target, limit)
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
-        return await dead_letters.read(self._link, self._keys, limit)
+        """The newest dead letters, newest first."""
+        return await queues.fetch_dead_letters(self._link, self._keys, limit)
 
-    async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        return await dead_letters.requeue(self._link, self._keys, letter_ids, self._routed, self.keyring)
+    async def count_dead(self, limit: int) -> int:
+        """How many dead letters there are, up to the limit."""
+        count: int = await self._link.call("XLEN", self._keys.dead)
+        return min(limit, count)
+
+    async def requeue_dead(self, letter_ids: Sequence[int | str], *, even_if_used: bool = False) -> int:
+        """Send dead letters again; BrokerRefused names those that cannot be requeued."""
+        return await queues.requeue_letters(
+            self._link,
+            self._keys,
+            letter_ids,
+            self._routed,
+            self.signer,
+            even_if_used=even_if_used,
+            message_max_bytes=self._settings.message_max_bytes,
+        )
 
     async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
-        return await dead_letters.drop(self._link, self._keys, letter_ids)
+        """Remove dead letters for good; how many there were."""
+        return await queues.drop_letters(self._link, self._keys, letter_ids)
 
     async def bury(self, refused: Sequence[Refused]) -> None:
-        await dead_letters.bury(self._link, self._keys, refused)
+        """Put refused messages among the dead letters."""
+        await queues.bury_messages(self._link, self._keys, refused)
 
     async def keep_failed(self, failed: Sequence[Refused]) -> None:
-        await failures.keep(self._link, self._keys, failed, self._settings)
+        """Retain messages that were acknowledged before their tasks failed."""
+        await queues.retain_failures(self._link, self._keys, failed, self._settings)
 
     async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
-        return await failures.read(self._link, self._keys, limit, task_id, self._settings)
+        """Retained failures, newest first."""
+        return await queues.fetch_failures(self._link, self._keys, limit, task_id, self._settings)
 
     async def resend(self, letters: Sequence[Resend]) -> Resent:
-        return await failures.resend(self._link, self._keys, letters)
+        """Replace each dead letter with its retry, each in one step."""
+        return await queues.resend_letters(self._link, self._keys, letters)
 
     # -- what a cluster shares -------------------------------------------------------------------
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
+        """Publish to the channels of Celery; how many connections received what goes to all."""
         return await broadcast(self._link, self._keys, batch) if batch and ttl_s > 0 else 0
 
     @asynccontextmanager
     async def subscribe(
         self, exchange: str, patterns: Sequence[str], *, unread_ttl_s: float | None = None
     ) -> AsyncIterator[Subscription]:
+        """Listen on a separate connection: by pub/sub, or on a reply queue for a direct exchange."""
         where = (self._addresses, self._keys, exchange, patterns)
         timeout_s = self._settings.connect_timeout_s
-        subscription: AnswerQueue | RedisSubscription
+        subscription: ReplyQueue | RedisSubscription
         if is_direct(exchange):
-            subscription = AnswerQueue(*where, timeout_s=timeout_s, tidy_on=self._link)
+            subscription = ReplyQueue(*where, timeout_s=timeout_s, tidy_on=self._link)
         else:
             subscription = RedisSubscription(*where, timeout_s=timeout_s, on_link=self._tell_link)
         await subscription.enter()
@@ -281,56 +344,70 @@ class RedisBroker(ConfiguredBroker):
             await subscription.leave()
 
     async def store_time(self) -> float:
+        """The server's clock in Unix seconds."""
         seconds, microseconds = await self._link.call("TIME")
         return int(seconds) + int(microseconds) / 1e6
 
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
+        """Set the mark of a live node, which expires by itself."""
         await self._link.call("SET", self._keys.mark(node), incarnation, "PX", max(1, round(ttl_s * 1000)))
 
     async def probe(self, node: str, incarnation: int = 0) -> Evidence:
+        """What the mark of a node says about this run of it."""
         return judge_mark(int(await self._link.call("GET", self._keys.mark(node)) or 0), incarnation)
 
     async def revoke(self, revokes: Sequence[Revoke]) -> None:
+        """Record revokes in batches; RevokesFull when the record is at its limit."""
         for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):
             batch.check(await self._link.run(_REVOKE, *batch.arguments))
 
     async def register_recorder(self, name: str) -> int:
-        return await event_log.register(self._link, self._keys, name)
+        """Log events for this recorder; returns the offset it has acknowledged."""
+        return await broadcasts.add_recorder(self._link, self._keys, name)
 
     async def forget_recorder(self, name: str) -> None:
+        """Remove a recorder."""
         await self._link.call("HDEL", self._keys.recorders, name)
 
     async def recorders(self) -> Sequence[str]:
+        """The names of the registered recorders, sorted."""
         return sorted(name.decode() for name in await self._link.call("HKEYS", self._keys.recorders))
 
     async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
-        return await event_log.append(self._link, self._keys, entries, counts, self._settings.event_log_max)
+        """Append events while a recorder is registered; how many entries were stored."""
+        return await broadcasts.append_to_log(
+            self._link, self._keys, entries, counts, self._settings.event_log_max
+        )
 
     async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
-        return await event_log.read(self._link, self._keys, name, limit, after)
+        """The next entries for a recorder."""
+        return await broadcasts.read_log(self._link, self._keys, name, limit, after)
 
     async def acknowledge_events(self, name: str, offset: int) -> None:
-        await event_log.acknowledge(self._link, self._keys, name, offset)
+        """Record how far a recorder has read; what all have read is removed."""
+        await broadcasts.acknowledge_log(self._link, self._keys, name, offset)
 
     async def lost_events(self) -> int:
-        return await event_log.lost(self._link, self._keys)
+        """How many events were dropped before they were read."""
+        return await broadcasts.lost_from_log(self._link, self._keys)
 
     async def event_log(self) -> EventLogState:
-        return await event_log.state(self._link, self._keys)
+        """The last offset, and how far each recorder has read."""
+        return await broadcasts.stream_state(self._link, self._keys)
 
     async def sweep(self) -> None:
-        """Results and elections end by themselves; events, revokes and failures do not."""
-        await failures.sweep(self._link, self._keys, self._settings)
+        """Remove old events, revokes and failures; results and elections expire by themselves."""
+        await queues.trim_failures(self._link, self._keys, self._settings)
         older_than = time.time() - self._settings.event_log_retention_s
-        while await event_log.sweep(self._link, self._keys, older_than):
+        while await broadcasts.sweep_log(self._link, self._keys, older_than):
             continue
         while await self._link.run(_REVOKE, "sweep", self._keys.prefix, SWEEP_MAX) >= SWEEP_MAX:
             continue
 
-    # -- the parts of it -------------------------------------------------------------------------
+    # -- private ---------------------------------------------------------------------------------
 
     async def _greet(self) -> None:
-        """On every new connection: it may be to a server that has forgotten everything."""
+        """Runs on every new connection: it may be to a server that has lost its data."""
         self._declared.clear()
 
     def _begin_again(self, replaced: Replaced) -> None:
@@ -344,11 +421,10 @@ class RedisBroker(ConfiguredBroker):
         return dict(zip(exchanges, await self._link.call_all(self._bindings.read(exchanges)), strict=True))
 
     async def _routed(self, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        """With the queues that messages for exchanges go to."""
-        tables = await self._tables(batch)
-        if not tables:
+        """The batch with the queues that messages for exchanges go to; BrokerRefused if one reaches none."""
+        if self._bindings.are_plain(batch):
             return batch
-        routed = self._bindings.route(batch, tables)
+        routed = self._bindings.route(batch, await self._tables(batch))
         if routed.refused:
             raise refusal(routed.refused)
         return routed.batch
@@ -358,7 +434,7 @@ class RedisBroker(ConfiguredBroker):
         new = set(queues) - self._declared
         if new:
             for problem in await self._link.attempt_all(self._bindings.declare(new)):
-                # Its messages come all the same; Celery, or a list of all queues, may not know it.
+                # The queue's messages are consumed anyway; Celery, or a list of all queues, may not show it.
                 text = "cannot declare queues; consuming them anyway, but lists of queues may not show them"
                 log.warning(text, extra={"queues": sorted(new), "why": str(problem)})
             self._declared |= new

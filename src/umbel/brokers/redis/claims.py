@@ -1,8 +1,8 @@
 """Claims: what a worker takes from a Redis server, holds, and settles.
 
-What must happen together is one script (`*.lua`), judged by the server's clock; here it is sent and
-its reply read. `holding.py` knows what is claimed and what is in doubt, `handoff.py` what the server
-handed over without a claim, `waiting.py` when there may be something to take.
+What must happen together is one script (`*.lua`), judged by the server's clock; here it is sent and its reply
+read. `holding.py` knows what is claimed and what is in doubt. `waiting.py` knows when there may be something
+to take, and what the server handed over without a claim.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from umbel.brokers.interface import (
     Permit,
     Refused,
     Replaced,
+    SetAside,
     Settled,
     Spend,
     Started,
@@ -29,24 +30,30 @@ from umbel.brokers.interface import (
     Verdict,
 )
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
-from umbel.brokers.redis.failures import keep_limits
-from umbel.brokers.redis.handoff import Adoptions
-from umbel.brokers.redis.holding import Group, Holding
+from umbel.brokers.redis.broadcasts import ASKER_LIFE_S, sweep_askers
+from umbel.brokers.redis.holding import (
+    Holding,
+    LargeMessages,
+    Leases,
+    Limits,
+    VerdictGroup,
+    envelope_max_bytes,
+)
 from umbel.brokers.redis.keys import Keys
-from umbel.brokers.redis.large import LargeMessages
-from umbel.brokers.redis.leases import Leases
-from umbel.brokers.redis.limits import Limits
 from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.queues import keep_limits
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.verdicts import in_calls, settlement, ttl_ms_of
-from umbel.brokers.redis.waiting import Watch
-from umbel.errors import BrokerError
-from umbel.protocol.outage import LinkChange
-from umbel.wire.revoke import Revoke
+from umbel.brokers.redis.waiting import Adoptions, QueueWatch
+from umbel.errors import BrokerError, ClusterIdLost
+from umbel.protocol.delivery.trust import Doubt
+from umbel.protocol.shutdown import LinkChange
+from umbel.wire.records import Revoke
 from umbel.wire.values import UNREADABLE
 
 LOST_CHECKS_PER_LEASE = 3
+REPLY_SLACK_BYTES = 2**20
+ASIDE = b"!"  # in the reply of a claim: a message over the size limit, which is a dead letter now
 REVOKES_PAGE = 5000
 UNPARK_MAX_S = 5.0
 
@@ -76,14 +83,17 @@ class Claims:
         self._link = link
         self._keys = keys
         self._lease_s = settings.lease_s
+        self._message_max_bytes = settings.message_max_bytes
+        self._envelope_max_bytes = envelope_max_bytes(settings.message_max_bytes)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._keep_limits = keep_limits(settings)
         self._declare = declare
         self._on_replaced = on_replaced
-        self._watch = Watch(
+        self._watch = QueueWatch(
             addresses,
             keys,
             timeout_s=settings.connect_timeout_s,
+            reply_max_bytes=self._envelope_max_bytes + REPLY_SLACK_BYTES,
             unblock=self._unblock,
             claims_at=lambda: link.address,
             on_link=on_link,
@@ -99,15 +109,18 @@ class Claims:
         self._lost_checked_at = float("-inf")
         self._sweep_askers_at = 0.0
         self._marks: dict[Tag, str] = {}  # of the signatures that claimed messages have used
-        self._passed_over: dict[str, str] = {}  # queues that cannot be taken from, and why
+        self._passed_over: dict[str, str] = {}  # queues that cannot be claimed from, and why
 
     async def reconnect(self, *, is_doubtful: bool) -> None:
+        """Restore the waiting connection; `is_doubtful`: replace it, because another one was lost."""
         await self._watch.reconnect(is_doubtful=is_doubtful)
 
     def close(self) -> None:
+        """Close the waiting connection."""
         self._watch.close()
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int) -> Claim:
+        """Take up to `limit` messages: the one handed over by the server, or those of one script."""
         handed, self._watch.handed = self._watch.handed, None
         if limit > 0 and (given := self._adoptions.begin(handed, owner, queues, revoked_after)) is not None:
             return Claim([given], (), revoked_after)
@@ -129,15 +142,18 @@ class Claims:
             revoked_after,
             REVOKES_PAGE,
             int(self._large.is_wanted),
+            self._envelope_max_bytes,
+            self._message_max_bytes,
             *self._watch.unless_idle(self._in_turn(queues)),
         )
         try:
             epoch, now_s, cursor, revokes, _, broken, *taken = await self._link.run(
                 self._keys.script("claim"), *args
             )
+            aside, taken = self._without_aside(taken)
             taken = await self._large.read(owner, epoch, ticket, taken, float(now_s))
         except BaseException:
-            # It may have been carried out, and nobody would ever settle what it took.
+            # The server may have run it, and no worker would ever settle what it took.
             self._holding.give_up(owner, ticket)
             self._send_back_lost_claims()
             raise
@@ -150,14 +166,18 @@ class Claims:
         if deliveries:
             self._last_queue = deliveries[-1].queue
         news = _standing(revokes, float(now_s))
-        return Claim(deliveries, news, self._watch.claimed_cursor, returned, lease_ended=lease_ended)
+        return Claim(
+            deliveries, news, self._watch.claimed_cursor, returned, lease_ended=lease_ended, set_aside=aside
+        )
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> bool:
+        """Wait until a queue may have a message, or until the time-out: False."""
         return await self._watch.wait(queues, timeout_s, owner=owner)
 
     async def renew(self, owner: str) -> bool:
+        """Renew the owner's lease; after a reconnect or loss of data compare its claims with the server's."""
         if self._watch.handed is not None or self._watch.is_given_up:
-            # The owner has not claimed since, and may not for long.
+            # The owner has not claimed since, and may not claim for long.
             self._watch.handed, self._watch.is_given_up = None, False
             await self._adoptions.finish()
             await self._leases.unhand(owner)
@@ -166,7 +186,7 @@ class Claims:
                 return True
             renewal = await self._leases.renew(owner)
             generation = self._link.generation
-            if renewal.is_lost:  # there is nothing to compare
+            if renewal.is_lost:  # the owner has no claims left to compare
                 self._holding.end_hold(owner)
             elif renewal.is_replaced or self._compared_on != generation:
                 self._compared_on = -1
@@ -175,7 +195,7 @@ class Claims:
         return renewal.is_replaced or (renewal.stood and not renewal.is_lost)
 
     async def _compare(self, owner: str, *, is_replaced: bool) -> None:
-        """A server that was restarted may have lost the last writes, or been given a backup's data."""
+        """Compare claims: a restarted server may have lost the last writes, or have been given a backup."""
         await self._adoptions.finish()
         await self._give_back_lost_claims()
         adopting = self._adoptions.pending
@@ -184,19 +204,20 @@ class Claims:
         args = (self._keys.prefix, owner, newest, len(under_way), *under_way, *held)
         returned, *gone = await self._link.run(self._keys.script("reconcile"), *args)
         missing = self._holding.still_held(field.decode() for field in gone)
-        # A claim that has ended although the lease has not: of a message that the data does not have.
+        # A claim has ended although the lease has not: the data does not have its message.
         if is_replaced or returned or missing or self._holding.has_lost:
             self._holding.forget_unknown(missing)
             what = f"Redis at {self._link.address.shown} has other or older data"
             self._on_replaced(Replaced(what, self._holding.unknown))
 
     async def _notice_replaced(self) -> None:
-        """Claims have ended: maybe because the data was replaced, which the next renewal would notice."""
+        """Check after ended claims whether the data was replaced, before the next renewal would notice."""
         for owner in self._leases.owners:
             if await self._leases.is_replaced(owner):
                 await self.renew(owner)
 
     async def return_lost(self, *, by_turn: bool = False) -> int:
+        """Return the messages of owners whose lease ended, and sweep dead clients and task limits."""
         self._lost_checked_at = time.monotonic()
         if by_turn and not (await self._leases.has_turn() or await self._leases.some_ended()):
             return 0
@@ -208,13 +229,14 @@ class Claims:
         return returned
 
     def leave(self) -> None:
-        """Nothing is fetched ahead of a claim, but the server might hand over what comes next."""
+        """Stop waiting, so that the server hands over no message; nothing is fetched ahead of a claim."""
         self._watch.leave()
 
     async def forget_owner(self, owner: str) -> int:
+        """Return all messages of an owner that stops, and unpark for Celery if it was the last worker."""
         await self._link.connect()
         await self._adoptions.finish()
-        self._unblock(self._watch.client_id)  # or the server might hand it something after that
+        self._unblock(self._watch.client_id)  # or the server might hand it a message after that
         count = await self._leases.forget(owner)
         self._drop(self._holding.forget(owner))
         await self._limits.sweep()
@@ -222,6 +244,7 @@ class Claims:
         return count
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        """Those of these claims that have ended."""
         await self._adoptions.finish()
         holds, gone = self._holding.holds_of(tags)
         for hold in holds:
@@ -233,9 +256,10 @@ class Claims:
         return self._holding.without_unknown(gone)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        """Apply verdicts, one call for each hold; claims of unfinished calls become doubtful."""
         await self._adoptions.finish()
         groups, conflicts = self._holding.judge(verdicts)
-        applied, waiting, ended = 0, list(groups), list[Group]()
+        applied, waiting, ended = 0, list(groups), list[VerdictGroup]()
         refused: list[Refused] = []
         self._holding.settling += groups
         try:
@@ -255,25 +279,30 @@ class Claims:
             self._holding.restore([*ended, *waiting])
             raise
         finally:
-            self._holding.settling = [one for one in self._holding.settling if one not in groups]
+            self._holding.settling = [sent for sent in self._holding.settling if sent not in groups]
         self._drop(conflicts)
         unknown = self._holding.take_unknown(conflicts)
         return Settled(applied, frozenset[Tag](conflicts - unknown), tuple(refused), unknown=unknown)
 
-    async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
+    async def spend(self, signatures: Sequence[Spend], cluster: str) -> Mapping[Tag, Doubt]:
+        """Use the signatures of claimed messages; those that are copies. ClusterIdLost if the id changed."""
         await self._adoptions.finish()
         now, args, asked = time.time(), list[Any](), list[Spend]()
-        for one in signatures:
-            if (owner := self._holding.owner_of(one.tag)) is not None:  # else its verdict is a conflict
-                args += (one.mark, owner, one.tag, max(1, round((one.expires_at - now) * 1000)))
-                asked.append(one)
-        copies = frozenset(
-            asked[place].tag for place in await self._link.run(_SPEND, self._keys.prefix, *args)
-        )
-        self._marks |= {one.tag: one.mark for one in asked if one.tag not in copies}
+        for use in signatures:
+            if (
+                owner := self._holding.owner_of(use.tag)
+            ) is not None:  # otherwise its verdict will be a conflict
+                args += (use.mark, owner, use.tag, max(1, round((use.expires_at - now) * 1000)))
+                asked.append(use)
+        reply = await self._link.run(_SPEND, self._keys.prefix, cluster, *args)
+        if isinstance(reply, bytes):
+            raise ClusterIdLost.of(cluster, reply.decode(errors="replace"))
+        copies = dict.fromkeys((asked[place].tag for place in reply), Doubt.REPLAYED)
+        self._marks |= {use.tag: use.mark for use in asked if use.tag not in copies}
         return copies
 
     async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
+        """Ask which claimed messages may start under their cluster limits."""
         await self._adoptions.finish()
         refused = await self._limits.permit(asked)
         self._drop_marks(tag for tag, why in refused.items() if why == "")
@@ -281,21 +310,22 @@ class Claims:
             await self._notice_replaced()
         return refused
 
-    async def purge_waiting(self, queue: str) -> int:
+    async def purge(self, queue: str) -> int:
+        """Remove the waiting messages of a queue; how many there were."""
         return await self._limits.purge(queue)
 
-    # -- the parts of it -------------------------------------------------------------------------
+    # -- private ---------------------------------------------------------------------------------
 
     def _ending_marks(self, verdicts: Sequence[Verdict]) -> list[Any]:
         ended = [
-            self._keys.signature(self._marks[one.tag])
-            for one in verdicts
-            if isinstance(one, Ack | Bury) and one.tag in self._marks
+            self._keys.signature(self._marks[verdict.tag])
+            for verdict in verdicts
+            if isinstance(verdict, Ack | Bury) and verdict.tag in self._marks
         ]
         return [len(ended), *ended]
 
     def _drop_marks(self, tags: Iterable[Tag]) -> None:
-        """Of claims that this process no longer has: the next holder of the messages has other ones."""
+        """Forget the signatures of claims that this process no longer has."""
         for tag in tags:
             self._marks.pop(tag, None)
 
@@ -304,7 +334,7 @@ class Claims:
         self._drop_marks(ended)
         self._limits.forget(ended)
 
-    async def _settle_group(self, group: Group, refused: list[Refused]) -> bool:
+    async def _settle_group(self, group: VerdictGroup, refused: list[Refused]) -> bool:
         hold, check = group.hold, 0 if group.sure else 1
         calls, too_large = in_calls(group.verdicts)
         for verdicts in calls:
@@ -317,15 +347,29 @@ class Claims:
             if not reply:
                 return False
             if self._marks:
-                self._drop_marks(one.tag for one in verdicts if not isinstance(one, Started))
+                self._drop_marks(verdict.tag for verdict in verdicts if not isinstance(verdict, Started))
             if isinstance(reply, list):
                 refused += made.refused(self._keys, reply)
             await self._limits.settled(hold.owner, verdicts)
         refused += too_large
         return True
 
+    def _without_aside(self, taken: Sequence[Any]) -> tuple[list[SetAside], list[Any]]:
+        """The messages that became dead letters because of their size, and those that were claimed."""
+        if ASIDE not in taken[2::4]:
+            return [], list(taken)
+        aside: list[SetAside] = []
+        claimed: list[Any] = []
+        for at in range(0, len(taken), 4):
+            list_key, size, sign, _ = group = taken[at : at + 4]
+            if sign == ASIDE:
+                aside.append(SetAside(self._keys.queue_of(list_key.decode(errors="replace")), size))
+            else:
+                claimed += group
+        return aside, claimed
+
     def _note_passed_over(self, broken: Sequence[bytes]) -> None:
-        """Say once that a queue cannot be taken from: the others are."""
+        """Log once that a queue cannot be claimed from, and once that it can again; others continue."""
         if not broken and not self._passed_over:
             return
         now = {
@@ -342,7 +386,7 @@ class Claims:
         self._passed_over = now
 
     def _unblock(self, client_id: int) -> asyncio.Future[list[Any]] | None:
-        """End the wait of another connection of ours; without this it ends by itself, a little later."""
+        """End the blocking wait of our other connection; without this it ends by itself, a little later."""
         if not client_id or not self._link.is_connected:
             return None
         return self._link.send([("CLIENT", "UNBLOCK", client_id)])
@@ -357,7 +401,7 @@ class Claims:
             lost.pop(owner, None)
 
     def _send_back_lost_claims(self) -> None:
-        """The same at once, where the connection still stands: it carries out calls in order."""
+        """Give up lost claims without waiting, if the connection stands: it runs calls in order."""
         lost = self._holding.lost_tickets
         for owner in list(lost):
             if not self._link.is_connected:
@@ -373,7 +417,7 @@ class Claims:
         return names
 
     def _may_wait_on(self, queues: Sequence[str], revoked_after: int) -> bool:
-        """Whether a claim would find nothing, as far as the server has told, and has nothing else to do."""
+        """Whether a claim would find nothing, as far as the server has reported, and has no other work."""
         return (
             self._watch.knows_of_nothing(queues, revoked_after)
             and not self._holding.lost_tickets
@@ -385,11 +429,11 @@ class Claims:
 
 
 def _standing(revokes: Sequence[bytes], now_s: float) -> list[Revoke]:
-    """The revokes that are news; what cannot be read revokes nothing."""
+    """The revokes that still matter; an unreadable entry revokes nothing."""
     found: list[Revoke] = []
-    for one in revokes:
+    for entry in revokes:
         with suppress(*UNREADABLE):
-            revoke = _revoke(one)
+            revoke = _revoke(entry)
             if revoke.is_news(now_s):
                 found.append(revoke)
     return found

@@ -1,12 +1,12 @@
 """RedisCoordination: elections and leases as scripts, and what their replies mean.
 
-The decisions are made on the server, in `election.lua` and `lease.lua`, by its clock; they are
-those of `protocol/leadership/coordination.py`.
+The decisions are made on the server, in `election.lua` and `lease.lua`, by its clock; they are those of
+`protocol/leadership/coordination.py`.
 
-A server with replicas may fail over to one that has not heard of a grant. So each grant is followed
-by `WAIT`, and one that no replica confirmed in time is counted as unproven. It stands all the same:
-`WAIT` makes its loss unlikely, not impossible. Whatever is sent after a `WAIT` is held up by it,
-so this uses a separate connection.
+A server with replicas may fail over to one that has not received a grant. So each grant is followed by
+`WAIT`, and one that no replica confirmed in time is counted as unproven. It is still valid: `WAIT` makes
+its loss unlikely, not impossible. Calls sent after a `WAIT` are delayed by it, so this uses a separate
+connection.
 """
 
 import asyncio
@@ -18,11 +18,10 @@ from typing import Any
 import msgspec
 
 from umbel.brokers.interface import Refused
-from umbel.brokers.redis import dead_letters
-from umbel.brokers.redis.bindings import Bindings
+from umbel.brokers.redis import queues
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import parkable
+from umbel.brokers.redis.publishing import Bindings, parkable
 from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.refusals import log_refused
@@ -48,7 +47,9 @@ _decode = msgspec.msgpack.Decoder(ElectionRequest).decode
 
 
 class RedisCoordination:
-    """`clock` is for tests: the text of an instant instead of the server's own."""
+    """Elections and leases on one server. `clock` is for tests: the text of an instant instead of the
+    server's.
+    """
 
     def __init__(self, link: Link, keys: Keys, bindings: Bindings | None = None, *, clock: str = "") -> None:
         self._bindings = bindings or Bindings(keys)
@@ -56,16 +57,17 @@ class RedisCoordination:
         self._keys = keys
         self.clock = clock
         self.unproven = 0
-        """Of the last `fenced_publish`: what no queue took; it is among the dead letters."""
         self._has_replicas = False
         self._looked_at = float("-inf")
 
     async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
+        """Create the election, or return the record of the existing one."""
         return _record(await self._election("open", key, *_asked(request)))
 
     async def claim_election(
         self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
     ) -> ElectionReply:
+        """Ask for the right to run the request; a grant is replicated first."""
         found = await self._election("claim", key, *_asked(request), holder, repr(ttl_s))
         reply = _election_reply(found)
         if isinstance(reply, Granted):
@@ -73,68 +75,83 @@ class RedisCoordination:
         return reply
 
     async def start_election(self, key: str, holder: str, term: int) -> bool:
+        """Record that the holder has started the work."""
         return await self._proven(await self._election("start", key, holder, term))
 
     async def renew_election(self, key: str, holder: str, term: int) -> bool:
+        """Extend the holder's time."""
         return await self._proven(await self._election("renew", key, holder, term))
 
     async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
+        """Close the election with its outcome."""
         return await self._proven(await self._election("finish", key, holder, term, outcome))
 
     async def read_election(self, key: str) -> ElectionRecord | None:
+        """The record of one election, if any."""
         found = await self._election("read", key)
         return _record(found) if found else None
 
     async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
+        """Elections that some node should claim; one EXISTS if none is open."""
         if await self._link.call("EXISTS", self._keys.open_elections) == 0:
             return []
         found = await self._election("unfinished", "", limit)
         return [(found[at].decode(), _record(found[at + 1])) for at in range(0, len(found), 2)]
 
     async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
+        """Take the lease if it is free; a grant is replicated first."""
         reply = _lease_reply(await self._lease("acquire", name, holder, repr(ttl_s)))
         if reply.granted:
             await self._prove()
         return reply
 
     async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool:
+        """Extend the lease of this term."""
         return await self._proven(await self._lease("renew", name, holder, term, repr(ttl_s)))
 
     async def release_lease(self, name: str, holder: str, term: int) -> bool:
+        """Free the lease of this term."""
         return await self._proven(await self._lease("release", name, holder, term))
 
     async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
+        """Replace the data for the next holder."""
         return await self._proven(await self._lease("update", name, holder, term, data))
 
     async def read_lease(self, name: str) -> LeaseReply:
+        """The state of the lease."""
         return _lease_reply(await self._lease("read", name))
 
     async def fenced_publish(
         self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
     ) -> bool:
+        """Publish and store `data` in one script if the term is held; refused messages are buried."""
         exchanges = self._bindings.exchanges(batch)
         tables = await self._link.call_all(self._bindings.read(exchanges)) if exchanges else []
         routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
         if routed.batch:
-            await self._link.attempt_all(self._bindings.declare({one.queue for one in routed.batch}))
+            await self._link.attempt_all(
+                self._bindings.declare({outgoing.queue for outgoing in routed.batch})
+            )
         args = ("keep", b"") if data is None else ("change", data)
         messages = parkable(self._keys, routed.batch, ())
         reply = await self._lease("publish", name, holder, term, *args, *messages)
-        status, *told = reply if isinstance(reply, list) else [reply]
+        status, *reported = reply if isinstance(reply, list) else [reply]
         log_refused(
             Refused(routed.batch[place], why.decode(errors="replace"))
-            for place, why in zip(told[::2], told[1::2], strict=True)
+            for place, why in zip(reported[::2], reported[1::2], strict=True)
         )
         if status and routed.refused:
             astray = [Refused(batch[place], why) for place, why in routed.refused.items()]
             log_refused(astray)
-            await dead_letters.bury(self._link, self._keys, astray)
+            await queues.bury_messages(self._link, self._keys, astray)
         return await self._proven(status)
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Free each key that its task holds."""
         await self._link.run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))
 
     async def raise_clock(self, value: int) -> int:
+        """Raise the clock mark to at least this value; returns the mark."""
         return int(await self._link.call("EVAL", _RAISE, 0, self._keys.clock, value))
 
     async def _election(self, verb: str, key: str, *args: Any) -> Any:
@@ -151,7 +168,7 @@ class RedisCoordination:
         return bool(status)
 
     async def _prove(self) -> None:
-        """Wait until a replica has what was just granted on this connection."""
+        """Wait until a replica has the grant that was just made on this connection; count it if none has."""
         try:
             if not await self._replicas_are_there():
                 return
@@ -167,7 +184,7 @@ class RedisCoordination:
             self._looked_at = now
             try:
                 role = await self._link.call("ROLE")
-            except (AccessRefused, ServerRefused):  # this user may not ask
+            except (AccessRefused, ServerRefused):  # this user lacks the right to ask
                 role = [b"unknown"]
             self._has_replicas = role[0] == b"master" and bool(role[2])
         return self._has_replicas

@@ -1,23 +1,25 @@
-"""Link: one connection to a Redis server on the event loop, which many tasks share.
+"""Link: one connection to a Redis server on the event loop, shared by many tasks.
 
-Commands of different tasks go out as they come and are answered in that order, so that nobody
-waits for another's reply before sending. A caller that is cancelled leaves its reply to be read
-and dropped in its turn. A reply that does not come in time means that the connection is dead: it
-is closed, every waiting caller gets an error, and the next call opens a new one.
+Commands of different tasks go out as they come and are answered in that order, so no task waits for another's
+reply before it sends. The reply of a cancelled caller is read and dropped in its turn. A reply that does not
+come in time means that the connection is dead: it is closed, every waiting caller gets an error, and the next
+call opens a new one. After a failure the next of several addresses has its turn.
 
-Healing needs only another call: a caller that gets an error calls again
-later, and the first one that succeeds has connected for all. After a failure the next address of
-several has its turn.
+`LoopLink` is one link for all clients of an event loop that use the same servers. Senders and waiters for
+results hold it while they need it; the last one to release it closes it. Another loop, in whatever thread,
+has another link. Links of closed loops are forgotten by `abandon`, or when the next link is asked for.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from threading import Lock
 from typing import Any, cast
 
 import hiredis
 
-from umbel.brokers.links import LinkWatch, unheard
+from umbel.brokers.links import LinkWatch, ignore_link
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.replies import (
     NotPrimary,
@@ -28,26 +30,39 @@ from umbel.brokers.redis.replies import (
     is_missing_script,
     lost,
     not_redis,
+    primary_from,
+    sentinel_commands,
     silent,
     unreachable,
 )
 from umbel.brokers.redis.scripts import Script
-from umbel.brokers.redis.sentinel import primary_from, question
 from umbel.errors import BrokerUnavailable
-from umbel.protocol.outage import LinkChange
+from umbel.protocol.shutdown import LinkChange
+
+# ---- link ------------------------------------------------------------------------------------------
+#
+# One connection to a Redis server on the event loop, shared by many tasks.
+#
+# Commands of different tasks go out as they come and are answered in that order, so no task waits for
+# another's reply before it sends. The reply of a cancelled caller is read and dropped in its turn. A reply
+# that does not come in time means that the connection is dead: it is closed, every waiting caller gets an
+# error, and the next call opens a new one.
+#
+# To reconnect, another call is enough: a caller that gets an error calls again later, and the first one
+# that succeeds has connected for all. After a failure the next of several addresses has its turn.
 
 Command = Sequence[Any]
 _pack = hiredis.pack_command
-ANSWERED_MAX = 32  # senders who go on in one round of the loop, on a link that gathers
+ANSWERED_MAX = 32  # senders that continue in one round of the loop, on a link that gathers
 
 
 class Link:
     """`on_push` gets what the server sends unasked; `on_lost` is called when a connection ends.
 
-    A link with a `name` tells `on_link` when a connection that was in use is lost, and when it is restored.
-    One that `gathers` is shared by many senders: what they send in one round of the loop is written at its
-    end, in one system call, and few of them go on in one round, so that the loop has time for others when a
-    server that was silent answers a thousand at once, or is given up.
+    A link with a `name` reports to `on_link` when a connection in use is lost, and when it is restored. One
+    that `gathers` is shared by many senders: what they send in one round of the loop is written at its end,
+    in one system call. Few of them continue in one round, so that the loop has time for others when a server
+    that was silent answers a thousand at once, or is given up.
     """
 
     def __init__(
@@ -58,11 +73,12 @@ class Link:
         reply_timeout_s: float,
         resp3: bool = False,
         gathers: bool = False,
+        reply_max_bytes: int | None = None,
         on_push: Callable[[list[Any]], None] | None = None,
         on_connect: Callable[[], Awaitable[None]] | None = None,
         on_lost: Callable[[], None] | None = None,
         name: str = "",
-        on_link: Callable[[LinkChange], None] = unheard,
+        on_link: Callable[[LinkChange], None] = ignore_link,
     ) -> None:
         self._watch = LinkWatch(name, on_link)
         self._addresses = addresses
@@ -71,6 +87,7 @@ class Link:
         self._reply_timeout_s = reply_timeout_s
         self._resp3 = resp3
         self._gathers = gathers
+        self._reply_max_bytes = reply_max_bytes
         self._on_push = on_push
         self._on_connect = on_connect
         self._on_lost = on_lost
@@ -82,18 +99,21 @@ class Link:
 
     @property
     def address(self) -> Address:
+        """The address that is connected, or whose turn it is."""
         return self._addresses[self._turn % len(self._addresses)]
 
     @property
     def is_lost(self) -> bool:
+        """Whether a connection was lost and is not restored yet."""
         return self._watch.is_lost
 
     @property
     def is_connected(self) -> bool:
+        """Whether there is a connection that is ready for use."""
         return self._is_ready and self._wire is not None and not self._wire.is_closed
 
     async def connect(self) -> None:
-        """Make sure that there is a connection."""
+        """Make sure that there is a connection; BrokerUnavailable if no address can be reached."""
         if self.is_connected:
             return
         async with self._connecting:
@@ -101,6 +121,7 @@ class Link:
                 await self._connect_to_one()
 
     async def call(self, *command: Any) -> Any:
+        """Send one command; its reply, or the error it stands for."""
         return (await self.call_all([command]))[0]
 
     async def call_all(self, commands: Sequence[Command]) -> list[Any]:
@@ -109,7 +130,7 @@ class Link:
         return self.checked(await self.reply_to(self.send(commands)))
 
     async def attempt_all(self, commands: Sequence[Command]) -> list[ServerRefused]:
-        """The same where one may be refused without the others: what was refused."""
+        """Send together where some may be refused without the others; the refusals."""
         await self.connect()
         refused: list[ServerRefused] = []
         for reply in await self.reply_to(self.send(commands)):
@@ -120,20 +141,23 @@ class Link:
         return refused
 
     async def run(self, script: Script, *args: Any) -> Any:
+        """Run a script; its reply, or the error it stands for."""
         await self.connect()
         return await self.finish_run(self.send_run(script, *args), script, *args)
 
     def send_run(self, script: Script, *args: Any) -> asyncio.Future[list[Any]]:
+        """Send a script's digest without waiting; `finish_run` reads the reply."""
         return self.send([("EVALSHA", script.digest, 0, *args)])
 
     async def finish_run(self, sent: asyncio.Future[list[Any]], script: Script, *args: Any) -> Any:
+        """The reply to `send_run`; sends the text if the server does not know the script."""
         (reply,) = await self.reply_to(sent)
         if is_missing_script(reply):
             return await self.call("EVAL", script.text, 0, *args)
         return self.checked([reply])[0]
 
     def send(self, commands: Sequence[Command], *, takes_s: float = 0.0) -> asyncio.Future[list[Any]]:
-        """Send on the connection there is; the future's result may hold error replies.
+        """Send on the existing connection; the future's result may contain error replies.
 
         `takes_s`: how long the server is asked to wait before it answers.
         """
@@ -144,6 +168,9 @@ class Link:
         return self._open_wire().send([last], before=commands)
 
     async def reply_to(self, sent: asyncio.Future[list[Any]]) -> list[Any]:
+        """Wait for the replies; BrokerUnavailable if the connection was lost, BrokerSilent if none came in
+        time.
+        """
         try:
             return await sent
         except TimeoutError:
@@ -152,7 +179,9 @@ class Link:
             raise lost(self.address) from None
 
     def checked(self, replies: list[Any]) -> list[Any]:
-        """The replies, if none is an error. A server that only follows another now is left at once."""
+        """Return the replies, or raise if one is an error. Disconnects at once from a server that has become
+        a replica.
+        """
         try:
             return checked(replies, self.address)
         except NotPrimary as problem:
@@ -163,15 +192,16 @@ class Link:
             raise
 
     def awaits(self, sent: asyncio.Future[list[Any]]) -> bool:
-        """Whether the server has still to answer this, also when nobody waits for the answer any more."""
+        """Whether the server still has to answer this, also when no caller waits for the answer any more."""
         return self._wire is not None and self._wire.awaits(sent)
 
     async def replace(self) -> None:
-        """Open another connection in place of one that may be dead; who waits for a reply gets an error."""
+        """Open a new connection in place of a possibly dead one; waiting callers get an error."""
         self._end_wire()
         await self.connect()
 
     def close(self) -> None:
+        """Close the connection and report that it will not be restored."""
         self._watch.given_up()
         self._end_wire()
 
@@ -227,10 +257,10 @@ class Link:
         self._watch.restored()
 
     async def _primary_of(self, address: Address) -> Address:
-        """As a sentinel knows it."""
+        """The primary's address, as a sentinel names it."""
         sentinel = await self._dial(address, lambda **_: None)
         try:
-            return primary_from(await sentinel.send(question(address)), address)
+            return primary_from(await sentinel.send(sentinel_commands(address)), address)
         finally:
             sentinel.close()
 
@@ -238,11 +268,17 @@ class Link:
         loop = asyncio.get_running_loop()
 
         def make() -> _Wire:
-            return _Wire(self._on_push, on_lost, self._reply_timeout_s, gathers=self._gathers)
+            return _Wire(
+                self._on_push,
+                on_lost,
+                self._reply_timeout_s,
+                gathers=self._gathers,
+                reply_max_bytes=self._reply_max_bytes,
+            )
 
         if address.path:
             return (await loop.create_unix_connection(make, address.path))[1]
-        # It reads the files of certificates.
+        # It reads the certificate files.
         context = await asyncio.to_thread(address.tls_context) if address.tls else None
         return (await loop.create_connection(make, address.host, address.port, ssl=context))[1]
 
@@ -250,8 +286,7 @@ class Link:
 class _Wire(asyncio.Protocol):
     """The connection itself: bytes in, replies out, in order.
 
-    One timer watches the oldest reply that is awaited, because one for each would cost as much as
-    the call itself.
+    One timer watches the oldest awaited reply, because one for each would cost as much as the call itself.
     """
 
     def __init__(
@@ -261,12 +296,15 @@ class _Wire(asyncio.Protocol):
         reply_timeout_s: float,
         *,
         gathers: bool = False,
+        reply_max_bytes: int | None = None,
     ) -> None:
         self.is_closed = False
         self.is_garbled = False
         self._on_push = on_push
         self._on_lost = on_lost
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._reply_max_bytes = math.inf if reply_max_bytes is None else reply_max_bytes
+        self._unread_bytes = 0  # of the reply that is arriving
         self._transport: asyncio.Transport | None = None
         self._batches: deque[_Batch] = deque()
         self._loop = asyncio.get_running_loop()
@@ -308,14 +346,18 @@ class _Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._reader.feed(data)
+            self._unread_bytes += len(data)
             while (reply := self._reader.gets()) is not _NOTHING:
+                self._unread_bytes = 0
                 self._take(reply)
         except hiredis.ProtocolError:
             self.is_garbled = True
             self.close()
+        if self._unread_bytes > self._reply_max_bytes:
+            self.close(why=OSError(f"the server sent a reply of more than {self._reply_max_bytes} bytes"))
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self.close(why=problem if isinstance(problem, OSError) else None)  # TLS says what it did not like
+        self.close(why=problem if isinstance(problem, OSError) else None)  # TLS errors say why
 
     def close(self, *, is_late: bool = False, why: OSError | None = None) -> None:
         if self.is_closed:
@@ -378,7 +420,7 @@ def _answer(sender: asyncio.Future[list[Any]], answer: list[Any] | OSError) -> N
         return
     if isinstance(answer, OSError):
         sender.set_exception(answer)
-        sender.exception()  # who is cancelled meanwhile does not fetch it
+        sender.exception()  # a caller that is cancelled meanwhile does not fetch it
     else:
         sender.set_result(answer)
 
@@ -397,3 +439,83 @@ class _Batch:
 
 
 _NOTHING: Any = object()
+
+
+# ---- loop links ------------------------------------------------------------------------------------
+#
+# One connection for all clients of an event loop that use the same Redis server.
+#
+# Senders and waiters for results hold the same link while they need it; the last one to release it closes
+# it. A link belongs to its loop: another loop, in whatever thread, has another link. Links of closed loops
+# are forgotten by `abandon`, or when the next link is asked for.
+
+_Place = tuple[tuple[Address, ...], float]
+_links: dict[asyncio.AbstractEventLoop, dict[_Place, "LoopLink"]] = {}
+_changing = Lock()
+
+
+class LoopLink:
+    """A shared link; get it by `hold`. Pushes of the server and the loss of the connection go to all
+    listeners.
+    """
+
+    def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
+        self.link = Link(
+            addresses,
+            connect_timeout_s=timeout_s,
+            reply_timeout_s=timeout_s,
+            resp3=True,
+            gathers=True,
+            on_push=self._pushed,
+            on_lost=self._lost,
+        )
+        self.holders = 0
+        self.on_push: list[Callable[[list[Any]], None]] = []
+        self.on_lost: list[Callable[[], None]] = []
+
+    def _pushed(self, pushed: list[Any]) -> None:
+        for tell in self.on_push:
+            tell(pushed)
+
+    def _lost(self) -> None:
+        for tell in self.on_lost:
+            tell()
+
+
+def hold_loop_link(addresses: Sequence[Address], *, timeout_s: float) -> LoopLink:
+    """The running loop's link to these servers; `release` it in the same loop."""
+    loop = asyncio.get_running_loop()
+    with _changing:
+        _forget_closed()
+        places = _links.setdefault(loop, {})
+        place = (tuple(addresses), timeout_s)
+        if place not in places:
+            places[place] = LoopLink(addresses, timeout_s)
+        places[place].holders += 1
+        return places[place]
+
+
+def abandon_loop_links() -> None:
+    """Forget the links of closed loops."""
+    with _changing:
+        _forget_closed()
+
+
+def _forget_closed() -> None:
+    for loop in [old for old in _links if old.is_closed()]:
+        del _links[loop]
+
+
+def release_loop_link(held: LoopLink) -> None:
+    """Stop using the link; the last holder closes it."""
+    with _changing:
+        held.holders -= 1
+        if held.holders:
+            return
+        loop = asyncio.get_running_loop()
+        places = {place: link for place, link in _links.get(loop, {}).items() if link is not held}
+        if places:
+            _links[loop] = places
+        else:
+            _links.pop(loop, None)
+    held.link.close()

@@ -135,11 +135,26 @@ local function park(prefix, field, envelope, due)
   return true
 end
 
--- Put a message into a stream of letters, with the reason; the oldest make room: true, or nil and why not.
-local function put_away(stream, most, list, envelope, reason, now)
-  local bare, mark = unmarked(envelope)
-  local _, problem = try('XADD', stream, '*', 'list', list, 'envelope', bare, 'reason', reason,
-    'starts', mark.starts or 0, 'at', string.format('%.6f', now))
+-- The bytes of messages that were set aside go with their letters: those before the first letter are gone.
+local function drop_asides(stream)
+  local asides = stream .. '.asides'
+  if (try('ZCARD', asides) or 0) == 0 then
+    return
+  end
+  local first = (try('XRANGE', stream, '-', '+', 'COUNT', 1) or {{'0-0'}})[1]
+  local first_ms, first_number = string.match(first[1], '^(%d+)-(%d+)$')
+  for _, member in ipairs(try('ZRANGE', asides, '-inf', first_ms, 'BYSCORE') or {}) do
+    local ms, number, key = string.match(member, '^(%d+)-(%d+) (.+)$')
+    if ms ~= first_ms or tonumber(number) < tonumber(first_number) then
+      redis.call('UNLINK', key)
+      redis.call('ZREM', asides, member)
+    end
+  end
+end
+
+-- Add a letter to a stream; the oldest make room: its id, or nil and why not.
+local function add_letter(stream, most, ...)
+  local id, problem = try('XADD', stream, '*', ...)
   if problem then
     return nil, why(problem, stream, 'stream')
   end
@@ -147,6 +162,18 @@ local function put_away(stream, most, list, envelope, reason, now)
   if excess > 0 then
     try('XTRIM', stream, 'MAXLEN', most)
     try('INCRBY', stream .. '.dropped', excess)
+    drop_asides(stream)
+  end
+  return id
+end
+
+-- Put a message into a stream of letters, with the reason: true, or nil and why not.
+local function put_away(stream, most, list, envelope, reason, now)
+  local bare, mark = unmarked(envelope)
+  local id, problem = add_letter(stream, most, 'list', list, 'envelope', bare, 'reason', reason,
+    'starts', mark.starts or 0, 'at', string.format('%.6f', now))
+  if not id then
+    return nil, problem
   end
   return true
 end
@@ -155,6 +182,18 @@ end
 local DEAD_MAX = 100000
 local function bury(prefix, list, envelope, reason, now)
   return put_away(prefix .. 'umbel.dead', DEAD_MAX, list, envelope, reason, now)
+end
+
+-- Give a message up whose bytes lie in the list `key` once this has returned: the id of its letter, or nil.
+local function bury_unread(prefix, list, key, size, reason, now)
+  local stream = prefix .. 'umbel.dead'
+  local id = add_letter(stream, DEAD_MAX, 'list', list, 'envelope', '', 'reason', reason,
+    'starts', 0, 'at', string.format('%.6f', now), 'aside', key, 'size', size)
+  if id and not try('ZADD', stream .. '.asides', string.match(id, '^%d+'), id .. ' ' .. key) then
+    redis.call('XDEL', stream, id)
+    return nil
+  end
+  return id
 end
 
 -- Keep the message of a failed task, as long and as many as the limits, "<count> <seconds>", say.
@@ -169,6 +208,10 @@ end
 local function bury_refused(prefix, list, envelope, reason, now)
   local buried, problem = bury(prefix, list, envelope, reason, now)
   if buried then
+    local headers = holding_headers(envelope)
+    if headers then
+      release_key(prefix, headers)
+    end
     return true, reason
   end
   return false, reason .. '; and it cannot be put among the dead letters: ' .. problem

@@ -1,28 +1,53 @@
-"""RedisProducer: publishing from any thread, before or after a fork, in one round trip.
+"""Producers: publishing from any thread, before or after a fork, and from an event loop.
 
-While the server cannot be reached, `publish` raises, and another call is tried again for as long as
-the connect time-out. A call whose connection broke before the reply may be sent twice: at least once.
+`RedisProducer` publishes in one round trip. While the server cannot be reached, `publish` raises; other calls
+are retried for as long as the connect time-out. A call whose connection broke before the reply may be sent
+twice: at least once.
+
+`RedisAsyncProducer` shares the one connection of its loop. A script stores the message together with a record
+that it was sent, so the same message again changes nothing while that record lasts: a publish whose reply
+never came can be repeated.
 """
 
 import time
 from collections.abc import Sequence
 from itertools import chain
+from time import monotonic
 from typing import Any
 
-from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
+from umbel.brokers.interface import SENT_REMEMBERED_S, Attempt, Broadcast, BrokerSettings, Capabilities
+from umbel.brokers.redis import link
 from umbel.brokers.redis.address import parse_addresses
-from umbel.brokers.redis.answers import answer, is_direct
-from umbel.brokers.redis.bindings import Bindings, refusal
+from umbel.brokers.redis.broadcasts import append_arguments, is_direct, reply_commands
 from umbel.brokers.redis.broker import CAPABILITIES
-from umbel.brokers.redis.event_log import append_arguments
-from umbel.brokers.redis.keys import Keys
-from umbel.brokers.redis.publishing import Command, fan_out, publication, questions
+from umbel.brokers.redis.keys import Keys, cluster_of
+from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.publishing import (
+    Bindings,
+    Command,
+    check_weight,
+    delivery_tags,
+    fan_out,
+    publication,
+    questions,
+    refusal,
+    revokes_to_record,
+    sealed,
+)
 from umbel.brokers.redis.replies import ServerRefused, checked
-from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
+from umbel.errors import AccessRefused
+from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.message import Outgoing
-from umbel.wire.revoke import Revoke
+from umbel.wire.records import Revoke
+
+# ---- redis producer --------------------------------------------------------------------------------
+#
+# Publishing from any thread, before or after a fork, in one round trip.
+#
+# While the server cannot be reached, `publish` raises; other calls are retried for as long as the connect
+# time-out. A call whose connection broke before the reply may be sent twice: at least once.
 
 DECLARE_AGAIN_S = 10.0
 
@@ -30,6 +55,8 @@ _LOG, _REVOKE, _UNIQUE = script("event_log"), script("revoke"), script("unique")
 
 
 class RedisProducer:
+    """The synchronous producer, for clients and running tasks."""
+
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         addresses = parse_addresses(settings.url)
@@ -39,47 +66,61 @@ class RedisProducer:
 
     @property
     def capabilities(self) -> Capabilities:
+        """What Redis supports as a broker."""
         return CAPABILITIES
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Publish the batch as a whole, without a retry: the caller decides how long to wait for a server."""
         if not batch:
             return
-        if exchanges := self._bindings.exchanges(batch):
-            batch = self._routed(batch, exchanges)
+        if not self._bindings.are_plain(batch):
+            batch = self._routed(batch)
         made = publication(self._keys, batch)
-        # Who waits for a server that is away, and how long, is decided in front of this.
+        # The caller decides whether and how long to wait for a server that is away.
         self._pool.use(lambda connection: self._publish(connection, batch, *made), patience_s=0.0)
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
+        """Record revokes in batches; RevokesFull when the record is at its limit."""
         for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):
             batch.check(self._pool.run(_REVOKE, *batch.arguments))
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        """Publish to the channels of Celery, and replies to the queues of their clients."""
         if batch and ttl_s > 0:
             self._pool.use(lambda connection: self._broadcast(connection, batch))
 
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
+        """Append events while a recorder is registered; how many entries were stored."""
         if not entries:
             return 0
         args = append_arguments(self._keys, entries, counts, self._settings.event_log_max)
-        kept: int = self._pool.run(_LOG, *args)
-        return kept
+        stored: int = self._pool.run(_LOG, *args)
+        return stored
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Take the key if it is free; returns the id of the task that holds it now."""
         ttl_ms = max(1, round(ttl_s * 1000))
         holder: bytes = self._pool.run(_UNIQUE, "hold", self._keys.prefix, key, task_id, ttl_ms)
         return holder.decode()
 
+    def cluster_id(self) -> ClusterId | None:
+        """The id stored in this database, if any."""
+        return cluster_of(self._pool.use(lambda connection: connection.call("GET", self._keys.cluster)))
+
     def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Free each key that its task holds."""
         if held:
             self._pool.run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))
 
     def close(self) -> None:
+        """Close the idle connections of the pool."""
         self._pool.close()
 
-    def _routed(self, batch: Sequence[Outgoing], exchanges: Sequence[str]) -> Sequence[Outgoing]:
-        read = self._bindings.read(exchanges)
-        tables = self._pool.use(lambda connection: connection.call_all(read), patience_s=0.0)
+    def _routed(self, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        exchanges = self._bindings.exchanges(batch)
+        read, tables = self._bindings.read(exchanges), []
+        if read:
+            tables = self._pool.use(lambda connection: connection.call_all(read), patience_s=0.0)
         routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
         if routed.refused:
             raise refusal(routed.refused)
@@ -105,19 +146,127 @@ class RedisProducer:
         if commands or declared:
             replies = connection.exchange([*declared, *commands])
             try:
-                # Who consumes declares too, so that may be refused: the messages are there all the same.
+                # Consumers declare too, so a refused declaration is ignored: the messages are sent.
                 checked(replies[len(declared) :], connection.address)
-            except ServerRefused:  # the script says it in better words
+            except ServerRefused:  # the script's error text is clearer
                 connection.run(self._keys.script("publish"), self._keys.prefix, *questions(self._keys, batch))
                 raise
         if new:
             connection.declared |= new
 
     def _broadcast(self, connection: SocketConnection, batch: Sequence[Broadcast]) -> None:
-        commands = fan_out(self._keys, [one for one in batch if not is_direct(one.exchange)])
-        for one in batch:
-            if is_direct(one.exchange):
-                bound = connection.call("SMEMBERS", self._keys.binding(one.exchange))
-                commands += answer(self._keys, one, bound)
+        commands = fan_out(self._keys, [item for item in batch if not is_direct(item.exchange)])
+        for message in batch:
+            if is_direct(message.exchange):
+                bound = connection.call("SMEMBERS", self._keys.binding(message.exchange))
+                commands += reply_commands(self._keys, message, bound)
         if commands:
             connection.call_all(commands)
+
+
+# ---- redis async producer --------------------------------------------------------------------------
+#
+# Publishing from an event loop, on the loop's one connection to the server.
+#
+# A script stores the message together with a record that it was sent, so the same message again changes
+# nothing while that record lasts: a publish whose reply never came can be repeated.
+
+_PUBLISH, _UNIQUE_KEYS = script("publish_once"), script("unique")
+_REMEMBERED_MS = round(SENT_REMEMBERED_S * 1000)
+
+
+class RedisAsyncProducer:
+    """The producer for the clients of one event loop; they share a connection."""
+
+    repeats = True
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._addresses = parse_addresses(settings.url)
+        self._timeout_s = settings.connect_timeout_s
+        self._keys = Keys.of(settings, self._addresses[0].database)
+        self._bindings = Bindings(self._keys, settings.declared)
+        self._held: link.LoopLink | None = None
+        self._declared: set[str] = set()
+        self._declared_on = 0  # the generation of the link
+        self._declare_again_at = 0.0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What Redis supports as a broker."""
+        return CAPABILITIES
+
+    async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
+        """Publish the batch in one script; messages sent within SENT_REMEMBERED_S are left out."""
+        if not batch:
+            return
+        link = self._link()
+        check_weight(batch)
+        await link.connect()
+        if not self._bindings.are_plain(batch):
+            batch = await self._routed(link, batch)
+        await self._declare(link, {outgoing.queue for outgoing in batch})
+        args = _arguments(self._keys, batch)
+        await link.connect()
+        was_out, attempt.is_out = attempt.is_out, True
+        try:
+            await link.run(_PUBLISH, self._keys.prefix, _REMEMBERED_MS, *args)
+        except AccessRefused:  # the server refused: it has done nothing of this
+            attempt.is_out = was_out
+            raise
+
+    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Take the key if it is free; returns the id of the task that holds it now."""
+        ttl_ms = max(1, round(ttl_s * 1000))
+        holder: bytes = await self._link().run(_UNIQUE_KEYS, "hold", self._keys.prefix, key, task_id, ttl_ms)
+        return holder.decode()
+
+    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Free each key that its task holds."""
+        if held:
+            await self._link().run(_UNIQUE_KEYS, "release", self._keys.prefix, *chain.from_iterable(held))
+
+    async def close(self) -> None:
+        """Release the loop's connection; the last to release it closes it."""
+        held, self._held = self._held, None
+        if held is not None:
+            link.release_loop_link(held)
+
+    def abandon(self) -> None:
+        """Forget the connections of closed loops."""
+        self._held = None
+        link.abandon_loop_links()
+
+    def _link(self) -> Link:
+        if self._held is None:
+            self._held = link.hold_loop_link(self._addresses, timeout_s=self._timeout_s)
+        return self._held.link
+
+    async def _routed(self, link: Link, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        exchanges = self._bindings.exchanges(batch)
+        tables = await link.call_all(self._bindings.read(exchanges)) if exchanges else []
+        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
+        if routed.refused:
+            raise refusal(routed.refused)
+        return routed.batch
+
+    async def _declare(self, link: Link, queues: set[str]) -> None:
+        """Make queues known. Their consumers declare them too, so a refusal is ignored and the messages are
+        sent.
+        """
+        now = monotonic()
+        if link.generation != self._declared_on or now > self._declare_again_at:
+            self._declared.clear()  # another server, or one that was emptied meanwhile
+            self._declared_on, self._declare_again_at = link.generation, now + DECLARE_AGAIN_S
+        new = queues - self._declared
+        if new:
+            await link.attempt_all(self._bindings.declare(new))
+            self._declared |= new
+
+
+def _arguments(keys: Keys, batch: Sequence[Outgoing]) -> list[Any]:
+    """The script's arguments after the prefix and the time: id, list and envelope of each message."""
+    args: list[Any] = []
+    for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
+        key = keys.list_of(outgoing.queue, outgoing.message.priority)
+        args += (outgoing.message.correlation_id, key, sealed(outgoing, tag, outgoing.not_before))
+    return args

@@ -1,36 +1,62 @@
-"""Publishing: from messages to commands, for both faces of the broker.
+"""Publishing: from messages, broadcasts and revokes to commands, for both faces of the broker.
 
-A batch is one command, one transaction or one script, so that it is there as a whole or not at all. A
-message that is not yet due goes into the list like any other, with a mark: a Celery worker can
-take it and waits for its `eta`, and a claim of ours moves it aside.
+A batch is one command, one transaction or one script, so it is published as a whole or not at all. A message
+that is not due yet goes into the list like any other, with a prefix that says when it is due: a Celery worker
+can take it and waits for its `eta`, and a claim of ours parks it.
+
+Redis has no exchanges (wire 2.3). A consumer records in a set that it bound a queue; a publisher reads that
+set and pushes to the lists of all queues that match. The set is read just before the message is sent, in a
+separate call, so a queue that is bound in between is not reached, as with Celery.
+
+Exchange types are stored nowhere, but a binding of a topic exchange has a pattern and one of a direct
+exchange has none. The pattern is the binding key as a regular expression. Anyone who can write to Redis can
+write another one, so the binding key is matched instead, with the result of Celery's pattern. A fanout
+exchange is a pub/sub channel in Celery, whose messages are lost while nobody listens, so no queue of tasks
+can be bound to one here.
 """
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from os import urandom
 from typing import Any
 
-from umbel.brokers.interface import Broadcast
-from umbel.brokers.redis.keys import Keys
-from umbel.errors import BrokerRefused
+import msgspec
+from msgspec.structs import replace
+
+from umbel.brokers.interface import Ack, Broadcast, Bury, DeclaredBinding, DeclaredQueue, Refused, Verdict
+from umbel.brokers.interface.connection import why_reserved
+from umbel.brokers.redis.keys import RESERVED, Keys
+from umbel.brokers.refusals import unbound
+from umbel.errors import BrokerRefused, RevokesFull
 from umbel.wire.envelope_redis import seal, seal_broadcast, seal_result
-from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.message import Outgoing, StoredResult, matches
+from umbel.wire.records import Revoke
+
+# ---- publishing ------------------------------------------------------------------------------------
+#
+# From messages to commands, for both faces of the broker.
+#
+# A batch is one command, one transaction or one script, so it is published as a whole or not at all. A
+# message that is not due yet goes into the list like any other, with a prefix that says when it is due: a
+# Celery worker can take it and waits for its `eta`, and a claim of ours parks it.
 
 Command = Sequence[Any]
 ARGUMENTS_MAX = 50_000  # of one command; the server's own limit is about a million
 # The server closes a connection that sends it a gigabyte at once; envelopes are a third larger than bodies.
 BATCH_BYTES_MAX = 384 * 1024 * 1024
-CALL_BYTES_MAX = 64 * 1024 * 1024  # of what need not go together: others wait for the server meanwhile
+CALL_BYTES_MAX = 64 * 1024 * 1024  # of parts that need not go together: other clients wait meanwhile
 
 
 def weight_of(part: Outgoing | StoredResult) -> int:
-    """The bytes that count."""
+    """The size in bytes that counts towards the limits."""
     if isinstance(part, StoredResult):
         return len(part.payload)
     return len(part.message.body) + len(part.message.headers)
 
 
 def portions(parts: Sequence[Outgoing | StoredResult], count_max: int) -> Iterator[range]:
-    """The places of those that go in one call each."""
+    """The ranges of parts that go in one call each."""
     first = weight = 0
     for place, part in enumerate(parts):
         if place > first and (place - first == count_max or weight + weight_of(part) > CALL_BYTES_MAX):
@@ -42,9 +68,10 @@ def portions(parts: Sequence[Outgoing | StoredResult], count_max: int) -> Iterat
 
 
 def check_weight(batch: Sequence[Outgoing]) -> None:
-    weight = sum([len(one.message.body) + len(one.message.headers) for one in batch])
+    """Raise BrokerRefused for a batch that is too large for one call."""
+    weight = sum([len(outgoing.message.body) + len(outgoing.message.headers) for outgoing in batch])
     if weight > BATCH_BYTES_MAX:
-        queues = ", ".join(sorted({repr(one.queue) for one in batch})[:3])
+        queues = ", ".join(sorted({repr(outgoing.queue) for outgoing in batch})[:3])
         raise BrokerRefused(
             f"a batch of {weight:,} bytes for {queues} exceeds the limit of {BATCH_BYTES_MAX:,}: send fewer "
             "messages at once, or store large data elsewhere and send its address"
@@ -56,19 +83,19 @@ def publication(
 ) -> tuple[list[Any], list[Command]]:
     """The arguments of the script `publish` after the prefix, if it is needed, and commands that follow it.
 
-    One list takes a batch wholly or not at all, so that nothing need be asked before. Several lists are
-    asked first, in the same script, and parked messages belong into it. A batch too large for a script
-    is pushed in a transaction after one that only asks.
+    One list takes a batch wholly or not at all, so no check is needed before. Several lists are checked
+    first, in the same script, which also parks messages. A batch too large for a script is pushed in a
+    transaction after a script that only checks.
     """
     if len(batch) == 1 and weight_of(batch[0]) <= BATCH_BYTES_MAX:  # as most are
-        (one,) = batch
-        if not one.not_before or one.queue not in here:
-            key = keys.list_of(one.queue, one.message.priority)
-            return [], [("LPUSH", key, sealed(one, urandom(16).hex(), one.not_before))]
+        (outgoing,) = batch
+        if not outgoing.not_before or outgoing.queue not in here:
+            key = keys.list_of(outgoing.queue, outgoing.message.priority)
+            return [], [("LPUSH", key, sealed(outgoing, urandom(16).hex(), outgoing.not_before))]
     check_weight(batch)
-    places = {(one.queue, one.message.priority) for one in batch}
+    places = {(outgoing.queue, outgoing.message.priority) for outgoing in batch}
     is_plain = len({keys.list_of(queue, priority) for queue, priority in places}) == 1
-    if is_plain and not any(one.not_before and one.queue in here for one in batch):
+    if is_plain and not any(outgoing.not_before and outgoing.queue in here for outgoing in batch):
         return [], push(keys, batch)
     if len(batch) <= ARGUMENTS_MAX:
         return parkable(keys, batch, here), []
@@ -76,13 +103,13 @@ def publication(
 
 
 def questions(keys: Keys, batch: Iterable[Outgoing]) -> list[Any]:
-    """The same arguments, to ask only whether the lists take messages: if not, the answer says why."""
-    lists = dict.fromkeys(keys.list_of(one.queue, one.message.priority) for one in batch)
+    """The script's arguments to check only whether the lists take messages; its error says why not."""
+    lists = dict.fromkeys(keys.list_of(outgoing.queue, outgoing.message.priority) for outgoing in batch)
     return [part for key in lists for part in (key, 0, "", "")]
 
 
 def push(keys: Keys, batch: Sequence[Outgoing]) -> list[Command]:
-    """As Celery does: everything into the lists."""
+    """The commands that push everything into the lists, as Celery does."""
     lists: dict[str, list[bytes]] = {}
     places: dict[tuple[str, int], list[bytes]] = {}  # the same lists; some priorities share one
     for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
@@ -116,8 +143,8 @@ def sealed(outgoing: Outgoing, tag: str, not_before: float) -> bytes:
 def parkable(keys: Keys, batch: Iterable[Outgoing], here: Container[str]) -> list[Any]:
     """For the scripts: list, due, field, envelope of each message; they park what is not due.
 
-    What is for a queue that is not consumed `here` goes into its list as clients send it: maybe
-    only Celery consumes it, and who parks for others wakes up for them too late.
+    A message for a queue that is not consumed `here` goes into its list as clients send it: maybe only Celery
+    consumes the queue, and a parked message would come to Celery's workers too late.
     """
     sent = list(batch)
     args: list[Any] = []
@@ -143,17 +170,225 @@ def push_results(keys: Keys, results: Sequence[StoredResult], ttl_ms: int) -> li
 
 
 def fan_out(keys: Keys, batch: Sequence[Broadcast]) -> list[Command]:
+    """The commands that publish broadcasts on the channels of Celery."""
     return [
         (
             "PUBLISH",
-            keys.channel(one.exchange, one.routing_key),
-            seal_broadcast(one.exchange, one.routing_key, one.body, one.headers, tag),
+            keys.channel(message.exchange, message.routing_key),
+            seal_broadcast(message.exchange, message.routing_key, message.body, message.headers, tag),
         )
-        for one, tag in zip(batch, delivery_tags(len(batch)), strict=True)
+        for message, tag in zip(batch, delivery_tags(len(batch)), strict=True)
     ]
 
 
 def delivery_tags(count: int) -> list[str]:
-    """Unique ones, also in processes that were forked from each other."""
+    """Unique tags, also in processes that were forked from each other."""
     digits = urandom(16 * count).hex()
     return [digits[first : first + 32] for first in range(0, 32 * count, 32)]
+
+
+# ---- bindings --------------------------------------------------------------------------------------
+#
+# Which queues a message for an exchange goes to, as Celery stores them in Redis (wire 2.3).
+#
+# Redis has no exchanges. A consumer records in a set that it bound a queue; a publisher reads that set and
+# pushes to the lists of all queues that match. The set is read just before the message is sent, in a
+# separate call, so a queue that is bound in between is not reached, as with Celery.
+#
+# Exchange types are stored nowhere, but a binding of a topic exchange has a pattern and one of a direct
+# exchange has none. The pattern is the binding key as a regular expression. Anyone who can write to Redis
+# can write another one, so the binding key is matched instead, with the result of Celery's pattern. A
+# fanout exchange is a pub/sub channel in Celery, whose messages are lost while nobody listens, so no task
+# queue can be bound to one here.
+
+_RESERVED = tuple(name.removesuffix("*") for name in RESERVED)  # how such names begin
+Tables = Mapping[str, Sequence[bytes]]
+"""The binding sets of exchanges."""
+
+
+@dataclass(slots=True)
+class Routed:
+    """Messages with the queues they go to; by their index, why others go nowhere."""
+
+    batch: list[Outgoing] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+class Bindings:
+    """The declared queues of a project, and the routing of messages by the bindings in Redis."""
+
+    def __init__(self, keys: Keys, declared: Sequence[DeclaredQueue] = ()) -> None:
+        self._keys = keys
+        self._declared = {queue.name: queue for queue in declared}
+        bindings = [binding for queue in declared for binding in queue.bindings]
+        self._fanouts = {binding.exchange.name for binding in bindings if binding.exchange.kind == "fanout"}
+
+    def problem(self, queue: str) -> str:
+        """Why a queue cannot be consumed as it is declared; "" if it can."""
+        declared = self._declared.get(queue)
+        for binding in declared.bindings if declared is not None else ():
+            exchange = binding.exchange.name
+            if binding.exchange.kind not in ("direct", "topic"):
+                kind = binding.exchange.kind
+                return (
+                    f"the queue {queue!r} is bound to the {kind} exchange {exchange!r}, which Umbel does not "
+                    "support on Redis: use a direct or topic exchange, or RabbitMQ"
+                )
+            if self._keys.sep in binding.routing_key or self._keys.sep in queue:
+                return (
+                    f"the binding of the queue {queue!r} to the exchange {exchange!r} for "
+                    f"{binding.routing_key!r} contains the separator {self._keys.sep!r} "
+                    "(transport option 'sep')"
+                )
+        return ""
+
+    def declare(self, queues: Iterable[str]) -> list[Command]:
+        """The commands that make queues known: to Umbel, and by their bindings to Celery, permanently."""
+        commands: list[Command] = []
+        for queue in queues:
+            commands.append(("SADD", self._keys.queues, queue))
+            for exchange, member in self._members(queue):
+                commands.append(("SADD", self._keys.binding(exchange), member))
+                commands.append(("SADD", self._keys.permanent_binding(exchange), member))
+        return commands
+
+    def are_plain(self, batch: Iterable[Outgoing]) -> bool:
+        """Whether all messages go to the queues that they name, as most do: `route` changes nothing."""
+        return all(not outgoing.exchange and not outgoing.queue.startswith(_RESERVED) for outgoing in batch)
+
+    def exchanges(self, batch: Iterable[Outgoing]) -> list[str]:
+        """The exchanges whose binding sets `route` needs."""
+        return list(dict.fromkeys(outgoing.exchange for outgoing in batch if outgoing.exchange))
+
+    def read(self, exchanges: Iterable[str]) -> list[Command]:
+        """The commands that read these binding sets."""
+        return [("SMEMBERS", self._keys.binding(exchange)) for exchange in exchanges]
+
+    def route(self, batch: Sequence[Outgoing], tables: Tables) -> Routed:
+        """Each message once for each queue that it reaches; refused for a queue whose name is reserved."""
+        routed = Routed()
+        for place, outgoing in enumerate(batch):
+            if not outgoing.exchange:
+                if why := why_reserved(RESERVED, outgoing.queue):
+                    routed.refused[place] = why
+                else:
+                    routed.batch.append(outgoing)
+                continue
+            queues = self._matching(tables[outgoing.exchange], outgoing.routing_key)
+            routed.batch += [replace(outgoing, queue=queue) for queue in queues]
+            if outgoing.exchange in self._fanouts:
+                routed.refused[place] = (
+                    f"Umbel sends no tasks to a fanout exchange on Redis ({outgoing.exchange!r})"
+                )
+            elif not queues:
+                routed.refused[place] = unbound(outgoing.exchange, outgoing.routing_key)
+        return routed
+
+    def route_verdicts(
+        self, verdicts: Sequence[Verdict], tables: Tables
+    ) -> tuple[list[Verdict], list[Refused]]:
+        """The verdicts with follow-ups that name their queues, and the follow-ups that reach none."""
+        judged: list[Verdict] = []
+        refused: list[Refused] = []
+        for verdict in verdicts:
+            if isinstance(verdict, Ack | Bury) and verdict.follow_ups:
+                routed = self.route(verdict.follow_ups, tables)
+                refused += [Refused(verdict.follow_ups[place], why) for place, why in routed.refused.items()]
+                judged.append(replace(verdict, follow_ups=routed.batch))
+            else:
+                judged.append(verdict)
+        return judged, refused
+
+    def _members(self, queue: str) -> list[tuple[str, str]]:
+        """The exchanges that the queue is bound to, and the bindings as the sets store them."""
+        declared = self._declared.get(queue)
+        if declared is not None:
+            return [
+                (
+                    binding.exchange.name,
+                    self._keys.binding_member(binding.routing_key, _pattern(binding), queue),
+                )
+                for binding in _bound(declared)
+            ]
+        if self._keys.sep in queue:  # no publisher could read such a binding
+            return []
+        return [(queue, self._keys.binding_member(queue, "", queue))]
+
+    def _matching(self, members: Iterable[bytes], routing_key: str) -> list[str]:
+        found = set()
+        for member in members:
+            parts = member.decode(errors="replace").split(self._keys.sep)
+            if len(parts) == 3 and parts[2]:
+                key, pattern, queue = parts
+                if _fits(key, routing_key) if pattern else key == routing_key:
+                    found.add(queue)
+        return sorted(found)
+
+
+def refusal(refused: Mapping[int, str]) -> BrokerRefused:
+    """One error for all messages that reach no queue; it shows the first. Nothing of their batch was sent."""
+    first = min(refused)
+    more = f" (and {len(refused) - 1} more messages)" if len(refused) > 1 else ""
+    return BrokerRefused(f"cannot send a message{more}: {refused[first]}")
+
+
+def pattern_of(binding_key: str) -> str:
+    """A topic exchange's binding key as a regular expression, in the form of Celery 5.7."""
+    words = [_WILDCARDS.get(word) or _escaped(word) for word in binding_key.split(".")]
+    return "^" + r"\.".join(words) + "$"
+
+
+_WILDCARDS = {"*": r"[^\.]+", "#": r".*?"}
+
+
+def _escaped(word: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "#*" else "\\" + letter for letter in word)
+
+
+def _bound(declared: DeclaredQueue) -> list[DeclaredBinding]:
+    return [binding for binding in declared.bindings if binding.exchange.name]
+
+
+def _pattern(binding: DeclaredBinding) -> str:
+    return pattern_of(binding.routing_key) if binding.exchange.kind == "topic" else ""
+
+
+@lru_cache(maxsize=1024)
+def _fits(binding_key: str, routing_key: str) -> bool:
+    """Whether a binding of a topic exchange matches, where Celery's `#` stands for one word or more."""
+    words = [part for word in binding_key.split(".") for part in (("*", "#") if word == "#" else (word,))]
+    return matches(words, routing_key.split("."))
+
+
+# ---- revokes ---------------------------------------------------------------------------------------
+#
+# Sent to the record in batches that one script takes at once.
+
+REVOKES_AT_ONCE = 2000
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeBatch:
+    """One call of the script that records revokes."""
+
+    arguments: Sequence[Any]  # of the script "revoke"
+    limit: int
+    left: int  # revokes in this batch and later ones
+
+    def check(self, recorded: int) -> None:
+        """Raise RevokesFull if the script's reply says that the record is full."""
+        if recorded < 0:
+            raise RevokesFull(
+                f"the revoke record is at its limit of {self.limit:,} entries: {self.left} more were not "
+                "recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
+            )
+
+
+def revokes_to_record(keys: Keys, revokes: Sequence[Revoke], limit: int) -> Iterator[RevokeBatch]:
+    """The batches for these revokes, to be sent in order and checked one after another."""
+    for first in range(0, len(revokes), REVOKES_AT_ONCE):
+        entries: list[str | bytes] = []
+        for revoke in revokes[first : first + REVOKES_AT_ONCE]:
+            entries += (f"{revoke.task_id}\0{revoke.header}", f"{revoke.expires_at:.6f}", _encode(revoke))
+        yield RevokeBatch(("record", keys.prefix, limit, *entries), limit, len(revokes) - first)

@@ -1,11 +1,21 @@
-"""What a Redis server says when it refuses, in words that tell what to do."""
+"""Replies: the handshake, and what a server's error replies mean, in words that say what to do.
 
+A refused command names the right that the user is missing. For a key or a channel, and inside a script of
+Redis 7.0, the server only says that a right is missing; the line of the script then tells which.
+
+A sentinel is asked for the primary each time a connection is made. Its answer may be out of date: until the
+sentinels agree they name the server that is gone, and one that was cut off names the former primary. So a
+server found this way must say that it is the primary (`check_greeting`).
+"""
+
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.rights import missing_right
+from umbel.brokers.redis.scripts import command_at
 from umbel.brokers.tls import tls_refusal
 from umbel.errors import (
     AccessRefused,
@@ -15,9 +25,59 @@ from umbel.errors import (
     BrokerUnavailable,
     StorageFull,
 )
+from umbel.files import ran_out
+
+# ---- rights ----------------------------------------------------------------------------------------
+#
+# Which right a Redis user is missing, read from the server's refusal.
+#
+# Outside of scripts the server names the command. For a key or a channel, and inside a script of Redis 7.0,
+# it only says that a right is missing; the line of the script then tells which, or what it needed the key
+# for.
+
+# Redis 6.2 and 7.0, and the shorter words of Redis 7.2 and Valkey.
+_COMMAND = re.compile(r"no permissions to run the '([^']+)' command|can't run this command")
+_KEY = re.compile(r"access (?:a key|(?:at least )?one of the keys)")
+_CHANNEL = re.compile(r"access (?:a channel|(?:at least )?one of the channels)|publish to the channel")
+_IN_SCRIPT = re.compile(r"script: ([0-9a-f]{40}), on @user_script:(\d+)")
+_USED = re.compile(r"the key '(.*)' cannot be used(?: by ([A-Z]+))?: ")
+_ALL = "grant what docs/brokers.md lists; ACL LOG on the server says which"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRight:
+    """The right and how it is granted, as text; `is_key`: it is about one key only."""
+
+    words: str
+    is_key: bool = False
+
+
+def missing_right(text: str, user: str) -> MissingRight | None:
+    """What the user may not do and how that is granted; None if this is another error."""
+    used = _USED.search(text)
+    key, by = (used[1], (used[2] or "").lower()) if used else ("", "")
+    if found := _COMMAND.search(text):
+        place = _IN_SCRIPT.search(text)
+        command = found[1] or by or (command_at(place[1], int(place[2])) if place else "")
+        if not command:
+            return MissingRight(f"a command that a script needs to the user {user!r}; {_ALL}")
+        return _missing(f"the command {command!r}", user, f"+{command}")
+    if _KEY.search(text):
+        return _missing(f"the key {key!r}" if key else "a key", user, f"~{key or '*'}", is_key=True)
+    return _missing("a channel", user, "&*") if _CHANNEL.search(text) else None
+
+
+def _missing(what: str, user: str, right: str, *, is_key: bool = False) -> MissingRight:
+    remedy = f"grant it with ACL SETUSER {user} {right}, or all that docs/brokers.md lists"
+    return MissingRight(f"{what} to the user {user!r}; {remedy}", is_key)
+
+
+# ---- replies ---------------------------------------------------------------------------------------
+#
+# What a Redis server's errors mean, in words that say what to do, and the handshake.
 
 NO_SCRIPT = "NOSCRIPT"
-REFUSED = "REFUSED "  # how the scripts begin what they say themselves
+REFUSED = "REFUSED "  # how the scripts begin their own error texts
 
 
 class ServerRefused(BrokerRefused):
@@ -25,10 +85,11 @@ class ServerRefused(BrokerRefused):
 
 
 class NotPrimary(BrokerUnavailable):
-    """The server only follows another; which one must be looked up again."""
+    """The server is a replica; the primary must be looked up again."""
 
 
 def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
+    """The error that an error reply stands for, with what to do."""
     text = str(reply)
     code = text.partition(" ")[0]
     where = f"Redis at {address.shown}"
@@ -57,16 +118,17 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
         )
     if "without any password configured" in text:
         return AccessRefused(f"{where} has no password configured; remove it from the address")
-    _, is_ours, said = text.partition(REFUSED)
-    return ServerRefused(f"{where} refused: {said.partition(' script: ')[0] if is_ours else text}")
+    _, is_ours, explanation = text.partition(REFUSED)
+    return ServerRefused(f"{where} refused: {explanation.partition(' script: ')[0] if is_ours else text}")
 
 
 def is_missing_script(reply: Any) -> bool:
-    """The server does not know the script of this digest: it is new, or its scripts were flushed."""
+    """Whether the server does not know the script of this digest: it is new, or its scripts were flushed."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT)
 
 
 def is_wrong_type(reply: Any) -> bool:
+    """Whether the reply says that a key has another type."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("WRONGTYPE")
 
 
@@ -81,8 +143,10 @@ def checked(replies: list[Any], address: Address) -> list[Any]:
 
 
 def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerUnavailable:
-    """Why no connection came about, in one line."""
+    """The error for a connection that could not be made, with the reason in one line."""
     where = f"cannot reach Redis at {address.shown}"
+    if no_files := ran_out(problem):
+        return BrokerUnavailable(f"{where}: {no_files}")
     plain, over_tls = address.schemes
     if isinstance(problem, TimeoutError):
         tls = f", and whether the port uses TLS (if not, use {plain})" if address.tls else ""
@@ -101,6 +165,7 @@ def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerU
 
 
 def silent(address: Address, timeout_s: float) -> BrokerSilent:
+    """The error for a reply that did not come in time."""
     return BrokerSilent(
         f"Redis at {address.shown} did not answer within {timeout_s:g} s; "
         "check the network and the load of the server"
@@ -108,26 +173,28 @@ def silent(address: Address, timeout_s: float) -> BrokerSilent:
 
 
 def lost(address: Address) -> BrokerUnavailable:
+    """The error for a connection that ended before the reply."""
     return BrokerUnavailable(f"the connection to Redis at {address.shown} was lost; is the server running?")
 
 
 def not_redis(address: Address) -> BrokerUnavailable:
+    """The error for a server that does not speak the Redis protocol."""
     return BrokerUnavailable(
         f"the server at {address.shown} does not speak the Redis protocol; check the port"
     )
 
 
 def handshake(address: Address, *, resp3: bool = False) -> list[tuple[Any, ...]]:
-    """What is said first on every connection; `check_greeting` looks at the replies."""
+    """The first commands on every connection; `check_greeting` checks the replies."""
     naming = ("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)
     hello = ("HELLO", "3") if resp3 else ("HELLO",)
     return [*login(address.username, address.password), *naming, hello]
 
 
 def check_greeting(replies: list[Any], address: Address) -> None:
-    """Whether a server that has answered the handshake is one to work with; else the error that says why."""
-    told = checked(replies, address)[-1]
-    facts = told if isinstance(told, dict) else dict(zip(told[::2], told[1::2], strict=True))
+    """Raise an error if the server that answered the handshake cannot be used: a cluster, or a replica."""
+    greeting = checked(replies, address)[-1]
+    facts = greeting if isinstance(greeting, dict) else dict(zip(greeting[::2], greeting[1::2], strict=True))
     if facts[b"mode"] == b"cluster":
         raise _in_cluster(address)
     if address.is_sentinel and facts[b"role"] != b"master":
@@ -142,6 +209,40 @@ def _in_cluster(address: Address) -> AccessRefused:
 
 
 def login(username: str, password: str) -> list[tuple[Any, ...]]:
+    """The command that logs in, or none without a password."""
     if not password:
         return []
     return [("AUTH", username, password) if username else ("AUTH", password)]
+
+
+# ---- sentinel --------------------------------------------------------------------------------------
+#
+# Asked for the primary each time a connection is made.
+#
+# Its answer may be out of date: until the sentinels agree they name the server that is gone, and one that
+# was cut off names the former primary. So a server found this way must say that it is the primary
+# (`check_greeting`).
+
+
+def sentinel_commands(address: Address) -> list[tuple[Any, ...]]:
+    """The commands for the sentinel; the last reply is the answer."""
+    asked = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.master)
+    return [*login(*address.sentinel_login), asked]
+
+
+def primary_from(replies: list[Any], address: Address) -> Address:
+    """The server that the sentinel named; AccessRefused or BrokerUnavailable if it named none."""
+    try:
+        named = checked(replies, address)[-1]
+    except AccessRefused:
+        raise AccessRefused(
+            f"the sentinel at {address.host}:{address.port} refuses the login or the question; its user and "
+            "password are sentinel_username and sentinel_password in the address"
+        ) from None
+    if not named:
+        raise BrokerUnavailable(
+            f"the sentinel at {address.host}:{address.port} knows no master called {address.master!r}; "
+            "check master_name in the address"
+        )
+    host, port = named
+    return replace(address, host=host.decode(), port=int(port), master="")

@@ -1,8 +1,8 @@
 """Sockets: connections to a Redis server for synchronous callers, in any thread, across forks.
 
-A connection serves one caller at a time and goes back to the idle ones when all its replies are
-read; one that failed in between is closed, never reused. A forked child sees that it is another
-process and leaves its parent's connections alone.
+A connection serves one caller at a time and goes back to the idle ones when all its replies are read; one
+that failed in between is closed, never reused. A forked child notices that it is another process and leaves
+its parent's connections alone.
 """
 
 import math
@@ -24,14 +24,15 @@ from umbel.brokers.redis.replies import (
     is_missing_script,
     lost,
     not_redis,
+    primary_from,
+    sentinel_commands,
     silent,
     unreachable,
 )
 from umbel.brokers.redis.scripts import Script
-from umbel.brokers.redis.sentinel import primary_from, question
 from umbel.chance import random
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
-from umbel.protocol.retry import reconnect_wait_s
+from umbel.protocol.delivery.states import reconnect_wait_s
 
 T = TypeVar("T")
 IDLE_MAX = 16
@@ -42,23 +43,25 @@ _pack = hiredis.pack_command
 
 
 class SocketConnection:
-    """`deadline`, by the monotonic clock, ends whatever is under way; without one a reply has `timeout_s`."""
+    """One connection. `deadline`, by the monotonic clock, ends the current operation; without it a reply may
+    take `timeout_s`.
+    """
 
     def __init__(self, address: Address, *, timeout_s: float, deadline: float = math.inf) -> None:
         self.address = address
-        # Who asks for less than this again and again would never be connected.
+        # With less time than this a caller that retries would never be connected.
         self.deadline = max(deadline, time.monotonic() + CONNECT_MIN_S)
         self._timeout_s = timeout_s
         self._is_greeted = False
-        self._reader = hiredis.Reader(notEnoughData=_NOTHING)  # one for a sentinel's reply, too
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)  # also for a sentinel's reply
         self.declared: set[str] = set()
         """Queues that this connection has made known to the server."""
         self.declare_again_at = 0.0
-        self._waits_s = 0.0  # as the socket has it; dialling may have had less time than that
+        self._waits_s = 0.0  # the time-out set on the socket; connecting may have had less
         self._connect(address)
         try:
             if address.master:
-                found = primary_from(self.exchange(question(address)), address)
+                found = primary_from(self.exchange(sentinel_commands(address)), address)
                 self.close()
                 self._connect(found)
             check_greeting(self.exchange(handshake(address)), self._peer)
@@ -69,12 +72,15 @@ class SocketConnection:
         self.deadline = deadline
 
     def call(self, *command: Any) -> Any:
+        """Send one command; its reply, or the error it stands for."""
         return self.call_all([command])[0]
 
     def call_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send together, read every reply; the first error reply is raised."""
         return checked(self.exchange(commands), self.address)
 
     def run(self, script: Script, *args: Any) -> Any:
+        """Run a script, sending its text if the server does not know it; its reply, or the error."""
         (reply,) = self.exchange([("EVALSHA", script.digest, 0, *args)])
         if is_missing_script(reply):
             return self.call("EVAL", script.text, 0, *args)
@@ -86,6 +92,7 @@ class SocketConnection:
         return [self.read() for _ in commands]
 
     def send(self, commands: Sequence[Sequence[Any]]) -> None:
+        """Send without reading; each command needs one `read`."""
         try:
             self._wait_at_most(self._left_s())
             self._socket.sendall(b"".join([_pack(tuple(command)) for command in commands]))
@@ -115,11 +122,12 @@ class SocketConnection:
         return reply
 
     def interrupt(self) -> None:
-        """End the connection under a thread that waits on it; the thread sees that it was lost."""
-        with suppress(OSError):  # it had ended
+        """End the connection under a thread that waits on it; that thread gets an error."""
+        with suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
     def _connect(self, address: Address) -> None:
@@ -152,7 +160,7 @@ class SocketConnection:
         return max(0.001, min(self._timeout_s, self.deadline - time.monotonic()))
 
     def _wait_at_most(self, timeout_s: float) -> None:
-        if timeout_s != self._waits_s:  # the kernel is asked each time
+        if timeout_s != self._waits_s:  # each change is a system call
             self._socket.settimeout(timeout_s)
             self._waits_s = timeout_s
 
@@ -165,7 +173,7 @@ class SocketConnection:
 
 
 class SocketPool:
-    """Connections shared by all callers, without a lock: a fork could copy it while it is locked."""
+    """Connections shared by all callers, without a lock: a fork could copy a lock that is held."""
 
     def __init__(self, addresses: Sequence[Address], *, timeout_s: float) -> None:
         self._addresses = addresses
@@ -183,11 +191,10 @@ class SocketPool:
     ) -> T:
         """Do the work on a connection, again on a new one if it fails, for a bounded time.
 
-        Work that failed after it was sent may have been done, and is then done twice. Work that
-        went well for long, as waiting does, has the whole time again when its connection breaks.
-        A connection that ended while it was idle says nothing about the server, so the work is
-        repeated at once. A `deadline` covers all of it: a server that is silent is tried until then,
-        one that refuses only for the bounded time.
+        Work that failed after it was sent may have been done, and is then done twice. Work that succeeded for
+        long, as waiting does, has the whole time again when its connection breaks. A connection that ended
+        while it was idle says nothing about the server, so the work is repeated at once. A `deadline` covers
+        all of it: a silent server is retried until then, one that refuses only for the bounded time.
         """
         ends, failures = 0.0, 0
         patience_s = self._timeout_s if patience_s is None else patience_s
@@ -211,7 +218,7 @@ class SocketPool:
                     ends = began + patience_s
                 failures += 1
                 self._turn += 1
-                self.close()  # what was idle meanwhile has most likely ended too
+                self.close()  # the idle connections have most likely ended too
                 wait_s = reconnect_wait_s(failures, random(), first_s=0.02, most_s=0.5)
                 is_silent = isinstance(problem, BrokerSilent) and deadline < math.inf
                 is_over = failures >= len(self._addresses) and now + wait_s >= ends
@@ -220,10 +227,11 @@ class SocketPool:
                 time.sleep(min(wait_s, deadline - now))
 
     def run(self, script: Script, *args: Any) -> Any:
+        """Run a script on a connection of the pool."""
         return self.use(lambda connection: connection.run(script, *args))
 
     def _once(self, work: Callable[[SocketConnection], T], deadline: float) -> T:
-        """On a connection for this work alone. It is reused only if the work ended in peace."""
+        """Do the work on a connection that no other caller uses. It is reused only if the work succeeded."""
         connection = self._take(deadline)
         connection.deadline = deadline
         try:
@@ -235,7 +243,7 @@ class SocketPool:
         return done
 
     def close(self) -> None:
-        """Close what is idle; connections in use go when they come back."""
+        """Close idle connections; those in use are closed when they come back."""
         if self._process == os.getpid():
             while self._idle:
                 self._idle.pop().close()
@@ -243,8 +251,8 @@ class SocketPool:
     def _take(self, deadline: float) -> SocketConnection:
         if self._process != os.getpid():
             parents, self._idle, self._process = self._idle, deque(maxlen=IDLE_MAX), os.getpid()
-            for one in parents:
-                one.close()  # this process's copy of the descriptor only
+            for connection in parents:
+                connection.close()  # only this process's copy of the descriptor
         try:
             return self._idle.pop()
         except IndexError:

@@ -9,6 +9,7 @@ if verb == 'hold' then
   if holder then
     return holder
   end
+  note_holding(ARGV[2], tonumber(ARGV[5]))
   redis.call('SET', place .. ARGV[3], ARGV[4], 'PX', ARGV[5])
   return ARGV[4]
 end

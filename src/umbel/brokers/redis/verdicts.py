@@ -1,8 +1,8 @@
-"""Verdicts: from a batch of them to the arguments of `settle.lua`, and from its reply to what was refused.
+"""Verdicts: from a batch of them to the arguments of `settle.lua`, and from its reply to the refusals.
 
 Redis takes about half a gigabyte in one argument and a gigabyte in one call, and closes the connection on
-more. So verdicts go in several calls when they are large, and of a verdict that is larger than one call
-may be, parts are refused before they are sent.
+more. So large verdicts go in several calls, and of a verdict that is larger than one call may be, parts are
+refused before they are sent.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from umbel.wire.envelope_redis import seal_result, unseal
 from umbel.wire.message import Outgoing, StoredResult
 
 Part = Outgoing | StoredResult
-_SENDING = (Ack, Bury)  # a union is made at each question
+_SENDING = (Ack, Bury)  # a union type would be built at each isinstance
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class Settlement:
     arguments: list[Any] = field(default_factory=list)  # after prefix, owner, epoch and check
 
     def refused(self, keys: Keys, reply: Sequence[Any]) -> Iterator[Refused]:
+        """The parts that the script's reply refuses, with the reasons."""
         for at in range(0, len(reply), 4):
             section, place, reason, envelope = reply[at : at + 4]
             why = reason.decode(errors="replace")
@@ -49,7 +50,7 @@ class Settlement:
                     yield Refused(self.pushed[place], why)
                 case b"later":
                     yield Refused(self.later[place], why)
-                case _:  # a claimed message that could not go where its verdict says
+                case _:  # a claimed message that could not be put where its verdict says
                     list_key = self.others[4 * place + 1].split(":", 2)[2]
                     yield Refused(Outgoing(keys.queue_of(list_key), unseal(envelope).message), why)
 
@@ -57,7 +58,9 @@ class Settlement:
 def settlement(
     keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here: Container[str], keep_limits: str = ""
 ) -> Settlement:
-    """`here`: the queues this process consumes. `keep_limits`: how many failures are kept, and how long."""
+    """The call for these verdicts. `here`: the queues this process consumes. `keep_limits`: how many failures
+    are retained, and how long.
+    """
     done: list[Tag] = []
     results: list[StoredResult] = []
     follow_ups: list[Outgoing] = []
@@ -80,18 +83,18 @@ def settlement(
                 assert_never(verdict)
         results += verdict.results
         follow_ups += verdict.follow_ups
-    kept = [one for one in results if not one.reply_to]
-    made = Settlement(kept, others=others)
+    stored = [result for result in results if not result.reply_to]
+    made = Settlement(stored, others=others)
     apart = [
         tag for tag in done if f"{APART}:" in str(tag)
-    ]  # of a queue with such a name: what is removed is not there
+    ]  # a queue's name may contain that too: removing a missing list does nothing
     made.arguments = [
         len(done),
         *done,
-        len(kept),
+        len(stored),
         ttl_ms,
-        *result_arguments(keys, kept),
-        *_pushes(made, keys, follow_ups, [one for one in results if one.reply_to], ttl_ms, here),
+        *result_arguments(keys, stored),
+        *_pushes(made, keys, follow_ups, [result for result in results if result.reply_to], ttl_ms, here),
         len(others) // 4,
         *others,
         len(apart),
@@ -101,6 +104,7 @@ def settlement(
 
 
 def result_arguments(keys: Keys, results: Sequence[StoredResult]) -> list[Any]:
+    """Key and payload of each result, for the scripts that store results."""
     args: list[Any] = []
     for result in results:
         args += (keys.result(result.task_id), result.payload)
@@ -108,12 +112,12 @@ def result_arguments(keys: Keys, results: Sequence[StoredResult]) -> list[Any]:
 
 
 def ttl_ms_of(expires_s: float) -> int:
-    """How long a result is kept; 0 is for ever, as Celery has it."""
+    """How long a result is stored; 0 is for ever, as in Celery."""
     return max(1, round(expires_s * 1000)) if expires_s > 0 else 0
 
 
 def in_calls(verdicts: Sequence[Verdict]) -> tuple[Sequence[Sequence[Verdict]], list[Refused]]:
-    """The verdicts as they go in one call each, and the parts of them that are too large for any."""
+    """The verdicts of each call, and the parts of verdicts that are too large for any call."""
     if sum(map(_weight, verdicts)) <= CALL_BYTES_MAX:
         return [verdicts], []
     calls: list[list[Verdict]] = [[]]
@@ -132,7 +136,10 @@ def in_calls(verdicts: Sequence[Verdict]) -> tuple[Sequence[Sequence[Verdict]], 
 
 
 def follow_ups_of(verdicts: Iterable[Verdict]) -> list[Outgoing]:
-    return [one for verdict in verdicts if isinstance(verdict, _SENDING) for one in verdict.follow_ups]
+    """The messages that these verdicts send."""
+    return [
+        follow_up for verdict in verdicts if isinstance(verdict, _SENDING) for follow_up in verdict.follow_ups
+    ]
 
 
 def _weight(verdict: Verdict) -> int:
@@ -146,7 +153,7 @@ def _weight(verdict: Verdict) -> int:
 
 
 def _lightened(verdict: Ack | Bury, refused: list[Refused]) -> tuple[Ack | Bury, int]:
-    """The verdict without what goes beyond the limit."""
+    """The verdict without the parts beyond the limit, and the size of the others."""
     total = 0
 
     def fits(part: Part) -> bool:
@@ -162,8 +169,8 @@ def _lightened(verdict: Ack | Bury, refused: list[Refused]) -> tuple[Ack | Bury,
         )
         return False
 
-    results = [one for one in verdict.results if fits(one)]
-    follow_ups = [one for one in verdict.follow_ups if fits(one)]
+    results = [result for result in verdict.results if fits(result)]
+    follow_ups = [follow_up for follow_up in verdict.follow_ups if fits(follow_up)]
     return msgspec.structs.replace(verdict, results=results, follow_ups=follow_ups), total
 
 
@@ -177,8 +184,8 @@ def _pushes(
 ) -> list[Any]:
     if not follow_ups and not letters:
         return [0, 0]
-    made.later = [one for one in follow_ups if one.not_before and one.queue in here]
-    now = [one for one in follow_ups if not (one.not_before and one.queue in here)]
+    made.later = [follow_up for follow_up in follow_ups if follow_up.not_before and follow_up.queue in here]
+    now = [follow_up for follow_up in follow_ups if not (follow_up.not_before and follow_up.queue in here)]
     lists: dict[tuple[str, int | str], list[tuple[Part, bytes]]] = {}
     tags = iter(delivery_tags(len(now) + len(letters)))
     for outgoing in now:

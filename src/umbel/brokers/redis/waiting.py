@@ -1,38 +1,248 @@
-"""Waiting: how an idle worker learns of a message without taking it and without asking again.
+"""Waiting: how an idle worker gets its next message without polling.
 
-The server itself tells: a connection with client tracking reads the lengths of the lists, and is
-then told, once, when one of them changes (made for caches; Redis >= 6, Valkey). One connection
-serves any number of queues and priorities, nothing is popped, and Celery's consumers of the same
-lists notice nothing. A blocked `BLMOVE list list RIGHT RIGHT` takes nothing either, but needs one
-connection for each list.
+Notices. A connection with client tracking reads the lengths of the lists, and the server then reports, once,
+when one of them changes (made for caches; Redis >= 6, Valkey). One connection serves any number of queues and
+priorities, nothing is popped, and Celery's consumers of the same lists notice nothing. Where tracking is not
+available (some proxies), the lengths are read every POLL_S.
 
-A worker with one queue goes further and is handed its next message (`handoff.py`). One with several
-asks again only after those that the server told of (`idle_queues.py`).
+Many queues. A worker claims, and reads again, only those queues that the server reported (`IdleQueues`).
 
-Where tracking is not to be had (some proxies), the lengths are asked for every POLL_S.
+Handoff. A worker that consumes one queue waits with `BLMOVE` instead, which saves two round trips: the server
+moves the next message into the worker's own list (`umbel.handed.<owner>`) and wakes no other worker. The
+worker runs it at once and meanwhile adopts it (`adopt.lua`) among its claims; a settle waits for that. A
+message that is still in that list goes back to its queue with the owner's next claim, or when the owner's
+lease ends. A claim also brings the revokes. Here the waiting connection tracks their cursor, and the server's
+notice comes before the message, in the order of events. Then, and whenever the message may not simply run (it
+is not due, or its owner slept for long), it is claimed in the ordinary way, which puts it back first.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import hiredis
 
+from umbel.brokers.interface import Delivery, Tag
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.handoff import Handed
-from umbel.brokers.redis.idle_queues import IdleQueues
+from umbel.brokers.redis.holding import Holding, Leases
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.replies import is_wrong_type
-from umbel.protocol.outage import LinkChange
+from umbel.brokers.redis.replies import is_missing_script, is_wrong_type
+from umbel.protocol.shutdown import LinkChange
+from umbel.wire.envelope_redis import MARK
+
+# ---- handoff ---------------------------------------------------------------------------------------
+#
+# The server gives an idle worker its next message directly.
+#
+# A worker that waits for a notice and then claims gets its message two round trips later. So an idle worker
+# that consumes one queue waits with `BLMOVE`: the server moves the next message into the worker's own list
+# (`umbel.handed.<owner>`) and wakes no other worker. The worker runs it at once and, meanwhile, adopts it
+# (`adopt.lua`) among its claims; a settle waits for that. A message that is still in that list goes back to
+# its queue with the owner's next claim, or when the owner is given up.
+#
+# A claim also brings the revokes. Here the waiting connection tracks their cursor, and the server's notice
+# comes before the message, in the order of events. Then, and whenever else the message may not simply run
+# (it is not due, or its owner slept for long), it is claimed in the ordinary way, which puts it back first.
+
+ENDING_BYTES = 256  # more than the properties take, which are at the end of a message
+FRESH_OF_LEASE = 0.3  # a message may run if it was requested or its owner renewed within this part of a lease
+
+Pending = tuple[Tag, tuple[object, ...]]
+"""The tag of a message, and the arguments of its adoption."""
+
+
+class HandedMessage(NamedTuple):
+    """A message in the list of its owner, and what was known when it was requested."""
+
+    owner: str
+    queue: str
+    list_key: str
+    envelope: bytes
+    revoked_cursor: int
+    asked_at: float  # on the loop's clock
+    is_undisturbed: bool  # the server reported nothing between the request and the message
+
+
+class Adoptions:
+    """The message that was handed over and whose claim is not confirmed yet; one at a time."""
+
+    def __init__(self, link: Link, keys: Keys, holding: Holding, leases: Leases, *, lease_s: float) -> None:
+        self._link = link
+        self._keys = keys
+        self._script = keys.script("adopt")
+        self._holding = holding
+        self._leases = leases
+        self._lease_s = lease_s
+        self._pending: Pending | None = None
+        self._sent: asyncio.Future[list[Any]] | None = None
+        self._is_asked = False
+        self._left = -1
+        self._finishing = asyncio.Lock()  # a claim and a settle may wait for the same reply
+
+    def take_left(self) -> int:
+        """Return how many messages waited behind the last one, and reset it; -1 if unknown."""
+        left, self._left = self._left, -1
+        return left
+
+    @property
+    def pending(self) -> Tag | None:
+        """The tag of the claim that is not confirmed yet."""
+        return None if self._pending is None else self._pending[0]
+
+    def begin(
+        self, handed: HandedMessage | None, owner: str, queues: Sequence[str], revoked_after: int
+    ) -> Delivery | None:
+        """The message, to be run now; None: claim in the ordinary way."""
+        if handed is None or self._pending is not None or not self._link.is_connected:
+            return None
+        # An owner that slept for long may have lost its lease, and others may have the message.
+        age_s = min(asyncio.get_running_loop().time() - handed.asked_at, self._leases.age_s(owner))
+        if (
+            handed.owner != owner
+            or handed.queue not in queues
+            or not handed.is_undisturbed
+            or handed.revoked_cursor != revoked_after
+            or age_s > FRESH_OF_LEASE * self._lease_s
+            or handed.envelope.startswith(MARK)
+        ):
+            return None
+        found = self._holding.hand_in(owner, handed.queue, handed.list_key, handed.envelope)
+        if found is None:
+            return None
+        delivery, epoch = found
+        known_by = (len(handed.envelope), handed.envelope[-ENDING_BYTES:])
+        args = (self._keys.prefix, owner, epoch, delivery.tag, *known_by)
+        self._pending = pending = (delivery.tag, args)
+        # Sent after the message is on its way to the pool: sending takes about as long as that.
+        asyncio.get_running_loop().call_soon(self._send, pending)
+        return delivery
+
+    def _send(self, pending: Pending) -> None:
+        if self._pending is pending and not self._is_asked and self._link.is_connected:
+            self._is_asked = True
+            self._sent = self._link.send_run(self._script, *pending[1])
+            self._sent.add_done_callback(lambda sent: self._answered(sent, pending))
+
+    def _answered(self, sent: asyncio.Future[list[Any]], pending: Pending) -> None:
+        """Send the script's text if the server does not know it: `finish` may be called much later."""
+        if self._sent is not sent or sent.cancelled() or sent.exception() is not None:
+            return
+        if is_missing_script(sent.result()[0]) and self._link.is_connected:
+            self._sent = self._link.send([("EVAL", self._script.text, 0, *pending[1])])
+
+    async def finish(self) -> None:
+        """Return when the handed message is claimed, or known to be lost; BrokerError: call again."""
+        if self._pending is not None:
+            async with self._finishing:
+                await self._finish()
+
+    async def _finish(self) -> None:
+        pending = self._pending
+        if pending is None:
+            return
+        tag, args = pending
+        sent, self._sent, self._is_asked = self._sent, None, True
+        if sent is not None:
+            is_held, left = await self._link.finish_run(sent, self._script, *args)
+        else:
+            is_held, left = await self._link.run(self._script, *args)
+        if self._pending is pending:
+            self._pending, self._is_asked, self._left = None, False, left
+        if not is_held:
+            self._holding.lose(tag)
+
+
+# ---- idle queues -----------------------------------------------------------------------------------
+#
+# Which queues are known to be empty, so that they need not be read.
+#
+# The server was asked for them on the connection on which it reports changes; until it reports one, nothing
+# has changed. A worker of a thousand queues reads again only those that were reported, and claims from no
+# others.
+
+
+class IdleQueues:
+    """When each queue that was read has its next message, as far as the server has reported."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._due_at: dict[str, float] = {}  # of each queue: when its first delayed message is due
+        self._queue_of: dict[bytes, str] = {}  # by each key of theirs
+        self._told: set[str] = set()  # since `ask`
+        self._until = 0.0
+
+    def ask(self, queues: Sequence[str], now: float, lasts_s: float) -> Sequence[str]:
+        """The queues to read; all of them when the time is over, in case a report was lost."""
+        if now >= self._until:
+            self.forget(None)
+            self._until = now + lasts_s
+        asked = self.others(queues, now)
+        for queue in asked:
+            for key in (*self._keys.lists_of(queue), self._keys.delayed(queue)):
+                self._queue_of[key.encode()] = queue
+        self._told.clear()
+        return asked
+
+    def keep(self, due_at: Mapping[str, float]) -> float:
+        """Store the replies, except for queues that were reported meanwhile; returns until when they are
+        valid.
+        """
+        self._due_at.update((queue, at) for queue, at in due_at.items() if queue not in self._told)
+        return self._until
+
+    def forget(self, keys: Iterable[bytes] | None) -> None:
+        """Forget the queues of these changed keys; None: any may have changed."""
+        if keys is None:
+            self._told.update(self._queue_of.values())
+            self._due_at.clear()
+            self._queue_of.clear()
+            self._until = 0.0
+            return
+        for key in keys:
+            if (queue := self._queue_of.get(key)) is not None:
+                self._told.add(queue)
+                self._due_at.pop(queue, None)
+
+    def others(self, queues: Sequence[str], now: float) -> Sequence[str]:
+        """The queues of which nothing is known, or that have a message due.
+
+        All of them when it is time to read again: a worker that always has work does not wait, and would not
+        notice that reports no longer come.
+        """
+        due_at = self._due_at
+        if not due_at or now >= self._until:
+            return queues
+        return [queue for queue in queues if due_at.get(queue, 0.0) <= now]
+
+    def first_due(self, queues: Iterable[str]) -> float:
+        """When the first of these queues has a message, as far as known."""
+        due_at = self._due_at
+        return min((due_at.get(queue, math.inf) for queue in queues), default=math.inf)
+
+
+# ---- waiting ---------------------------------------------------------------------------------------
+#
+# How an idle worker learns of a message without taking it and without polling.
+#
+# The server reports changes: a connection with client tracking reads the lengths of the lists, and the
+# server then sends a notice, once, when one of them changes (made for caches; Redis >= 6, Valkey). One
+# connection serves any number of queues and priorities, nothing is popped, and Celery's consumers of the
+# same lists notice nothing. A blocking `BLMOVE list list RIGHT RIGHT` takes nothing either, but needs one
+# connection for each list.
+#
+# A worker with one queue goes further and is handed its next message. One with several reads
+# again only those that the server reported (`idle_queues.py`).
+#
+# Where tracking is not available (some proxies), the lengths are read every POLL_S.
 
 POLL_S = 0.25
 UNBLOCK_AGAIN_S = 0.005
-BLOCK_MAX_S = 10.0  # well below the time for which owners.lua looks after an owner that was given up
-NOTED_S = 2.0  # so long the server surely knows who is handed messages
-ARMED_S = 30.0  # then it is asked again, in case a proxy has swallowed what the server told
-REFUSED_S = 5.0  # a server that cannot hand over (it is full, it does not know how) is not asked for so long
+BLOCK_MAX_S = 10.0  # well below the time for which owners.lua still watches an owner that was given up
+NOTED_S = 2.0  # so long the server surely knows which owner it hands messages to
+ARMED_S = 30.0  # then the lengths are read again, in case a proxy dropped a notice
+REFUSED_S = 5.0  # no handoff for so long after the server refused one (it is full, or too old)
 
 
 class _Armed(NamedTuple):
@@ -45,8 +255,10 @@ class _Armed(NamedTuple):
     due_at: float
 
 
-class Watch:
-    """`unblock` ends, by the server's number of it, the wait of a connection at the address `claims_at`."""
+class QueueWatch:
+    """The waiting connection. `unblock` ends, by its client number, the blocking wait of this connection;
+    `claims_at` is the address on which claims are made.
+    """
 
     def __init__(
         self,
@@ -54,6 +266,7 @@ class Watch:
         keys: Keys,
         *,
         timeout_s: float,
+        reply_max_bytes: int,
         unblock: Callable[[int], asyncio.Future[list[Any]] | None],
         claims_at: Callable[[], Address],
         on_link: Callable[[LinkChange], None],
@@ -61,16 +274,16 @@ class Watch:
         self._keys = keys
         self._unblock = unblock
         self._claims_at = claims_at
-        self._blocked: asyncio.Future[list[Any]] | None = None  # the reply that ends the wait
+        self._blocked: asyncio.Future[list[Any]] | None = None  # the reply that ends the blocking wait
         self._refused_until = 0.0
-        self._noted: tuple[int, str, str] | None = None  # on which connection, which owner, which list
+        self._noted: tuple[int, str, str] | None = None  # the connection's generation, the owner, the list
         self._noted_at = 0.0
-        self.client_id = 0  # 0: not to be unblocked, so not to be handed anything
-        self.handed: Handed | None = None
-        self.is_given_up = False  # a wait that may have been handed something all the same
+        self.client_id = 0  # 0: it cannot be unblocked, so it is handed nothing
+        self.handed: HandedMessage | None = None
+        self.is_given_up = False  # the wait was cancelled, and may have been handed a message
         self._rings = 0
         self._revoked_cursor = 0
-        self.claimed_cursor = 0  # up to here a claim has read what was revoked
+        self.claimed_cursor = 0  # up to here a claim has read the revokes
         self._paused: frozenset[str] = frozenset()
         self._waiting: set[asyncio.Future[bool]] = set()
         self._armed: _Armed | None = None
@@ -81,6 +294,7 @@ class Watch:
             connect_timeout_s=timeout_s,
             reply_timeout_s=timeout_s,
             resp3=True,
+            reply_max_bytes=reply_max_bytes,
             on_push=self._changed,
             on_connect=self._track,
             on_lost=self._lost,
@@ -89,7 +303,7 @@ class Watch:
         )
 
     async def wait(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
-        """Return when one of the queues may have a message that is due, or at the time-out: False."""
+        """Return True when a queue may have a message that is due; False at the time-out."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         self.handed = None
@@ -116,26 +330,26 @@ class Watch:
                 return True
 
     def unless_idle(self, queues: Sequence[str]) -> Sequence[str]:
-        """Without those that have nothing to claim: the server would have told of it."""
+        """The queues that may have something to claim; the server reported no change of the others."""
         if not self._is_same_server():
             return queues
         return self._idle.others(queues, asyncio.get_running_loop().time())
 
     def knows_of_nothing(self, queues: Sequence[str], revoked_after: int) -> bool:
-        """Whether the server would have told of anything but messages that it hands over."""
+        """Whether the server would have reported anything except messages that it hands over."""
         now = asyncio.get_running_loop().time()
         armed = self._still_armed(queues, now, hands=True)
         return armed is not None and armed.due_at > now and self._revoked_cursor == revoked_after
 
     def _still_armed(self, queues: Sequence[str], now: float, *, hands: bool) -> _Armed | None:
-        """Not None: the server tells of the next change; it was asked, and has not told of any since."""
+        """Not None: the server reports the next change; it was asked, and has reported none since."""
         armed = self._armed
         if armed is None or now >= armed.until:
             return None
         return armed if armed[:3] == (self._rings, tuple(queues), hands) else None
 
     async def _arm(self, queues: Sequence[str], *, hands: bool) -> _Armed | None:
-        """None: there is nothing to wait for; who was rung for meanwhile claims at once."""
+        """Have the server report the next change; None: a message may be ready, so the caller claims now."""
         self._armed, rings, loop = None, self._rings, asyncio.get_running_loop()
         lasts_s = min(ARMED_S, self._recheck_s)
         is_kept = len(queues) > 1 and self._recheck_s == math.inf
@@ -161,12 +375,13 @@ class Watch:
         return bool(self.client_id) and self._is_same_server() and now >= self._refused_until
 
     def _is_same_server(self) -> bool:
-        """Of several servers each connection may have found another, and what one of them hands over
-        the other cannot keep; nor does one know what the other has."""
+        """Whether claims and waits use the same server: with several addresses each connection may have found
+        another, and one server neither stores what the other hands over nor knows what it has.
+        """
         return self._link.address == self._claims_at()
 
     async def _take_next(self, queue: str, owner: str, timeout_s: float, seen: int) -> bool:
-        """Have the server hand over the next message: whether it did. A ring ends the wait for it."""
+        """Have the server hand over the next message; whether it did. A notice ends the wait for it."""
         keys, link, asked_at = self._keys, self._link, asyncio.get_running_loop().time()
         list_key = keys.list_of(queue, 0)
         commands = self._note(owner, list_key, asked_at)
@@ -175,23 +390,27 @@ class Watch:
         try:
             replies = await link.reply_to(sent)
         except asyncio.CancelledError:
-            self._interrupt()  # what it was handed goes back with its next claim, or renewal
+            self._interrupt()  # a handed message goes back with the next claim or renewal
             self.is_given_up = True
             raise
-        if any(isinstance(one, hiredis.ReplyError) for one in replies):
+        if any(isinstance(reply, hiredis.ReplyError) for reply in replies):
             self._refused_until, self._noted = asked_at + REFUSED_S, None
             return False
         envelope = replies[-1]
         if envelope is None:
             return False
-        if self._noted is None:  # else nobody could say to which list it goes back
+        if self._noted is None:  # the server must know to which list it goes back
             await link.reply_to(link.send(self._note(owner, list_key, asked_at)))
         undisturbed = self._rings == seen
-        self.handed = Handed(owner, queue, list_key, envelope, self._revoked_cursor, asked_at, undisturbed)
+        self.handed = HandedMessage(
+            owner, queue, list_key, envelope, self._revoked_cursor, asked_at, undisturbed
+        )
         return True
 
     def _note(self, owner: str, list_key: str, now: float) -> list[tuple[Any, ...]]:
-        """Say for whom this waits, unless the server was told a moment ago (not before a sleep)."""
+        """The command that records for which owner this waits, unless it was sent a moment ago (and no sleep
+        was between).
+        """
         noted = (self._link.generation, owner, list_key)
         if self._noted == noted and now - self._noted_at < NOTED_S:
             return []
@@ -199,24 +418,25 @@ class Watch:
         return [("HSET", self._keys.handing, owner, list_key)]
 
     def leave(self) -> None:
-        """End the wait: the waiting caller looks again at what it waits for."""
+        """End the wait, so that the caller checks its queues again."""
         self._ring()
 
     async def reconnect(self, *, is_doubtful: bool) -> None:
-        """`is_doubtful`: another connection was lost, and a wait may be long."""
+        """Restore the connection. `is_doubtful`: another connection was lost, so this one may be dead too."""
         if is_doubtful and self._link.is_connected:
             await self._link.replace()
         elif self._link.is_lost:
             await self._link.connect()
 
     def close(self) -> None:
+        """Close the waiting connection."""
         self._link.close()
 
     async def _due_s(self, queues: Sequence[str], *, hands: bool) -> dict[str, float]:
-        """For each queue the seconds until it has a message, as far as one can know now; 0.0: it has one.
+        """For each queue the seconds until it has a message, as far as known now; 0.0: it has one.
 
-        Asking is also what arms the server to tell of the next change. What is handed over is not asked for.
-        A queue with a key of another type is left out: the claim says what is wrong with it.
+        Reading is also what makes the server report the next change. A list whose messages are handed over is
+        not read. A queue with a key of another type is left out: the claim says what is wrong with it.
         """
         asked = [
             [
@@ -228,7 +448,7 @@ class Watch:
         cursor_and_pauses = (("GET", self._keys.revokes_cursor), ("HKEYS", self._keys.paused))
         commands = [("TIME",), *cursor_and_pauses, *(command for some in asked for command in some)]
         found = await self._link.reply_to(self._link.send(commands))
-        replies = iter(self._link.checked([None if is_wrong_type(one) else one for one in found]))
+        replies = iter(self._link.checked([None if is_wrong_type(reply) else reply for reply in found]))
         now, cursor, paused = next(replies), next(replies), next(replies)
         self._revoked_cursor = _cursor_in(cursor)
         self._paused = frozenset(name.decode() for name in paused or ())
@@ -254,8 +474,8 @@ class Watch:
             self._waiting.discard(ring)
 
     async def _track(self) -> None:
-        # Straight to the connection: this is part of making it.
-        # To end the wait of nobody changes nothing, and shows whether this user may.
+        # Sent directly: this is part of connecting. To unblock client 0 changes nothing, and shows whether
+        # this user has the right to.
         commands = [("CLIENT", "TRACKING", "ON"), ("CLIENT", "ID"), ("CLIENT", "UNBLOCK", 0)]
         tracking, number, unblocked = await self._link.reply_to(self._link.send(commands))
         self._idle.forget(None)
@@ -265,14 +485,14 @@ class Watch:
 
     def _changed(self, pushed: list[Any]) -> None:
         keys = pushed[1] if len(pushed) > 1 else None
-        if keys is None:  # not some keys, but all of them: the server was emptied
+        if keys is None:  # all keys: the server was emptied
             self._noted = None
         self._idle.forget(keys)
         self._ring()
 
     def _lost(self) -> None:
         self._idle.forget(None)
-        self.client_id = 0  # the number may be another's after a restart of the server
+        self.client_id = 0  # after a restart of the server the number may be another client's
         self._ring()
 
     def _interrupt(self) -> None:
@@ -282,7 +502,9 @@ class Watch:
             sent.add_done_callback(self._check_unblocked)
 
     def _check_unblocked(self, sent: asyncio.Future[list[Any]]) -> None:
-        """The order of two connections is anybody's guess: maybe it was not blocked yet."""
+        """Repeat the unblock if it had no effect: commands of two connections are not ordered, so the
+        blocking call may have started after it.
+        """
         if not sent.cancelled() and sent.exception() is None and sent.result() == [0]:
             asyncio.get_running_loop().call_later(UNBLOCK_AGAIN_S, self._interrupt)
 
@@ -294,7 +516,7 @@ class Watch:
 
 
 def _cursor_in(found: bytes | None) -> int:
-    """Nobody has seen -1: a worker claims where it cannot know what was revoked."""
+    """The cursor, or -1 if it is unreadable: no claim has that, so the worker claims to learn the revokes."""
     try:
         return int(found or 0)
     except ValueError:

@@ -1,0 +1,1 @@
+"""The embedded broker: one SQLite file, shared by the processes of one machine."""

@@ -1,22 +1,44 @@
-"""Claims: which messages a claimer gets, and how long they are its own.
+"""Claims: which messages a worker takes, which claims this process has, and which signatures they use.
 
-Priority decides first, over all queues of the claim; within a priority every queue that has
-messages gets an equal share, so that a full queue never starves another; within a queue the
-oldest is first. The queues take turns, and the next claim begins after the one that was last.
+Claiming. Priority decides first, over all queues of the claim; within a priority every queue that has
+messages gets an equal share, so a full queue never starves another; within a queue the oldest is first. The
+queues take turns, and the next claim begins after the one that was last. An owner's lease is one row. While
+the row is there its claims stand, even when its time is over: an owner that comes back late and finds the row
+has lost nothing. The process that returns the messages of an expired owner removes the row in the same
+transaction.
 
-An owner's lease is one row. While the row is there its claims stand, even when its time is over:
-an owner that comes back late and finds the row has lost nothing. The process that returns the
-messages of an expired owner removes the row in the same transaction.
+Claims of this process. The file is the record of claims. If it was deleted, the claims are known only here;
+if it was replaced by an older copy, that may also hold claims of ours that were settled long ago and that no
+worker would end.
+
+Signatures. Each is used by one row of `messages`, until that has ended and a copy would be too old. A message
+that comes back is the same row, so it may use its signature again; a copy is another row. When a message
+ends, its id may be given to another, so its signature is then recorded as used by no message. The id of the
+cluster, which signatures are bound to, is in `meta`.
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import Delivery
+from umbel.brokers.interface import Ack, Bury, Delivery, SetAside, Spend, Started, Tag, Verdict
 from umbel.brokers.sqlite import messages, rows
+from umbel.protocol.delivery.trust import ClusterId, Doubt
+
+# ---- claims ----------------------------------------------------------------------------------------
+#
+# Which messages a worker gets from the queues it consumes, and for how long.
+#
+# Priority decides first, over all queues of the claim; within a priority every queue that has messages gets
+# an equal share, so a full queue never starves another; within a queue the oldest is first. The queues take
+# turns, and the next claim begins after the one that was last.
+#
+# An owner's lease is one row. While the row is there its claims stand, even when its time is over: an owner
+# that comes back late and finds the row has lost nothing. The process that returns the messages of an
+# expired owner removes the row in the same transaction.
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +48,22 @@ class Heap:
     queue: str
     priority: int
     ids: Sequence[int]
+
+
+class _HeapRow(msgspec.Struct, array_like=True, gc=False):
+    priority: int
+    ids: str  # JSON
+
+
+class _Fetched(msgspec.Struct, array_like=True, gc=False):
+    """Columns of many messages, as JSON; their bytes end to end."""
+
+    ids: str
+    queues: str
+    starts: str
+    redelivered: str
+    lengths: str
+    joined: bytes | None
 
 
 def share(heaps: Iterable[Heap], limit: int, queues: Sequence[str]) -> list[Heap]:
@@ -55,17 +93,18 @@ def share(heaps: Iterable[Heap], limit: int, queues: Sequence[str]) -> list[Heap
 
 
 def claim(
-    db: sqlite3.Connection, owner: str, queues: Sequence[str], limit: int, ticket: int
-) -> tuple[list[Delivery], str]:
+    db: sqlite3.Connection, owner: str, queues: Sequence[str], limit: int, ticket: int, most_bytes: int
+) -> tuple[list[Delivery], dict[int, SetAside], str]:
     """Move up to `limit` messages to the owner; by priority, then oldest first.
 
-    `queues` are in the order of their turns; the second part of the answer had the last turn.
+    `queues` are in the order of their turns; the last part of the answer had the last turn. Of messages
+    over `most_bytes` only the size is read: they are to be made dead letters.
     """
     heaps = [heap for queue in queues for heap in _heaps(db, queue, limit)]
     if len(queues) > 1:
         heaps = share(heaps, limit, queues)
     if not heaps:
-        return [], queues[0]
+        return [], {}, queues[0]
     numbers = [number for heap in heaps for number in heap.ids]
     packed = rows.pack(numbers)
     for heap in heaps:
@@ -74,11 +113,13 @@ def claim(
             (heap.queue, heap.priority, heap.ids[-1]),
         )
     db.execute("INSERT INTO claimed SELECT value, ?, ? FROM json_each(?)", (ticket, owner, packed))
-    found = _fetch(db, packed, ticket)
+    found, large = _fetch(db, packed, ticket, most_bytes)
     if len(heaps) > 1:
         priority = {number: heap.priority for heap in heaps for number in heap.ids}
         numbers.sort(key=lambda number: (priority[number], number))
-    return [found[number] for number in numbers], heaps[-1].queue
+    if large:
+        numbers = [number for number in numbers if number not in large]
+    return [found[number] for number in numbers], large, heaps[-1].queue
 
 
 def lease(db: sqlite3.Connection, owner: str, expires_at: float) -> bool:
@@ -90,10 +131,10 @@ def lease(db: sqlite3.Connection, owner: str, expires_at: float) -> bool:
 
 
 def return_lost(db: sqlite3.Connection, now_boot_s: float) -> tuple[int, set[str]]:
-    """Take the messages of owners whose time is over: how many, and their queues."""
-    lost = db.execute("SELECT owner FROM owners WHERE expires_at <= ?", (now_boot_s,)).fetchall()
+    """Return the messages of owners whose lease has ended: how many, and their queues."""
+    lost = db.execute("SELECT owner FROM owners WHERE expires_at <= ?", (now_boot_s,))
     count, queues = 0, set()
-    for (owner,) in lost:
+    for (owner,) in rows.read(lost, tuple[str]):
         returned, into = forget(db, owner)
         count += returned
         queues |= into
@@ -101,9 +142,10 @@ def return_lost(db: sqlite3.Connection, now_boot_s: float) -> tuple[int, set[str
 
 
 def forget(db: sqlite3.Connection, owner: str) -> tuple[int, set[str]]:
-    """End the owner's lease and return what it holds. That may have run: nobody can tell."""
+    """End the owner's lease and return its messages, marked redelivered, because they may have run."""
     db.execute("DELETE FROM owners WHERE owner = ?", (owner,))
-    numbers = [number for (number,) in db.execute("SELECT id FROM claimed WHERE owner = ?", (owner,))]
+    found = db.execute("SELECT id FROM claimed WHERE owner = ?", (owner,))
+    numbers = [number for (number,) in rows.read(found, tuple[rows.Id])]
     if not numbers:
         return 0, set()
     messages.mark(db, numbers, starts=0, redelivered=True)
@@ -117,42 +159,208 @@ def _heaps(db: sqlite3.Connection, queue: str, limit: int) -> list[Heap]:
            GROUP BY priority ORDER BY priority""",
         (queue, limit),
     )
-    return [Heap(queue, priority, rows.ints(ids)) for priority, ids in found]
+    return [Heap(queue, row.priority, rows.ints(row.ids)) for row in rows.read(found, _HeapRow)]
 
 
-def _fetch(db: sqlite3.Connection, packed: str, ticket: int) -> dict[int, Delivery]:
-    """The deliveries by id. One row for all: their bytes end to end, cut apart by their lengths."""
+def _fetch(
+    db: sqlite3.Connection, packed: str, ticket: int, most_bytes: int
+) -> tuple[dict[int, Delivery], dict[int, SetAside]]:
+    """The deliveries by id, and the messages that are too large.
+
+    One row for all: their bytes end to end, split by their lengths.
+    """
     try:
-        numbers, queues, starts, redelivered, lengths, joined = db.execute(
+        found = db.execute(
             """SELECT json_group_array(id), json_group_array(queue), json_group_array(starts),
                       json_group_array(redelivered), json_group_array(length(message)),
-                      CAST(group_concat(message, '') AS BLOB)
-               FROM messages WHERE id IN (SELECT value FROM json_each(?))""",
-            (packed,),
-        ).fetchone()
-        cuts = rows.ints(lengths)
-        columns = zip(*map(rows.ints, (numbers, starts, redelivered)), rows.strings(queues), strict=True)
-    except (sqlite3.DataError, msgspec.DecodeError):  # too much for one row, or a row that is not ours
-        return _fetch_each(db, packed, ticket)
-    if sum(cuts) != len(joined):  # somebody wrote text where bytes belong
-        return _fetch_each(db, packed, ticket)
-    found: dict[int, Delivery] = {}
+                      CAST(group_concat(CASE WHEN length(message) <= ?2 THEN message ELSE '' END, '') AS BLOB)
+               FROM messages WHERE id IN (SELECT value FROM json_each(?1))""",
+            (packed, most_bytes),
+        )
+        row = rows.read_one(found, _Fetched)
+    except sqlite3.DataError:  # too much for one row
+        return _fetch_each(db, packed, ticket, most_bytes)
+    assert row is not None, "an aggregate has one row"
+    cuts, joined = rows.ints(row.lengths), row.joined
+    columns = zip(
+        *map(rows.ints, (row.ids, row.starts, row.redelivered)), rows.strings(row.queues), strict=True
+    )
+    if len(cuts) != packed.count(",") + 1:
+        raise rows.Malformed("a queue names messages that are not there")
+    # One is too large, or another program wrote text where bytes belong.
+    if joined is None or max(cuts) > most_bytes or sum(cuts) != len(joined):
+        return _fetch_each(db, packed, ticket, most_bytes)
+    deliveries: dict[int, Delivery] = {}
     view, end = memoryview(joined), 0
     for (number, started, again, queue), length in zip(columns, cuts, strict=True):
         message = messages.decode(bytes(view[end : end + length]))
-        found[number] = Delivery(messages.tag(ticket, number), queue, message, started, bool(again))
+        deliveries[number] = Delivery(messages.tag(ticket, number), queue, message, started, bool(again))
         end += length
-    return found
+    return deliveries, {}
 
 
-def _fetch_each(db: sqlite3.Connection, packed: str, ticket: int) -> dict[int, Delivery]:
-    """The same row by row, whatever is in them."""
+def _fetch_each(
+    db: sqlite3.Connection, packed: str, ticket: int, most_bytes: int
+) -> tuple[dict[int, Delivery], dict[int, SetAside]]:
+    """The same row by row, whatever the rows contain."""
     found = db.execute(
-        """SELECT id, queue, CASE typeof(starts) WHEN 'integer' THEN starts ELSE 0 END, redelivered, message
-           FROM messages WHERE id IN (SELECT value FROM json_each(?))""",
-        (packed,),
+        """SELECT id, queue, starts, redelivered, length(message),
+                  CASE WHEN length(message) <= ?2 THEN message END
+           FROM messages WHERE id IN (SELECT value FROM json_each(?1))""",
+        (packed, most_bytes),
     )
-    return {
-        number: Delivery(messages.tag(ticket, number), queue, messages.decode(message), starts, bool(again))
-        for number, queue, starts, again, message in found
-    }
+    deliveries: dict[int, Delivery] = {}
+    large: dict[int, SetAside] = {}
+    for number, queue, starts, again, length, message in rows.read(
+        found, tuple[rows.Id, str, int, int, int, Any]
+    ):
+        if length > most_bytes:
+            large[number] = SetAside(queue, length)
+        else:
+            read = messages.decode(message)
+            deliveries[number] = Delivery(messages.tag(ticket, number), queue, read, starts, bool(again))
+    return deliveries, large
+
+
+# ---- holding ---------------------------------------------------------------------------------------
+#
+# Which claims this process has, in case the file is replaced under it.
+#
+# The file is the record of claims. If it was deleted, the claims are known only here; if it was replaced by
+# an older copy, that may also hold claims of ours that were settled long ago and that no worker would end.
+
+
+class Holding:
+    """The claims of this process, with their owners, signatures and slots."""
+
+    def __init__(self) -> None:
+        self.owners: set[str] = set()
+        self.unknown: set[Tag] = set()  # claimed in a file that is gone, and not settled
+        self.marks: dict[Tag, str] = {}  # of the signatures that claimed messages have used
+        self.slots: dict[Tag, str] = {}  # by claim: the bucket that it holds a slot of
+        self._held: dict[Tag, str] = {}
+
+    def take(self, owner: str, deliveries: Iterable[Delivery]) -> None:
+        """Note the claims of an owner."""
+        for delivery in deliveries:
+            self._held[delivery.tag] = owner
+
+    def settle(self, verdicts: Iterable[Verdict]) -> frozenset[Tag]:
+        """Forget the claims that these verdicts end; those of them that the file does not know."""
+        ended = [verdict.tag for verdict in verdicts if not isinstance(verdict, Started)]
+        for tag in ended:
+            self._held.pop(tag, None)
+            if self.marks:
+                self.marks.pop(tag, None)
+            if self.slots:
+                self.slots.pop(tag, None)
+        if not self.unknown:
+            return frozenset()
+        gone = self.unknown.intersection(ended)
+        self.unknown -= gone
+        return frozenset(gone)
+
+    def marks_ended(self, verdicts: Iterable[Verdict], conflicts: Container[Tag]) -> list[str]:
+        """The signatures of the messages that these verdicts end."""
+        tags = (
+            verdict.tag
+            for verdict in verdicts
+            if isinstance(verdict, Ack | Bury) and verdict.tag not in conflicts
+        )
+        return [self.marks[tag] for tag in tags if tag in self.marks]
+
+    def let_go(self, tags: Iterable[Tag]) -> None:
+        """Forget claims without a verdict: they wait in the broker, or others have them."""
+        for tag in tags:
+            self._held.pop(tag, None)
+            self.marks.pop(tag, None)
+
+    def slots_ended(self, verdicts: Iterable[Verdict], conflicts: Container[Tag]) -> dict[Tag, str]:
+        """The slots of the claims that these verdicts end, with their buckets."""
+        ended = [
+            verdict.tag
+            for verdict in verdicts
+            if not isinstance(verdict, Started) and verdict.tag in self.slots
+        ]
+        return {tag: self.slots[tag] for tag in ended if tag not in conflicts}
+
+    def forget(self, owner: str) -> None:
+        """Forget an owner and its claims."""
+        self.owners.discard(owner)
+        self.marks.clear()
+        self.slots.clear()
+        self._held = {tag: holder for tag, holder in self._held.items() if holder != owner}
+
+    def reconcile(self, db: sqlite3.Connection, expires_at: float) -> None:
+        """Compare with another file: claims that it has as ours and that we do not hold go back to their
+        queues.
+        """
+        missing = set(self._held)
+        for owner in self.owners:
+            found = db.execute("SELECT id, ticket FROM claimed WHERE owner = ?", (owner,))
+            claimed = rows.read(found, tuple[rows.Id, int])
+            standing = {messages.tag(ticket, number): number for number, ticket in claimed}
+            missing -= standing.keys()
+            strays = [number for tag, number in standing.items() if tag not in self._held]
+            messages.mark(db, strays, starts=0, redelivered=True)
+            messages.put_back(db, strays)
+            lease(db, owner, expires_at)
+        for tag in missing:
+            del self._held[tag]
+        self.unknown |= missing
+
+
+# ---- signatures that were used ---------------------------------------------------------------------
+#
+# Each by one row of `messages`, until that has ended and a copy would be too old.
+#
+# A message that comes back is the same row, so it may use its signature again; a copy is another row. When
+# a message ends, its id may be given to another, so its signature is then recorded as used by no message.
+#
+# The id of the cluster, which signatures are bound to, is in `meta`.
+
+NOBODYS = 0
+
+
+def stored_cluster_id(db: sqlite3.Connection) -> ClusterId | None:
+    """The id stored in this file, if any."""
+    found = rows.meta_text(db, rows.CLUSTER)
+    return ClusterId(found, rows.meta_number(db, rows.CLUSTER_SINCE)) if found else None
+
+
+def store_cluster_id(db: sqlite3.Connection, made: ClusterId) -> ClusterId:
+    """Store the id unless there is one; the stored one."""
+    found = stored_cluster_id(db)
+    if found is not None:
+        return found
+    rows.put_meta(db, rows.CLUSTER, made.id)
+    rows.put_meta(db, rows.CLUSTER_SINCE, made.since)
+    return made
+
+
+def use_signatures(db: sqlite3.Connection, signatures: Sequence[Spend]) -> dict[Tag, Doubt]:
+    """Use these signatures; the messages that are copies."""
+    return {use.tag: Doubt.REPLAYED for use in signatures if not _use(db, use)}
+
+
+def end_signatures(db: sqlite3.Connection, marks: Iterable[str]) -> None:
+    """Record that the messages with these signatures have ended: any other message is a copy."""
+    db.executemany("UPDATE signatures SET message_id = ? WHERE mark = ?", [(NOBODYS, mark) for mark in marks])
+
+
+def sweep_signatures(db: sqlite3.Connection, now_s: float, limit: int) -> int:
+    """Remove up to `limit` records whose copies would be too old; how many."""
+    return db.execute(
+        "DELETE FROM signatures WHERE mark IN (SELECT mark FROM signatures WHERE expires_at <= ? LIMIT ?)",
+        (now_s, limit),
+    ).rowcount
+
+
+def _use(db: sqlite3.Connection, use: Spend) -> bool:
+    number = messages.number_of(use.tag)
+    used = db.execute(
+        """INSERT INTO signatures VALUES (?, ?, ?) ON CONFLICT (mark) DO UPDATE
+           SET expires_at = excluded.expires_at WHERE message_id = excluded.message_id AND message_id != ?""",
+        (use.mark, number, use.expires_at, NOBODYS),
+    )
+    return used.rowcount > 0

@@ -1,24 +1,23 @@
 """Database: one connection to the file, its transactions, its errors, and what a fork does to it.
 
-A write is one transaction from BEGIN IMMEDIATE to COMMIT; whatever goes wrong in between is
-rolled back, and the connection can be used again. What SQLite reports becomes one clear error.
+A write is one transaction from BEGIN IMMEDIATE to COMMIT; after any error in between it is rolled back, and
+the connection can be used again. What SQLite reports becomes one clear error.
 
-`synchronous=NORMAL`: a commit reaches the kernel at once and the disk at the next checkpoint. No
-process's death can undo it; a power cut may undo the last ones, each as a whole. For claims and
-verdicts that is right: ack, result and follow-up messages are one transaction, so an undone
-verdict is work that repeats, never work that is lost. What must outlast a power cut when the
-call returns (a published message) is committed `durable`: the write-ahead log is flushed after
-the commit, when others may write again, so that the lock is never held for the disk's sake.
-One statement alone, as most sends are, is its own transaction (`append`).
+`synchronous=NORMAL`: a commit reaches the kernel at once and the disk at the next checkpoint. No process's
+death can undo it; a power cut may undo the last ones, each as a whole. For claims and verdicts that is right:
+ack, result and follow-up messages are one transaction, so an undone verdict is work that repeats, never work
+that is lost. What must outlast a power cut when the call returns (a published message) is committed
+`durable`: the write-ahead log is flushed after the commit, when others may write again, so the lock is never
+held while the disk works. A single statement, as most sends are, is a transaction by itself (`append`).
 
-Forks. SQLite keeps one note per process and file of the locks it holds, and POSIX gives none of
-them to a child: a connection that the child opens beside an inherited one believes in locks that
-nobody holds, and what it commits can vanish with the log. So every connection is closed for the
-moment of a fork and opened again by its next user, on either side. A fork that bypasses
-Python's hooks with a connection open is found by the process id, and the child is refused.
+Forks. SQLite keeps one record per process and file of the locks it holds, and POSIX gives none of them to a
+child: a connection that the child opens next to an inherited one relies on locks that no process holds, and
+what it commits can vanish with the log. So every connection is closed for the moment of a fork and opened
+again by its next user, on either side. A fork that bypasses Python's hooks with a connection open is found by
+the process id, and the child is refused.
 
-A file that was deleted, moved away or replaced is noticed before the next transaction (`files.py`);
-the connection then goes on with what the path names now, made new where it names nothing.
+A file that was deleted, moved away or replaced is noticed before the next transaction (`files.py`); the
+connection then continues with what the path names now, created where it names nothing.
 """
 
 import logging
@@ -32,28 +31,48 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from umbel.brokers.sqlite import location, refusals, schema
+from umbel.brokers.sqlite import files, rows, schema
 from umbel.brokers.sqlite.files import Log, Presence, WriteGate
-from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerUnavailable, StorageFull
+from umbel.brokers.sqlite.rows import Malformed
+from umbel.errors import (
+    AccessRefused,
+    BrokerError,
+    BrokerRefused,
+    BrokerUnavailable,
+    RowsSetAside,
+    StorageFull,
+)
+from umbel.files import none_left
 
 log = logging.getLogger("umbel.brokers.sqlite")
 
-CHECKPOINT_PAGES = 1000  # a log that grows costs each flush more: 4,000 took a quarter of the rate of sends
-LOG_BYTES_MAX = 64 * 2**20  # what a burst leaves of the log; smaller logs are written over
+CHECKPOINT_PAGES = (
+    1000  # a larger log makes each flush slower: with 4,000 the rate of sends fell by a quarter
+)
+LOG_BYTES_MAX = 64 * 2**20  # a log that a burst made longer is cut to this; smaller ones are overwritten
 CACHE_KIB = 16_384
-RESERVE_BYTES = 2**20  # beyond the limit of the file, for what makes room: claims, returns, purges
+RESERVE_BYTES = 2**20  # beyond the limit of the file, for operations that make room: claims, returns, purges
 STATEMENTS_CACHED = 256
 FORK_WAIT_S = 5.0
 RETRY_S = 0.005
+CHECK_AGAIN_S = 10.0
 
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOLFS}
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _FORBIDDEN = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
-_DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT}
+_DAMAGED = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT}
+_DAMAGED_READING = {  # the file, or its log, is shorter than it was, or the disk cannot read it
+    sqlite3.SQLITE_IOERR_SHORT_READ,
+    sqlite3.SQLITE_IOERR_READ,
+    sqlite3.SQLITE_IOERR_CORRUPTFS,
+    sqlite3.SQLITE_IOERR_DATA,
+}
+_OF_A_ROW = {0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CONSTRAINT}
+FAULTS = (sqlite3.Error, UnicodeDecodeError, Malformed)
 
 
 class Database:
-    """Safe to share between threads, which take turns."""
+    """The database of one path. Threads may share it and take turns."""
 
     def __init__(
         self,
@@ -62,19 +81,29 @@ class Database:
         timeout_s: float,
         max_bytes: int | None = None,
         on_open: Callable[[sqlite3.Connection], None] | None = None,
+        on_malformed: Callable[[bool], bool] | None = None,
     ) -> None:
-        """`on_open` gets every new connection, inside a transaction, before anybody else."""
+        """`on_open` gets every new connection, inside a transaction, before any other use.
+
+        `on_malformed` is called when a row could not be read; it returns whether it has set rows aside. Its
+        argument says whether to check everything, or only the rows that can fill a table.
+        """
         self._connection: sqlite3.Connection | None = None
         self.path = path
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._on_open = on_open
+        self._on_malformed = on_malformed
+        self._checking = threading.Lock()
+        self._checked_at = -CHECK_AGAIN_S
         self._turn = threading.Lock()
         self._gate = WriteGate(path)
         self._log: Log | None = None  # of that connection
         self._pid = 0  # of the process that opened the connection
         self._presence: Presence | None = None  # of the files of that connection
-        self.replaced = ""  # the path of a file that was replaced, until the next connection was greeted
+        self.replaced = (
+            ""  # the path of a file that was replaced, until `on_open` has seen the next connection
+        )
         with _forking:
             _databases.add(self)
 
@@ -82,12 +111,14 @@ class Database:
     def write(self, *, durable: bool = False, makes_room: bool = False) -> Iterator[sqlite3.Connection]:
         """One transaction: all of the block, or nothing of it.
 
-        One that makes room may go a little beyond the limit of the file, or a full one stayed full.
+        One with `makes_room` may exceed the limit of the file a little, or a full file would stay full.
 
-        One flat generator, because every message pays for it: built of parts that are context
-        managers themselves, it cost as much again as BEGIN, COMMIT and the gate together.
+        One flat generator, because every message pays for it: built of parts that are context managers
+        themselves, it cost as much again as BEGIN, COMMIT and the gate together.
         """
         self._take_turn()
+        problem: Exception | None = None
+        log: Log | None = None
         try:
             db = self._open()
             try:
@@ -105,10 +136,12 @@ class Database:
                 if makes_room:
                     self._limit(db)
                 self._gate.leave()
-        except sqlite3.Error as error:
-            raise explain(error, self.path, self._timeout_s) from error
+        except FAULTS as error:
+            problem = error
         finally:
             self._turn.release()
+        if problem is not None:
+            raise self._judged(problem) from problem
         if durable:
             assert log is not None, "a database that is open has a log"
             log.flush()
@@ -118,9 +151,13 @@ class Database:
     ) -> tuple[int, list[Any]]:
         """Insert one row, durable on return: its rowid, and the rows that `question` then finds.
 
-        The commonest write of all, without the statements that begin and end a transaction.
+        The most frequent write, without the statements that begin and end a transaction.
         """
         self._take_turn()
+        problem: Exception | None = None
+        number: int | None = None
+        found: list[Any] = []
+        log: Log | None = None
         try:
             db = self._open()
             try:
@@ -130,10 +167,12 @@ class Database:
                 self._gate.leave()
             found = db.execute(question, about).fetchall()
             log = self._log
-        except sqlite3.Error as error:
-            raise explain(error, self.path, self._timeout_s) from error
+        except FAULTS as error:
+            problem = error
         finally:
             self._turn.release()
+        if problem is not None:
+            raise self._judged(problem) from problem
         assert log is not None, "a database that is open has a log"
         log.flush()
         assert number is not None, "the statement is an INSERT"
@@ -143,6 +182,7 @@ class Database:
     def read(self) -> Iterator[sqlite3.Connection]:
         """One snapshot for all statements of the block."""
         self._take_turn()
+        problem: Exception | None = None
         try:
             db = self._open()
             try:
@@ -152,19 +192,44 @@ class Database:
             except BaseException:
                 self._roll_back()
                 raise
-        except sqlite3.Error as error:
-            raise explain(error, self.path, self._timeout_s) from error
+        except FAULTS as error:
+            problem = error
         finally:
             self._turn.release()
+        if problem is not None:
+            raise self._judged(problem) from problem
+
+    def _judged(self, problem: Exception) -> Exception:
+        """The error for the caller. If a malformed row may be the cause, such rows are set aside first."""
+        if self._on_malformed is None or not _may_be_a_row(problem):
+            return explain(problem, self.path, self._timeout_s)
+        if not self._checking.acquire(
+            blocking=False
+        ):  # the check itself has failed, or another thread runs it
+            return explain(problem, self.path, self._timeout_s)
+        try:
+            # Other errors may be the caller's fault, and come again and again.
+            is_due = isinstance(problem, Malformed) or time.monotonic() - self._checked_at >= CHECK_AGAIN_S
+            if is_due and self._on_malformed(not _is_full(problem)):
+                return RowsSetAside(
+                    f"{self.path} had malformed rows ({problem}); they were set aside, and nothing else was "
+                    "changed: repeat the call"
+                )
+            if is_due:
+                self._checked_at = time.monotonic()
+        finally:
+            self._checking.release()
+        return explain(problem, self.path, self._timeout_s)
 
     def close(self) -> None:
+        """Close the connection; the next operation opens another."""
         with self._turn:
             self._shut()
 
     def __del__(
         self, getpid: Callable[[], int] = os.getpid, fault: type[sqlite3.Error] = sqlite3.Error
     ) -> None:
-        # Python warns of a connection that nobody closed. Called anywhere, this must not wait at the gate.
+        # Python warns of a connection that was not closed. Called anywhere, this must not wait at the gate.
         try:
             if self._connection is not None and self._pid == getpid():
                 self._connection.close()
@@ -192,18 +257,19 @@ class Database:
                 f"{self.path} was in use while this process was forked, so it cannot be used here; "
                 "create the App, or send the first message, after the fork"
             )
-        location.prepare(self.path)
-        presence = Presence(self.path)
-        db = sqlite3.connect(
-            self.path,
-            timeout=self._timeout_s,
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=STATEMENTS_CACHED,
-        )
-        with ExitStack() as undo:
+        with ExitStack() as undo, _descriptors_explained(self.path):
+            files.prepare(self.path)
+            presence = Presence(self.path)
+            db = sqlite3.connect(
+                self.path,
+                timeout=self._timeout_s,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=STATEMENTS_CACHED,
+            )
             undo.callback(self._gate.close)
             undo.callback(db.close)
+            undo.callback(db.rollback)  # closing alone would leave the file locked while a statement exists
             self._gate.enter(self._timeout_s)
             self._set_up(db)
             self._log = Log(f"{self.path}-wal")
@@ -215,10 +281,10 @@ class Database:
         return db
 
     def _let_go(self, missing: str) -> None:
-        """Close what is open: the path names other files now.
+        """Close the connection: the path names other files now.
 
-        The open log may have commits that its file lacks, wherever that file is now; unless somebody began
-        another log, they are written to it. What is left of an old log must not be taken for a new file's.
+        The open log may have commits that its file lacks, wherever that file is now; unless another process
+        began another log, they are written to it. A remaining old log must not be taken for a new file's.
         """
         assert self._connection is not None
         assert self._presence is not None
@@ -244,6 +310,7 @@ class Database:
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("BEGIN IMMEDIATE")
         schema.migrate(db, self.path, schema.MIGRATIONS)
+        schema.extend(db)
         if self._on_open is not None:
             self._on_open(db)
         db.execute("COMMIT")
@@ -262,8 +329,8 @@ class Database:
 
     def _shut(self) -> None:
         if self._connection is not None and self._pid == os.getpid():
-            # The last one to close empties the log into the file, which is writing too. If the
-            # gate stays shut it is not the last one.
+            # The last connection to close writes the log into the file. If the gate stays shut, this is not
+            # the last one.
             with suppress(BrokerUnavailable):
                 self._gate.enter(self._timeout_s)
             self._connection.close()
@@ -271,29 +338,61 @@ class Database:
             self._gate.close()
 
     def pause_for_fork(self, deadline: float) -> bool:
-        """Close, and let nobody in until `resume`. False: somebody was still at work."""
+        """Close, and let no thread in until `resume`. False: a thread was still at work."""
         if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         self._shut()
         return True
 
     def resume(self) -> None:
+        """Let threads in again after a fork."""
         self._turn.release()
 
     def renounce(self) -> None:
-        """In a child that was forked while a thread of its parent was at work here."""
+        """Give up the database in a child that was forked while a thread of its parent was at work here."""
         if self._connection is None and not self._turn.locked():
             return
-        _inherited.append(self._connection)  # kept for ever, for closing it would do harm
+        _inherited.append(self._connection)  # never closed, because closing it would do harm
         _refused.add(self.path)
         self._turn = threading.Lock()
 
 
-def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError | sqlite3.Error:
+def _may_be_a_row(problem: Exception) -> bool:
+    """Whether the cause may be a row that another program wrote. An id that is too high fills a table."""
+    code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
+    return isinstance(problem, Malformed) or (isinstance(problem, sqlite3.Error) and code in _OF_A_ROW)
+
+
+def _is_full(problem: Exception) -> bool:
+    return bool(getattr(problem, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL)
+
+
+def _damage(error: Exception, path: Path) -> str:
+    """What is wrong with the file itself; "" if the error is about something else."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code in _DAMAGED_READING:
+        return f"its log {path.name}-wal, or the file, is cut off, or the disk cannot read it ({error})"
+    is_damage = (
+        code & 0xFF in _DAMAGED
+        or isinstance(error, Malformed | UnicodeDecodeError)
+        or str(error).startswith("Could not decode")
+        # The system allows writing, so the header of the file forbids it.
+        or (code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK))
+    )
+    return str(error) if is_damage else ""
+
+
+def explain(error: Exception, path: Path, timeout_s: float) -> Exception:
     """What SQLite reported, as one line that names the file and the remedy.
 
-    What is left as it was is a mistake of ours, not of the world.
+    An error that is returned unchanged is a mistake of ours, not of the world.
     """
+    if damage := _damage(error, path):
+        return AccessRefused(
+            f"{path} is not a usable database: {damage}; stop its workers and clients, and recover what can "
+            f"be read (sqlite3 {path} .recover | sqlite3 NEW), restore a backup, or move it away, with its "
+            "-wal and -shm, to start with an empty one"
+        )
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _FULL:
         size_bytes = path.stat().st_size if path.exists() else 0
@@ -311,20 +410,27 @@ def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError |
             f"cannot write to {path}: {error}; make the file and its directory writable for this user, "
             "or choose another path"
         )
-    if code in refusals.CODES:
+    if code in rows.REFUSED_CODES:
         return BrokerRefused(
             f"SQLite refuses to store a message or result in {path}: {error}; others are not affected"
-        )
-    if code in _DAMAGED:
-        return AccessRefused(
-            f"{path} is not a usable database: {error}; move it away to start with an empty one"
         )
     return error
 
 
+@contextmanager
+def _descriptors_explained(path: Path) -> Iterator[None]:
+    """Report missing file descriptors, for which SQLite's own errors would name another cause."""
+    try:
+        yield
+    except (OSError, sqlite3.Error, BrokerError) as error:
+        if no_files := none_left():
+            raise BrokerUnavailable(f"cannot open {path}: {no_files}") from error
+        raise
+
+
 def _switch_to_wal(db: sqlite3.Connection, path: Path, timeout_s: float) -> None:
-    # Two processes that create the file at the same time may both be told that it is busy,
-    # at once and whatever the time-out, because waiting for each other would be a deadlock.
+    # Two processes that create the file at the same time may both get "busy" at once, whatever the
+    # time-out, because waiting for each other would be a deadlock.
     deadline = time.monotonic() + timeout_s
     while True:
         try:

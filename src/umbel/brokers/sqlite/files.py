@@ -1,38 +1,172 @@
-"""What is done with the files of the database beside what SQLite does with them, which is not enough.
+"""Files: where the database may lie, and what SQLite does not do for its files.
 
-`Presence` says whether the path still names the files that are open, `WriteGate` whose turn it is to write,
-and `Log` brings what was committed to the disk.
+SQLite's locks and its shared memory work between processes of one machine. On a network file system they fail
+silently, and messages are lost or run twice; so such a place is refused before the file is touched.
+Containers that share a volume of one machine are fine.
+
+`Presence` says whether the path still names the open files, `WriteGate` whose turn it is to write, and `Log`
+flushes commits to the disk.
 """
 
 import fcntl
 import os
+import stat
 import struct
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from umbel.errors import AccessRefused, BrokerUnavailable, StorageFull
+from umbel.errors import AccessRefused, BadURL, BrokerUnavailable, StorageFull
+from umbel.files import PRIVATE_FILE, UntrustedFile, make_own, refuse_planted_beside
+
+# ---- location --------------------------------------------------------------------------------------
+#
+# From an address to a path that can hold a broker.
+#
+# SQLite's locks and its shared memory work between processes of one machine. On a network file system they
+# fail silently, and messages are lost or run twice; so such a place is refused before the file is touched.
+# Containers that share a volume of one machine are fine.
+
+SCHEME = "sqlite"
+TRIES = 3  # to make a file that another process removes
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "afs",
+        "ncpfs",
+        "coda",
+        "ceph",
+        "lustre",
+        "gfs2",
+        "ocfs2",
+    }
+    | {"glusterfs", "beegfs", "gpfs", "davfs", "9pnet"}
+)
+NETWORK_FUSE = frozenset(
+    {"sshfs", "glusterfs", "ceph", "s3fs", "gcsfuse", "goofys", "rclone", "davfs2", "curlftpfs", "smbnetfs"}
+)
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def path_from_url(url: str) -> Path:
+    """Turn `sqlite:///relative.db` or `sqlite:////absolute.db` into an absolute path; BadURL says what is
+    wrong.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != SCHEME:
+        raise BadURL(url, "it does not start with sqlite:///")
+    if parts.netloc or not parts.path.startswith("/"):
+        raise BadURL(url, "write sqlite:///relative/path.db or sqlite:////absolute/path.db")
+    if parts.query or parts.fragment:
+        raise BadURL(url, "it takes no options after ? or #")
+    name = unquote(parts.path[1:])
+    if not name or name.endswith("/"):
+        raise BadURL(url, "it contains no file name; write sqlite:///path.db")
+    if name == ":memory:":
+        raise BadURL(url, "a database in memory cannot be shared between processes; name a file")
+    if "\0" in name:
+        raise BadURL(url, "a file name cannot contain a NUL character")
+    return Path(os.path.abspath(name))
+
+
+def prepare(path: Path) -> None:
+    """Create the file for its owner only, unless it exists; AccessRefused if it cannot be there.
+
+    Directories are not made: a mistyped path would be a new, empty broker in an unexpected place.
+    """
+    if not path.parent.is_dir():
+        raise AccessRefused(
+            f"there is no directory {path.parent} for the database {path.name}; "
+            "create it, or correct the address of the broker"
+        )
+    kind = network_file_system(_MOUNTS.read_text() if _MOUNTS.exists() else "", path.parent.resolve())
+    if kind is not None:
+        raise AccessRefused(
+            f"{path} is on a network file system ({kind}), where SQLite's locks are not reliable; "
+            "choose a path on a local disk"
+        )
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):
+            return _make_file(path)
+    raise AccessRefused(
+        f"another process removes the database {path} again and again; stop it, or move the file"
+    )
+
+
+def _make_file(path: Path) -> None:
+    """Raises FileNotFoundError where another process removes the file meanwhile.
+
+    The file is made exclusively, so that no existing file is opened here: closing a second descriptor of the
+    file would drop the locks that SQLite holds for this process.
+    """
+    try:
+        make_own(path)
+        refuse_planted_beside(path)  # the owner of the database can give this process any task to run
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except UntrustedFile as error:
+        raise AccessRefused(f"{error}; choose another path for the database") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise AccessRefused(
+            f"cannot create the database {path}: {error.strerror}; choose a path that this user may write to"
+        ) from None
+    if not is_file:
+        raise AccessRefused(f"{path} is not a file; choose another path for the database")
+
+
+def network_file_system(mountinfo: str, directory: Path) -> str | None:
+    """The type of the network file system that holds the directory; None if it is a local one."""
+    best, kind = "", None
+    for line in mountinfo.splitlines():
+        fields, _, source = line.partition(" - ")
+        mount_point = fields.split(" ")[4].encode().decode("unicode_escape")
+        # A later mount over the same point hides the earlier one.
+        if len(mount_point) >= len(best) and directory.is_relative_to(mount_point):
+            best, kind = mount_point, source.split(" ")[0]
+    if kind is None:
+        return None
+    fuse, _, driver = kind.partition(".")
+    if kind in NETWORK_FILE_SYSTEMS or (fuse == "fuse" and driver in NETWORK_FUSE):
+        return kind
+    return None
+
+
+# ---- files -----------------------------------------------------------------------------------------
+#
+# What SQLite does not do for the files of the database.
+#
+# `Presence` says whether the path still names the open files, `WriteGate` whose turn it is to write, and
+# `Log` flushes commits to the disk.
 
 _RESERVE_MAX_BYTES = 1024 * 1024
-TICK_NS = 50_000_000  # several ticks of the slowest clock that kernels date files with
+TICK_NS = 50_000_000  # several ticks of the slowest clock that kernels use for file times
 
 Identity = tuple[int, int] | None
 """Of a file: its device and its number there; None when there is no file."""
 
 
 class Presence:
-    """Whether a path still names the files that are open.
+    """Whether a path still names the open files.
 
-    SQLite goes on with a file that was deleted or moved away, and what is written there is lost; clients
-    that open the path later write to another file. So every transaction looks first. Mostly one look at
-    the directory is enough: deleting, moving or making a file there changes its time. Within a tick of the
+    SQLite continues with a file that was deleted or moved away, and what is written there is lost; clients
+    that open the path later write to another file. So every transaction checks first. Mostly one stat of the
+    directory is enough: deleting, moving or making a file there changes its time. Within a tick of the
     kernel's clock two changes may have the same time, so a directory that changed just now is not trusted.
 
-    A backup that is copied over the open file (`cp` onto it) keeps the file's number and is not noticed.
+    A backup that is copied over the open file (`cp` onto it) leaves the file's inode unchanged and is not
+    noticed.
 
-    Made before the database is opened; `note_opened` is for when all its files are there.
+    Made before the database is opened; `note_opened` is called when all its files are there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,6 +176,7 @@ class Presence:
         self._trusted: tuple[int, int, int] | None = None
 
     def note_opened(self) -> None:
+        """Note the files that SQLite has made next to the database."""
         self._opened |= {name: _identity(name) for name in self._sides}
 
     def is_there(self, name: str) -> bool:
@@ -49,7 +184,7 @@ class Presence:
         return _identity(name) == self._opened[name]
 
     def missing(self) -> str:
-        """The path that does not name the open file any more, the database's own first; "" if all do."""
+        """The path that no longer names the open file, the database's first; "" if all do."""
         try:
             directory = os.stat(self._directory)
             seen = (directory.st_dev, directory.st_ino, directory.st_mtime_ns)
@@ -91,16 +226,16 @@ _FREE_TURNSTILE, _FREE_BOTH = (_flock(fcntl.F_UNLCK, place) for place in (_TURNS
 class WriteGate:
     """Lets the writers of all processes in one at a time, in fair turns.
 
-    SQLite has a write lock, but a process that waits for it sleeps in steps of up to 100 ms and gets
-    it only when it happens to look at a free moment, so busy processes can pass one by again and
-    again. Here a writer first takes the turnstile, then the gate, then gives the turnstile
-    free: a writer that leaves the gate and wants in again finds the turnstile taken by the next in line.
-    A checkpoint that a commit sets off also happens inside, and never beside another one's commit:
-    SQLite before 3.51.3 can damage its file when a log is reset during a second checkpoint.
+    SQLite has a write lock, but a process that waits for it sleeps in steps of up to 100 ms and gets it only
+    when it happens to look at a free moment, so busy processes can overtake one again and again. Here a
+    writer first takes the turnstile, then the gate, then frees the turnstile: a writer that leaves the gate
+    and wants in again finds the turnstile taken by the next in line. A checkpoint that a commit sets off also
+    happens inside, and never during another process's commit: SQLite before 3.51.3 can damage its file when a
+    log is reset during a second checkpoint.
 
-    Both are locks on bytes of a side file, held by its open description, so the kernel gives them
-    free when the process ends, however it ends. Where the system has no such locks the gate is
-    always open, and SQLite's own lock does its work alone.
+    Both are locks on bytes of a side file, held by its open file description, so the kernel frees them when
+    the process ends, however it ends. Where the system has no such locks the gate is always open, and only
+    SQLite's own lock applies.
     """
 
     def __init__(self, database: Path) -> None:
@@ -108,29 +243,32 @@ class WriteGate:
         self._file: int | None = None
 
     def enter(self, timeout_s: float) -> None:
+        """Wait for the turn to write; BrokerUnavailable after the time-out."""
         if not _SUPPORTED:
             return
         if self._file is None:
             self._file = self._open()
-        # Mostly nobody is inside or in line, and one step takes both.
+        # Mostly no process is inside or in line, and one step takes both.
         if self._set(_TAKE_BOTH):
             self._set(_FREE_TURNSTILE)
         else:
             self._wait_in_line(timeout_s)
 
     def leave(self) -> None:
-        """Whether or not it was entered, or only halfway: nothing is held afterwards."""
+        """Free both locks, whether or not the gate was entered, or only halfway."""
         if self._file is not None:
             self._set(_FREE_BOTH)
 
     def close(self) -> None:
+        """Close the side file, which frees its locks."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def _open(self) -> int:
         try:
-            return os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            make_own(self._path)
+            return os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, PRIVATE_FILE)
         except OSError as error:
             raise AccessRefused(
                 f"cannot write to {self._path}: {error.strerror}; make its directory writable for this user, "
@@ -166,15 +304,15 @@ class WriteGate:
 
 
 class Log:
-    """The write-ahead log, opened to be flushed; closed when nobody flushes it any more.
+    """The write-ahead log, opened to be flushed; closed when the object is deleted.
 
-    While a connection is open the log stays the same file, emptied and written again. There are no
-    locks on it, so none is lost when this descriptor of it is closed.
+    While a connection is open the log stays the same file, emptied and written again. It carries no locks, so
+    none is lost when this descriptor is closed.
 
-    A file that grows takes the file system two writes to flush, one that is written over takes it one.
-    So a log that has grown is made longer than it needs to be. SQLite takes nothing for a commit that has
-    not its checksum, and writes over it. Zeros that are appended never replace what another process
-    writes at this moment: the kernel puts them behind it, or it replaces them.
+    Flushing a file that grows takes the file system two writes, one that is overwritten takes one. So a log
+    that has grown is made longer than it needs to be. SQLite takes nothing for a commit that lacks its
+    checksum, and overwrites it. Appended zeros never replace what another process writes at this moment: the
+    kernel puts them after it, or it replaces them.
     """
 
     __slots__ = ("_size", "file", "path")
@@ -187,8 +325,7 @@ class Log:
         except OSError as error:
             self.file = -1
             raise BrokerUnavailable(
-                f"cannot open {path} to flush it: {error.strerror}; make it writable for this user, "
-                "or raise the limit of open files"
+                f"cannot open {path} to flush it: {error.strerror}; make it writable for this user"
             ) from None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -196,7 +333,7 @@ class Log:
             close(self.file)
 
     def flush(self) -> None:
-        """Bring every commit so far to the disk."""
+        """Bring every commit so far to the disk; StorageFull if that fails."""
         try:
             self._reserve()
             os.fdatasync(self.file)
@@ -207,11 +344,9 @@ class Log:
             ) from None
 
     def _reserve(self) -> None:
-        size = os.lseek(
-            self.file, 0, os.SEEK_END
-        )  # a third of the cost of fstat; what is written is appended
+        size = os.lseek(self.file, 0, os.SEEK_END)  # a third of the cost of fstat; writes are appended anyway
         if size > self._size:
-            with suppress(OSError):  # no room: the log grows by what is written, as long as it can
+            with suppress(OSError):  # no room: the log grows only by what is written, as long as it can
                 os.write(self.file, bytes(min(size, _RESERVE_MAX_BYTES)))
             size = os.lseek(self.file, 0, os.SEEK_END)
         self._size = size

@@ -1,77 +1,110 @@
-"""Limits for the whole cluster: which claimed messages may start now, and who waits for whom.
+"""Limits for the whole cluster, and purges: what waiting messages hold, and how it is freed.
 
-A slot is a row that names a claim; it counts while that claim stands. Who waits has its slip in `limited`,
-and is called when it may start: its slip goes to `ready`, or to `delayed` until it is due, and a row of
-`slots` without a ticket keeps its place for CALL_S. Nobody answers in a paused queue: what waits there goes
-back to it without a call, and asks anew when that is resumed. The pace is decided by
+A slot is a row that names a claim; it counts while that claim stands. A waiting message has its slip in
+`limited` and is called when it may start: its slip goes to `ready`, or to `delayed` until it is due, and a
+row of `slots` without a ticket keeps its place for CALL_S. No worker answers a call in a paused queue: what
+waits there goes back to it without a call, and asks again when the queue is resumed. The pace is decided by
 `protocol/delivery/limits.py`.
+
+A waiting message can hold two things: the key of a unique task, and a turn under a limit, from its call until
+it is claimed. A purge frees both in the transaction that removes the message. Mostly nothing in the file
+holds either, and a purge then reads no message.
 """
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from umbel.brokers.interface import Permit, Tag
-from umbel.brokers.sqlite import messages
+from umbel.brokers.sqlite import messages, publishing, rows
+from umbel.brokers.sqlite.publishing import file
 from umbel.protocol.delivery.limits import Pace, Terms
+from umbel.wire.call import holding_of
+from umbel.wire.message import HEADERS_MAX_BYTES, Message
 
-CALL_S = 30.0  # a call that is not answered (the message was purged, or revoked) is forgotten after so long
-AHEAD_S, AHEAD_MAX = 1.0, 100  # so many of a bucket with a pace are called before they are due
-PASSED_OVER_MAX = 1000  # of paused queues, at once; the rest of them wait
-CALLED = 0  # the ticket of a slot whose message was called and is not claimed yet
+# ---- limits for the whole cluster ------------------------------------------------------------------
+#
+# Which claimed messages may start now, and which wait.
+#
+# A slot is a row that names a claim; it counts while that claim stands. A waiting message has its slip in
+# `limited` and is called when it may start: its slip goes to `ready`, or to `delayed` until it is due, and
+# a row of `slots` without a ticket holds its place for CALL_S. No worker answers a call in a paused queue:
+# what waits there goes back to it without a call, and asks again when the queue is resumed. The pace is
+# decided by `protocol/delivery/limits.py`.
+
+CALL_S = 30.0  # a call that no worker answers is forgotten after this time
+AHEAD_S, AHEAD_MAX = 1.0, 100  # in a bucket with a pace, so many are called before they are due
+PASSED_OVER_MAX = 1000  # messages of paused queues returned at once; the rest waits
+CALLED = 0  # the ticket of a slot whose message is called and not claimed yet
 
 
 @dataclass(slots=True)
-class Permitted:
-    """`refused`: those that may not start, and why; `slots`: the buckets that the others hold a slot of."""
+class PermitOutcome:
+    """`refused`: messages that may not start, and why; `slots`: the buckets in which others hold one."""
 
     refused: dict[Tag, str | None] = field(default_factory=dict)
     slots: dict[Tag, str] = field(default_factory=dict)
     queues: set[str] = field(default_factory=set)  # that grew
 
 
-def permit(
+def permit_each(
     db: sqlite3.Connection, asked: Sequence[Permit], standing: Mapping[Tag, int], now_s: float
-) -> Permitted:
-    made = Permitted()
-    for one in asked:
-        number = standing.get(one.tag)
+) -> PermitOutcome:
+    """Decide which claimed messages may start; the others wait for their limit. `standing`: the claims that
+    stand.
+    """
+    made = PermitOutcome()
+    for question in asked:
+        number = standing.get(question.tag)
         if number is None:
-            made.refused[one.tag] = None
+            made.refused[question.tag] = None
             continue
-        if one.ends:
-            if _end_call(db, one.bucket, number):
-                made.queues |= call(db, one.bucket, now_s)
+        if question.ends:
+            if _end_call(db, question.bucket, number):
+                made.queues |= call_waiting(db, question.bucket, now_s)
             continue
-        _state(db, one.bucket, one.terms)
-        if not _start(db, one, number, now_s):
-            _wait(db, one.bucket, number)
-            made.refused[one.tag] = ""
-        elif one.terms.most:
-            made.slots[one.tag] = one.bucket
-        made.queues |= call(db, one.bucket, now_s)
+        _state(db, question.bucket, question.terms)
+        if not _start(db, question, number, now_s):
+            _wait(db, question.bucket, number)
+            made.refused[question.tag] = ""
+        elif question.terms.most:
+            made.slots[question.tag] = question.bucket
+        made.queues |= call_waiting(db, question.bucket, now_s)
     return made
 
 
-def free(db: sqlite3.Connection, ended: Mapping[Tag, str], now_s: float) -> set[str]:
-    """These claims have ended: others may start; the queues that grew."""
+def free_slots(db: sqlite3.Connection, ended: Mapping[Tag, str], now_s: float) -> set[str]:
+    """Free the slots of claims that have ended, and call the next messages; the queues that grew."""
     for tag, bucket in ended.items():
         db.execute("DELETE FROM slots WHERE bucket = ? AND id = ?", (bucket, messages.number_of(tag)))
-    return _call_all(db, set(ended.values()), now_s)
+    return call_waiting_in(db, set(ended.values()), now_s)
 
 
-def sweep(db: sqlite3.Connection, now_s: float) -> set[str]:
-    """Free the slots of claims that ended with their owner, and of calls that nobody answered."""
+def end_calls(db: sqlite3.Connection, ids: str, args: Sequence[Any]) -> set[str]:
+    """End the calls of messages that are removed: the buckets in which the next may be called.
+
+    `ids`: a query of their ids, with its arguments.
+    """
+    if db.execute("SELECT 1 FROM slots WHERE ticket = ? LIMIT 1", (CALLED,)).fetchone() is None:
+        return set()
+    ended = db.execute(f"DELETE FROM slots WHERE ticket = {CALLED} AND id IN ({ids}) RETURNING bucket", args)
+    return {bucket for (bucket,) in rows.read(ended, tuple[str])}
+
+
+def sweep_slots(db: sqlite3.Connection, now_s: float) -> set[str]:
+    """Free the slots of claims that ended with their owner, and of calls that no worker answered."""
     gone = f"FROM slots WHERE NOT ({_STANDS})"
-    buckets = {bucket for (bucket,) in db.execute(f"SELECT DISTINCT bucket {gone}", {"now": now_s})}
+    found = db.execute(f"SELECT DISTINCT bucket {gone}", {"now": now_s})
+    buckets = {bucket for (bucket,) in rows.read(found, tuple[str])}
     if not buckets:
         return set()
     db.execute(f"DELETE {gone}", {"now": now_s})
-    return _call_all(db, buckets, now_s)
+    return call_waiting_in(db, buckets, now_s)
 
 
 def forget_unused(db: sqlite3.Connection, now_s: float, limit: int) -> int:
-    """Remove buckets that nobody waits for, and that allow everything again."""
+    """Remove up to `limit` buckets in which nothing waits and that allow everything again; how many."""
     return db.execute(
         """DELETE FROM limits WHERE bucket IN (
              SELECT bucket FROM limits WHERE waiting = 0 AND free_at <= ?
@@ -80,31 +113,33 @@ def forget_unused(db: sqlite3.Connection, now_s: float, limit: int) -> int:
     ).rowcount
 
 
-def recount(db: sqlite3.Connection) -> None:
-    """After messages that wait were removed."""
+def recount_waiting(db: sqlite3.Connection) -> None:
+    """Count the waiting messages of each bucket again, after some were removed."""
     db.execute(
         """UPDATE limits SET waiting = (SELECT count(*) FROM limited WHERE limited.bucket = limits.bucket)
            WHERE waiting > 0"""
     )
 
 
-def call(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
-    """Call those that may start now, or soon; the queues that grew."""
+def call_waiting(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
+    """Call the messages of a bucket that may start now, or soon; the queues that grew."""
     found = db.execute(
         "SELECT most, interval_s, slack_s, free_at, waiting FROM limits WHERE bucket = ?", (bucket,)
-    ).fetchone()
-    if found is None or not found[4]:
+    )
+    row = rows.read_one(found, tuple[int, float, float, float, int])
+    if row is None or not row[4]:
         return set()
-    most, interval_s, slack_s, free_at, _ = found
+    most, interval_s, slack_s, free_at, _ = row
     taken, pace = _taken(db, bucket), Pace(interval_s, slack_s)
     room = (most or max(1, min(AHEAD_MAX, int(AHEAD_S / interval_s)))) - taken
     if room <= 0:
         return set()
     _pass_over_paused(db, bucket)
-    first = db.execute(
+    in_line = db.execute(
         f"SELECT id, queue, priority FROM limited WHERE bucket = ? AND NOT {_IS_PAUSED} ORDER BY id LIMIT ?",
         (bucket, room),
-    ).fetchall()
+    )
+    first = rows.read(in_line, tuple[rows.Id, str, int])
     for ahead, (number, queue, priority) in enumerate(first, taken):
         due = now_s if most else pace.due(free_at, now_s, ahead)
         db.execute("DELETE FROM limited WHERE bucket = ? AND id = ?", (bucket, number))
@@ -117,27 +152,31 @@ def call(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
     return {queue for _, queue, _ in first}
 
 
+def call_waiting_in(db: sqlite3.Connection, buckets: Iterable[str], now_s: float) -> set[str]:
+    """Call the messages of several buckets; the queues that grew."""
+    return {queue for bucket in buckets for queue in call_waiting(db, bucket, now_s)}
+
+
 def _pass_over_paused(db: sqlite3.Connection, bucket: str) -> None:
-    found = db.execute(
-        f"SELECT id, queue, priority FROM limited WHERE bucket = ? AND {_IS_PAUSED} ORDER BY id LIMIT ?",
-        (bucket, PASSED_OVER_MAX),
-    ).fetchall()
-    for number, queue, priority in found:
-        db.execute("DELETE FROM limited WHERE bucket = ? AND id = ?", (bucket, number))
-        db.execute("INSERT INTO ready VALUES (?, ?, ?)", (queue, priority, number))
-    if found:
-        db.execute("UPDATE limits SET waiting = waiting - ? WHERE bucket = ?", (len(found), bucket))
+    """Return what waits in paused queues; the index finds it, however much waits in others."""
+    for (queue,) in rows.read(db.execute("SELECT queue FROM pauses"), tuple[str]):
+        found = db.execute(
+            "SELECT id, priority FROM limited WHERE queue = ? AND bucket = ? ORDER BY id LIMIT ?",
+            (queue, bucket, PASSED_OVER_MAX),
+        )
+        passed_over = rows.read(found, tuple[rows.Id, int])
+        for number, priority in passed_over:
+            db.execute("DELETE FROM limited WHERE bucket = ? AND id = ?", (bucket, number))
+            db.execute("INSERT INTO ready VALUES (?, ?, ?)", (queue, priority, number))
+        if passed_over:
+            db.execute("UPDATE limits SET waiting = waiting - ? WHERE bucket = ?", (len(passed_over), bucket))
 
 
 _IS_PAUSED = "(queue IN (SELECT queue FROM pauses))"
 
 
-def _call_all(db: sqlite3.Connection, buckets: Iterable[str], now_s: float) -> set[str]:
-    return {queue for bucket in buckets for queue in call(db, bucket, now_s)}
-
-
 def _state(db: sqlite3.Connection, bucket: str, terms: Terms) -> None:
-    """What holds from now on; the task may have been given another limit since."""
+    """Store the limit as it is from now on; the task may have been given another one since."""
     pace = terms.pace or Pace(0.0, 0.0)
     db.execute(
         """INSERT INTO limits VALUES (?, ?, ?, ?, 0, 0) ON CONFLICT (bucket) DO UPDATE
@@ -146,27 +185,31 @@ def _state(db: sqlite3.Connection, bucket: str, terms: Terms) -> None:
     )
 
 
-def _start(db: sqlite3.Connection, one: Permit, number: int, now_s: float) -> bool:
-    was_called = _end_call(db, one.bucket, number)
-    if one.terms.most:
-        return _take_slot(db, one, number, now_s)
-    free_at, waiting = db.execute(
-        "SELECT free_at, waiting FROM limits WHERE bucket = ?", (one.bucket,)
-    ).fetchone()
-    if not was_called and (waiting or _taken(db, one.bucket, now_s)):
-        return False  # others came before
-    assert one.terms.pace is not None
-    taken = one.terms.pace.take(free_at, now_s)
+def _start(db: sqlite3.Connection, question: Permit, number: int, now_s: float) -> bool:
+    was_called = _end_call(db, question.bucket, number)
+    if question.terms.most:
+        return _take_slot(db, question, number, now_s)
+    found = db.execute("SELECT free_at, waiting FROM limits WHERE bucket = ?", (question.bucket,))
+    row = rows.read_one(found, tuple[float, int])
+    assert row is not None, "its state was written just before"
+    free_at, waiting = row
+    if not was_called and (waiting or _taken(db, question.bucket, now_s)):
+        return False  # other messages wait before this one
+    assert question.terms.pace is not None
+    taken = question.terms.pace.take(free_at, now_s)
     if taken is not None:
-        db.execute("UPDATE limits SET free_at = ? WHERE bucket = ?", (taken, one.bucket))
+        db.execute("UPDATE limits SET free_at = ? WHERE bucket = ?", (taken, question.bucket))
     return taken is not None
 
 
-def _take_slot(db: sqlite3.Connection, one: Permit, number: int, now_s: float) -> bool:
-    if _taken(db, one.bucket) >= one.terms.most and _taken(db, one.bucket, now_s) >= one.terms.most:
+def _take_slot(db: sqlite3.Connection, question: Permit, number: int, now_s: float) -> bool:
+    if (
+        _taken(db, question.bucket) >= question.terms.most
+        and _taken(db, question.bucket, now_s) >= question.terms.most
+    ):
         return False
-    ticket = str(one.tag).partition(":")[0]
-    db.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, 0)", (one.bucket, number, int(ticket)))
+    ticket = str(question.tag).partition(":")[0]
+    db.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, 0)", (question.bucket, number, int(ticket)))
     return True
 
 
@@ -175,7 +218,7 @@ _STANDS = """CASE ticket WHEN 0 THEN until > :now ELSE EXISTS (
 
 
 def _taken(db: sqlite3.Connection, bucket: str, now_s: float | None = None) -> int:
-    """How many slots there are; with a time, after those that stand no more are gone."""
+    """How many slots there are; with a time, after those that no longer stand are removed."""
     if now_s is not None:
         db.execute(
             f"DELETE FROM slots WHERE bucket = :bucket AND NOT ({_STANDS})", {"bucket": bucket, "now": now_s}
@@ -197,3 +240,60 @@ def _wait(db: sqlite3.Connection, bucket: str, number: int) -> None:
         "INSERT INTO limited SELECT ?, id, queue, priority FROM messages WHERE id = ?", (bucket, number)
     )
     db.execute("UPDATE limits SET waiting = waiting + 1 WHERE bucket = ?", (bucket,))
+
+
+# ---- purging ---------------------------------------------------------------------------------------
+#
+# Waiting messages are removed, and what they hold is freed, in the same transaction.
+#
+# A waiting message can hold two things: the key of a unique task, and a turn under a limit, from its call
+# until it is claimed. Mostly nothing in the file holds either, and a purge then reads no message.
+
+# Messages that wait for a limit go first, or removing a called message would call them.
+_SLIPS = (("limited", "bucket, id"), ("ready", "queue, priority, id"), ("delayed", "not_before, id"))
+_HEADERS_END = HEADERS_MAX_BYTES + 16  # the first field of a message, with its length prefix
+
+
+def purge_queue(db: sqlite3.Connection, queue: str, limit: int, now_s: float) -> tuple[int, set[str]]:
+    """Remove up to `limit` messages, due or not; claimed messages stay with their owner.
+
+    How many there were, and the queues that grew, because a limit has called others.
+    """
+    file(db)
+    for table, key in _SLIPS:
+        from_slips, args = f"FROM {table} WHERE queue = ? ORDER BY {key} LIMIT ?", (queue, limit)
+        some = f"SELECT id {from_slips}", args
+        turns = release_held(db, *some)
+        db.execute(f"DELETE FROM messages WHERE id IN ({some[0]})", args)
+        removed = db.execute(f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} {from_slips})", args)
+        if removed.rowcount:
+            messages.lower_mark(db)
+            recount_waiting(db)
+            return removed.rowcount, call_waiting_in(db, turns, now_s)
+    return 0, set()
+
+
+def release_held(db: sqlite3.Connection, ids: str, args: Sequence[Any]) -> set[str]:
+    """Free what messages hold that are to be removed: the buckets in which the next may be called.
+
+    `ids`: a query of their ids, with its arguments.
+    """
+    release_keys(db, ids, args)
+    return end_calls(db, ids, args)
+
+
+def release_keys(db: sqlite3.Connection, ids: str, args: Sequence[Any] = ()) -> None:
+    """Free the unique keys of these messages. SQLite finds them by their headers; nothing else is read."""
+    if not publishing.any_key_held(db):
+        return
+    found = db.execute(
+        f"""SELECT beginning FROM (
+              SELECT CAST(substr(message, 1, {_HEADERS_END}) AS BLOB) AS beginning FROM messages
+              WHERE id IN ({ids}))
+            WHERE instr(beginning, ?) > 0""",
+        (*args, b'"umbel_unique"'),
+    )
+    holding = (holding_of(Message(messages.headers_of(beginning), b"")) for (beginning,) in found)
+    publishing.release_unique_keys(
+        db, [(held.umbel_unique, held.id) for held in holding if held and held.umbel_unique]
+    )

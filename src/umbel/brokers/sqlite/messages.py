@@ -1,37 +1,61 @@
-"""Messages: how they wait in a queue until they are due, leave it, and come back to it.
+"""Messages: how they wait in a queue until they are due, leave it, and come back; pauses and revokes.
 
-How they enter it is in `publishing.py`. Functions here and in `claims.py` and `verdicts.py` run inside a
-transaction of the caller.
+How messages enter a queue is in `publishing.py`. All functions run inside a transaction of the caller.
+
+Every claim reads the pauses and the revokes. Revokes are the durable record of tasks that must not start.
+Each entry gets a growing cursor; a claim hands out those after the cursor it was given. When more entries
+wait than fit into one answer, that claim hands out no messages, so no message overtakes the revoke that names
+it. The record never forgets early: at its limit it refuses.
 """
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import msgspec
 
-from umbel.brokers.interface import Delivery, Tag
+from umbel.brokers.interface import Delivery, Pause, Tag
 from umbel.brokers.sqlite import rows
 from umbel.brokers.sqlite.publishing import UNFILED, file
+from umbel.errors import RevokesFull
 from umbel.wire.message import Message, unreadable
+from umbel.wire.records import Revoke
+from umbel.wire.signing import HEADER
 
-DUE_MAX = 1000  # delayed messages that one claim makes ready; the next claim goes on
+# ---- messages --------------------------------------------------------------------------------------
+#
+# How they wait in a queue until they are due, leave it, and come back to it.
+#
+# How they enter it is in `publishing.py`. Functions here and in `claims.py` and `verdicts.py` run inside a
+# transaction of the caller.
+
+DUE_MAX = 1000  # delayed messages that one claim makes ready; the next claim continues
 
 _decode = msgspec.msgpack.Decoder(Message).decode
 
 _LAST_ID = 2**63 - 1
+_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # of MessagePack's byte strings, by their type byte
 
 
 def decode(data: Any) -> Message:
-    """What is no message, because somebody else wrote into the file, is handed on to be buried."""
+    """The message in a row. Bytes of another program that are no message become one that is buried later."""
     try:
         return _decode(data)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return unreadable(data if isinstance(data, bytes) else str(data).encode(errors="replace"))
 
 
+def headers_of(beginning: Any) -> bytes:
+    """The headers of a message of which only the beginning was read; b"": it is no message."""
+    if not isinstance(beginning, bytes) or len(beginning) < 2:
+        return b""
+    start = 2 + _LENGTH_BYTES.get(beginning[1], 0)  # after the array's type byte, and that of the headers
+    return beginning[start : start + int.from_bytes(beginning[2:start])]
+
+
 def tag(ticket: int, number: int) -> str:
-    """Names one claim of one message."""
+    """The tag of one claim of one message."""
     return f"{ticket}:{number}"
 
 
@@ -41,8 +65,8 @@ def number_of(tag: Tag) -> int:
     return int(tag[tag.index(":") + 1 :])
 
 
-def _lower_mark(db: sqlite3.Connection) -> None:
-    """After messages were removed: the next one gets an id that may have been theirs."""
+def lower_mark(db: sqlite3.Connection) -> None:
+    """Lower the mark `filed` after messages were removed: the next one gets an id that may be theirs."""
     db.execute(
         """UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)
            WHERE name = 'filed' AND value > (SELECT coalesce(max(id), 0) FROM messages)"""
@@ -54,15 +78,16 @@ def anything_due(db: sqlite3.Connection, queues: Iterable[str], now_s: float) ->
     if db.execute("SELECT 1 FROM delayed WHERE not_before <= ? LIMIT 1", (now_s,)).fetchone():
         return True
     if db.execute(f"SELECT 1 FROM messages WHERE {UNFILED} LIMIT 1").fetchone():
-        return True  # of whichever queue: the claim files it
+        return True  # of any queue: the claim files it
     return any(
         db.execute("SELECT 1 FROM ready WHERE queue = ? LIMIT 1", (name,)).fetchone() for name in queues
     )
 
 
 def next_due(db: sqlite3.Connection) -> float | None:
-    due: float | None = db.execute("SELECT min(not_before) FROM delayed").fetchone()[0]
-    return due
+    """When the first delayed message is due, in Unix time; None: there is none."""
+    found = rows.read_one(db.execute("SELECT min(not_before) FROM delayed"), tuple[float | None])
+    return None if found is None else found[0]
 
 
 def release_due(db: sqlite3.Connection, now_s: float) -> None:
@@ -79,7 +104,7 @@ def release_due(db: sqlite3.Connection, now_s: float) -> None:
 
 
 def put_back(db: sqlite3.Connection, ids: Sequence[int]) -> set[str]:
-    """Claimed messages stand in their queues again, at their old places; the queues' names."""
+    """Return claimed messages to their queues, at their old places; the queues' names."""
     packed = rows.pack(ids)
     db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
     db.execute(
@@ -90,27 +115,30 @@ def put_back(db: sqlite3.Connection, ids: Sequence[int]) -> set[str]:
     queues = db.execute(
         "SELECT DISTINCT queue FROM messages WHERE id IN (SELECT value FROM json_each(?))", (packed,)
     )
-    return {queue for (queue,) in queues}
+    return {queue for (queue,) in rows.read(queues, tuple[str])}
 
 
 def park(db: sqlite3.Connection, number: int, not_before: float) -> set[str]:
-    """A claimed message waits until it is due; the name of its queue."""
+    """Delay a claimed message until it is due; the name of its queue."""
     db.execute("DELETE FROM claimed WHERE id = ?", (number,))
-    queue, priority = db.execute("SELECT queue, priority FROM messages WHERE id = ?", (number,)).fetchone()
-    db.execute("INSERT INTO delayed VALUES (?, ?, ?, ?)", (not_before, number, queue, priority))
-    return {queue}
+    found = db.execute("SELECT queue, priority FROM messages WHERE id = ?", (number,))
+    row = rows.read_one(found, tuple[str, int])
+    if row is None:
+        raise rows.Malformed(f"message {number} is claimed and is not there")
+    db.execute("INSERT INTO delayed VALUES (?, ?, ?, ?)", (not_before, number, *row))
+    return {row[0]}
 
 
 def remove(db: sqlite3.Connection, ids: Sequence[int]) -> None:
-    """Claimed messages are done with."""
+    """Delete claimed messages that are done."""
     packed = rows.pack(ids)
     db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
     db.execute("DELETE FROM messages WHERE id IN (SELECT value FROM json_each(?))", (packed,))
-    _lower_mark(db)
+    lower_mark(db)
 
 
 def mark(db: sqlite3.Connection, ids: Sequence[int], *, starts: int, redelivered: bool) -> None:
-    """Count so many starts more, and remember that the messages may have run."""
+    """Add to the count of starts, and record that the messages may have run."""
     if ids and (starts or redelivered):
         db.execute(
             """UPDATE messages SET starts = starts + ?, redelivered = redelivered OR ?
@@ -120,7 +148,7 @@ def mark(db: sqlite3.Connection, ids: Sequence[int], *, starts: int, redelivered
 
 
 def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
-    """The first messages in line, in the order of claims; their tags claim nothing."""
+    """The first messages in line, in the order of claims; their tags name no claims."""
     found = db.execute(
         f"""SELECT id, queue, starts, redelivered, message FROM (
               SELECT * FROM (
@@ -133,12 +161,12 @@ def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
     )
     return [
         Delivery(tag(0, number), name, decode(message), starts, bool(redelivered))
-        for number, name, starts, redelivered, message in found
+        for number, name, starts, redelivered, message in rows.read(found, tuple[rows.Id, str, int, int, Any])
     ]
 
 
 def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int, int]]:
-    """Of every queue that holds a message: how many are ready, delayed, claimed, waiting for a limit."""
+    """For each queue that holds a message: how many are ready, delayed, claimed, waiting for a limit."""
     found = db.execute(
         f"""SELECT queue, sum(ready), sum(delayed), sum(claimed), sum(limited) FROM (
              SELECT queue, count(*) AS ready, 0 AS delayed, 0 AS claimed, 0 AS limited
@@ -149,20 +177,145 @@ def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int, int]]:
              SELECT queue, 0, 0, 0, count(*) FROM limited GROUP BY queue)
            GROUP BY queue ORDER BY queue"""
     )
-    return {queue: (ready, delayed, claimed, limited) for queue, ready, delayed, claimed, limited in found}
+    return {row[0]: row[1:] for row in rows.read(found, tuple[str, int, int, int, int])}
 
 
-_SLIPS = (("ready", "queue, priority, id"), ("delayed", "not_before, id"), ("limited", "bucket, id"))
+# ---- pauses ----------------------------------------------------------------------------------------
+#
+# Which queues are not claimed from; moving waiting messages. In a transaction of the caller.
 
 
-def purge(db: sqlite3.Connection, queue: str, limit: int) -> int:
-    """Remove up to `limit` messages that wait, due or not; what is claimed stays with its owner."""
+class WaitingRow(NamedTuple):
+    """A waiting message with its place in line."""
+
+    first: int | float  # the priority of a message, or when it is due
+    number: rows.Id
+    message: Any
+
+
+def add_pause(db: sqlite3.Connection, queue: str, mark: Pause) -> None:
+    """Store the pause of a queue."""
+    db.execute("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", (queue, mark.since, rows.pack(mark.told)))
+
+
+def remove_pause(db: sqlite3.Connection, queue: str) -> bool:
+    """Remove the pause; whether there was one."""
+    return bool(db.execute("DELETE FROM pauses WHERE queue = ?", (queue,)).rowcount)
+
+
+def read_pauses(db: sqlite3.Connection) -> dict[str, Pause]:
+    """The paused queues, sorted by name."""
+    found = db.execute("SELECT queue, since, told FROM pauses ORDER BY queue")
+    return {
+        queue: Pause(since, tuple(rows.strings(nodes)))
+        for queue, since, nodes in rows.read(found, tuple[str, float, str])
+    }
+
+
+def not_paused(db: sqlite3.Connection, queues: Iterable[str]) -> list[str]:
+    """Those of the queues that may be claimed from, in their order. Mostly no queue is paused, which one row
+    read shows.
+    """
+    paused = {queue for (queue,) in rows.read(db.execute("SELECT queue FROM pauses"), tuple[str])}
+    return [queue for queue in queues if queue not in paused]
+
+
+def move_to_queue(db: sqlite3.Connection, source: str, target: str, limit: int) -> tuple[int, bool]:
+    """How many were moved, first in line first, then those not due; whether a signed one comes next.
+
+    A message keeps its number, and so its place by age.
+    """
     file(db)
-    for table, key in _SLIPS:
-        some = f"FROM {table} WHERE queue = ? ORDER BY {key} LIMIT ?"
-        db.execute(f"DELETE FROM messages WHERE id IN (SELECT id {some})", (queue, limit))
-        removed = db.execute(f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} {some})", (queue, limit))
-        if removed.rowcount:
-            _lower_mark(db)
-            return removed.rowcount
-    return 0
+    for table, first in (("ready", "priority"), ("delayed", "not_before")):
+        found = db.execute(
+            f"""SELECT first, id, message FROM messages JOIN (
+                  SELECT id AS number, {first} AS first FROM {table}
+                  WHERE queue = ? ORDER BY {first}, id LIMIT ?) ON id = number ORDER BY first, id""",
+            (source, limit),
+        )
+        first_in_line = rows.read(found, WaitingRow)
+        if first_in_line:
+            chosen = list(takewhile(_is_unsigned, first_in_line))
+            if chosen:
+                _rename(db, table, chosen, source, target)
+            return len(chosen), len(chosen) < len(first_in_line)
+    return 0, False
+
+
+def _is_unsigned(row: WaitingRow) -> bool:
+    return HEADER.encode() not in decode(row.message).headers
+
+
+def _rename(
+    db: sqlite3.Connection, table: str, chosen: Sequence[WaitingRow], source: str, target: str
+) -> None:
+    packed, (first, number, _) = rows.pack(row.number for row in chosen), chosen[-1]
+    db.execute("UPDATE messages SET queue = ? WHERE id IN (SELECT value FROM json_each(?))", (target, packed))
+    if table == "delayed":
+        db.execute(
+            "UPDATE delayed SET queue = ? WHERE queue = ? AND (not_before, id) <= (?, ?)",
+            (target, source, first, number),
+        )
+        return
+    db.execute("DELETE FROM ready WHERE queue = ? AND (priority, id) <= (?, ?)", (source, first, number))
+    db.execute(
+        """INSERT INTO ready SELECT queue, priority, id FROM messages
+           WHERE id IN (SELECT value FROM json_each(?))""",
+        (packed,),
+    )
+
+
+# ---- revokes ---------------------------------------------------------------------------------------
+#
+# The durable record of tasks that must not start, read by every claim.
+#
+# Each entry gets a growing cursor; a claim hands out those after the cursor it was given. When more wait
+# than fit into one reply, that claim hands out no messages, so that no message overtakes the revoke that
+# names it. The record never forgets early: at its limit it refuses.
+
+PAGE_MAX = 10_000
+
+
+def record_revokes(db: sqlite3.Connection, batch: Sequence[Revoke], limit: int, now_s: float) -> None:
+    """Add entries; RevokesFull if that exceeds the limit."""
+    db.executemany(
+        """INSERT OR REPLACE INTO revokes (task_id, header, recorded_at, expires_at)
+           VALUES (?, ?, ?, ?)""",
+        [(entry.task_id, entry.header, entry.recorded_at, entry.expires_at) for entry in batch],
+    )
+    # The span of cursors is the most there can be; only near the limit is counting worth it.
+    # Each end is a separate subquery: for both in one, SQLite reads the whole table.
+    low, high = db.execute(
+        "SELECT (SELECT min(cursor) FROM revokes), (SELECT max(cursor) FROM revokes)"
+    ).fetchone()
+    if low is None or high - low < limit:
+        return
+    sweep_revokes(db, now_s, limit)
+    count = db.execute("SELECT count(*) FROM revokes").fetchone()[0]
+    if count > limit:
+        raise RevokesFull(
+            f"the revoke record is at its limit of {limit:,} entries: {len(batch)} more were not recorded; "
+            "raise revokes_max, shorten revoke_retention, or purge the queue instead"
+        )
+
+
+def revokes_after(db: sqlite3.Connection, cursor: int, now_s: float) -> tuple[list[Revoke], int, bool]:
+    """The entries after a cursor, the cursor after them, and whether these are all there are."""
+    found = db.execute(
+        """SELECT cursor, task_id, recorded_at, expires_at, header FROM revokes
+           WHERE cursor > ? ORDER BY cursor LIMIT ?""",
+        (cursor, PAGE_MAX),
+    )
+    page = rows.read(found, tuple[rows.Id, str, float, float, str])
+    if not page:
+        return [], cursor, True
+    news = [revoke for entry in page if (revoke := Revoke(*entry[1:])).is_news(now_s)]
+    return news, page[-1][0], len(page) < PAGE_MAX
+
+
+def sweep_revokes(db: sqlite3.Connection, now_s: float, limit: int) -> int:
+    """Remove up to `limit` expired entries; how many."""
+    return db.execute(
+        "DELETE FROM revokes WHERE cursor IN (SELECT cursor FROM revokes WHERE expires_at <= ? LIMIT ?)",
+        (now_s, limit),
+    ).rowcount

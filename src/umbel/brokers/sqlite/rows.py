@@ -1,28 +1,112 @@
-"""Rows: many of them in few statements.
+"""Rows: read with their types checked, written in few statements, refused one by one; and the table `meta`.
 
-Python's sqlite3 gives up the interpreter lock at every step of a statement. With the event loop
-busy in another thread each of them may cost a wait, so `executemany`, which takes a step for
-every row, is replaced by inserts of many rows at a time and by ids in one JSON array.
+Python's sqlite3 gives up the interpreter lock at every step of a statement. With the event loop busy in
+another thread each step may cost a wait, so `executemany`, which takes a step for every row, is replaced by
+inserts of many rows at a time and by ids in one JSON array.
+
+SQLite stores any value in any column, and other programs may write to the file. So rows are typed when they
+are read, like a message that comes from outside. A row that does not fit is `Malformed`, which rolls the
+transaction back and has the row set aside (`integrity.py`).
+
+Some values SQLite refuses because of the value, not because of the file: a blob over its size limit, text
+that is no Unicode, a number beyond 64 bits, a constraint or trigger that somebody added. Waiting does not
+help, and the other values of the batch are not affected. What is usually written in few statements is then
+written part by part, each under a savepoint (`apply_each`).
+
+`meta` holds what the store knows about itself, one named value in a row.
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+# ---- rows ------------------------------------------------------------------------------------------
+#
+# Many of them in few statements, and only those that are what the schema says.
+#
+# Python's sqlite3 gives up the interpreter lock at every step of a statement. With the event loop busy in
+# another thread each step may cost a wait, so `executemany`, which takes a step for every row, is replaced
+# by inserts of many rows at a time and by ids in one JSON array.
+#
+# SQLite stores any value in any column, and other programs may write to the file. So rows are typed when
+# they are read, like a message that comes from outside. A row that does not fit is `Malformed`, which rolls
+# the transaction back and has the row set aside (`integrity.py`).
+
+T = TypeVar("T")
+
+ID_MAX = 2**53  # SQLite gives random ids after 2**63 - 1; so many are never used up
+Id = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
 _SIZES = (64, 8, 1)  # few sizes, so that their statements stay in the connection's cache
 
 _encode = msgspec.json.Encoder().encode
-ints = msgspec.json.Decoder(list[int]).decode
-strings = msgspec.json.Decoder(list[str]).decode
+_ints = msgspec.json.Decoder(list[int]).decode
+_strings = msgspec.json.Decoder(list[str]).decode
+
+
+class Malformed(Exception):
+    """A row has another type or value than the schema says."""
+
+
+def read(cursor: sqlite3.Cursor, shape: type[T]) -> list[T]:
+    """All rows; `shape` is the type of a row: `tuple[int, str]`, or a Struct, which costs less."""
+    try:
+        found = cursor.fetchall()
+    except sqlite3.Error:
+        cursor.close()  # an open cursor holds its snapshot, on which no write can begin
+        raise
+    if len(found) < 2:
+        return [typed(found[0], shape)] if found else []
+    return typed(found, list[shape])  # type: ignore[valid-type]
+
+
+def read_one(cursor: sqlite3.Cursor, shape: type[T]) -> T | None:
+    """The next row, or None; Malformed if it has another shape."""
+    try:
+        found = cursor.fetchone()
+    except sqlite3.Error:
+        cursor.close()
+        raise
+    return None if found is None else typed(found, shape)
+
+
+def typed(found: object, shape: type[T]) -> T:
+    """The value as this type; Malformed if it is something else."""
+    try:
+        return msgspec.convert(found, shape)
+    except msgspec.ValidationError as error:
+        raise Malformed(str(error)) from None
+
+
+def last_of_sequence(db: sqlite3.Connection, table: str) -> int:
+    """The last number that an AUTOINCREMENT table has given."""
+    found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,))
+    row = read_one(found, tuple[Id])
+    return 0 if row is None else row[0]
 
 
 def pack(values: Iterable[int | str]) -> str:
     """The values as an argument for json_each()."""
     return _encode(list(values)).decode()
+
+
+def ints(packed: str) -> list[int]:
+    """The numbers of a JSON array that SQLite made of a column."""
+    try:
+        return _ints(packed)
+    except msgspec.DecodeError as error:
+        raise Malformed(str(error)) from None
+
+
+def strings(packed: str | bytes) -> list[str]:
+    """The texts of a JSON array; Malformed if it is something else."""
+    try:
+        return _strings(packed)
+    except msgspec.DecodeError as error:
+        raise Malformed(str(error)) from None
 
 
 def insert(
@@ -35,9 +119,9 @@ def insert(
 ) -> int:
     """INSERT INTO `into` the rows; `otherwise` is a conflict clause, and `with_` its arguments.
 
-    The rowid of the last one, where the table has rowids and there was no conflict.
+    The rowid of the last row, where the table has rowids and there was no conflict.
     """
-    if len(rows) == 1:  # as with every message that is sent by itself
+    if len(rows) == 1:  # as for every message that is sent alone
         return db.execute(_statement(into, 1, len(rows[0]), otherwise), (*rows[0], *with_)).lastrowid or 0
     done = last_id = 0
     for size in _SIZES:
@@ -53,3 +137,91 @@ def insert(
 def _statement(into: str, size: int, width: int, otherwise: str) -> str:
     row = f"({', '.join('?' * width)})"
     return f"INSERT INTO {into} VALUES {', '.join([row] * size)} {otherwise}"
+
+
+# ---- refusals --------------------------------------------------------------------------------------
+#
+# What SQLite refuses because of the value, not because of the file.
+#
+# A blob over its size limit, text that is no Unicode, a number beyond 64 bits, a constraint or trigger that
+# somebody added. Waiting does not help, and the other values of the batch are not affected. What is usually
+# written in few statements is then written part by part, each under a savepoint.
+
+PartT = TypeVar("PartT")
+REFUSED_ERRORS = (sqlite3.Error, ValueError, OverflowError)
+REFUSED_CODES = {
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_RANGE,
+}
+
+
+def refusal_reason(error: Exception) -> str | None:
+    """Why the value was refused; None: the error is about something else."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is not None and code & 0xFF not in REFUSED_CODES:
+            return None
+    return f"SQLite cannot store it: {error}"
+
+
+def apply_each(
+    db: sqlite3.Connection, parts: Sequence[PartT], apply: Callable[[PartT], object]
+) -> list[tuple[PartT, str]]:
+    """Apply each part by itself; those that were refused, and why."""
+    refused: list[tuple[PartT, str]] = []
+    for part in parts:
+        db.execute("SAVEPOINT part")
+        try:
+            apply(part)
+        except REFUSED_ERRORS as error:
+            if (why := refusal_reason(error)) is None:
+                raise
+            refused.append((part, why))
+            db.execute("ROLLBACK TO part")
+        db.execute("RELEASE part")
+    return refused
+
+
+# ---- meta ------------------------------------------------------------------------------------------
+#
+# What the store knows about itself, one named value in a row.
+
+BOOT_ID = "boot_id"
+BORN = "born"
+LAST_TERM = "last_term"
+CLOCK = "clock"
+FILED = "filed"
+ADDITIONS = "additions"
+CLUSTER, CLUSTER_SINCE = "cluster", "cluster_since"
+
+_VALUE = "SELECT value FROM meta WHERE name = ?"
+
+
+def meta_text(db: sqlite3.Connection, name: str) -> str:
+    """The text of this name; "" if there is none."""
+    row = read_one(db.execute(_VALUE, (name,)), tuple[str])
+    return "" if row is None else row[0]
+
+
+def meta_number(db: sqlite3.Connection, name: str) -> float:
+    """The number of this name; 0.0 if there is none."""
+    row = read_one(db.execute(_VALUE, (name,)), tuple[float])
+    return 0.0 if row is None else row[0]
+
+
+def meta_count(db: sqlite3.Connection, name: str) -> int:
+    """The count of this name; 0 if there is none."""
+    row = read_one(db.execute(_VALUE, (name,)), tuple[Id])
+    return 0 if row is None else row[0]
+
+
+def put_meta(db: sqlite3.Connection, name: str, value: str | float) -> None:
+    """Store a value under this name."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+def add_to_meta(db: sqlite3.Connection, name: str, more: int) -> None:
+    """Add to the count of this name."""
+    put_meta(db, name, meta_count(db, name) + more)

@@ -1,20 +1,20 @@
-"""The tables of the embedded broker, and the steps from each version of them to the next.
+"""Schema: the tables of the embedded broker, and the steps from each version of them to the next.
 
-`PRAGMA user_version` counts the steps that a file has seen. Steps are only ever added: a file of
-any age is brought up to date when it is opened, in one transaction. A file that has seen more
-steps than this code knows belongs to a newer Umbel and is refused.
+`PRAGMA user_version` counts the steps that a file has seen. Steps are only ever added: a file of any age is
+brought up to date when it is opened, in one transaction. A file that has seen more steps than this code knows
+belongs to a newer Umbel and is refused. A change that older versions can ignore is not a step but an
+addition: `meta` counts those, so that workers of two versions can share a file.
 
-A message is one row of `messages` that is written once and deleted once, and a slip that says
-where it stands: in `ready`, `delayed`, `limited` or `claimed`. Claiming moves slips, so it costs the
-same for small and for large messages, and none of the four slows the others down. The order
-of `ready` is the order of claims; ids grow, so within a priority the oldest is first, and a
-message that comes back keeps its place.
+A message is one row of `messages` that is written once and deleted once, and a slip that says where it is: in
+`ready`, `delayed`, `limited` or `claimed`. Claiming moves slips, so it costs the same for small and for large
+messages, and none of the four slows the others down. The order of `ready` is the order of claims; ids grow,
+so within a priority the oldest is first, and a message that comes back keeps its place.
 
-Sending one message appends its row and nothing else, so it changes one page where the slip would
-change a second. Rows above the mark `filed` in `meta` have no slip yet and are due: a claim
-files them first, many at a time, and so does every send that finds many. No row above the mark
-is ever removed, and when rows at the mark are, it goes down to the last one left, because SQLite
-gives the next row the highest id there is and one more.
+Sending one message appends its row and nothing else, so it changes one page where the slip would change a
+second. Rows above the mark `filed` in `meta` have no slip yet and are due: a claim files them first, many at
+a time, and so does every send that finds many. No row above the mark is ever removed. When rows at the mark
+are removed, it goes down to the last remaining row, because SQLite gives the next row the highest id there is
+and one more.
 """
 
 import sqlite3
@@ -169,6 +169,36 @@ CREATE INDEX failed_by_task ON failed (task_id);
 CREATE INDEX failed_by_age ON failed (buried_at);
 """
 
+# Rows that were not what the schema says (`integrity.py`).
+_SET_ASIDE = """
+CREATE TABLE IF NOT EXISTS set_aside (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,                     -- of the table it was in
+    row TEXT NOT NULL,                      -- its values, as SQL writes them
+    problem TEXT NOT NULL, set_aside_at REAL NOT NULL
+);
+"""
+
+# How many parts of a chord have ended. Triggers count them, because workers of version 0.3 add parts, too.
+# A part that was announced has no status until it ends, and one that ends again counts once.
+_CHORD_PROGRESS = """
+CREATE TABLE IF NOT EXISTS chord_progress (
+    group_id TEXT PRIMARY KEY, ended INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT OR IGNORE INTO chord_progress
+    SELECT group_id, (SELECT count(*) FROM chord_parts
+                      WHERE chord_parts.group_id = chords.group_id AND status <> '') FROM chords;
+CREATE TRIGGER IF NOT EXISTS chord_begins AFTER INSERT ON chords
+    BEGIN INSERT OR IGNORE INTO chord_progress VALUES (NEW.group_id, 0); END;
+CREATE TRIGGER IF NOT EXISTS chord_part_ends BEFORE INSERT ON chord_parts
+    WHEN NEW.status <> '' AND NOT EXISTS (
+        SELECT 1 FROM chord_parts WHERE group_id = NEW.group_id AND task_id = NEW.task_id AND status <> '')
+    BEGIN UPDATE chord_progress SET ended = CASE typeof(ended) WHEN 'integer' THEN ended + 1 ELSE ended END
+          WHERE group_id = NEW.group_id; END;
+CREATE TRIGGER IF NOT EXISTS chord_is_forgotten AFTER DELETE ON chords
+    BEGIN DELETE FROM chord_progress WHERE group_id = OLD.group_id; END;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _FIRST,
     _MARKS,
@@ -179,6 +209,7 @@ MIGRATIONS: tuple[str, ...] = (
     _LIMITS,
     _FAILED,
 )
+ADDITIONS: tuple[str, ...] = (_SET_ASIDE, _CHORD_PROGRESS)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:
@@ -192,9 +223,23 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> 
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise AccessRefused(f"{path} is the database of another program; choose another file")
     for step in migrations[version:]:
-        for statement in filter(str.strip, step.split(";\n")):
-            db.execute(statement)
+        _run(db, step)
     if version < len(migrations):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {len(migrations)}")
     return version
+
+
+def extend(db: sqlite3.Connection) -> None:
+    """Make the additions if the file has not seen them all, inside the caller's transaction."""
+    seen = "SELECT 1 FROM meta WHERE name = 'additions' AND typeof(value) = 'integer' AND value >= ?"
+    if db.execute(seen, (len(ADDITIONS),)).fetchone():
+        return
+    for addition in ADDITIONS:
+        _run(db, addition)
+    db.execute("INSERT OR REPLACE INTO meta VALUES ('additions', ?)", (len(ADDITIONS),))
+
+
+def _run(db: sqlite3.Connection, script: str) -> None:
+    for statement in filter(str.strip, script.split(";\n")):
+        db.execute(statement)

@@ -1,8 +1,8 @@
 """StoreThread: the one thread in which an asynchronous broker calls its store.
 
-SQLite blocks, so it never runs on the event loop; one thread keeps the calls in order. A caller
-that is cancelled before its call began takes it back. A call that has begun runs to its end in
-the thread, and `abandoned` decides what becomes of an answer that nobody waits for any more.
+SQLite blocks, so it never runs on the event loop; one thread runs the calls in order. A caller that is
+cancelled before its call began withdraws it. A call that has begun runs to its end in the thread, and
+`abandoned` decides what becomes of a result that no caller waits for any more.
 """
 
 import asyncio
@@ -10,26 +10,37 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerUnavailable, RowsSetAside
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def repeated(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call, and once more if the file had unreadable rows that are set aside now."""
+    try:
+        return function(*args, **kwargs)
+    except RowsSetAside:
+        return function(*args, **kwargs)
+
+
 class StoreThread:
+    """Runs calls of one store in order; `timeout_s` is how long a caller waits for its result."""
+
     def __init__(self, name: str, *, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._wait(self._executor.submit(function, *args, **kwargs))
+        """Run the function in the thread; BrokerUnavailable if it takes longer than the time-out."""
+        return await self._wait(self._executor.submit(lambda: repeated(function, *args, **kwargs)))
 
     async def call_or(
         self, abandoned: Callable[[R], object], function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Call; if nobody waits for the answer when it comes, hand it to `abandoned` in the thread."""
-        future = self._executor.submit(function, *args, **kwargs)
+        """Call; if no caller waits for the result when it comes, pass it to `abandoned` in the thread."""
+        future = self._executor.submit(lambda: repeated(function, *args, **kwargs))
         try:
             return await self._wait(future)
         except (asyncio.CancelledError, BrokerUnavailable):
@@ -54,5 +65,7 @@ class StoreThread:
             abandoned(done.result())
 
     def stop(self, *, cancel: bool = True) -> None:
-        """Take no more calls; what has begun ends by itself, and so do those that wait unless cancelled."""
+        """Take no more calls; those that have begun end by themselves, and so do queued ones unless
+        cancelled.
+        """
         self._executor.shutdown(wait=False, cancel_futures=cancel)

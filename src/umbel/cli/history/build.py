@@ -16,21 +16,18 @@ import click
 
 from umbel.cli import exits
 from umbel.cli.history.lake import history_options
-from umbel.cli.options import json_option
-from umbel.cli.show.printing import print_json, print_table
+from umbel.cli.options import json_option, print_json, print_table
 from umbel.errors import ConfigurationError, UmbelError
 from umbel.events.tables import TABLES
 from umbel.history.lake import Lake
 from umbel.stores.interface import Store, Where
-from umbel.stores.local import mode_of
-from umbel.stores.opening import store_at
+from umbel.stores.local import mode_of, store_at
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
     from umbel.pipeline.engines import Engine
-    from umbel.pipeline.files import Found
-    from umbel.pipeline.io import Manifest
+    from umbel.pipeline.io import Found, Manifest
 
 
 @click.command("build")
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     type=click.Choice(["spark", "local"]),
     default="spark",
     show_default=True,
-    help="Who runs the build; local: processes of this machine, without Java.",
+    help="What runs the build; local: processes of this machine, without Java.",
 )
 @click.option("--tables", metavar="A,B", help="Only these tables.")
 @click.option(
@@ -95,23 +92,23 @@ def build(
         )
     if afresh and is_following:
         raise ConfigurationError("--follow extends the last build: build once with --afresh, then follow")
-    with _faults_told():
+    with _faults_as_errors():
         from umbel.pipeline import io
-        from umbel.pipeline.jobs.build import build as make
-        from umbel.pipeline.jobs.build import sound
+        from umbel.pipeline.build import build as make
+        from umbel.pipeline.build import sound
 
         store = _existing(store_at(lake))
         with _as_open_as(store), io.locked(store), _progress() as progress:
             look = _Look(store, progress, may_be_empty=is_following and not until_caught_up)
             found = look()
-            published = partial(_tell_published, progress, is_following=is_following, as_json=as_json)
+            published = partial(_report_published, progress, is_following=is_following, as_json=as_json)
             spark = partial(_spark, master, progress, store, conf)
             with _engine(spark, is_local=is_local) as chosen:
                 if not is_following:
                     how: Any = {"only": wanted, "tell": progress.tell, "afresh": afresh}
                     published(sound(found, look, lambda rest: make(chosen, store, rest, **how)))
                     return look.exit_code()
-                from umbel.pipeline.jobs.follow import Following, follow
+                from umbel.pipeline.build import Following, follow
 
                 look.may_be_empty = True
                 following = Following(
@@ -134,23 +131,24 @@ def _spark(
     store: Store,
     conf: dict[str, str],
 ) -> Iterator[Any]:
-    """Its own files lie in the lake, where that is a folder."""
-    from umbel.pipeline import session
+    """A Spark session. Its working files are in the lake where the lake is a folder, else in a temporary
+    one.
+    """
+    from umbel.pipeline import engines
 
     progress.tell("starting Spark", 0, 1)
     root = store.path("")
-    if root is not None:  # Spark writes for those whom the lake is for
+    if root is not None:  # files of Spark get the permissions of the lake
         conf = {"spark.hadoop.fs.permissions.umask-mode": f"{0o777 & ~mode_of(root):03o}", **conf}
     with TemporaryDirectory(prefix="umbel-spark-") as elsewhere:
         folder = store.path(".work") or Path(elsewhere)
-        with session.spark_session(master, work_folder=folder, conf=conf) as spark:
+        with engines.spark_session(master, work_folder=folder, conf=conf) as spark:
             yield spark
 
 
 @contextmanager
 def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool) -> Iterator["Engine"]:
-    from umbel.pipeline.engines import LocalEngine, SparkEngine
-    from umbel.pipeline.failing import NOT_BUILT, failing_as
+    from umbel.pipeline.engines import NOT_BUILT, LocalEngine, SparkEngine, failing_as
 
     if is_local:
         with LocalEngine() as processes:
@@ -165,7 +163,7 @@ def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool)
 
 @contextmanager
 def _as_open_as(store: Store) -> Iterator[None]:
-    """What others write for us (Java) is for those whom the lake is for."""
+    """Set the umask so that files that Java writes for us get the permissions of the lake."""
     root = store.path("")
     if root is None:
         yield
@@ -218,22 +216,22 @@ class _Look:
     def __call__(self, *, thorough: bool = False) -> "Found":
         from umbel.pipeline import io
         from umbel.pipeline.faults import EmptyLake
-        from umbel.pipeline.files import look_into
+        from umbel.pipeline.io import look_into
 
-        kept = Lake(self._store)
+        lake = Lake(self._store)
         if thorough:
             self._progress.tell("looking for damage", 0, 1)
         if not self._known and (state := io.newest_state(self._store)) is not None:
             self._known = state.files
-        found = look_into(self._store, kept.event_files(), thorough=thorough, known=self._known)
+        found = look_into(self._store, lake.event_files(), thorough=thorough, known=self._known)
         self._known = found.rows_of()
         self._has_unreadable |= bool(found.unreadable)
-        for one in found.unreadable:
-            moved = kept.set_aside(one.name)
+        for file in found.unreadable:
+            moved = lake.set_aside(file.name)
             with self._progress.aside():
                 where = self._store.where
-                told = f"{where}/{one.name} cannot be read ({one.why}); moved to {where}/{moved}"
-                click.echo(f"umbel: {told}", err=True)
+                problem = f"{where}/{file.name} cannot be read ({file.why}); moved to {where}/{moved}"
+                click.echo(f"umbel: {problem}", err=True)
         if not found.files and not self.may_be_empty:
             hint = f"record some with `umbel record --lake {self._store.where}`"
             raise EmptyLake(f"there are no events in {self._store.where} yet; {hint}")
@@ -242,7 +240,7 @@ class _Look:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """SIGTERM and SIGINT end following after the round that runs."""
+    """SIGTERM and SIGINT stop following after the current round."""
     stop = threading.Event()
     former = {
         number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
@@ -255,8 +253,8 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _faults_told() -> Iterator[None]:
-    """What the pipeline finds wrong, as the errors that the commands know."""
+def _faults_as_errors() -> Iterator[None]:
+    """Turn faults of the pipeline into the errors that commands turn into exit codes."""
     try:
         from umbel.pipeline import faults
     except ImportError:
@@ -281,14 +279,14 @@ def _faults_told() -> Iterator[None]:
 
 
 class Progress:
-    """What is made now, on a terminal; nothing elsewhere."""
+    """Shows the current step of a build on a terminal; this class shows nothing, for other outputs."""
 
     def tell(self, what: str, done: int, total: int) -> None:
-        pass
+        """Show a step of the build: `done` of `total` parts are complete."""
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """For what is printed meanwhile."""
+        """Hide the bar while the block prints something."""
         yield
 
 
@@ -326,8 +324,8 @@ def _progress() -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
 
     columns = (TextColumn("{task.description:<22}"), BarColumn(), TimeElapsedColumn())
-    # A separate way to the terminal: while Java starts, stderr leads to a log. And stdout stays
-    # what it is, or data would be printed where the bar is.
+    # A separate file on the terminal: while Java starts, stderr goes to a log. stdout is not redirected,
+    # or data would be printed where the bar is.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
         console = Console(file=terminal)
         with RichProgress(
@@ -336,7 +334,7 @@ def _progress() -> Iterator[Progress]:
             yield _Bar(bar)
 
 
-def _tell_published(progress: Progress, manifest: "Manifest", *, is_following: bool, as_json: bool) -> None:
+def _report_published(progress: Progress, manifest: "Manifest", *, is_following: bool, as_json: bool) -> None:
     with progress.aside():
         _print_summary(manifest, as_json=as_json)
     if is_following:

@@ -1,14 +1,9 @@
-"""`umbel history`: recorded events, built into tables and queried. Each command has a separate file."""
+"""`umbel history`: recorded events, built into tables and queried. Commands load when called."""
 
 import click
 
 from umbel.cli.history.build import build
-from umbel.cli.history.compare import compared
-from umbel.cli.history.database import database
-from umbel.cli.history.report import report
-from umbel.cli.history.rows import ROW_COMMANDS
-from umbel.cli.history.slo import slo
-from umbel.cli.history.sql import sql, tables
+from umbel.cli.history.report import ROW_COMMANDS, compared, database, report, slo, sql, tables
 
 
 @click.group("history")
@@ -16,5 +11,5 @@ def command() -> None:
     """Build tables from what was recorded, and read them: rows, SQL, promises, a report."""
 
 
-for one in (build, tables, sql, *ROW_COMMANDS, slo, compared, report, database):
-    command.add_command(one)
+for member in (build, tables, sql, *ROW_COMMANDS, slo, compared, report, database):
+    command.add_command(member)

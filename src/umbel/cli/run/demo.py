@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from umbel.app.sending.prepare import new_id
+from umbel.app.sending.preparation import new_id
 from umbel.cli import exits
 from umbel.cli.options import json_option
-from umbel.cli.run.web_needs import missing_for_web
+from umbel.cli.run.web_options import missing_for_web
 from umbel.demo.processes import environment
 from umbel.errors import ConfigurationError
-from umbel.history.arrow import can_record
+from umbel.history.lake import can_record
 
-MARKER = ".umbel-demo"  # a folder without it is not ours to empty
+MARKER = ".umbel-demo"  # a folder without this file is never emptied
 
 
 @click.command("demo")
@@ -54,7 +54,7 @@ def command(
     directory: Path,
     as_json: bool,
 ) -> int:
-    """Run a demo: three workers under load, a Celery app beside them, a killed worker, an election, history.
+    """Run a demo: three workers under load, a Celery app next to them, a killed worker, an election, history.
 
     Ends with what was sent, what ran, what was repeated and why, and whether results, the tasks' own
     ledger and history agree; exit code 1 if they do not.
@@ -62,9 +62,9 @@ def command(
     home = _home(directory)
     broker = url or f"sqlite:///{home / 'demo.db'}"
     backend = broker if not broker.startswith("amqp") else f"sqlite:///{home / 'results.db'}"
-    run = f"demo_{new_id()[:8]}" if url else "demo"  # a file of our own is empty
+    run = f"demo_{new_id()[:8]}" if url else "demo"  # the embedded broker starts empty
     os.environ.update(environment(broker, backend, home, run))
-    # Only now: the app that they import reads its settings from there.
+    # Imported only now: the demo's app reads its settings from this environment.
     from umbel.cli.run.demo_closing import show
     from umbel.demo.story import Demo
 
@@ -83,13 +83,14 @@ def command(
 
 
 def skips(what: str, extra: str, *, missing: bool) -> bool:
+    """Whether a part of the demo is skipped because its extra is missing; then says so on stderr."""
     if missing:
         click.echo(f"umbel: {what} is skipped; it needs `pip install 'umbel[{extra}]'`", err=True)
     return missing
 
 
 def _stay(home: Path, *, web: bool, celery: bool) -> None:
-    from umbel.demo.staying import stay
+    from umbel.demo.story import stay
 
     try:
         asyncio.run(stay(home, lambda text: click.echo(f"\n{text}", err=True), web=web, celery=celery))
@@ -98,7 +99,9 @@ def _stay(home: Path, *, web: bool, celery: bool) -> None:
 
 
 def _home(directory: Path) -> Path:
-    """A folder of our own: made, or emptied if it is one that a demo left."""
+    """The demo's folder: created, or emptied if an earlier demo left it. Refuses any other existing
+    folder.
+    """
     home = directory.resolve()
     if home.exists():
         if not (home / MARKER).exists():

@@ -5,15 +5,16 @@ from typing import Any
 
 import click
 
-from umbel.cli.show.printing import print_json, print_table
+from umbel.cli.options import print_json, print_table
 from umbel.demo.load import KINDS, OF_CELERY
 from umbel.demo.story import Outcome
 from umbel.text import numbered
 
 
 def as_data(outcome: Outcome) -> dict[str, Any]:
+    """The closing report as data, for --json and for the tables."""
     repeated = outcome.ledger.repeats()
-    crashes = {one for one in repeated if outcome.sent.kinds.get(one) == "crashing"}
+    crashes = {task_id for task_id in repeated if outcome.sent.kinds.get(task_id) == "crashing"}
     recovered = outcome.ledger.recovered(outcome.killed).keys() - crashes
     return {
         "ok": not outcome.verdict.problems,
@@ -40,6 +41,7 @@ def as_data(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcome: Outcome, *, as_json: bool) -> None:
+    """Print the closing report, as tables or as JSON."""
     data = as_data(outcome)
     if as_json:
         print_json(data)
@@ -78,16 +80,16 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
 
 
 def _kinds(outcome: Outcome) -> list[str]:
-    """All, but for those of the Celery app where that was not run."""
+    """All kinds of tasks, without those of the Celery app where it was not run."""
     sent = set(outcome.sent.kinds.values())
     return [kind for kind in KINDS if kind not in OF_CELERY or kind in sent]
 
 
 def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
-    ids = [one for one, found in outcome.sent.kinds.items() if found == kind]
-    states = Counter(outcome.states.get(one, "unknown") for one in ids)
+    ids = [task_id for task_id, found in outcome.sent.kinds.items() if found == kind]
+    states = Counter(outcome.states.get(task_id, "unknown") for task_id in ids)
     wanted = set(ids)
-    runs = sum(len(nodes) for (one, _), nodes in outcome.ledger.runs.items() if one in wanted)
+    runs = sum(len(nodes) for (task_id, _), nodes in outcome.ledger.runs.items() if task_id in wanted)
     return {
         "sent": len(ids),
         "succeeded": states["SUCCESS"],
@@ -98,18 +100,18 @@ def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
 
 
 def _ticks(outcome: Outcome) -> set[int]:
-    return {outcome.slots[one] for one in outcome.ledger.ids if one in outcome.slots}
+    return {outcome.slots[task_id] for task_id in outcome.ledger.ids if task_id in outcome.slots}
 
 
 def _in_two_columns(figures: list[tuple[str, str]]) -> list[tuple[str, ...]]:
-    """So that the whole report fits a screen."""
+    """Two figures a row, so that the whole report fits a screen."""
     half = (len(figures) + 1) // 2
     left, right = figures[:half], [*figures[half:], ("", "")]
-    return [(*one, *other) for one, other in zip(left, right, strict=False)]
+    return [(*first, *second) for first, second in zip(left, right, strict=False)]
 
 
 def _repeats(repeated: dict[str, int]) -> str:
-    """In a line of a narrow terminal."""
+    """The repeated runs and their reasons, in one line of a narrow terminal."""
     total, *reasons = repeated.items()
-    said = "; ".join(f"{count} {why.replace('because their', 'whose')}" for why, count in reasons if count)
-    return f"{total[1]}: {said}" if said else str(total[1])
+    listed = "; ".join(f"{count} {why.replace('because their', 'whose')}" for why, count in reasons if count)
+    return f"{total[1]}: {listed}" if listed else str(total[1])

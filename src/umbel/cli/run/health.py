@@ -12,14 +12,12 @@ from typing import Any
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import broker_option, json_option, run_directory_option
-from umbel.cli.show.phases import phase_text
-from umbel.cli.show.printing import say
-from umbel.urls import without_password
-from umbel.worker.process.run_directory import NodeState, default_run_directory, forget_dead, read_states
+from umbel.cli.options import broker_option, json_option, phase_text, run_directory_option, say
+from umbel.text import without_password
+from umbel.worker.run_directory import NodeState, default_run_directory, forget_dead, read_states
 
 REPLACED_SHOWN_S = 3600.0
-_RELATIVE = re.compile("sqlite:///(?!/)")  # lies in the project, wherever that is
+_RELATIVE = re.compile("sqlite:///(?!/)")  # a path relative to the project's folder
 
 
 @click.command("health")
@@ -58,11 +56,13 @@ def command(
     help. One that is stopping is healthy and live, but not ready. Exit code: 0 all are, 1 one is not, 3 there
     is none.
     """
-    directory = run_directory or default_run_directory()
+    directory, is_named = run_directory or default_run_directory(), run_directory is not None
     belongs = (lambda _: True) if everyone else ours(url)
     if forget:
-        click.echo(f"umbel: {forget_dead(directory, belongs)} forgotten", err=True)
-    found = [state for state in read_states(directory) if hostname is None or _is(state, hostname)]
+        forgotten = forget_dead(directory, belongs, of_any_user=is_named)
+        click.echo(f"umbel: {forgotten} forgotten", err=True)
+    states = read_states(directory, of_any_user=is_named)
+    found = [state for state in states if hostname is None or _is(state, hostname)]
     states = [state for state in found if belongs(state)]
     if as_json:
         click.echo(json.dumps([_as_data(state) for state in states], indent=2))
@@ -77,10 +77,10 @@ def command(
 
 
 def ours(url: str | None) -> Callable[[NodeState], bool]:
-    """Whether a worker is one of this project's.
+    """A filter for the workers of this project.
 
-    An address that was given, or is in the environment, decides: it beats what the code says. Else only
-    the app knows its broker, which is not loaded here, so a worker that was started in this folder counts.
+    A broker address from -b or the environment decides, because it overrides the code. Without one only
+    the app knows its broker; it is not loaded here, so a worker counts if it was started in this folder.
     """
     broker = without_password(url or os.environ.get("UMBEL_BROKER", ""))
     home = _project_of(Path.cwd())
@@ -88,24 +88,24 @@ def ours(url: str | None) -> Callable[[NodeState], bool]:
     def belongs(state: NodeState) -> bool:
         if "broker" not in state.fields or state.fields["broker"] == broker:
             return True
-        is_told = broker and not _RELATIVE.match(broker)
-        return not is_told and Path(state.fields.get("directory", "/")).is_relative_to(home)
+        is_decisive = broker and not _RELATIVE.match(broker)
+        return not is_decisive and Path(state.fields.get("directory", "/")).is_relative_to(home)
 
     return belongs
 
 
 def _project_of(folder: Path) -> Path:
-    """The folder whose pyproject.toml has settings of ours, this one or one above; else this one."""
-    for one in (folder, *folder.parents):
+    """The nearest folder, upwards from this one, whose pyproject.toml has [tool.umbel]; else this one."""
+    for parent in (folder, *folder.parents):
         with suppress(OSError):
-            if "[tool.umbel]" in (one / "pyproject.toml").read_text(errors="replace"):
-                return one
+            if "[tool.umbel]" in (parent / "pyproject.toml").read_text(errors="replace"):
+                return parent
     return folder
 
 
 def _as_data(state: NodeState) -> dict[str, Any]:
-    said = {"healthy": state.healthy, "live": state.live, "ready": state.ready, "problem": state.problem}
-    return {**state.fields, "node": state.node, **said}
+    verdict = {"healthy": state.healthy, "live": state.live, "ready": state.ready, "problem": state.problem}
+    return {**state.fields, "node": state.node, **verdict}
 
 
 def _passes(state: NodeState, probe: str | None) -> bool:
@@ -117,7 +117,9 @@ def _is(state: NodeState, name: str) -> bool:
 
 
 def _line(state: NodeState, probe: str | None) -> str:
-    """In the words of what was asked, so that they say the same as the exit code."""
+    """One line about a worker, worded by the probe that was asked for, so that it agrees with the exit
+    code.
+    """
     asked = probe or "healthy"
     if not _passes(state, probe):
         refused = f"not {probe}" if probe else "unhealthy"
@@ -135,7 +137,11 @@ def _why_not_ready(state: NodeState) -> str:
 def _doing(state: NodeState) -> str:
     running = len(state.fields.get("pool", {}).get("running", ()))
     stopping = state.fields.get("stopping", {})
-    return phase_text(stopping) if stopping.get("phase") not in (None, "running") else f"{running} running"
+    if stopping.get("phase") in (None, "running"):
+        return f"{running} running"
+    from umbel.wire.control import Stopping, typed
+
+    return phase_text(typed(stopping, Stopping))
 
 
 def _replaced(state: NodeState) -> str:

@@ -1,4 +1,4 @@
-"""`umbel record`: write down what happens in a cluster, for as long as it runs."""
+"""`umbel record`: records the events of a cluster as files of a lake, until it is stopped."""
 
 import asyncio
 import logging
@@ -18,19 +18,27 @@ from umbel.brokers.interface import Broker, EventLogState
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.history.lake import find_lake, find_lake_mode, lake_option
-from umbel.cli.options import app_option, broker_option, json_option, level_of, log_options
-from umbel.cli.show.printing import duration, print_json, print_table
+from umbel.cli.options import (
+    app_option,
+    broker_option,
+    duration,
+    json_option,
+    level_of,
+    log_options,
+    print_json,
+    print_table,
+)
 from umbel.errors import LakeError
-from umbel.history.housekeeping import behind, expire
+from umbel.history.housekeeping import backlog_of, expire
 from umbel.history.housekeeping import compact as put_together
 from umbel.history.lake import QUARANTINE, Lake
-from umbel.history.memory import all_memories
 from umbel.history.recorder import RecorderSettings
+from umbel.history.segment import all_memories
 from umbel.logs import set_up_logging
-from umbel.protocol.leadership.recording import RotationSettings
+from umbel.protocol.leadership.lease import RotationSettings
 from umbel.stores.interface import Where
-from umbel.worker.process.beside import WITH_PARENT, end_with_parent
-from umbel.worker.recording import RecorderCandidate, RecordingSettings, lease_of
+from umbel.worker.recording import RecorderCandidate, RecordingSettings, recorder_lease
+from umbel.worker.sidecar import WITH_PARENT, end_with_parent
 
 NAME = "recorder"
 SHOW_EVERY_S = 0.5
@@ -38,6 +46,8 @@ STATUS_COLUMNS = ("recorder", "lag", "events", "files", "gaps", "missing", "lost
 
 
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --name, the recorder's name; refuses names that cannot be part of a file name."""
+
     def checked(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
         if value.replace("_", "").replace(".", "").isalnum() and not value.startswith("."):
             return value
@@ -82,7 +92,7 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     WITH_PARENT,
     is_flag=True,
-    help="Run beside a worker: end when standard input closes or another recorder runs.",
+    help="Run next to a worker: end when standard input closes or another recorder runs.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not stand by while another recorder runs: exit with 75.")
 @log_options("info; on a terminal warning")
@@ -110,9 +120,9 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return exits.OK
-    from umbel.history.arrow import arrow
+    from umbel.history.lake import arrow
 
-    arrow()  # or a clear message, before anything is registered
+    arrow()  # fails with a clear message before anything is registered
     quiet = "warning" if sys.stderr.isatty() else "info"
     set_up_logging(level_of(loglevel or quiet), as_json=log_format == "json")
     rotation = RotationSettings(file_max_bytes=rotate_bytes, file_max_age_s=rotate_s)
@@ -128,28 +138,30 @@ def command(
 
 
 async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool, beside: bool) -> int:
-    """`beside` a worker, which tells of outages and looks whether another recorder runs."""
+    """Record until stopped. `beside`: next to a worker, which reports outages and checks for other
+    recorders.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    told = ""
+    reason = ""  # last reported reason for standing by
 
-    def tell(why: str, *, ends: bool) -> None:
-        nonlocal told
+    def report(why: str, *, ends: bool) -> None:
+        nonlocal reason
         if ends:
             stop.set()
-        elif why != told:
+        elif why != reason:
             logging.getLogger("umbel.history").warning("standing by: %s", why)
-        told = why
+        reason = why
 
     candidate = RecorderCandidate(
         broker,
         settings,
         f"record@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1000}",
         quiet=beside,
-        elsewhere=partial(tell, ends=no_wait or beside),
-        busy=partial(tell, ends=no_wait),
+        elsewhere=partial(report, ends=no_wait or beside),
+        busy=partial(report, ends=no_wait),
     )
     is_shown = sys.stderr.isatty() and not beside
     showing = asyncio.create_task(_show(candidate)) if is_shown else None
@@ -159,8 +171,8 @@ async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool,
         if showing is not None:
             showing.cancel()
             click.echo(err=True)
-    if told and no_wait:
-        click.echo(f"umbel: {told}; leave --no-wait out to stand by", err=True)
+    if reason and no_wait:
+        click.echo(f"umbel: {reason}; leave --no-wait out to stand by", err=True)
         return exits.PARTIAL
     return exits.OK
 
@@ -198,8 +210,8 @@ def status(app_name: str | None, url: str | None, lake: Where, as_json: bool) ->
     memories = {memory.name: memory for memory in all_memories(found)}
     names = sorted({*memories, *(log.acknowledged if log else ())})
     size = found.size()
-    due = behind(found)
-    told = {
+    due = backlog_of(found)
+    figures = {
         "lake": found.store.where,
         "files": size.files,
         "bytes": size.size_bytes,
@@ -209,13 +221,13 @@ def status(app_name: str | None, url: str | None, lake: Where, as_json: bool) ->
         "recorders": [_status_of(name, memories.get(name), log) for name in names],
     }
     if as_json:
-        print_json(told)
+        print_json(figures)
     else:
         click.echo(
             f"{found.store.where}: {size.files:,} files, {_bytes(size.size_bytes)}, "
-            f"quarantined: {told['quarantined']}"
+            f"quarantined: {figures['quarantined']}"
         )
-        rows: Any = told["recorders"]
+        rows: Any = figures["recorders"]
         print_table(STATUS_COLUMNS, [_status_row(row) for row in rows])
         if due.files or due.days:
             click.echo(
@@ -240,12 +252,14 @@ def _status_of(name: str, memory: Any, log: EventLogState | None) -> dict[str, A
     }
 
 
-def _status_row(told: dict[str, Any]) -> list[object]:
-    """What fits into 80 columns. A lag of "-": the broker keeps nothing for it; "?": it was not asked."""
-    lag = "?" if told["registered"] is None else told["lag"] if told["registered"] else "-"
-    last = told["last_file_at"]
+def _status_row(recorder: dict[str, Any]) -> list[object]:
+    """A row that fits into 80 columns. Lag "-": the broker retains nothing for this recorder; "?": not
+    asked.
+    """
+    lag = "?" if recorder["registered"] is None else recorder["lag"] if recorder["registered"] else "-"
+    last = recorder["last_file_at"]
     age = "-" if last is None else f"{duration(time.time() - datetime.fromisoformat(last).timestamp())} ago"
-    shown = told | {"lag": lag, "last file": age}
+    shown = recorder | {"lag": lag, "last file": age}
     return [shown[column] for column in STATUS_COLUMNS]
 
 
@@ -258,13 +272,13 @@ def compact(lake: Where, keep_days: float | None, as_json: bool) -> int:
 
     A recorder does that by itself every ten minutes.
     """
-    from umbel.history.arrow import arrow
+    from umbel.history.lake import arrow
 
     arrow()
     found = _existing(Lake(lake))
     done = put_together(found)
     dropped = expire(found, keep_days) if keep_days is not None else None
-    told: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "written": done.written,
         "replaced": len(done.replaced),
         "removed": [*done.removed, *(dropped.removed if dropped else ())],
@@ -272,11 +286,12 @@ def compact(lake: Where, keep_days: float | None, as_json: bool) -> int:
         "dropped_days": dropped.dropped_days if dropped else [],
     }
     if as_json:
-        print_json(told)
+        print_json(figures)
     else:
         click.echo(
             f"{len(done.replaced):,} files merged into {len(done.written):,}; "
-            f"{len(told['removed']):,} removed; days dropped: {', '.join(told['dropped_days']) or 'none'}"
+            f"{len(figures['removed']):,} removed; "
+            f"days dropped: {', '.join(figures['dropped_days']) or 'none'}"
         )
         for name in done.set_aside:
             click.echo(f"umbel: unreadable file moved to {name}", err=True)
@@ -293,7 +308,7 @@ def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> i
 
     async def ask(broker: Broker) -> bool:
         known = name in await broker.recorders()
-        holder = (await broker.coordination.read_lease(lease_of(name))).holder
+        holder = (await broker.coordination.read_lease(recorder_lease(name))).holder
         if holder:
             raise LakeError(
                 f"cannot forget recorder {name!r}: {holder} still records under this name; stop it first"

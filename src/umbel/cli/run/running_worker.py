@@ -10,45 +10,47 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from umbel.app.configuration.settings import Settings
+from umbel.app.settings import Settings
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.launch.loading import FoundApp
-from umbel.launch.native import NativeProject
-from umbel.launch.pool_choice import ChildLogs, choose_pool
+from umbel.launch.preparation import ChildLogs, choose_pool
+from umbel.launch.project import NativeProject
 from umbel.launch.workers import make_worker
 from umbel.logs import log_path
-from umbel.pools.loops import loop_factory
+from umbel.pools.event_loop import loop_factory
 from umbel.pools.prefork.server_process import StartedServer
-from umbel.worker.process.beside import Beside, command_beside, keep_beside
+from umbel.worker.sidecar import Sidecar, run_sidecar, sidecar_command
 
 log = logging.getLogger("umbel.worker")
 
 COLLECTOR_RESTS_S = 2.0
-"""From here, where the worker has begun without it."""
+"""Seconds for which garbage collection stays off after the worker begins to start."""
 
 
-class Running(NamedTuple):
+class LoadedWorker(NamedTuple):
+    """What `umbel worker` has loaded and decided before the worker runs."""
+
     found: FoundApp
     settings: Settings
     node: str
     run_directory: Path
     loglevel: str  # of the main process
     logs: ChildLogs
-    app_name: str | None = None  # as it was given
+    app_name: str | None = None  # the value of -A, unchanged
 
 
 def run_worker(
-    what: Running,
+    what: LoadedWorker,
     first_server: StartedServer | None,
     *,
     notes: Iterable[str],
     purge: bool,
     dashboard: Sequence[str] | None = None,
 ) -> None:
-    """Until it is told to stop. `notes` are for the log, `purge`: empty its queues first.
+    """Run the worker until it is stopped. `notes` are logged, `purge` empties its queues first.
 
-    `dashboard`: options of the one that runs beside it.
+    `dashboard`: options of the dashboard that runs next to it; None for no dashboard.
     """
     found, settings, logs = what.found, what.settings, what.logs
     project = found.project or NativeProject(found.app)
@@ -79,13 +81,13 @@ def run_worker(
 
 
 @asynccontextmanager
-async def _dashboard_beside(what: Running, options: Sequence[str] | None) -> AsyncIterator[None]:
-    """While the block runs, so does the dashboard; without options there is none."""
+async def _dashboard_beside(what: LoadedWorker, options: Sequence[str] | None) -> AsyncIterator[None]:
+    """Run the dashboard for as long as the block runs; without options there is none."""
     if options is None:
         yield
         return
-    command = command_beside("web", what.app_name, *options)
-    keeping = asyncio.create_task(keep_beside(Beside("dashboard", command, _log_file(what))))
+    command = sidecar_command("web", what.app_name, *options)
+    keeping = asyncio.create_task(run_sidecar(Sidecar("dashboard", command, _log_file(what))))
     try:
         yield
     finally:
@@ -93,8 +95,8 @@ async def _dashboard_beside(what: Running, options: Sequence[str] | None) -> Asy
         await asyncio.wait([keeping])
 
 
-def _recorder(what: Running) -> Beside:
-    from umbel.history.arrow import require_arrow  # few workers do this
+def _recorder(what: LoadedWorker) -> Sidecar:
+    from umbel.history.lake import require_arrow  # few workers do this
 
     require_arrow()
     chosen = what.settings
@@ -104,12 +106,12 @@ def _recorder(what: Running) -> Beside:
         "--loglevel": what.loglevel,
         "--log-format": "json" if what.logs.log_json else "plain",
     }
-    command = command_beside("record", what.app_name, *chain.from_iterable(options.items()))
-    return Beside("recorder", command, _log_file(what))
+    command = sidecar_command("record", what.app_name, *chain.from_iterable(options.items()))
+    return Sidecar("recorder", command, _log_file(what))
 
 
-def _log_file(what: Running) -> str | None:
-    """Of the main process, for what processes beside it say."""
+def _log_file(what: LoadedWorker) -> str | None:
+    """The main process's log file, to which the recorder and the dashboard next to it write too."""
     return log_path(what.logs.logfile, what.node, 0) if what.logs.logfile else None
 
 

@@ -15,12 +15,10 @@ import click
 import msgspec
 
 from umbel.cli import exits
-from umbel.cli.options import json_option
-from umbel.cli.show.printing import print_json, print_table
+from umbel.cli.options import json_option, print_json, print_table
 from umbel.errors import ConfigurationError
 from umbel.sim.plan import FAULTS, Plan, make_plan, parse_faults
-from umbel.sim.rounds import Outcome, Tally, hash_of_hashes, round_size, rounds, run_plan
-from umbel.sim.shrink import shrink
+from umbel.sim.rounds import Outcome, Tally, hash_of_hashes, round_size, rounds, run_plan, shrink
 from umbel.sim.v1 import V1Tally, rounds_v1
 
 NODES_MAX = 1000
@@ -75,16 +73,18 @@ def _simulate(nodes: int, elections: int, faults: frozenset[str], seed: str, *, 
     if broken is None:
         print_json(figures) if as_json else _print_figures(figures)
         return exits.OK
-    return _confess(broken, figures, as_json=as_json)
+    return _report_violation(broken, figures, as_json=as_json)
 
 
 def _simulate_v1(nodes: int, elections: int, faults: frozenset[str], seed: str, *, as_json: bool) -> int:
-    """Celery's rules: what became of the elections. They promise nothing, so nothing is broken."""
+    """Simulate Celery's rules and count how elections ended. They guarantee nothing, so nothing is
+    checked.
+    """
 
     tally = V1Tally()
     began = time.perf_counter()
-    for one in rounds_v1(nodes, elections, faults, seed):
-        tally.add(one)
+    for outcome in rounds_v1(nodes, elections, faults, seed):
+        tally.add(outcome)
     took_s = time.perf_counter() - began
     figures = {"protocol": "v1", "nodes": nodes, "faults": sorted(faults), "seed": seed}
     figures |= {
@@ -101,7 +101,7 @@ def _simulate_v1(nodes: int, elections: int, faults: frozenset[str], seed: str, 
 
 
 def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, as_json: bool) -> int:
-    """One round again: by the number that it had, or from a file with its script."""
+    """Run one round again, by its number or from a file with its script."""
 
     if Path(replay).is_file():
         try:
@@ -128,8 +128,8 @@ def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, 
     return exits.OK if outcome.violation is None else exits.FAILED
 
 
-def _confess(broken: "Outcome", figures: dict[str, Any], *, as_json: bool) -> int:
-    """A promise was broken: the seed, the smallest script, and how to see it again."""
+def _report_violation(broken: "Outcome", figures: dict[str, Any], *, as_json: bool) -> int:
+    """Report a broken guarantee: the seed, the smallest script that breaks it, and how to replay it."""
 
     click.echo("a guarantee was broken; looking for a smaller script", err=True)
     small = shrink(broken)
@@ -173,10 +173,10 @@ def _share(ordered: list[float], share: float) -> float | None:
 def _print_figures(figures: dict[str, Any]) -> None:
     def flat(value: Any) -> object:
         if isinstance(value, dict):
-            return ", ".join(f"{name} {one}" for name, one in value.items())
+            return ", ".join(f"{name} {part}" for name, part in value.items())
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
 
-    print_table(("what", "value"), [(name.replace("_", " "), flat(one)) for name, one in figures.items()])
+    print_table(("what", "value"), [(name.replace("_", " "), flat(value)) for name, value in figures.items()])
 
 
 def _shown(outcomes: Iterable["Outcome"], elections: int) -> Iterator["Outcome"]:

@@ -11,11 +11,11 @@ import click
 
 from umbel.app.app import App
 from umbel.cli import exits
-from umbel.cli.options import app_option, broker_option, json_option
-from umbel.cli.run.web_needs import require_web
-from umbel.cli.show.printing import print_json, print_table
+from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table
+from umbel.cli.run.web_options import ROLES, SECRET, login_options, provider_of, require_web
 from umbel.launch.loading import find_app
-from umbel.worker.process.beside import WITH_PARENT, end_with_parent
+from umbel.logs import set_up_logging
+from umbel.worker.sidecar import WITH_PARENT, end_with_parent
 
 if TYPE_CHECKING:
     from umbel.web.journal import Journal
@@ -28,6 +28,7 @@ DAYS_MAX = 3650
 
 
 def state_option(function: Any) -> Any:
+    """Add --state, the file in which the dashboard stores tokens and the audit log."""
     option = click.option(
         "--state",
         "state_file",
@@ -50,22 +51,7 @@ def state_option(function: Any) -> Any:
 )
 @state_option
 @click.option("--badge", default="", metavar="TEXT", help="Name of the environment, shown on every page.")
-@click.option("--no-login", is_flag=True, help="Let everyone in; on a loopback address only.")
-@click.option(
-    "--trusted-proxy",
-    "proxies",
-    multiple=True,
-    metavar="ADDRESS",
-    help="Believe the user name that this address or network sends.",
-)
-@click.option("--proxy-header", default="X-Forwarded-User", show_default=True, help="Where it sends it.")
-@click.option(
-    "--proxy-role",
-    type=click.Choice(["viewer", "operator", "admin"]),
-    default="viewer",
-    show_default=True,
-    help="Role of users that a trusted proxy names.",
-)
+@login_options
 @click.option(WITH_PARENT, is_flag=True, help="End when standard input closes, as it does with the parent.")
 @click.option("--no-enable", is_flag=True, help="Do not ask workers to send task events.")
 @click.pass_context
@@ -85,34 +71,38 @@ def command(ctx: click.Context, /, app_name: str | None, url: str | None, **opti
 def serve(
     app: App,
     *,
-    host: str,
-    port: int,
-    state_file: Path,
-    badge: str,
-    no_login: bool,
-    proxies: tuple[str, ...],
-    proxy_header: str,
     proxy_role: str,
+    no_login: bool,
+    idle_minutes: int,
     no_enable: bool,
     with_parent: bool,
+    oidc_issuer: str,
+    oidc_client_id: str,
+    oidc_secret_file: Path | None,
+    oidc_roles: tuple[str, ...],
+    oidc_claim: str,
+    oidc_scopes: tuple[str, ...],
+    **same: Any,  # options that have the same names in WebSettings
 ) -> int:
+    """Run the dashboard until it is stopped, and return the exit code."""
     require_web()
+    set_up_logging(
+        os.environ.get("UMBEL_LOG_LEVEL", "warning"), as_json=os.environ.get("UMBEL_LOG_FORMAT") == "json"
+    )
     if with_parent:
         end_with_parent()
-    from umbel.web.roles import Role
     from umbel.web.server import Server
-    from umbel.web.settings import WebSettings
+    from umbel.web.settings import Role, WebSettings
 
+    secret = os.environ.get(SECRET, "")
+    of_provider = (oidc_issuer, oidc_client_id, oidc_secret_file, oidc_roles, oidc_claim, oidc_scopes, secret)
     settings = WebSettings(
-        host=host,
-        port=port,
-        state_file=state_file,
-        badge=badge,
         login=not no_login,
-        proxies=proxies,
-        proxy_header=proxy_header.lower(),
         proxy_role=Role(proxy_role),
+        oidc=provider_of(*of_provider),
+        session_idle_s=idle_minutes * 60.0,
         enable_events=not no_enable,
+        **same,
     )
     server = Server(app, settings, _say_where)
     _let_workers_go_first()
@@ -122,7 +112,7 @@ def serve(
 
 def _let_workers_go_first() -> None:
     os.nice(NICENESS)
-    if os.getsid(0) == os.getpid():  # Linux weighs whole sessions where it groups processes by them
+    if os.getsid(0) == os.getpid():  # with autogroups Linux schedules sessions, not processes
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(NICENESS))
 
@@ -141,7 +131,7 @@ def token() -> None:
 @state_option
 @click.option(
     "--role",
-    type=click.Choice(["viewer", "operator", "admin"]),
+    type=ROLES,
     default="viewer",
     show_default=True,
     help="What its holder may do.",
@@ -152,8 +142,8 @@ def token() -> None:
 @json_option
 def add(name: str, state_file: Path, role: str, days: int, as_json: bool) -> int:
     """Make a token NAME and print it, once: only its hash is stored."""
-    from umbel.web.roles import Role
-    from umbel.web.tokens import Token, digest_of, make_token
+    from umbel.web.credentials import Token, digest_of, make_token
+    from umbel.web.settings import Role
 
     made, now = make_token(), time()
     with closing(_journal(state_file)) as journal:
@@ -181,12 +171,12 @@ def ls(state_file: Path, as_json: bool) -> int:
     with closing(_journal(state_file)) as journal:
         rows = [
             {
-                "name": one.name,
-                "role": str(one.role),
-                "made": _day(one.created_at),
-                "ends": _day(one.expires_at),
+                "name": known.name,
+                "role": str(known.role),
+                "made": _day(known.created_at),
+                "ends": _day(known.expires_at),
             }
-            for one in journal.tokens()
+            for known in journal.tokens()
         ]
     if as_json:
         print_json(rows)

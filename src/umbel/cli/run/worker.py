@@ -1,19 +1,20 @@
-"""`umbel worker`: run a worker until it is told to stop.
+"""`umbel worker`: runs a worker until it is stopped.
 
-What is imported here is in the fork server and in every child as well. So what only a running worker needs
-is in `running_worker.py`.
+Options that people type after `celery worker` have the same names here.
 """
 
 import gc
+import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from umbel.app.configuration.settings import override
+from umbel.app.settings import Settings, override
 from umbel.cli import completion, exits
 from umbel.cli.options import (
     app_option,
@@ -24,24 +25,174 @@ from umbel.cli.options import (
     run_directory_option,
     use_broker,
 )
-from umbel.cli.run.celery_options import (
-    celery_options,
-    concurrency_of,
-    names_of,
-    sizes_of,
-    take_idle,
-    without_queues,
-)
-from umbel.cli.run.web_needs import require_web
-from umbel.launch.first_server import started_early
+from umbel.cli.run.web_options import require_web
 from umbel.launch.loading import find_app
-from umbel.launch.node_names import node_name
-from umbel.launch.pool_choice import ChildLogs
+from umbel.launch.preparation import ChildLogs, node_name, refuse_few_descriptors, started_early
 from umbel.logs import log_path, set_up_logging
-from umbel.pools.prefork.first_server import ForkPoint
-from umbel.worker.process.daemon import become, detach, pid_file, refuse_if_running, refuse_unwritable
-from umbel.worker.process.run_directory import default_run_directory
-from umbel.worker.process.stack_dump import log_own_stacks_on_signal
+from umbel.pools.prefork.server_process import ForkPoint
+from umbel.worker.daemon import (
+    detach,
+    log_own_stacks_on_signal,
+    pid_file,
+    refuse_if_running,
+    refuse_unwritable,
+    switch_user,
+)
+from umbel.worker.run_directory import default_run_directory
+
+# ---- celery options --------------------------------------------------------------------------------
+#
+# Options that people type after `celery worker`, under the same names after `umbel worker`.
+#
+# Each has an effect, or a line in the log that says why it has none here.
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+log = logging.getLogger("umbel.worker")
+
+_CLAIMED = "messages are claimed as child processes become free"
+# Options without effect: how each is written, and why Umbel does not need it.
+NOTES: Mapping[str, tuple[str, str]] = {
+    "beat": ("-B", "every worker can send the schedule, and one does, under a lease"),
+    "optimization": ("-O", "a message goes to a child process that is free, which is what fair means"),
+    "prefetch_multiplier": ("--prefetch-multiplier", _CLAIMED),
+    "disable_prefetch": ("--disable-prefetch", _CLAIMED),
+    "statedb": ("-S", "revoked tasks are recorded at the broker, and clocks in the run directory"),
+    "schedule_filename": ("-s", "when periodic tasks ran is recorded at the broker"),
+    "scheduler": ("--scheduler", "the app's setting beat_scheduler names it"),
+}
+
+
+def celery_options(function: FunctionT) -> FunctionT:
+    """Add the options of `celery worker` to `umbel worker`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def take_idle(given: dict[str, Any]) -> list[str]:
+    """Remove the options that have no effect from those given, and return a log line for each."""
+    values = {name: given.pop(name) for name in NOTES}
+    given_ones = [NOTES[name] for name, value in values.items() if value not in (None, False)]
+    return [f"{option} has no effect here: {why}" for option, why in given_ones]
+
+
+def without_queues(settings: Settings, excluded: list[str] | None) -> Settings:
+    """The settings without the queues that -X excludes; BadParameter if none remains."""
+    if excluded is None:
+        return settings
+    queues = settings.worker_queues or (settings.task_default_queue,)
+    remaining = [queue for queue in queues if queue not in excluded]
+    if not remaining:
+        raise click.BadParameter(
+            f"no queue remains to consume of {', '.join(queues)}", param_hint="--exclude-queues"
+        )
+    return override(settings, worker_queues=remaining)
+
+
+def names_of(_context: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:
+    """Split names at commas; BadParameter if there is none."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise click.BadParameter(
+            f"{text!r} contains no queue name; write queues as a,b", param_hint=parameter.opts[0]
+        )
+    return names
+
+
+def concurrency_of(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
+    """Parse -c: None for `auto`; BadParameter if it is not a whole number."""
+    if text is None or text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        problem = f"{text!r} is not a whole number; write -c 4, or -c auto"
+        raise click.BadParameter(problem, param_hint="--concurrency") from None
+
+
+def sizes_of(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[int, int] | None:
+    """Parse MAX,MIN in either order, as Celery does; at least one child process always runs."""
+    if text is None:
+        return None
+    try:
+        sizes = sorted((int(part) for part in text.split(",")), reverse=True)
+        most, least = sizes if len(sizes) > 1 else (sizes[0], 1)
+    except ValueError:
+        problem = f"{text!r} is not MAX,MIN; write it as 10,3"
+        raise click.BadParameter(problem, param_hint="--autoscale") from None
+    return most, max(least, 1) if most > 0 else least
+
+
+def _refuse_include(_context: click.Context, _parameter: click.Parameter, text: str | None) -> None:
+    if text is not None:
+        raise click.UsageError(
+            f"-I {text}: child processes load the app by themselves; name its modules in the app: "
+            "include = [...]"
+        )
+
+
+def _idle(name: str, *spellings: str, **options: Any) -> Callable[[FunctionT], FunctionT]:
+    return click.option(*spellings, name, help=f"No effect: {NOTES[name][1]}.", **options)
+
+
+def _options() -> Iterator[Callable[[Any], Any]]:
+    yield click.option(
+        "-X", "--exclude-queues", metavar="A,B", callback=names_of, help="Consume all queues but these."
+    )
+    yield click.option(
+        "--purge", "--discard", is_flag=True, help="Remove all waiting messages from the queues first."
+    )
+    yield click.option(
+        "--heartbeat-interval",
+        "heartbeat_interval_s",
+        type=float,
+        metavar="SECONDS",
+        help="Least interval between heartbeats.",
+    )
+    yield click.option(
+        "--pool-start-method",
+        "worker_child_start",
+        type=click.Choice(("fork", "spawn")),
+        help="How child processes start.",
+    )
+    yield click.option(
+        "-D", "--detach", is_flag=True, help="Run in the background; errors are only in --logfile."
+    )
+    yield click.option(
+        "--pidfile", metavar="FILE", help="File for the process id; %n is the node's name, %h the host."
+    )
+    yield click.option("--uid", metavar="USER", help="Run as this user; only root can.")
+    yield click.option("--gid", metavar="GROUP", help="Run as this group; only root can.")
+    yield click.option("--umask", metavar="MASK", help="Mode bits that new files do not get; octal, as 022.")
+    yield click.option("--executable", metavar="PYTHON", help="With -D: the Python to run with.")
+    yield click.option(
+        "--workdir", type=click.Path(exists=True, file_okay=False), help="Directory to run in."
+    )
+    yield click.option(
+        "-I", "--include", metavar="MODULES", callback=_refuse_include, expose_value=False, hidden=True
+    )
+    yield _idle("beat", "-B", "--beat", is_flag=True)
+    yield _idle("optimization", "-O", "--optimization", type=click.Choice(("default", "fair")))
+    yield _idle("prefetch_multiplier", "--prefetch-multiplier", type=int)
+    yield _idle("disable_prefetch", "--disable-prefetch", is_flag=True)
+    yield _idle("statedb", "-S", "--statedb", metavar="FILE")
+    yield _idle("schedule_filename", "-s", "--schedule-filename", "--schedule", metavar="FILE")
+    yield _idle("scheduler", "--scheduler", metavar="CLASS")
+
+
+_OPTIONS = tuple(_options())
+
+
+# ---- worker ----------------------------------------------------------------------------------------
+#
+# `umbel worker`: run a worker until it is stopped.
+#
+# What is imported here is in the fork server and in every child as well. So what only a running worker
+# needs is in `running_worker.py`.
 
 _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
 
@@ -134,7 +285,7 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
     "web_port",
     type=click.IntRange(0, 65_535),
     metavar="PORT",
-    help="Serve the dashboard there too, on this machine, in a process beside the worker.",
+    help="Serve the dashboard there too, on this machine, in a process next to the worker.",
 )
 @click.option(
     "--metrics",
@@ -145,7 +296,7 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
 @click.option(
     "--record",
     metavar="PLACE",
-    help="Have the cluster's history recorded there, by a process beside the worker, if nothing else does.",
+    help="Have the cluster's history recorded there, by a process next to the worker, if nothing else does.",
 )
 @click.option(
     "--autoscale",
@@ -178,8 +329,8 @@ def command(
     Three times, or SIGQUIT: requeue running tasks at once. SIGUSR1: log the stacks of all processes.
     """
 
-    gc.disable()  # a worker that starts makes little garbage: a twentieth of that time
-    click.get_current_context().call_on_close(gc.enable)  # one that does not start, too
+    gc.disable()  # starting makes little garbage; collecting it would take a twentieth of the time
+    click.get_current_context().call_on_close(gc.enable)  # also where the worker does not start
     node, level = node_name(hostname), level_of(loglevel or "info")
     as_json = as_json or log_format == "json"
     pidfile = become_the_process(flags, logfile, node)
@@ -194,17 +345,20 @@ def command(
         require_web()
     settings = override(found.worker_settings(node), **flags, **recorded)
     settings = without_queues(settings, exclude_queues)
+    refuse_few_descriptors(settings)
     child_level = "WARNING" if loglevel is None and found.celery else level.upper()
     logs = ChildLogs(child_level, logfile, as_json)
     with (
         pid_file(pidfile),
         started_early(fork_point, found, settings, node, logs) as first_server,
     ):
-        # Only now: the fork server and its children need nothing of it.
-        from umbel.cli.run.running_worker import Running, run_worker
+        # Imported only now: the fork server and its children do not need it.
+        from umbel.cli.run.running_worker import LoadedWorker, run_worker
 
         run_worker(
-            Running(found, settings, node, run_directory or default_run_directory(), level, logs, app_name),
+            LoadedWorker(
+                found, settings, node, run_directory or default_run_directory(), level, logs, app_name
+            ),
             first_server,
             notes=notes,
             purge=purge,
@@ -214,24 +368,26 @@ def command(
 
 
 def become_the_process(flags: dict[str, Any], logfile: str | None, node: str) -> str | None:
-    """What the options say of this process, before it loads anything; where its id is written."""
+    """Apply the options about this process (user, folder, detached) before the app is loaded; the pid
+    file.
+    """
     workdir, pidfile = flags.pop("workdir"), flags.pop("pidfile")
     detached, executable = flags.pop("detach"), flags.pop("executable")
     if workdir is not None:
         os.chdir(workdir)
-    become(flags.pop("uid"), flags.pop("gid"), flags.pop("umask"))
+    switch_user(flags.pop("uid"), flags.pop("gid"), flags.pop("umask"))
     pidfile = pidfile and log_path(pidfile, node, 0)
     if detached:
         refuse_if_running(pidfile)
-        refuse_unwritable(logfile and log_path(logfile, node, 0))
+        refuse_unwritable(logfile, node)
         detach(executable, sys.argv[1:])
     return pidfile
 
 
 def _listen_to_signals() -> None:
-    """Until the worker does so itself: a request to stop is no failure.
+    """Exit with 0 at SIGTERM until the worker installs its own handlers.
 
-    What is imported meanwhile is users' code, which could catch an exception.
+    The process exits without an exception, because users' code that is being imported could catch it.
     """
 
     signal.signal(signal.SIGTERM, lambda _signum, _frame: os._exit(exits.OK))

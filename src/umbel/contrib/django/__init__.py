@@ -9,9 +9,7 @@
 installed apps.
 """
 
-from umbel.contrib.django.application import DjangoApp
-from umbel.contrib.django.configuration import read_settings
-from umbel.contrib.django.tasks import DjangoTask
+from umbel.contrib.django.application import DjangoApp, DjangoTask, read_settings
 
 __all__ = ["DjangoApp", "DjangoTask", "app"]
 

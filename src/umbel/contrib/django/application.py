@@ -1,40 +1,247 @@
-"""DjangoApp: the app of a Django project."""
+"""DjangoApp: the app of a Django project, its tasks, its settings, and how its tasks are found.
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+Settings are the dict `UMBEL` of Django's settings. Their names are those of docs/settings.md, in upper case
+like Django's own or in lower case. A setting that is unknown or cannot be used is refused when Django starts,
+not when the first task is sent. Tasks are those of the module `tasks` of each installed app, once Django is
+set up.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import iscoroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+import django
+from django.apps import apps
+from django.conf import ENVIRONMENT_VARIABLE, settings
 from django.db import connections
 
 from umbel.app.app import App
-from umbel.app.options import TaskKeywords
+from umbel.app.definition import Discovery
+from umbel.app.options import SendOptions, TaskKeywords
+from umbel.app.request import current_request
 from umbel.app.results import AsyncResult
-from umbel.app.running.request import current_request
-from umbel.app.sending.options import SendOptions
-from umbel.app.sending.prepare import Prepared, is_unique
-from umbel.app.sending.uniqueness import UniqueCall, send_call, unique_call
-from umbel.contrib.django.commits import aon_commit, awaits_for, on_commit, waiting_for, waits_for
-from umbel.contrib.django.configuration import DEFAULT_DATABASE, DjangoSettings
-from umbel.contrib.django.connections import after_task, before_task, close_all, leave_to_parent
-from umbel.contrib.django.discovery import DjangoDiscovery
-from umbel.contrib.django.tasks import (
-    AsyncDjangoTask,
-    BoundDjangoTaskDecorator,
-    DjangoTask,
-    DjangoTaskDecorator,
+from umbel.app.sending.preparation import Prepared, is_unique
+from umbel.app.sending.publication import UniqueCall, send_call, unique_call
+from umbel.app.settings import Settings, with_others
+from umbel.app.task import AsyncTask, Task
+from umbel.contrib.django.connections import (
+    after_task,
+    aon_commit,
+    awaits_for,
+    before_task,
+    close_all,
+    close_opened_since,
+    in_own_thread,
+    leave_to_parent,
+    on_commit,
+    open_now,
+    waiting_for,
+    waits_for,
 )
+from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
 from umbel.outbox.current import open_block
 from umbel.pools.interface import ChildContext, Runner
 
 if TYPE_CHECKING:
     from umbel.outbox.block import Block
 
+
+# ---- configuration ---------------------------------------------------------------------------------
+#
+# The setting `UMBEL` of a Django project, as an app takes it.
+#
+# Names are those of docs/settings.md, in capitals as Django's own or as they are there. What is unknown or
+# cannot be used is refused when Django starts, not when the first task is sent.
+
+DEFAULT_DATABASE = "default"
+SEND_ON_COMMIT = "send_on_commit"
+SOURCE = "UMBEL of Django's settings"
+_KNOWN = (*Settings.__struct_fields__, SEND_ON_COMMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class DjangoSettings:
+    """`send_on_commit`: the database whose transactions every send waits for; None: sends wait for none."""
+
+    name: str
+    directory: Path | None
+    send_on_commit: str | None
+    of_app: Mapping[str, Any]
+
+
+def read_settings() -> DjangoSettings:
+    """The settings of the project's app; ConfigurationError if Django has none, or one of them is invalid."""
+    if not settings.configured and not os.environ.get(ENVIRONMENT_VARIABLE):
+        raise ConfigurationError(
+            "umbel.contrib.django finds no settings of Django: run `python manage.py umbel ...`, "
+            f"or set {ENVIRONMENT_VARIABLE}"
+        )
+    module = getattr(settings, "SETTINGS_MODULE", None) or "django"
+    given = _named(getattr(settings, "UMBEL", {}))
+    return DjangoSettings(
+        name=module.partition(".")[0],
+        directory=_directory(getattr(settings, "BASE_DIR", None)),
+        send_on_commit=_database(given.pop(SEND_ON_COMMIT, False)),
+        of_app=given,
+    )
+
+
+def _named(given: object) -> dict[str, Any]:
+    """Return the validated settings, by the names that an app uses."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            # Not its value, which may hold a password.
+            f'{SOURCE} is of type {type(given).__name__}: it must be a dict, such as {{"BROKER": "redis://..."}}'
+        )
+    named: dict[str, Any] = {}
+    for written, value in given.items():
+        name = str(written).lower()
+        if name not in _KNOWN:
+            raise UnknownSetting(
+                written,
+                [known.upper() if str(written).isupper() else known for known in _KNOWN],
+                source=SOURCE,
+            )
+        if name in named:
+            raise ConfigurationError(f"{SOURCE} has {name!r} twice, in upper and lower case; keep one")
+        named[name] = value
+    with_others(
+        Settings(), {name: value for name, value in named.items() if name != SEND_ON_COMMIT}, source=SOURCE
+    )
+    return named
+
+
+def _database(asked: object) -> str | None:
+    if asked is False or asked is None:
+        return None
+    database = DEFAULT_DATABASE if asked is True else asked
+    if isinstance(database, str) and database in settings.DATABASES:
+        return database
+    known = ", ".join(map(repr, settings.DATABASES))
+    raise BadSetting(
+        "SEND_ON_COMMIT", asked, f"it must be True, False or one of DATABASES: {known}", source=SOURCE
+    )
+
+
+def _directory(base: object) -> Path | None:
+    """Where `umbel.db` is, if that is the broker: in the project's folder, wherever a process is started."""
+    return Path(base) if isinstance(base, str | Path) and Path(base).is_dir() else None
+
+
+# ---- django task -----------------------------------------------------------------------------------
+#
+# A task that can be sent when the surrounding transaction is committed.
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class DjangoTask(Task[P, R]):
+    """A task of a Django project: it can be sent on commit, and a coroutine gets separate connections."""
+
+    def __init__(self, *definition: Any) -> None:
+        super().__init__(*definition)
+        self.entry = self._with_own_thread(self.entry)
+
+    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """Send the call once the surrounding transaction is committed; at once if there is none."""
+        return self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        using: str = DEFAULT_DATABASE,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[R]:
+        """As `delay_on_commit`, with options; `using` names the database, as in `transaction.on_commit`."""
+        with waiting_for(using):
+            return self.apply_async(args, kwargs, **options)
+
+    def _with_own_thread(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            value = run(*args, **kwargs)
+            # In eager mode the connections belong to the caller, which still runs.
+            return in_own_thread(value) if iscoroutine(value) and not self.request.is_eager else value
+
+        return entry
+
+
+class AsyncDjangoTask(AsyncTask[P, R], DjangoTask[P, R]):
+    """As DjangoTask, for `async def`."""
+
+
+class DjangoTaskDecorator(Protocol):
+    """What `@app.task(...)` returns."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
+
+
+class BoundDjangoTaskDecorator(Protocol):
+    """What `@app.task(bind=True)` returns: callers do not see the function's first parameter."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncDjangoTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> DjangoTask[P, R]: ...
+
+
+# ---- finding the tasks of a django project ---------------------------------------------------------
+#
+# The module `tasks` of each installed app, once Django is set up.
+
+
+class DjangoDiscovery(Discovery):
+    """Imports the module `tasks` of each installed app, after Django is set up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add(_installed, "tasks")
+
+    def run(self) -> None:
+        """Import the modules; connections opened by an import are closed: a worker's children are forked from
+        here.
+        """
+        before = open_now()
+        super().run()
+        close_opened_since(before)
+
+
+def _installed() -> Iterable[str]:
+    if not apps.ready:  # with `umbel worker -A umbel.contrib.django`; manage.py sets Django up itself
+        django.setup()
+    _enable_log()
+    return [config.name for config in apps.get_app_configs()]
+
+
+def _enable_log() -> None:
+    """Enable Umbel's loggers: LOGGING of a project disables existing loggers that it does not name."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "umbel":
+            logging.getLogger(name).disabled = False
+
+
+# ---- django app ------------------------------------------------------------------------------------
+#
+# The app of a Django project.
+
+
 class DjangoApp(App):
+    """An App with the settings, transactions and connections of a Django project."""
+
     Task = DjangoTask
 
     def __init__(self, given: DjangoSettings) -> None:
@@ -44,7 +251,7 @@ class DjangoApp(App):
         self.signals.task_prerun.connect(_before)
         self.signals.task_postrun.connect(_after)
 
-    if TYPE_CHECKING:  # at run time `Task` above says it all
+    if TYPE_CHECKING:  # at run time `Task` above is enough
 
         @overload
         def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
@@ -58,26 +265,28 @@ class DjangoApp(App):
         def task(
             self, function: None = None, /, *, bind: Literal[False] = False, **options: Unpack[TaskKeywords]
         ) -> DjangoTaskDecorator: ...
-        def task(self, function: Any = None, /, *, bind: bool = False, **options: Any) -> Any: ...
+        def task(self, function: Any = None, /, *, bind: bool = False, **options: Any) -> Any:
+            """As `App.task`; the tasks are DjangoTasks."""
 
     # -- sending ---------------------------------------------------------------------------------
 
     def send_on_commit(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
-        """What is sent inside this block waits for the commit: chains and groups too."""
+        """What is sent inside this block waits for the commit, including chains and groups."""
         return waiting_for(using)
 
     def send_at_once(self) -> AbstractContextManager[None]:
-        """What is sent inside this block goes at once, whatever SEND_ON_COMMIT says."""
+        """What is sent inside this block is sent at once, whatever SEND_ON_COMMIT says."""
         return waiting_for(None)
 
     def outbox(self, connection: Any = None, *, using: str = DEFAULT_DATABASE) -> "Block":
-        """As `App.outbox`; without a connection in that of the database `using`, inside `atomic()`.
+        """As `App.outbox`; without a connection it uses that of the database `using`, inside `atomic()`.
 
         What is sent inside is written in the transaction itself, so it waits for nothing.
         """
         return super().outbox(connections[using] if connection is None else connection)
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
+        """Send these messages, on commit if the settings or a surrounding block ask for it."""
         database = None if open_block(self) else waits_for(self._send_on_commit)
         if database is None:
             super().publish(prepared)
@@ -85,17 +294,19 @@ class DjangoApp(App):
             on_commit(lambda: self.publish(prepared), database, _calls(prepared))
 
     async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
+        """As `publish`, in async code."""
         database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
             await super().apublish(prepared, ends)
         else:
             await aon_commit(lambda: self.publish(prepared), database, _calls(prepared))
 
-    # A rollback could not give back the key of a unique task: it is taken when the call is sent.
-
     def send(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
+        """Send a call. The key of a unique task is taken when it is sent, because a rollback could not
+        release it.
+        """
         known = self.tasks.get(name)
         if not is_unique(known.options if known else None, options):
             return super().send(name, args, kwargs, options)
@@ -109,6 +320,7 @@ class DjangoApp(App):
     async def asend_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
+        """As `send` for a unique task, in async code."""
         database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
             return await super().asend_unique(name, args, kwargs, options)
@@ -126,21 +338,26 @@ class DjangoApp(App):
     # -- in a worker -----------------------------------------------------------------------------
 
     def before_children(self, node: str, *, forks: bool) -> None:
+        """In the fork server, forget the connections that were opened while the project was loaded."""
         if forks:
             leave_to_parent()
 
     def start_child(self, context: ChildContext) -> Runner:
+        """Forget inherited connections, then start the child as any app does."""
         if context.is_process:
             leave_to_parent()
         return super().start_child(context)
 
     def stop_child(self) -> None:
+        """Stop the child as any app does, then close its connections."""
         super().stop_child()
         close_all()
 
 
 class _UniqueSend:
-    """Sends a call on commit. Its result is then that of the call which waits already, if there is one."""
+    """Sends a call on commit. If an equal call is queued already, the result becomes that of the queued
+    call.
+    """
 
     def __init__(self, app: App, call: UniqueCall) -> None:
         self._app, self._call = app, call
@@ -151,7 +368,7 @@ class _UniqueSend:
 
 
 def _calls(prepared: Sequence[Prepared]) -> list[tuple[str, str]]:
-    return [(one.task, one.task_id) for one in prepared]
+    return [(message.task, message.task_id) for message in prepared]
 
 
 def _before(task: DjangoTask[Any, Any], **_context: object) -> None:
@@ -165,6 +382,6 @@ def _after(task: DjangoTask[Any, Any], **_context: object) -> None:
 
 
 def _has_thread(task: DjangoTask[Any, Any]) -> bool:
-    """Whether this thread is the task's. Not in eager mode, and not where a loop runs coroutines."""
+    """Whether this thread belongs to the task. Not in eager mode, and not where a loop runs coroutines."""
     request = current_request()
     return request is not None and not request.is_eager and not task.is_async

@@ -1,40 +1,71 @@
-"""Connections of Django around tasks: as fresh as around requests, and never those of another process.
+"""Database connections of Django around tasks, and sending on commit.
 
 Django keeps a connection for each thread and closes it at the end of a request, or after CONN_MAX_AGE. A
 worker has no requests, so each task counts as one. A plain task runs in one thread, in every pool. A
-coroutine reaches the database through threads: it gets one of its own, as a request under ASGI does, so that
-the transactions of two never mix.
+coroutine reaches the database through threads: it gets a separate one, as a request under ASGI does, so that
+the transactions of two tasks never mix. A forked process must neither use nor close what its parent had open:
+both would write to one socket.
 
-A forked process must not use, nor even close, what its parent had open: both would speak on one socket.
+A message that is sent on commit waits until the database transaction that surrounds its call is committed.
+The message is made when it is sent, so that wrong arguments are refused there, it carries the arguments of
+that moment, and the caller has the task's id. Only handing it to the broker waits; after a rollback that
+never happens. Django decides when: a rollback to a savepoint drops what was sent since, and what is sent
+outside a transaction goes at once.
+
+Where it stops being right: a process that dies between the commit and the send loses the message, and so does
+an unavailable broker. Then all other messages are tried, each lost one is logged, and the first error is
+raised where the transaction ends. If no message may be lost, write it in the transaction itself, into an
+outbox.
 """
 
+import logging
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.cache import close_caches
-from django.db import close_old_connections, connections, reset_queries
+from django.db import close_old_connections, connections, reset_queries, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from umbel.pools.guard import Raised, call_guarded
+from umbel.text import one_line
+
+# ---- connections of django around tasks ------------------------------------------------------------
+#
+# As fresh as around requests, and never those of another process.
+#
+# Django keeps a connection for each thread and closes it at the end of a request, or after CONN_MAX_AGE. A
+# worker has no requests, so each task counts as one. A plain task runs in one thread, in every pool. A
+# coroutine reaches the database through threads: it gets a separate one, as a request under ASGI does, so
+# that the transactions of two never mix.
+#
+# A forked process must not use, nor even close, what its parent had open: both would speak on one socket.
 
 R = TypeVar("R")
 
 
 def before_task() -> None:
+    """Prepare this thread's connections, as Django does before a request."""
     reset_queries()
     close_old_connections()
 
 
 def after_task() -> None:
+    """Close what has expired, as Django does after a request; in gevent children close everything."""
     if _threads_are_greenlets():
-        close_all()  # this one ends with its task, and nobody would find its connections
+        close_all()  # the greenlet ends with its task, and nothing else closes its connections
     else:
         close_old_connections()
     close_caches()
 
 
 async def in_own_thread(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Await it; what it asks of the database runs in a thread that ends with it, with its connections."""
+    """Await the coroutine; its database calls run in a thread that ends with it, with its connections."""
     async with ThreadSensitiveContext():
         try:
             return await coroutine
@@ -43,7 +74,7 @@ async def in_own_thread(coroutine: Coroutine[Any, Any, R]) -> R:
 
 
 def close_all() -> None:
-    """What this thread has opened, and what Django's pools have."""
+    """Close what this thread has opened, and Django's connection pools."""
     for connection in connections.all(initialized_only=True):
         connection.close()
         close_pool = getattr(connection, "close_pool", None)  # PostgreSQL's, if OPTIONS ask for a pool
@@ -52,21 +83,27 @@ def close_all() -> None:
 
 
 def open_now() -> set[str]:
-    return {one.alias for one in connections.all(initialized_only=True) if one.connection is not None}
+    """The aliases of the connections that this thread has open."""
+    return {
+        connection.alias
+        for connection in connections.all(initialized_only=True)
+        if connection.connection is not None
+    }
 
 
 def close_opened_since(before: set[str]) -> None:
+    """Close the connections that were opened after `open_now` returned `before`."""
     for alias in open_now() - before:
         connections[alias].close()
 
 
 def leave_to_parent() -> None:
-    """In a forked process: forget what the process before it had open, and leave the sockets alone."""
+    """In a forked process: forget what the parent had open, and leave the sockets alone."""
     if os.getpid() == _PROCESS:
         close_all()
         return
     for alias in open_now():
-        # Kept, because an object that nobody holds says goodbye to the server, on the parent's socket.
+        # Referenced here, because a collected connection would write its goodbye to the parent's socket.
         _parents.append(connections[alias])
         del connections[alias]
 
@@ -81,5 +118,117 @@ def _threads_are_greenlets() -> bool:
     return monkey is not None and bool(monkey.is_module_patched("threading"))
 
 
-_PROCESS = os.getpid()  # that imported the project
-_parents: list[Any] = []  # at most one for each database
+_PROCESS = os.getpid()  # the process that imported the project
+_parents: list[Any] = []  # the parent's connections: at most one for each database
+
+
+# ---- sending on commit -----------------------------------------------------------------------------
+#
+# Whether a message waits until the database transaction that surrounds its call is done.
+#
+# The message is made where it is sent, so that wrong arguments are refused there, it carries what they are
+# at that moment, and the caller has the task's id. Only handing it to the broker waits; after a rollback
+# nobody does that. Django says when: a rollback to a savepoint drops what was sent since, and what is sent
+# outside a transaction goes at once.
+#
+# Where it stops being right: a process that dies between the commit and the send loses the message, and so
+# does an unavailable broker. Then all others are tried, each that is lost is logged, and the first error is
+# raised where the transaction ends. Where that must not be, the message has to be written in the
+# transaction itself, into an outbox.
+
+# The database that a surrounding block named; None: send at once. "": follow the settings.
+_asked: ContextVar[str | None] = ContextVar("umbel_send_on_commit", default="")
+# Errors of the sends of the commit that runs in this context.
+_failed: ContextVar[list[BaseException] | None] = ContextVar("umbel_failed_on_commit", default=None)
+Call = tuple[str, str]  # name and id of a task
+log = logging.getLogger("umbel.publishing")
+
+
+@contextmanager
+def waiting_for(database: str | None) -> Iterator[None]:
+    """What is sent inside waits for the transactions of this database; None: it is sent at once."""
+    token = _asked.set(database)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def waits_for(configured: str | None) -> str | None:
+    """The database whose transaction a send waits for here and now; None: it is sent at once."""
+    database = _database(configured)
+    return database if database is not None and _in_transaction(database) else None
+
+
+async def awaits_for(configured: str | None) -> str | None:
+    """As `waits_for` in async code, whose transactions are in Django's thread for it."""
+    return None if _database(configured) is None else await sync_to_async(waits_for)(configured)
+
+
+def on_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
+    """Call `send` once the transaction is committed. `calls`: the tasks that are lost if that fails."""
+
+    def send_now() -> None:
+        with waiting_for(None):
+            done = call_guarded(send)
+        if isinstance(done, Raised):
+            _not_sent(calls, done.error)
+
+    transaction.on_commit(send_now, using=database)
+    _raise_after_all(connections[database])
+
+
+async def aon_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
+    """As `on_commit`, in async code."""
+    await sync_to_async(on_commit)(send, database, calls)
+
+
+def _not_sent(calls: Sequence[Call], error: BaseException) -> None:
+    for task, task_id in calls:
+        # All in the text: the site's log format may not show fields.
+        text = f"the transaction is committed, but its task {task} ({task_id}) was not sent: {error}"
+        log.error(one_line(text))
+    failed = _failed.get()
+    if failed is None:  # not in a commit: a test runs the hooks itself
+        raise error
+    failed.append(error)
+
+
+def _raise_after_all(connection: BaseDatabaseWrapper) -> None:
+    """Let the first failed send raise after everything that waits for the commit has run, including others'
+    hooks.
+
+    Django stops at the first hook that raises, and has nothing that runs after all of them; so the method
+    that runs them is wrapped, on this connection.
+    """
+    run_all = connection.run_and_clear_commit_hooks
+    if isinstance(run_all, _RunAll):
+        return
+    connection.run_and_clear_commit_hooks = _RunAll(run_all)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunAll:
+    run: Callable[[], None]
+
+    def __call__(self) -> None:
+        failed: list[BaseException] = []
+        token = _failed.set(failed)
+        try:
+            self.run()
+        finally:
+            _failed.reset(token)
+        if failed:
+            raise failed[0]
+
+
+def _database(configured: str | None) -> str | None:
+    asked = _asked.get()
+    return configured if asked == "" else asked
+
+
+def _in_transaction(database: str) -> bool:
+    connection = connections[database]
+    # A connection that is not open has no transaction, and asking Django would open it.
+    is_open = connection.connection is not None
+    return connection.in_atomic_block or (is_open and not connection.autocommit)

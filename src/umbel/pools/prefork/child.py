@@ -1,23 +1,23 @@
 """A child: takes jobs from its socket one at a time, runs them, and answers each at once.
 
-Before it starts a job it takes a token from its pipe. The main process may take tokens back: no
-token, or one of a later batch, means that the rest of this batch is no longer ours.
+Before it starts a job it takes a token from its pipe. The main process may take tokens back: if there is no
+token, or one of a later batch, the rest of this batch no longer belongs to this child.
 
-An outcome is sent as soon as its job ends, not with the batch: the next job may run for an hour,
-and if it brings the process down, what was sent before is safe.
+An outcome is sent as soon as its job ends, not with the batch: the next job may run for an hour, and if it
+crashes the process, what was sent before is safe.
 
-Soft limits. The main process sends a SoftLimit frame and then SIGUSR1. The handler raises only if
-a frame that names the running job has arrived, so a late signal cannot hit another job; and only
-inside a guarded call, where what it raises is caught, so it cannot break the code around the task.
-A signal that comes too early for that is repeated. The handler is installed at the first job with
-a soft limit (the main process sends no signal before it was told) and stays.
+Soft limits. The main process sends a SoftLimit frame and then SIGUSR1. The handler raises only if a frame
+that names the running job has arrived, so a late signal cannot hit another job; and only inside a guarded
+call, where the exception is caught, so it cannot break the code around the task. A signal that comes too
+early is repeated. The handler is installed at the first job with a soft limit (the main process sends no
+signal before the child reports that) and stays.
 
-A task may leave its process unfit for the next one. If it lowered a limit of the kernel the child says so,
-starts nothing more and waits to be replaced; the handlers of our own signals are put back. It looks
-after a task that called `resource.setrlimit`, before it waits, and else at most every `_LOOK_S`.
+A task may leave its process unfit for the next one. If it lowered a limit of the kernel, the child reports
+that, starts nothing more and waits to be replaced; the handlers of Umbel's signals are restored. The child
+checks after a task that called `resource.setrlimit`, before it waits, and else at most every `_LOOK_S`.
 
-A worker that stops interrupts any job the same way, and so does a cancel request (a Cancel frame),
-by another signal: SIGURG, because where nobody handles it, it does nothing.
+A worker that stops interrupts any job the same way, and so does a cancel request (a Cancel frame), by another
+signal: SIGURG, because it has no effect where there is no handler.
 """
 
 import contextlib
@@ -39,13 +39,19 @@ import msgspec
 from setproctitle import setproctitle
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
-from umbel.pools.guard import interrupt_here, is_guarded
-from umbel.pools.hosting import in_one_line, load_host, soft_limit_of, soft_limit_reached, worker_stops
-from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner, Told
+from umbel.pools.guard import (
+    in_one_line,
+    interrupt_here,
+    is_guarded,
+    load_host,
+    soft_limit_of,
+    soft_limit_reached,
+    worker_stops,
+)
+from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner, UserEvent
 from umbel.pools.prefork import kernel
-from umbel.pools.prefork.limits import KINDS, Limits, note_calls
+from umbel.pools.prefork.kernel import LIMITS, Limits, note_calls, offer_stacks
 from umbel.pools.prefork.messages import Setup, Spoiled, ToChild, no_outcome
-from umbel.pools.stacks import offer_stacks
 from umbel.wire.frames import (
     Armed,
     Cancel,
@@ -55,19 +61,19 @@ from umbel.wire.frames import (
     Problem,
     Ready,
     SoftLimit,
-    Stop,
+    StopChild,
     encode_frame,
     encode_frame_or,
 )
 
 if TYPE_CHECKING:
-    from umbel.pools.gevent_child import GreenChild
+    from umbel.pools.prefork.gevent_child import GreenChild
 
 STATUS_BROKEN = 70  # something went wrong in the child itself; EX_SOFTWARE of sysexits.h
 
 INTERRUPT = signal.SIGURG
 _LOOK_S = 0.001
-# signal.getsignal() tries to make an enum of the handler: nine microseconds, where this takes a fifth of one.
+# signal.getsignal() tries to make an enum of the handler: nine microseconds instead of 0.2.
 _handler_of: Callable[[int], object] = import_module("_signal").getsignal
 _READ_BYTES = 64 * 1024
 _DEFAULT_SIGNALS = (
@@ -83,7 +89,7 @@ _DEFAULT_SIGNALS = (
 def run_child(
     setup: Setup, number: int, channel: socket.socket, tokens: int, *, parent: int, host: Host | None
 ) -> NoReturn:
-    """Live as a child and end the process. `host` is None in a child that has to load it."""
+    """Run as a child and end the process. `host` is None in a child that has to load it."""
     status = STATUS_BROKEN
     child = _make_child(setup, channel, tokens)
     try:
@@ -97,7 +103,7 @@ def run_child(
         host.stop_child()
         status = 0
     finally:
-        # Whatever it was, a forked child must not return into the fork server's stack.
+        # Whatever the error, a forked child must not return into the fork server's stack.
         error = sys.exc_info()[1]
         if error is not None:
             traceback.print_exception(error)
@@ -113,7 +119,7 @@ def run_child(
 def _make_child(setup: Setup, channel: socket.socket, tokens: int) -> "Child | GreenChild":
     if not setup.green:
         return Child(channel, tokens)
-    from umbel.pools.gevent_child import GreenChild
+    from umbel.pools.prefork.gevent_child import GreenChild
 
     return GreenChild(channel)
 
@@ -121,7 +127,7 @@ def _make_child(setup: Setup, channel: socket.socket, tokens: int) -> "Child | G
 def _settle_in(setup: Setup, number: int, parent: int) -> None:
     signal.set_wakeup_fd(-1)
     kernel.die_with_parent()
-    if os.getppid() != parent:  # it ended before the notification was set up
+    if os.getppid() != parent:  # the parent ended before die_with_parent() took effect
         os._exit(STATUS_BROKEN)
     with contextlib.suppress(PermissionError):  # already done for a child that was started afresh
         os.setpgid(0, 0)
@@ -136,18 +142,20 @@ def _settle_in(setup: Setup, number: int, parent: int) -> None:
 
 
 class Child:
+    """The process: reads batches of jobs from its socket and runs them in its main thread."""
+
     def __init__(self, channel: socket.socket, tokens: int) -> None:
         self._channel = channel
         self._tokens = tokens
-        self._kept_token: int | None = None  # of a later batch, found while looking for ours
+        self._kept_token: int | None = None  # of a later batch, read while looking for one of this batch
         self._reader: FrameReader[ToChild] = FrameReader(ToChild)
-        self._inbox: deque[JobBatch[Job] | Stop] = deque()  # the main process sends two batches at most
+        self._inbox: deque[JobBatch[Job] | StopChild] = deque()  # the main process sends two batches at most
         self._pid = os.getpid()
         self._sending = threading.Lock()  # a task may report from its own threads
-        self._telling = False  # in the main thread: half a frame must not be left by an exception
+        self._telling = False  # the main thread is writing: an exception must not leave half a frame
         self._handles_soft_limits = False
         self._armed: int | None = None  # the running job, while the handler may raise
-        self._soft_limit: SoftLimit | None = None  # the last that came
+        self._soft_limit: SoftLimit | None = None  # the last one received
         self._cancelled: int | None = None  # the last job that a Cancel named
         self._raised_at_limit: type[Exception] = SoftTimeLimitExceeded
         self._limits: Limits | None = None  # as they were before the first job
@@ -155,16 +163,16 @@ class Child:
         self._spoiled = False
 
     def serve(self, runner: Runner, soft_limit: type[Exception] = SoftTimeLimitExceeded) -> None:
-        """Run jobs until told to stop, or until the main process is gone."""
+        """Run jobs until a Stop arrives, or until the main process has ended."""
         self._raised_at_limit = soft_limit
         signal.signal(INTERRUPT, self._on_soft_limit)
-        self._limits = Limits([*map(resource.getrlimit, KINDS)])
+        self._limits = Limits([*map(resource.getrlimit, LIMITS)])
         self._channel.sendall(encode_frame(Ready(self._pid)))
         buffer = memoryview(bytearray(_READ_BYTES))
         while True:
             while self._inbox:
                 message = self._inbox.popleft()
-                if isinstance(message, Stop):
+                if isinstance(message, StopChild):
                     return
                 self._run_batch(message, runner)
                 if not self._inbox:
@@ -177,8 +185,11 @@ class Child:
                 return
             self._note(buffer[:size])
 
-    def tell(self, told: Told) -> None:
-        if os.getpid() != self._pid:  # a process that the task forked: the channel is not its own
+    def tell(self, told: UserEvent) -> None:
+        """Send an event of the running task to the main process; ignored in a process that the task
+        forked.
+        """
+        if os.getpid() != self._pid:  # a process that the task forked: the channel belongs to its parent
             return
         frame = encode_frame(told)
         is_main = threading.current_thread() is threading.main_thread()
@@ -200,7 +211,7 @@ class Child:
 
     def _run_batch(self, batch: JobBatch[Job], runner: Runner) -> None:
         for job in batch.jobs:
-            # A token that was taken is a job that was started, for all that the main process can see.
+            # For the main process, a token that was taken is a job that was started.
             if self._spoiled and self._kept_token is None:
                 return
             if not self._take_token(batch.number):
@@ -221,10 +232,10 @@ class Child:
                 self._look()
 
     def _look(self) -> None:
-        """What the last task has done to its process."""
+        """Check what the last task has changed in its process."""
         _catch(INTERRUPT, self._on_soft_limit)
         Limits.touched = False
-        limits = [*map(resource.getrlimit, KINDS)]
+        limits = [*map(resource.getrlimit, LIMITS)]
         if self._limits is None or limits == self._limits.known:
             return
         if lowered := self._limits.lowered(limits):
@@ -253,12 +264,12 @@ class Child:
             self._channel.sendall(encode_frame(Armed()))
 
     def _on_soft_limit(self, signum: int, frame: FrameType | None) -> None:
-        if self._telling:  # it comes again
+        if self._telling:  # the main process repeats the signal
             return
         job, self._armed = self._armed, None  # disarmed, so that a second signal changes nothing
         if job is None:
             return
-        with contextlib.suppress(OSError):  # nothing there, or nobody
+        with contextlib.suppress(OSError):  # nothing to read, or the main process has ended
             self._note(self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT))
         limit = self._soft_limit
         if not is_guarded(frame):
@@ -282,14 +293,14 @@ def _catch(signum: signal.Signals, handler: Callable[[int, FrameType | None], No
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """A child that starts afresh: its set-up, slot, socket, token pipe and parent are arguments."""
+    """Run a child as a new program: its setup, slot, socket, token pipe and parent are arguments."""
     setup = msgspec.json.decode(arguments[0], type=Setup)
     number, channel, tokens, parent = map(int, arguments[1:])
     os.set_inheritable(channel, False)
     os.set_inheritable(tokens, False)
     note_calls()
     if setup.green:
-        from umbel.pools.gevent_child import patch_before_loading, patch_the_rest
+        from umbel.pools.prefork.gevent_child import patch_before_loading, patch_the_rest
 
         patch_before_loading()
         patch_the_rest()

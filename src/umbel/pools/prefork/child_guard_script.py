@@ -1,8 +1,7 @@
-"""What the guard does, as a separate script: it waits, and it kills.
+"""The child guard's program: it waits for the fork server, and kills what that leaves behind.
 
-It runs for as long as its worker in an interpreter that has loaded nothing else, neither Umbel nor
-any library nor `site`, because all that it holds it holds once more for every worker
-(`child_guard.py` starts it).
+It runs as long as its worker, in an interpreter that has loaded nothing else, neither Umbel nor any library
+nor `site`, because its memory is needed once more for every worker (`child_guard.py` starts it).
 """
 
 import os
@@ -11,13 +10,13 @@ import signal
 import sys
 import time
 
-_PATIENCE_S = 3.0  # for the fork server to end by itself when the main process has
+_PATIENCE_S = 3.0  # for the fork server to end by itself after the main process
 _CLEAN_UP_S = 10.0  # a process in an uninterruptible wait can survive SIGKILL for a while
 _CLEAN_UP_STEP_S = 0.005
 
 
 def kill_descendants() -> None:
-    """Orphans come to us as their parents die, until none is left. For a process that adopts them."""
+    """Kill all descendants, in a process that adopts orphans: they come to it as their parents die."""
     give_up_at = time.monotonic() + _CLEAN_UP_S
     while time.monotonic() < give_up_at:
         for pid in children_of(os.getpid()):
@@ -34,7 +33,7 @@ def kill_descendants() -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The direct children; none where there is no /proc to ask."""
+    """The direct children of a process; empty where /proc is missing."""
     found = []
     for entry in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         try:
@@ -49,11 +48,13 @@ def children_of(pid: int) -> list[int]:
 
 
 def await_end(server: int, control: int) -> int:
-    """How the fork server ended; it is ended if the main process is gone and it does not notice."""
+    """The exit status of the fork server. If the main process has ended and the server goes on, it is
+    killed.
+    """
     ended = os.pidfd_open(server)
     poll = select.poll()
     poll.register(ended, select.POLLIN)
-    poll.register(control, 0)  # nothing is read here: only that the other end is closed shows
+    poll.register(control, 0)  # nothing is read here; poll reports only that the other end is closed
     if all(descriptor != ended for descriptor, _ in poll.poll()):
         poll.unregister(control)
         if not poll.poll(_PATIENCE_S * 1000):
@@ -62,10 +63,11 @@ def await_end(server: int, control: int) -> int:
 
 
 def main(server: int, control: int) -> None:
+    """Wait for the fork server, kill the rest, and exit as the server did."""
     status = await_end(server, control)
     kill_descendants()
     code = os.waitstatus_to_exitcode(status)
-    if code < 0:  # end as it did
+    if code < 0:  # end by the same signal
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if -code != signal.SIGKILL:  # which has no handler to reset
             signal.signal(-code, signal.SIG_DFL)

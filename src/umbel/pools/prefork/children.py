@@ -1,58 +1,273 @@
-"""Children: the processes of a prefork pool, by slot: how each is made, what it says of itself, how it ends.
+"""Children of a prefork pool and the fork servers they come from, seen from the main process.
 
-A child's death is reported to the machine when the fork server has reported its exit status and
-everything it wrote has been read. Should the fork server itself die, its children are killed by
-the kernel; each is reported when its socket ends, and a new server is started.
+There is usually one fork server, and two while the app is reloaded. Children belong to the server that made
+them: it alone can signal them and learns how they ended. A server that was replaced stays until its last
+child is gone. A server that could not load the app is dropped if another one has loaded it.
 
-What a child writes is what our own code in it wrote, unless its task wrote to the wrong descriptor.
-So nothing in it is trusted further than the child itself: at worst that one is replaced.
+A child's death is reported to the slots machine when the fork server has reported its exit status and
+everything the child wrote has been read. If the fork server itself dies, the kernel kills its children; each
+is reported when its socket ends, and a new server is started.
+
+What a child writes comes from Umbel's code in it, unless its task wrote to the wrong descriptor. So its
+messages are trusted no further than the child itself: at worst that child is replaced.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 from collections.abc import Sequence
 from typing import Any, Protocol, assert_never
 
 from umbel.errors import PoolError
-from umbel.pools.interface import PoolSettings, Told
-from umbel.pools.prefork.child_link import ChildLink
-from umbel.pools.prefork.exits import Exit, exit_of
-from umbel.pools.prefork.memory import OomKills
-from umbel.pools.prefork.messages import AboutChild, FromChild, Spoiled
-from umbel.pools.prefork.server_link import ServerLink
-from umbel.pools.prefork.server_process import StartedServer
-from umbel.pools.prefork.servers import ForkServers
+from umbel.files import ran_out
+from umbel.pools.interface import PoolSettings, UserEvent
+from umbel.pools.prefork.kernel import Exit, OomKills, exit_of
+from umbel.pools.prefork.links import ChildLink, ServerLink
+from umbel.pools.prefork.messages import (
+    AboutChild,
+    Exited,
+    Fork,
+    Forked,
+    FromChild,
+    FromServer,
+    Loaded,
+    NotForked,
+    Signal,
+    Spoiled,
+    setup_of,
+)
+from umbel.pools.prefork.server_process import StartedServer, spawn_server
 from umbel.protocol.pool.events import ChildDied, ChildReady, Replace, Retire
 from umbel.wire.frames import Armed, Problem, Ready
 
+# ---- fork servers ----------------------------------------------------------------------------------
+#
+# Where children come from. Usually one server, two while the app is reloaded.
+#
+# Children belong to the server that made them: it alone can signal them and learns how they ended. A server
+# that was followed by another stays until its last child is gone. One that could not load the app is
+# forgotten, if there is another that could.
+
 log = logging.getLogger(__name__)
 
+
+class ServersListener(Protocol):
+    """What a pool's children hear from the fork servers."""
+
+    def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
+        """Children can be made now; `reloaded`: by a server that replaces another."""
+        ...
+
+    def on_not_loaded(self, reason: str) -> None:
+        """The app could not be reloaded; the current server stays."""
+        ...
+
+    def on_exited(self, link: ChildLink, status: int) -> None:
+        """The server has reaped this child; `status` is that of waitpid."""
+
+    def on_not_forked(self, link: ChildLink, problem: str) -> None:
+        """The server could not make this child."""
+
+    def on_server_lost(
+        self, server: ServerLink, reason: str, orphans: Sequence[ChildLink], *, current: bool
+    ) -> None:
+        """The server has ended unexpectedly, and its children die with it; `current`: new children came from
+        it.
+        """
+        ...
+
+
+class ForkServers:
+    """The fork servers of a pool: usually one, two while the app is reloaded."""
+
+    def __init__(
+        self, settings: PoolSettings, listener: ServersListener, first: StartedServer | None = None
+    ) -> None:
+        """`first`: a server that was started before there was a pool."""
+        self._settings = settings
+        self._first = first
+        self._listener = listener
+        self._current: ServerLink | None = None
+        self._next: ServerLink | None = None  # loading the app, before it takes over
+        self._old: list[ServerLink] = []  # one for each reload since which old children still work
+        self._dismissed: set[ServerLink] = set()  # about to end
+        self._links: dict[int, tuple[ChildLink, ServerLink]] = {}  # by the child's key
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the current server; None when there is none."""
+        return self._current.pid if self._current else None
+
+    def is_loaded(self) -> bool:
+        """Whether a child can be made now; starts a server when there is none."""
+        if self._current is None:
+            self._current = self._open()
+        return self._current.loaded
+
+    def reload(self) -> None:
+        """Start a server that loads the app again."""
+        if self._next is None and self._current is not None:
+            self._next = self._open()
+
+    def make_child(self, link: ChildLink) -> None:
+        """Ask the current server for a child that gets this link's ends."""
+        assert self._current is not None, "is_loaded() is called before"
+        self._links[link.key] = (link, self._current)
+        self._current.send(Fork(link.key, link.child), link.child_fds(), link.handed_over)
+
+    def is_known(self, link: ChildLink) -> bool:
+        """Whether the child of this link has not been forgotten yet."""
+        return link.key in self._links
+
+    def signal(self, link: ChildLink, signum: int) -> None:
+        """Have the child's server signal it; ignored when the child is gone."""
+        if link.key in self._links:
+            self._links[link.key][1].send(Signal(link.key, signum))
+
+    def forget(self, link: ChildLink) -> None:
+        """The child has ended. A replaced server ends with its last child."""
+        del self._links[link.key]
+        self._close_old()
+
+    async def close(self) -> None:
+        """End all servers, and every descendant with them."""
+        servers = (self._current, self._next, *self._old, *self._dismissed)
+        everyone = [server for server in servers if server is not None]
+        self._current = self._next = None
+        self._old.clear()
+        for server in everyone:
+            server.close()
+        if self._first is not None:  # it was never used
+            self._first.discard()
+        await asyncio.gather(*(server.ended() for server in everyone))
+
+    # ---- from the servers --------------------------------------------------------------------------
+
+    def _open(self) -> ServerLink:
+        first, self._first = self._first, None
+        setup = setup_of(self._settings)
+        if first is not None and first.setup != setup:  # the settings have changed since it was started
+            first.discard()
+            first = None
+        server = first or spawn_server(setup)
+        return ServerLink(server, on_messages=self._on_messages, on_lost=self._on_lost)
+
+    def _on_messages(self, server: ServerLink, messages: Sequence[FromServer]) -> None:
+        for message in messages:
+            match message:
+                case Exited(key, status) if key in self._links:
+                    self._listener.on_exited(self._links[key][0], status)
+                case Forked(key, pid) if key in self._links:
+                    self._links[key][0].pid = pid
+                case NotForked(key, problem) if key in self._links:
+                    self._listener.on_not_forked(self._links[key][0], problem)
+                case Exited() | Forked() | NotForked():
+                    pass  # of a child that was forgotten meanwhile
+                case Loaded(spawn_because, pid):
+                    server.pid = pid
+                    self._on_loaded(server, spawn_because)
+                case Problem(text):
+                    server.problem = text
+                case _:
+                    assert_never(message)
+
+    def _on_loaded(self, server: ServerLink, spawn_because: str) -> None:
+        server.loaded = True
+        reloaded = server is self._next
+        if reloaded:
+            assert self._current is not None, "a reload starts from a working server"
+            self._old.append(self._current)
+            self._current, self._next = server, None
+            self._close_old()
+        if spawn_because and self._settings.child_start == "auto":
+            log.warning(
+                "app is not fork-safe; each child process imports it itself",
+                extra={"because": spawn_because},
+            )
+        self._listener.on_loaded(spawn_because, reloaded=reloaded)
+
+    def _close_old(self) -> None:
+        in_use = {id(server) for _, server in self._links.values()}
+        for server in [old for old in self._old if id(old) not in in_use]:
+            self._old.remove(server)
+            self._dismissed.add(server)
+            server.dismiss(self._dismissed.discard)
+
+    def _on_lost(self, server: ServerLink) -> None:
+        reason = server.reason()
+        if server.problem:
+            reason = f"the app {self._settings.host.target!r} cannot be loaded: {server.problem}"
+        if server is self._next:
+            self._next = None
+            self._listener.on_not_loaded(reason)
+            return
+        current = server is self._current
+        if current:  # a server that was loading for a reload takes its place at once
+            self._current, self._next = self._next, None
+        elif server in self._old:
+            self._old.remove(server)
+        orphans = [link for link, of in self._links.values() if of is server]
+        for link in orphans:
+            link.orphan = True
+            if link.pid:  # 0 would be our own group
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(link.pid, signal.SIGKILL)
+        self._listener.on_server_lost(server, reason, orphans, current=current)
+
+
+# ---- children --------------------------------------------------------------------------------------
+#
+# The processes of a prefork pool, by slot: how each is made, what it says of itself, how it ends.
+#
+# A child's death is reported to the machine when the fork server has reported its exit status and
+# everything it wrote has been read. Should the fork server itself die, its children are killed by the
+# kernel; each is reported when its socket ends, and a new server is started.
+#
+# What a child writes is what our own code in it wrote, unless its task wrote to the wrong descriptor. So
+# nothing in it is trusted further than the child itself: at worst that one is replaced.
+
 _PROBLEM_MAX_CHARS = 4000
-_END_S = 2.0  # how long a child whose connection has ended may take to be gone
+_END_S = 2.0  # how long a child may take to exit after its connection has ended
+
+
+def note_refused(error: OSError, *, was_refused: bool) -> str:
+    """Why the kernel makes no child process; logged at the first failure, not at each retry."""
+    why = ran_out(error) or str(error)
+    if not was_refused:
+        log.error("cannot start a child process; retrying", extra={"why": why})
+    return why
 
 
 ChildEvent = ChildReady | Retire | ChildDied | Replace
 
 
 class ChildrenListener(Protocol):
+    """What the pool hears from its children."""
+
     def on_event(self, event: ChildEvent) -> None:
-        """For the slots machine."""
+        """An event for the slots machine."""
         ...
 
     def on_messages(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
-        """What a child has written: how jobs ended, and what comes back to `Children.note`."""
+        """What a child has written: how jobs ended, and messages that belong to `Children.note`."""
         ...
 
-    def on_told(self, told: Told) -> None: ...
-    def on_child(self, what: str, fields: dict[str, Any]) -> None: ...
+    def on_told(self, told: UserEvent) -> None:
+        """A running task reports an event."""
+
+    def on_child(self, what: str, fields: dict[str, Any]) -> None:
+        """A child came or went, for logs and counters."""
 
     def on_no_start(self, error: PoolError) -> bool:
-        """The app cannot be loaded; whether the pool had not started yet, and so fails."""
+        """The app cannot be loaded; returns whether the pool was still starting, and so fails."""
         ...
 
 
 class Children:
+    """The child processes by slot: starts, signals and ends them, and reports their events to the pool."""
+
     def __init__(
         self, settings: PoolSettings, listener: ChildrenListener, first_server: StartedServer | None
     ) -> None:
@@ -63,19 +278,24 @@ class Children:
         self._servers = ForkServers(settings, self, first_server)
         self._oom_kills = OomKills()
         self._keys = 0
+        self._is_refused = False  # the last child process could not be made
         self._unstarted: list[int] = []  # slots that wait for a fork server with the app loaded
 
     @property
     def server_pid(self) -> int | None:
+        """The pid of the current fork server; None before the first one."""
         return self._servers.pid
 
     def reload(self) -> None:
+        """Start a fork server that loads the app again; it takes over once it has."""
         self._servers.reload()
 
     async def close(self) -> None:
+        """End the fork servers and, with them, all children."""
         await self._servers.close()
 
     def start(self, child: int) -> None:
+        """Start a child for this slot, or note the slot until a fork server has loaded the app."""
         try:
             if not self._servers.is_loaded():
                 self._unstarted.append(child)
@@ -85,14 +305,18 @@ class Children:
                 self._keys, child, on_messages=self._listener.on_messages, on_broken=self._on_broken
             )
         except OSError as error:  # no more descriptors, processes or memory for now
-            self._listener.on_event(ChildDied(child, b"", f"cannot start a child process: {error}"))
+            why = note_refused(error, was_refused=self._is_refused)
+            self._is_refused = True
+            self._listener.on_event(ChildDied(child, b"", f"cannot start a child process: {why}"))
             return
+        self._is_refused = False
         self.links[child] = link
         self._servers.make_child(link)
 
     def kill(self, child: int, reason: str) -> None:
+        """Kill the child of this slot, or drop the slot from those that wait for a fork server."""
         link = self.links.get(child)
-        if link is None:  # it never got as far as a process
+        if link is None:  # it has no process yet
             self._unstarted.remove(child)
             self._listener.on_event(ChildDied(child, b"", reason))
         else:
@@ -100,9 +324,11 @@ class Children:
             self._servers.signal(link, signal.SIGKILL)
 
     def signal(self, link: ChildLink, signum: int) -> None:
+        """Have the fork server signal this child."""
         self._servers.signal(link, signum)
 
     def kill_broken(self, link: ChildLink, why: str) -> None:
+        """Kill a child whose link is of no more use, unless it has been reported dead."""
         if self._servers.is_known(link):
             link.doom = link.doom or why
             self._servers.signal(link, signal.SIGKILL)
@@ -110,10 +336,11 @@ class Children:
     # ---- from a child ------------------------------------------------------------------------------
 
     def note(self, link: ChildLink, message: AboutChild) -> None:
+        """Handle a message that is about the child itself and not about a job."""
         match message:
             case Ready(pid):
                 self._on_ready(link, pid)
-            case Told():
+            case UserEvent():
                 self._listener.on_told(message)
             case Armed():
                 link.armed = True
@@ -126,7 +353,7 @@ class Children:
 
     def _on_ready(self, link: ChildLink, pid: int) -> None:
         if link.child in self.ready:
-            return  # it says so once; what comes later is not ours, nor is the number in it
+            return  # a child sends it once; a second one was written by the task, and its pid is not trusted
         link.pid = pid
         self.ready.add(link.child)
         self._listener.on_child("started", {"child": link.child, "pid": pid})
@@ -137,7 +364,7 @@ class Children:
             self._bury(link, Exit("killed", link.doom))
         elif why:
             self.kill_broken(link, why)
-        else:  # as a rule it is dying, and the server is about to say how
+        else:  # usually it is exiting, and the fork server reports its status soon
             asyncio.get_running_loop().call_later(
                 _END_S, self.kill_broken, link, "it closed its connection to the worker"
             )
@@ -152,7 +379,7 @@ class Children:
         link.close()
         del self.links[link.child]
         self.ready.discard(link.child)
-        # The machine first: a listener may submit, and nothing may be sent to the dead.
+        # The machine first: a listener may submit, and nothing may be sent to a dead child.
         self._listener.on_event(ChildDied(link.child, tokens, reason))
         what = "ended" if exited.kind == "asked" else "died"
         fields = {"child": link.child, "pid": link.pid, "how": exited.kind, "reason": reason}
@@ -161,6 +388,7 @@ class Children:
     # ---- from the fork servers ---------------------------------------------------------------------
 
     def on_exited(self, link: ChildLink, status: int) -> None:
+        """The fork server has reaped this child: find out how it ended, and report it."""
         out_of_memory = self._oom_kills.happened() if status == signal.SIGKILL and not link.doom else False
         self._bury(
             link,
@@ -170,9 +398,11 @@ class Children:
         )
 
     def on_not_forked(self, link: ChildLink, problem: str) -> None:
+        """The fork server could not make this child: treated as a child that exited."""
         self._bury(link, Exit("exit", problem))
 
     def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
+        """A fork server has loaded the app: start waiting slots, and replace children after a reload."""
         if spawn_because and self._settings.child_start == "auto":
             self._listener.on_child("spawning", {"because": spawn_because})
         unstarted, self._unstarted = self._unstarted, []
@@ -183,12 +413,13 @@ class Children:
             self._listener.on_event(Replace())
 
     def on_not_loaded(self, reason: str) -> None:
+        """The app could not be reloaded; the current children stay."""
         self._listener.on_child("not-reloaded", {"reason": reason})
 
     def on_server_lost(
         self, server: ServerLink, reason: str, orphans: Sequence[ChildLink], *, current: bool
     ) -> None:
-        """Children are buried as their sockets end, then others take their slots."""
+        """A fork server died. Its children are reported dead as their sockets end, then replaced."""
         if not (server.problem and self._listener.on_no_start(PoolError(reason))):
             log.error(
                 "fork server died; replacing it and its child processes",

@@ -1,14 +1,13 @@
 """The fork server: a process of one thread that has loaded the app and makes children.
 
-It is a new program, or a fork of the main process at a moment when that had no thread, lock or
-connection (`first_server.py`). It runs no task and talks to nobody but the main process, over one
-control socket. When that socket ends, the main process has ended: every descendant is killed,
-grandchildren included, because as a subreaper it inherits them. Should it be killed itself, its guard
-inherits them and does the same (`child_guard.py`). It is the children's parent, so it alone signals
-them and learns how they ended.
+It is a new program, or a fork of the main process at a moment when that had no thread, lock or connection
+(`server_process.py`). It runs no task and communicates only with the main process, over one control socket.
+When that socket ends, the main process has ended: every descendant is killed, grandchildren included, because
+as a subreaper it inherits them. If the server itself is killed, its guard inherits them and does the same
+(`child_guard.py`). The server is the children's parent, so it alone signals them and learns how they ended.
 
-If importing the app left a thread or a socket behind, a forked copy would hold locks whose owner
-is missing, or share a connection. Then children start afresh and import the app for themselves.
+If importing the app left a thread or a socket behind, a forked copy would contain locks whose owner is
+missing, or share a connection. Then children start as new programs and import the app themselves.
 """
 
 import contextlib
@@ -27,13 +26,12 @@ import msgspec
 from setproctitle import setproctitle
 
 from umbel.errors import UmbelError
-from umbel.pools.guard import Raised, call_guarded
-from umbel.pools.hosting import in_one_line, load_host
+from umbel.pools.guard import Raised, call_guarded, in_one_line, load_host
 from umbel.pools.interface import Host, HostSpec
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.child import run_child
 from umbel.pools.prefork.child_guard_script import kill_descendants
-from umbel.pools.prefork.limits import note_calls
+from umbel.pools.prefork.kernel import note_calls
 from umbel.pools.prefork.messages import (
     FDS_PER_FORK,
     Exited,
@@ -53,6 +51,8 @@ _FDS_PER_READ = 64
 
 
 class ForkServer:
+    """The process: loads the app, then forks, signals and reaps children as the main process asks."""
+
     def __init__(self, setup: Setup, control: socket.socket) -> None:
         self._setup = setup
         self._control = control
@@ -65,11 +65,12 @@ class ForkServer:
         self._spawn = False
 
     def run(self) -> NoReturn:
+        """Load the app and serve the control socket; ends the process."""
         ignore_signals()
         setproctitle(f"umbel: {self._setup.node} fork server")
         kernel.adopt_orphans()
         self._load()
-        ignore_signals()  # once more: the app may have had its own idea of them
+        ignore_signals()  # again: the app may have changed them while it was imported
         self._watch()
         while True:
             for key, _ in self._selector.select():
@@ -82,7 +83,7 @@ class ForkServer:
 
     def _load(self) -> None:
         if self._setup.green:
-            from umbel.pools.gevent_child import patch_before_loading
+            from umbel.pools.prefork.gevent_child import patch_before_loading
 
             patch_before_loading()
         note_calls()
@@ -90,7 +91,7 @@ class ForkServer:
         spec = HostSpec(self._setup.loader, self._setup.target, self._setup.search_path)
         loaded = call_guarded(load_host, spec, self._setup.node, forks=True)
         if isinstance(loaded, Raised):
-            if not isinstance(loaded.error, UmbelError):  # those say what to do
+            if not isinstance(loaded.error, UmbelError):  # an UmbelError says what to do: no traceback
                 traceback.print_exception(loaded.error)
             self._tell(Problem(in_one_line(loaded.error)))
             self._end(status=1)
@@ -98,7 +99,7 @@ class ForkServer:
         because = self._reason_to_spawn(kernel.open_sockets() - sockets)
         self._spawn = bool(because)
         gc.collect()
-        gc.freeze()  # the collector then leaves pages alone that children share with us
+        gc.freeze()  # the collector then does not touch pages that children share
         self._tell(Loaded(because, os.getpid()))
 
     def _reason_to_spawn(self, sockets: set[str]) -> str:
@@ -123,12 +124,12 @@ class ForkServer:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # what matters is the byte in the wake-up socket
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only the byte in the wake-up socket matters
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._selector.register(self._control, selectors.EVENT_READ)
 
     def _read_control(self) -> bool:
-        """Do what the main process asks; False when it is gone."""
+        """Carry out what the main process asks; False when it has ended."""
         try:
             data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _FDS_PER_READ)
         except ConnectionError:
@@ -151,7 +152,7 @@ class ForkServer:
         except OSError as error:  # no memory, or a limit on processes
             self._tell(NotForked(key, f"cannot create a child process: {error}"))
         else:
-            with contextlib.suppress(OSError):  # the child does it too; the first one wins
+            with contextlib.suppress(OSError):  # the child does it too; whichever is first succeeds
                 os.setpgid(pid, pid)
             self._pids[key] = pid
             self._tell(Forked(key, pid))
@@ -167,10 +168,10 @@ class ForkServer:
         if pid == 0:
             for ours in (self._control, self._woken, self._waker, self._selector):
                 ours.close()
-            for fd in self._fds:  # of children that are still to be made
+            for fd in self._fds:  # of children that are not made yet
                 os.close(fd)
             if self._setup.green:
-                from umbel.pools.gevent_child import patch_the_rest
+                from umbel.pools.prefork.gevent_child import patch_the_rest
 
                 patch_the_rest()
             run_child(
@@ -207,7 +208,7 @@ class ForkServer:
             if pid in keys:
                 del self._pids[keys[pid]]
                 if status != 0:
-                    _kill_group(pid)  # what a crashed task had started has nobody left to wait for it
+                    _kill_group(pid)  # processes that the crashed task had started
                 self._tell(Exited(keys[pid], status))
 
     def _tell(self, message: FromServer) -> None:
@@ -217,7 +218,7 @@ class ForkServer:
             self._end()
 
     def _end(self, status: int = 0) -> NoReturn:
-        """Leave no descendant behind: orphans come to us as their parents die, until none is left."""
+        """Exit and leave no descendant behind: orphans come to this process as their parents die."""
         for pid in self._pids.values():
             _kill_group(pid)
         kill_descendants()
@@ -225,7 +226,7 @@ class ForkServer:
 
 
 def ignore_signals() -> None:
-    """It ends when the main process ends, not before."""
+    """Ignore the signals that stop a worker: the server ends when the main process does, not before."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
 
@@ -236,5 +237,5 @@ def _kill_group(pid: int) -> None:
 
 
 def serve(setup: str, control: int) -> NoReturn:
-    """Be the fork server, with what the main process said (JSON) and the socket to it."""
+    """Run the fork server with this setup (JSON) and the control socket of this number."""
     ForkServer(msgspec.json.decode(setup, type=Setup), socket.socket(fileno=control)).run()

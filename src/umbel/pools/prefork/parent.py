@@ -1,13 +1,13 @@
 """PreforkPool: children as separate processes, on the worker's event loop.
 
-The slots machine decides; this shell owns the fork server, the sockets and the timer. Effects
-are performed in the order in which the machine asked for them, by one loop: what an effect brings
-about is told to the machine at once, and what that asks for is queued. The listener is called
-when there is nothing more to perform, so it may submit and withdraw, and gets its answer at once.
+The slots machine decides; this shell owns the fork server, the sockets and the timer. Effects are performed
+in the order in which the machine asked for them, by one loop. What an effect causes is reported to the
+machine at once, and the effects that follow are queued. The listener is called when there is nothing more to
+perform, so it may submit and withdraw, and gets its answer at once.
 
-An effect that raises ends nothing but the child it was meant for: that is killed and replaced, and
-its jobs get the verdict of any child that dies. A job that cannot be put into a frame comes back
-as a fault. Should the machine itself raise, nobody knows what it holds: the pool has failed.
+An effect that raises ends nothing but the child it was meant for: that child is killed and replaced, and its
+jobs are treated like those of any child that dies. A job that cannot be put into a frame comes back as a
+fault. If the machine itself raises, its state is unknown: the pool has failed.
 """
 
 import asyncio
@@ -21,37 +21,33 @@ from typing import Any, assert_never
 
 from umbel.errors import PoolError
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.guard import Raised, call_guarded
-from umbel.pools.guarded_listener import GuardedListener
-from umbel.pools.hosting import in_one_line
-from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
-from umbel.pools.losses import apart
+from umbel.pools.guard import Raised, call_guarded, in_one_line
+from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, UserEvent
 from umbel.pools.prefork.child import INTERRUPT
-from umbel.pools.prefork.child_link import ChildLink, batch_frames
 from umbel.pools.prefork.children import ChildEvent, Children
-from umbel.pools.prefork.memory import resident_bytes
-from umbel.pools.prefork.messages import FromChild, NoOutcome, lost_outcome
+from umbel.pools.prefork.kernel import resident_bytes
+from umbel.pools.prefork.links import ChildLink, batch_frames
+from umbel.pools.prefork.messages import FromChild, NoOutcome, lost_outcome, slot_settings
 from umbel.pools.prefork.server_process import StartedServer
-from umbel.pools.prefork.settings import slot_settings
-from umbel.pools.sizes import resized
+from umbel.pools.reporting import GuardedListener, apart, resized
 from umbel.protocol.machine import Tick
 from umbel.protocol.pool.events import (
-    Began,
     ChildDied,
     ChildReady,
     Close,
-    Closed,
     Dismiss,
     Effect,
     Event,
-    Failed,
     Finished,
     Interrupt,
+    JobBegan,
+    JobsLost,
     Kill,
-    Lost,
     NotSent,
     Open,
     Overweight,
+    PoolClosed,
+    PoolFailed,
     Recall,
     Recalled,
     Replace,
@@ -62,13 +58,14 @@ from umbel.protocol.pool.events import (
     SignalSoftLimit,
     Start,
     Submit,
+    Unsettled,
     Weigh,
     Weighed,
     Withdraw,
     Withdrawn,
 )
 from umbel.protocol.pool.slots import Slots
-from umbel.wire.frames import Cancel, Outcomes, SoftLimit, Stop, encode_frame
+from umbel.wire.frames import Cancel, Outcomes, SoftLimit, StopChild, encode_frame
 
 log = logging.getLogger(__name__)
 _hard_limit, _soft_limit = attrgetter("hard_limit_s"), attrgetter("soft_limit_s")
@@ -79,6 +76,8 @@ _PLENTY, _PAUSE_S = 64, 0.001
 
 
 class PreforkPool:
+    """Runs each job in a child process; crashes, leaks and hard limits end only that process."""
+
     abilities = ABILITIES["prefork"]
     is_green = False
 
@@ -90,7 +89,7 @@ class PreforkPool:
         self._effects: deque[Effect[Job, Outcome]] = deque()
         self._performing = False
         self._faults = 0  # effects that raised
-        self._broken = False  # the machine raised: nobody knows what it holds
+        self._broken = False  # the machine raised: its state is unknown
         self._withdrawn: list[Job] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -99,6 +98,7 @@ class PreforkPool:
     # ---- the interface -----------------------------------------------------------------------------
 
     async def start(self, listener: PoolListener) -> None:
+        """Start the fork server and the children; PoolError if they are not ready in time."""
         self._loop = asyncio.get_running_loop()
         self._listener = GuardedListener(listener)
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -118,6 +118,7 @@ class PreforkPool:
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        """Give jobs to the machine; those with invalid limits come back as lost."""
         unfit: Sequence[LostJob] = ()
         if {*map(_hard_limit, jobs), *map(_soft_limit, jobs)} - {None}:
             jobs, unfit = apart(jobs)
@@ -125,22 +126,34 @@ class PreforkPool:
         if unfit:
             self._listener.on_lost(unfit)
 
+    def note_unsettled(self, count: int) -> None:
+        """Tell the machine, which sends no further batches while too many messages are unsettled."""
+        self._step(Unsettled(count))
+
     def room(self) -> int:
+        """How many more jobs to hand in now to keep the children busy."""
         return self._slots.room()
 
+    def free(self) -> int:
+        """How many idle children could start a job at once."""
+        return self._slots.free()
+
     def withdraw(self) -> Sequence[Job]:
+        """Take back every job that no child has started, batches in its socket included."""
         self._step(Withdraw())
         jobs, self._withdrawn = tuple(self._withdrawn), []
         return jobs
 
     def cancel_job(self, number: int) -> bool:
+        """Send a Cancel frame and a signal to the child that runs this job; False when none does."""
         child = self._slots.holder_of(number)
-        if child is not None:  # whatever it is at when the signal comes: the frame names the job
+        if child is not None:  # it may run another job when the signal arrives: the frame names the job
             self._children.links[child].send(encode_frame(Cancel(number)))
             self._children.signal(self._children.links[child], INTERRUPT)
         return child is not None
 
     def terminate_job(self, number: int, signum: int) -> bool:
+        """Signal the child that runs this job, and replace the child; False when it is not running."""
         child = self._slots.holder_of(number)
         if child is None:
             return False
@@ -156,13 +169,14 @@ class PreforkPool:
         return True
 
     def interrupt(self) -> int:
+        """Raise WorkerStopping in every running job; returns how many there are."""
         self._step(Interrupt())
         return len(self.describe()["running"])
 
     def restart(self, *, reload: bool = False) -> None:
-        """Replace the children one after the other, each when it is idle; what runs goes on.
+        """Replace the children one after the other, each when it is idle; running jobs go on.
 
-        `reload`: load the app again first. If that fails, everything stays as it is.
+        `reload`: load the app again first. If that fails, the current children stay.
         """
         if reload:
             self._children.reload()
@@ -170,11 +184,13 @@ class PreforkPool:
             self._step(Replace())
 
     def resize(self, by: int) -> int:
+        """Start or end children; those that run a job end after it."""
         size = self._size = resized(self._size, by)
         self._step(Resize(size))
         return size
 
     def describe(self) -> dict[str, Any]:
+        """The state for `health` and `stats`, with the pid of the child each job runs in."""
         links = [(slot, link.pid) for slot, link in sorted(self._children.links.items()) if link.pid]
         running = {pid: self._slots.running(slot) for slot, pid in links}
         return {
@@ -190,6 +206,7 @@ class PreforkPool:
         }
 
     async def stop(self, *, grace_s: float) -> None:
+        """End the children within `grace_s`, then the fork servers and every descendant."""
         if self._stopped is None:
             return  # never started
         self._step(Close(grace_s))
@@ -240,7 +257,7 @@ class PreforkPool:
                 self._send_batch(child, batch, jobs)
             case Reported(child, outcomes):
                 self._report(self._children.links[child], outcomes)
-            case Began(child, job):
+            case JobBegan(child, job):
                 running = self._slots.running(child)
                 if running is not None and running.number == job:  # else it could not be sent
                     link = self._children.links[child]
@@ -248,7 +265,7 @@ class PreforkPool:
             case Recall(child):
                 link_or_none = self._children.links.get(child)
                 self._step(Recalled(child, link_or_none.take_tokens() if link_or_none else b""))
-            case Lost(losses):
+            case JobsLost(losses):
                 self._listener.on_lost(
                     [LostJob(it.job, it.charged, it.reason, it.timed_out, it.ran, it.fault) for it in losses]
                 )
@@ -260,7 +277,7 @@ class PreforkPool:
                 self._children.start(child)
             case Dismiss(child, reason):
                 self._children.links[child].dismissed = reason
-                self._children.links[child].send(encode_frame(Stop()))
+                self._children.links[child].send(encode_frame(StopChild()))
             case Weigh(child):
                 link_or_none = self._children.links.get(child)
                 self._step(Weighed(child, resident_bytes(link_or_none.pid) if link_or_none else 0))
@@ -268,9 +285,9 @@ class PreforkPool:
                 self._listener.on_child("heavy", self._about(child, job=job, size_bytes=size_bytes))
             case Kill(child, reason):
                 self._children.kill(child, reason)
-            case Failed(reason):
+            case PoolFailed(reason):
                 self._fail(f"no child process survived start-up: {reason}")
-            case Closed():
+            case PoolClosed():
                 if self._stopped is not None and not self._stopped.done():
                     self._stopped.set_result(None)
             case _:
@@ -284,14 +301,14 @@ class PreforkPool:
             self._stopped.set_result(None)
 
     def _recover(self, effect: Effect[Job, Outcome], error: BaseException) -> None:
-        """It raised. The machine gets the answer it waits for, and the child is replaced."""
+        """An effect raised. The machine gets the answer it waits for, and the child is replaced."""
         self._faults += 1
         log.error("internal error in the pool at %s; please report it", type(effect).__name__, exc_info=error)
         child = getattr(effect, "child", None)
         if child is None:
             return
         reason = f"internal error in the pool: {in_one_line(error)}"
-        self._step(Retire(child, reason))  # it gets nothing more
+        self._step(Retire(child, reason))  # it gets no further jobs
         match effect:
             case Send(_, batch, jobs):
                 self._step(Recalled(child, bytes((batch,)) * len(jobs)))
@@ -317,8 +334,10 @@ class PreforkPool:
 
     def _report(self, link: ChildLink, outcomes: Sequence[Outcome]) -> None:
         if link.unsaid:
-            self._listener.on_lost([link.unsaid[one.number] for one in outcomes if one.number in link.unsaid])
-            outcomes = [one for one in outcomes if one.number not in link.unsaid]
+            self._listener.on_lost(
+                [link.unsaid[outcome.number] for outcome in outcomes if outcome.number in link.unsaid]
+            )
+            outcomes = [outcome for outcome in outcomes if outcome.number not in link.unsaid]
             link.unsaid.clear()
         if outcomes:
             link.free_at = outcomes[-1].started_at + outcomes[-1].runtime_s
@@ -342,13 +361,14 @@ class PreforkPool:
     # ---- from the children (ChildrenListener) ------------------------------------------------------
 
     def on_event(self, event: ChildEvent) -> None:
+        """A child became ready, died or must be replaced: tell the machine."""
         self._step(event)
         is_ready = isinstance(event, ChildReady) and len(self._children.ready) >= self._size
         if is_ready and not self._started.done():
             self._started.set_result(None)
 
     def on_messages(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
-        """What is about the child at once, then how all its jobs ended together."""
+        """Handle messages about the child at once, then report all its ended jobs together."""
         outcomes: list[Outcome] = []
         for message in messages:
             if isinstance(message, Outcomes):
@@ -364,13 +384,16 @@ class PreforkPool:
                 link.pause_reading(_PAUSE_S)
 
     def on_no_start(self, error: PoolError) -> bool:
+        """The app cannot be loaded: fail the start, and return whether the pool was still starting."""
         if self._started.done():
             return False
         self._started.set_exception(error)
         return True
 
-    def on_told(self, told: Told) -> None:
+    def on_told(self, told: UserEvent) -> None:
+        """Pass a running task's event on to the worker."""
         self._listener.on_told(told)
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
+        """Pass on to the worker that a child came or went."""
         self._listener.on_child(what, fields)

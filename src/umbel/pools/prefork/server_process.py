@@ -1,43 +1,77 @@
-"""A fork server's process, and the main process's end of the control socket to it.
+"""Starting a fork server: as a new program, or as a fork of the main process.
 
-What is started here is a new program, so nothing of the main process (threads, locks, connections) is in it.
-The other way, a fork of the main process, is in `first_server.py`.
+A new program contains nothing of the main process: no threads, locks or connections. It imports the app
+itself.
+
+A fork shares the pages of the interpreter, of Umbel and of the app with the main process, and nothing is
+imported twice. This saves memory and half of a worker's start. It is right only at one moment: when the app
+has been imported and there is no event loop, no thread and no connection yet. `ForkPoint` knows what was open
+before the import; if the import left a thread or a socket behind, it does not fork, and the server is started
+as a new program. Every later server is a new program too: after a reload, and when a server has died.
+
+A forked server first drops what a new program would not have: the main process's signal handlers, its log,
+its standard input, and inherited descriptors.
 """
 
+import contextlib
+import gc
 import os
 import signal
 import socket
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
+from umbel.files import opened
+from umbel.pools.prefork import kernel
+from umbel.pools.prefork.child_guard import split_from_guard
+from umbel.pools.prefork.forkserver import ForkServer, ignore_signals
+from umbel.pools.prefork.kernel import note_calls
 from umbel.pools.prefork.messages import Setup
+
+# ---- server process --------------------------------------------------------------------------------
+#
+# A fork server's process, and the main process's end of the control socket to it.
+#
+# What is started here is a new program, so nothing of the main process (threads, locks, connections) is in
+# it. The other way, a fork of the main process, is at the end of this file.
 
 
 class ServerProcess(Protocol):
-    """What `subprocess.Popen` has, of the process that is the server's guard where there is one."""
+    """A part of `subprocess.Popen`, for the process that is the server's guard if there is one."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The pid of the guard, or of the server where there is no guard."""
+
     @property
     def returncode(self) -> int | None:
         """The negative number of the signal that ended it; None until `poll` has seen its end."""
         ...
 
-    def poll(self) -> int | None: ...
-    def kill(self) -> None: ...
-    def wait(self) -> int: ...
+    def poll(self) -> int | None:
+        """Its return code if it has ended; does not wait."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    def wait(self) -> int:
+        """Wait for its end and return its return code."""
 
 
 class StartedServer(msgspec.Struct, frozen=True):
+    """A running fork server, the setup it was started with, and the control socket to it."""
+
     setup: Setup
     control: socket.socket
     process: ServerProcess
 
     def discard(self) -> None:
-        """End a server that has no children yet; nothing where that has happened already."""
+        """End a server that has no children yet; may be called twice."""
         self.control.close()
         if self.process.poll() is None:
             self.process.kill()
@@ -52,14 +86,17 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
+        """Its return code if it has ended; does not wait."""
         return self._wait(os.WNOHANG)
 
     def wait(self) -> int:
+        """Wait for its end and return its return code."""
         code = self._wait(0)
-        assert code is not None, "it was waited for"
+        assert code is not None, "a blocking wait returns a code"
         return code
 
     def kill(self) -> None:
+        """Send SIGKILL if it has not ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -68,7 +105,7 @@ class ForkedProcess:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, options)
-            except ChildProcessError:  # somebody else has taken its status, or it is not kept
+            except ChildProcessError:  # other code has reaped it, or SIGCHLD is ignored
                 self.returncode = 0
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -76,8 +113,8 @@ class ForkedProcess:
 
 
 def spawn_server(setup: Setup) -> StartedServer:
-    """Start an interpreter that loads the app itself."""
-    import subprocess  # the children, who share this module, start none
+    """Start an interpreter that loads the app itself; OSError when the system refuses."""
+    import subprocess  # imported here: children share this module and start no programs
 
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-P", "-m", "umbel.pools.prefork.child_guard", setup.node]
@@ -93,3 +130,91 @@ def spawn_server(setup: Setup) -> StartedServer:
         ours.close()
         raise
     return StartedServer(setup, ours, process)
+
+
+# ---- the first fork server -------------------------------------------------------------------------
+#
+# A fork of the main process, which has loaded the app and done nothing else yet.
+#
+# The two then share the pages of the interpreter, of Umbel and of the app, and nothing is imported twice:
+# this saves memory and half of a worker's start. It is right only at one moment, when the app has been
+# imported and there is no event loop, no thread and no connection. `ForkPoint` knows what was open before
+# the import; if the import left a thread or a socket behind, it does not fork, and the server is started as
+# a new program (`server_process.py`). So is every later one: after a reload, and when a server has died.
+#
+# What the server would not have as a new program is taken from it first: the main process's signal
+# handlers, its log, its standard input and the descriptors that the program that started it left open.
+
+_STATUS_BROKEN = 70  # EX_SOFTWARE of sysexits.h
+_STANDARD = {0, 1, 2}
+
+
+class ForkPoint:
+    """What was open in the main process before the app was imported. Make it before the import."""
+
+    def __init__(self) -> None:
+        note_calls()
+        self._inherited = opened() - _STANDARD
+        self._sockets = kernel.open_sockets()
+
+    def can_fork(self, setup: Setup) -> bool:
+        """Whether a fork of this process would be like a server that has imported the app itself."""
+        if setup.child_start == "spawn" or setup.green:  # gevent patches before the app is imported
+            return False
+        return kernel.thread_count() == 1 and kernel.open_sockets() <= self._sockets
+
+    def fork(self, setup: Setup, forget: Callable[[], None]) -> StartedServer:
+        """Fork the server. `forget` is called in it, to undo what belongs to the main process."""
+        ours, theirs = socket.socketpair()
+        gc.collect()
+        gc.freeze()  # the collector then does not touch shared pages
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            with _signals_held_back() as mask, theirs:
+                pid = os.fork()
+                if pid == 0:
+                    gc.enable()  # the main process does so when it has started
+                    strangers = self._inherited | {ours.detach()}
+                    _be_server(setup, theirs.detach(), strangers, mask, forget)
+        except OSError:
+            ours.close()
+            raise
+        return StartedServer(setup, ours, ForkedProcess(pid))
+
+
+def _be_server(
+    setup: Setup, control: int, strangers: set[int], mask: set[int], forget: Callable[[], None]
+) -> NoReturn:
+    try:
+        ignore_signals()
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.setsid()  # only the main process handles Ctrl-C at the terminal
+        for descriptor in strangers:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        split_from_guard(setup.node, control)
+        forget()
+        ForkServer(setup, socket.socket(fileno=control)).run()
+    finally:
+        if (error := sys.exc_info()[1]) is not None:
+            traceback.print_exception(error)
+        os._exit(_STATUS_BROKEN)  # never return into the stack of the main process
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[set[int]]:
+    """Block signals until the server has set its handlers; the main process gets them after the fork.
+
+    Yields the previous mask.
+    """
+    held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield set(before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

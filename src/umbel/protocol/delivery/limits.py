@@ -1,27 +1,92 @@
-"""Limits that hold for the whole cluster: what a task may ask for, and when a bucket lets the next one start.
+"""Rate limits and concurrency limits: one worker's token buckets, and limits that hold for the whole cluster.
 
-A bucket belongs to one task and one key. `Concurrency` has so many slots; a claim holds one until it ends.
-`Rate` has a pace: starts are `interval_s` apart, but what comes late may be made up for, by as much as
-`slack_s`: so long before its time the next one is due, and coming within it, before
-the next one is due, costs the rate nothing.
-The interval is chosen so that no window of the rate's period has more starts than the rate says,
+`TokenBucket` limits how often one worker starts a task. A `ClusterLimit` belongs to a task and a key, and its
+bucket is a record in the broker: `Concurrency` has slots, and a claim holds one until it ends; `Rate` spaces
+the starts of all workers.
+
+A bucket belongs to one task and one key. `Concurrency` has a number of slots; a claim holds one until it
+ends. `Rate` has a pace: starts are `interval_s` apart. A late start may be made up for, by as much as
+`slack_s`: the next one is due that much before its time, and starting within that slack costs the rate
+nothing. The interval is chosen so that no window of the rate's period has more starts than the rate says,
 even if each task starts up to `slack_s` after it was allowed to:
 
     k starts in a window of P: allowed within P + slack, so (k - 1) * interval < P + 2 * slack, so k <= rate.
 
-What that costs is the part of the rate that the slack takes: a tenth of "100/s", 3 % of "100/m", next to
-nothing of "100/h". It stops being right for a task that waits longer than the slack between its permission
-and its start, behind others in its worker. `limit.lua` has `Pace` word for word; a property test holds the
-two together.
+The cost is the part of the rate that the slack takes: a tenth of "100/s", 3 % of "100/m", next to nothing of
+"100/h". It stops being right for a task that waits longer than the slack between its permission and its
+start, behind others in its worker. `buckets.lua` has `Pace` word for word; a property test keeps the two
+equal.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from string import Formatter
 from typing import Any
 
 from umbel.errors import ConfigurationError, nearest
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Value
+
+# ---- rate ------------------------------------------------------------------------------------------
+#
+# Token buckets that say when a rate-limited task may start.
+#
+# A bucket holds at most the tokens of one second (and at least one), so a limit of "10/s" allows a burst of
+# ten and "6/m" one task every ten seconds. A task without a token is given the time at which its token will
+# be available, and that token is reserved for it: tasks parked by the limit come back in the order they
+# were refused, instead of all at once.
+#
+# The limit holds for one node, as in Celery; a cluster of n nodes runs n times as many.
+
+_LOCAL_RATE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?\s*$")
+_LOCAL_PERIOD_S = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_rate(text: str | float) -> float:
+    """Return tasks per second from "100/m", "10/s", "0.5" or a number; 0: no limit. Raises ValueError."""
+    if isinstance(text, int | float) and not isinstance(text, bool) and 0 <= text < inf:
+        return float(text)
+    match = _LOCAL_RATE.match(text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f"{text!r} is not a rate; write it as '10/s', '100/m' or '500/h'")
+    return float(match[1]) / _LOCAL_PERIOD_S[match[2]]
+
+
+def show_rate(per_second: float) -> str:
+    """Return a rate as people write it, in the shortest period that makes it a whole number."""
+    for unit, period_s in (("s", 1.0), ("m", 60.0), ("h", 3600.0)):
+        count = per_second * period_s
+        if abs(count - round(count)) < 1e-9 * period_s and count >= 1:
+            return f"{round(count)}/{unit}"
+    return f"{per_second * 3600:g}/h"
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """The tokens of one rate-limited task on this worker; it holds those of one second, and at least one."""
+
+    per_second: float
+    _tokens: float = 1.0
+    _filled_at: float | None = None
+
+    def take(self, now: float) -> float:
+        """Take a token: 0.0 when one is available, else in how many seconds the reserved one will be."""
+        burst = max(1.0, self.per_second)
+        if self._filled_at is None:
+            self._tokens = burst
+        else:
+            # A clock that was set back adds nothing, and must not take tokens away either.
+            passed_s = max(0.0, now - self._filled_at)
+            self._tokens = min(burst, self._tokens + passed_s * self.per_second)
+        self._filled_at = now
+        self._tokens -= 1.0
+        return max(0.0, -self._tokens / self.per_second)
+
+
+# ---- limits that hold for the whole cluster --------------------------------------------------------
+#
+# What a task may ask for, and when a bucket lets the next one start.
 
 KEY_MAX_BYTES = 200
 RATE_MAX = 1_000_000
@@ -34,35 +99,35 @@ _PERIOD_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Pace(Value):
-    """When starts may follow one another. `free_at`: when the next one is due; 0: at once."""
+    """When starts may follow one another. `free_at`: when the next start is due; 0: at once."""
 
     interval_s: float
     slack_s: float
 
     def take(self, free_at: float, now: float) -> float | None:
-        """Start one now: the bucket's new `free_at`; None: not yet."""
+        """Return the bucket's new `free_at` if a task may start now, else None."""
         free_at = self._believed(free_at, now)
         return max(free_at, now) + self.interval_s if now >= free_at - self.slack_s else None
 
     def due(self, free_at: float, now: float, ahead: int) -> float:
-        """The earliest time at which one may start that has so many before it."""
+        """Return the earliest time at which a task with `ahead` others before it may start."""
         next_free_at = max(self._believed(free_at, now), now) + ahead * self.interval_s
         return max(next_free_at - self.slack_s, now)
 
     def _believed(self, free_at: float, now: float) -> float:
-        """It is never later than this, unless the clock was set back."""
+        """Limit `free_at` to its highest possible value: it is higher only when the clock was set back."""
         return min(free_at, now + self.slack_s + self.interval_s)
 
 
 class Terms(Value):
-    """What a bucket allows: so many at once (`most`), or the pace."""
+    """What a bucket allows: at most `most` at once, or starts at the pace."""
 
     most: int = 0
     pace: Pace | None = None
 
 
 class Rate:
-    """At most so many starts in any second, minute or hour, by key: `Rate("100/m", key="{customer}")`."""
+    """At most so many starts per second, minute or hour, by key: `Rate("100/m", key="{customer}")`."""
 
     def __init__(self, rate: str, *, key: str = "") -> None:
         found = _RATE.match(str(rate))
@@ -82,7 +147,7 @@ class Rate:
 
 
 class Concurrency:
-    """At most so many at a time, for each key: `Concurrency(4, key="{customer}")`."""
+    """At most so many running at a time, for each key: `Concurrency(4, key="{customer}")`."""
 
     def __init__(self, most: int, *, key: str = "") -> None:
         if type(most) is not int or not 1 <= most <= CONCURRENCY_MAX:
@@ -98,7 +163,7 @@ class Concurrency:
 
 
 class Field(Value):
-    """A parameter that the key names: its place, if it has one, and what it is if it is not given."""
+    """A parameter that the key names: its position, if it has one, and its default."""
 
     name: str
     position: int | None = None
@@ -107,7 +172,7 @@ class Field(Value):
 
 
 class ClusterLimit(Value):
-    """The limit of one task, its key tied to the parameters of its function."""
+    """The limit of one task, its key bound to the parameters of its function."""
 
     task: str
     template: str
@@ -115,11 +180,12 @@ class ClusterLimit(Value):
     terms: Terms
 
     def bucket(self, key: str) -> str:
+        """Return the name of the broker's bucket for a key of this task."""
         return bucket_of(self.task, key)
 
     def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The key of a call; ValueError or TypeError when it has none."""
-        key = self.template.format(**{one.name: self._value(one, args, kwargs) for one in self.fields})
+        """Return the key of a call. Raises ValueError or TypeError when it has none."""
+        key = self.template.format(**{field.name: self._value(field, args, kwargs) for field in self.fields})
         if problem := key_problem(key):
             raise ValueError(f"the limit of task {self.task!r} has the key {key[:80]!r}: {problem}")
         return key
@@ -145,11 +211,12 @@ class ClusterLimit(Value):
 
 
 def bucket_of(task: str, key: str) -> str:
+    """Return the name of the broker's bucket for this task and key."""
     return f"{task}:{key}"
 
 
 def key_problem(key: str) -> str:
-    """Why this cannot be a key; "" if it can."""
+    """Return why this text cannot be a key; "" if it can."""
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
@@ -160,7 +227,7 @@ def key_problem(key: str) -> str:
 
 
 def _names_in(key: object) -> tuple[str, ...]:
-    """The parameters that a key names."""
+    """Return the parameters that a key names. Raises ConfigurationError if it is not a valid template."""
     if not isinstance(key, str):
         raise ConfigurationError(f"the key of a limit is {key!r}; it must be text, as in '{{customer}}'")
     try:
@@ -183,7 +250,7 @@ def _names_in(key: object) -> tuple[str, ...]:
 
 
 def check_names(task: str, limit: Rate | Concurrency, known: Sequence[str], hidden: Sequence[str]) -> None:
-    """Refuse a key that names what the task does not have, or what nobody may read."""
+    """Refuse a key that names an unknown or a sensitive parameter. Raises ConfigurationError."""
     for name in limit.names:
         if name not in known:
             near = nearest(name, known)

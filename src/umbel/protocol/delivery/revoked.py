@@ -1,22 +1,50 @@
-"""RevokedTasks: what must not start, as one worker knows it.
+"""Revoked tasks: what must not start, as one worker knows it, and how nodes exchange it in `hello`.
 
-There are two sources. The broker's durable record is the truth: it is read before the first dispatch
-and with every claim. An entry of it leaves when it expires, never to make room: the record refuses
-new entries at its limit, so what comes from there is bounded by it. The other source is what peers
-say in `hello`, Celery's above all, which know no record: that is kept as Celery keeps it, for three
-hours and up to 50,000 ids, of which the one that arrived first goes first.
+There are two sources. The broker's durable record is authoritative: it is read before the first dispatch and
+with every claim. What other nodes report (`mingle`, in Celery's form) is hearsay: it is bounded, expires, and
+never removes an entry of the record.
 
-Both are joins: whatever order entries come in, and however often, the same is known. The record
-joins by the later expiry, because a second revoke is meant to hold longer. What peers say
-joins by the earlier stamp: what is passed on from node to node arrives later and never earlier than
-it was said, so nobody can prolong it by repeating it. An id that has expired leaves a tombstone, so
-that a peer that stamps again what it hears does not make it immortal. So does one that was taken back:
-from then on only the record can bring it again, not what a peer has not forgotten.
+A node that starts sends its name and the ids it knows to be revoked; every peer merges them and replies with
+the ids it knows and its clock. The form is Celery's, `{"revoked": [ids], "clock": n}`, because a list of ids
+is what every version of it accepts; our nodes add the ages of the ids, and the members they know, which
+Celery's ignore.
+
+Stamps of other machines mean little here: clocks differ by hours, and older Celery sends the time since its
+machine was started. So ages are sent, and a stamp is judged by what it can be:
+
+* a stamp of the last three hours is from a wall clock like ours;
+* a stamp that lies ahead, or has expired although its owner still holds it, is from a wrong wall clock, or is
+  the uptime of another machine: it counts as set now.
+
+"Now" counts once: the set never takes a later stamp for an id that it has, or had.
+
+The replies move this node's clock past the highest among them; an impossible clock is ignored. One bad entry
+never spoils the others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
+
+from umbel.protocol.clock import LamportClock
+
+# ---- revoked tasks ---------------------------------------------------------------------------------
+#
+# What must not start, as one worker knows it.
+#
+# There are two sources. The broker's durable record is authoritative: it is read before the first dispatch
+# and with every claim. An entry of it leaves when it expires, never to make room: the record refuses new
+# entries at its limit, so what comes from there is bounded by it. The other source is what peers report in
+# `hello`, above all Celery's, which know no record: that is retained as Celery does it, for three hours and
+# up to 50,000 ids; beyond that the earliest arrival is dropped.
+#
+# Both are joins: whatever order entries come in, and however often, the result is the same. The record
+# joins by the later expiry, because a second revoke is meant to last longer. Reports of peers join by the
+# earlier stamp: a report that is passed on from node to node arrives later and never earlier than it was
+# made, so no node can prolong it by repeating it. An id that has expired leaves a tombstone, so that a peer
+# that stamps reports again when it passes them on does not make it immortal. So does an id that was taken
+# back: from then on only the record can revoke it again, not a peer that has not forgotten it.
 
 OUTDATED_MAX = 1000
 HEARSAY_S = 3 * 3600.0
@@ -27,8 +55,10 @@ SWEEP_EVERY_S = 10.0
 
 
 class RevokedTasks:
+    """The revoked task ids and stamped headers that one worker knows, from the record and from peers."""
+
     def __init__(self) -> None:
-        self.dropped = 0  # ids of peers that had to make room before their time
+        self.dropped = 0  # ids from peers that were removed at the limit, before they expired
         self._recorded: dict[str, tuple[float, float]] = {}  # (expires at, recorded at)
         self._headers: dict[str, float] = {}
         self._by_expiry: list[tuple[float, str]] = []
@@ -39,41 +69,42 @@ class RevokedTasks:
     # -- the durable record ----------------------------------------------------------------------
 
     def add(self, task_id: str, expires_at: float, recorded_at: float = 0.0) -> None:
-        """Known ids keep the later expiry."""
+        """Add an id of the durable record; a known id keeps the later expiry."""
         known_until, known_at = self._recorded.get(task_id, (0.0, 0.0))
         recorded_at = max(recorded_at, known_at)
         if expires_at > known_until:
-            self._recorded.pop(task_id, None)  # to the end: it is the newest
+            self._recorded.pop(task_id, None)  # moves it to the end: it is the newest
             self._recorded[task_id] = (expires_at, recorded_at)
             self._push(expires_at, task_id)
         elif recorded_at > known_at:
             self._recorded[task_id] = (known_until, recorded_at)
 
     def add_header(self, header: str, expires_at: float) -> None:
-        """Tasks with this stamped header, written `key=value`, must not start."""
+        """Revoke all tasks with this stamped header, written `key=value`."""
         self._headers[header] = max(expires_at, self._headers.get(header, 0.0))
 
     def take_back(self, task_id: str, now: float) -> None:
-        """It may start again."""
+        """Remove an id: the task may start again, unless the durable record adds it again."""
         self._recorded.pop(task_id, None)
         self._hearsay.pop(task_id, None)
-        self._tombstones.pop(task_id, None)  # to the end: they are kept in the order of expiry
+        self._tombstones.pop(task_id, None)  # moves it to the end: the order is by expiry
         self._bury(task_id, now)
 
     def take_back_header(self, header: str) -> None:
+        """Remove a stamped header: its tasks may start again."""
         self._headers.pop(header, None)
 
     def _push(self, expires_at: float, task_id: str) -> None:
         heappush(self._by_expiry, (expires_at, task_id))
         if len(self._by_expiry) > 2 * len(self._recorded) + OUTDATED_MAX:
-            # An id that was revoked again left its former expiry behind; most of these are such.
+            # An id that was revoked again leaves its former expiry in the heap; most entries are such.
             self._by_expiry = [(until, known) for known, (until, _) in self._recorded.items()]
             heapify(self._by_expiry)
 
-    # -- what peers say --------------------------------------------------------------------------
+    # -- what peers report -----------------------------------------------------------------------
 
     def learn(self, task_id: str, age_s: float, now: float) -> bool:
-        """A peer says that this was revoked so long ago; whether that is news."""
+        """Add an id that a peer reports as revoked `age_s` ago; return whether it was unknown."""
         if task_id in self._tombstones:
             return False
         stamp = now - min(max(age_s, 0.0), HEARSAY_S)
@@ -89,7 +120,7 @@ class RevokedTasks:
         return task_id not in self._recorded
 
     def told(self, now: float, limit: int = HEARSAY_MAX) -> list[tuple[str, float]]:
-        """What peers are told: the newest ids with their ages, the oldest first."""
+        """Return what to report to peers: the newest ids with their ages, the oldest first."""
         ages: dict[str, float] = {}
         strays = 0
         for task_id in reversed(self._recorded):
@@ -97,7 +128,7 @@ class RevokedTasks:
             if age_s < HEARSAY_S:
                 ages[task_id] = age_s
             strays += age_s >= HEARSAY_S
-            if len(ages) >= limit or strays > STRAYS_MAX:  # they came about in the order of time
+            if len(ages) >= limit or strays > STRAYS_MAX:  # entries are in the order of time
                 break
         for task_id in reversed(self._hearsay):
             if len(ages) >= limit:
@@ -120,6 +151,7 @@ class RevokedTasks:
         )
 
     def expire(self, now: float) -> None:
+        """Drop the entries whose time is over; call it often, it sweeps every SWEEP_EVERY_S."""
         while self._by_expiry and self._by_expiry[0][0] <= now:
             expires_at, task_id = heappop(self._by_expiry)
             if self._recorded.get(task_id, (0.0,))[0] == expires_at:
@@ -130,7 +162,7 @@ class RevokedTasks:
 
     def _sweep(self, now: float) -> None:
         self._headers = {header: until for header, until in self._headers.items() if until > now}
-        for task_id in [one for one, stamp in self._hearsay.items() if now - stamp >= HEARSAY_S]:
+        for task_id in [reported for reported, stamp in self._hearsay.items() if now - stamp >= HEARSAY_S]:
             del self._hearsay[task_id]
             self._bury(task_id, now)
         while self._tombstones and next(iter(self._tombstones.values())) <= now:
@@ -145,9 +177,97 @@ class RevokedTasks:
         return task_id in self._recorded or task_id in self._hearsay
 
     def __iter__(self) -> Iterator[str]:
-        """In the order in which they became known."""
+        """Yield the ids in the order in which they became known."""
         yield from self._recorded
         yield from (task_id for task_id in self._hearsay if task_id not in self._recorded)
 
     def __len__(self) -> int:
         return len(self._recorded) + sum(task_id not in self._recorded for task_id in self._hearsay)
+
+
+# ---- mingle ----------------------------------------------------------------------------------------
+#
+# What nodes exchange in `hello`, and how it is merged (S2).
+
+TASK_ID_MAX = 1000  # characters
+TOLD_MAX = 10_000  # ids in one hello
+TOLD_CHARACTERS_MAX = 400_000
+INTRODUCED_MAX = 2_000
+VERSION = 2
+
+
+@dataclass(slots=True)
+class Learned:
+    """What one message brought: ids that were unknown, and the number of unreadable entries."""
+
+    news: list[str] = field(default_factory=list)
+    bad: int = 0
+
+
+def hello(node: str, revoked: RevokedTasks, now: float) -> dict[str, Any]:
+    """Return the arguments of the command `hello`."""
+    return {"from_node": node, "cver": VERSION, **_told(revoked, now)}
+
+
+def answer(
+    revoked: RevokedTasks, clock: LamportClock, members: Sequence[list[Any]], now: float
+) -> dict[str, Any]:
+    """Return the reply to a node that starts; pass `members` only if that node understands them."""
+    reply: dict[str, Any] = {"clock": clock.forward(), **_told(revoked, now)}
+    return reply | {"members": list(members[:INTRODUCED_MAX])} if members else reply
+
+
+def take_in(message: Mapping[str, Any], revoked: RevokedTasks, now: float) -> Learned:
+    """Merge the revoked ids of a hello, or of a reply to it."""
+    ids, ages = message.get("revoked"), message.get("ages")
+    learned = Learned()
+    entries: Sequence[tuple[Any, Any]]
+    if isinstance(ids, Mapping):
+        entries = [(task_id, _age_of_stamp(stamp, now)) for task_id, stamp in ids.items()]
+    elif isinstance(ids, list | tuple):
+        if not isinstance(ages, list | tuple) or len(ages) != len(ids):
+            ages = [0.0] * len(ids)
+        entries = list(zip(ids, ages, strict=True))
+    else:
+        learned.bad += ids is not None
+        return learned
+    for task_id, age_s in entries[-HEARSAY_MAX:]:
+        if not isinstance(task_id, str) or not 0 < len(task_id) <= TASK_ID_MAX or not _is_number(age_s):
+            learned.bad += 1
+        elif revoked.learn(task_id, age_s, now):
+            learned.news.append(task_id)
+    return learned
+
+
+def adjust_clock(clock: LamportClock, answers: Mapping[str, Any]) -> None:
+    """Move the clock past the highest clock of all replies."""
+    for reply in answers.values():
+        if isinstance(reply, Mapping) and reply.get("clock") is not None:
+            clock.adjust(reply["clock"])
+
+
+def _told(revoked: RevokedTasks, now: float) -> dict[str, Any]:
+    entries = revoked.told(now, TOLD_MAX)
+    room = TOLD_CHARACTERS_MAX
+    sent: list[tuple[str, float]] = []
+    for task_id, age_s in reversed(entries):  # the newest first: they matter most
+        room -= len(task_id)
+        if room < 0:
+            break
+        sent.append((task_id, round(age_s, 3)))
+    sent.reverse()
+    return {"revoked": [task_id for task_id, _ in sent], "ages": [age_s for _, age_s in sent]}
+
+
+def _age_of_stamp(stamp: Any, now: float) -> float | None:
+    """Return how long ago a stamp was, by our clock; None if it is no stamp."""
+    if isinstance(stamp, list | tuple):
+        stamp = stamp[0] if stamp else None
+    if not _is_number(stamp):
+        return None
+    age_s = now - stamp
+    return age_s if 0.0 <= age_s < HEARSAY_S else 0.0
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is float or type(value) is int) and -1e18 < value < 1e18  # NaN is in no range

@@ -1,23 +1,23 @@
-"""Sensitive: which arguments of a task nobody may read, and how texts are rid of them.
+"""Sensitive: which arguments of a task must not be shown, and how they are removed from texts.
 
-Two ways, because a value gets out in two. Where arguments are shown (headers, events, `inspect`,
-extended results) the sensitive ones are replaced before a text is made of them. Where a text comes
-from the task itself (tracebacks, messages of exceptions, reprs of results) what it was given is
-looked for and struck out, also when only its beginning is left because somebody cut it.
+There are two ways, because a value leaks in two. Where arguments are shown (headers, events, `inspect`,
+extended results) the sensitive ones are replaced before a text is made of them. Where a text comes from the
+task (tracebacks, messages of exceptions, reprs of results) the values it was given are searched for and
+masked, also when a text was cut and only the beginning of a value remains.
 
-It stops being right for what the task makes of a value: its hash, its half, its upper case. Nor are
-texts of fewer than `SHORTEST` characters, or numbers of fewer digits, looked for: they are everywhere.
+It stops being right for what the task derives from a value: its hash, its half, its upper case. Texts of
+fewer than `SHORTEST` characters, or numbers of fewer digits, are not searched for: they occur everywhere.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Value
 
 MASK = "***"
 SHORTEST = 3
 PREFIX = 16  # the beginning of a longer secret is a secret too
-LEAVES_MAX = 1000  # of what a sensitive argument holds; what lies beyond makes the whole text secret
+LEAVES_MAX = 1000  # values inside a sensitive argument; with more, a text is masked whole
 DEPTH_MAX = 16
 
 
@@ -25,19 +25,20 @@ Hides = Callable[[str | None], bool]  # whether the task of that name has sensit
 
 
 def hides_nothing(_name: str | None) -> bool:
+    """Say of every task that it has no sensitive arguments."""
     return False
 
 
 def is_open(args: str | None, kwargs: str | None) -> bool:
     """Whether the texts have arguments, and none of them is masked.
 
-    Umbel's clients and workers mask sensitive ones before they make a text of a call. Celery's do not.
+    Umbel's clients and workers mask sensitive arguments before they make a text of a call. Celery's do not.
     """
     return bool(args or kwargs) and MASK not in (args or "") and MASK not in (kwargs or "")
 
 
 class Hidden:
-    """Stands where a sensitive value was, when arguments are shown."""
+    """Stands in place of a sensitive value when arguments are shown."""
 
     __slots__ = ()
 
@@ -49,7 +50,9 @@ HIDDEN = Hidden()
 
 
 class Sensitive(Value):
-    """`positions` of those that may be given by position; `rest_from`: of a sensitive `*args`."""
+    """The sensitive parameters of a task, by name and position; `rest_from`: where a sensitive `*args`
+    begins.
+    """
 
     names: frozenset[str]
     positions: frozenset[int] = frozenset()
@@ -59,13 +62,14 @@ class Sensitive(Value):
     def hide(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], mask: Any = HIDDEN
     ) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments with a mask for each sensitive one."""
+        """Return the arguments with a mask for each sensitive one."""
         return (
             [mask if self._at(place) else value for place, value in enumerate(args)],
             {name: mask if self._named(name) else value for name, value in kwargs.items()},
         )
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the sensitive values among the arguments."""
         return [value for place, value in enumerate(args) if self._at(place)] + [
             value for name, value in kwargs.items() if self._named(name)
         ]
@@ -78,7 +82,7 @@ class Sensitive(Value):
 
 
 class Secrets:
-    """The texts that must not get out, of the arguments of one call."""
+    """The texts that must be masked, made from the sensitive arguments of one call."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         found: set[str] = set()
@@ -88,7 +92,7 @@ class Secrets:
                 self._too_many = True
                 break
             found |= _forms(leaf)
-        # The longest first: one may be part of another.
+        # The longest first: a text may be part of another.
         self._texts = sorted(found, key=lambda text: (-len(text), text))
 
     def __bool__(self) -> bool:
@@ -96,11 +100,11 @@ class Secrets:
 
     @property
     def is_everything(self) -> bool:
-        """They are more than anyone looks for: no text is let out."""
+        """Whether there are too many values to search for, so that every text is masked whole."""
         return self._too_many
 
     def strike(self, text: str) -> str:
-        """The text without them."""
+        """Return the text with each secret masked."""
         if self._too_many:
             return MASK
         for secret in self._texts:
@@ -108,16 +112,18 @@ class Secrets:
         return text
 
     def strike_all(self, value: Any, depth: int = 0) -> Any:
-        """Plain data without them; what is deeper than data should be is left out."""
+        """Return plain data with each secret masked; values nested too deep are masked whole."""
         if depth > DEPTH_MAX:
             return MASK
         match value:
             case str():
                 return self.strike(value)
             case dict():
-                return {self.strike_all(name): self.strike_all(one, depth + 1) for name, one in value.items()}
+                return {
+                    self.strike_all(name): self.strike_all(item, depth + 1) for name, item in value.items()
+                }
             case list() | tuple():
-                return [self.strike_all(one, depth + 1) for one in value]
+                return [self.strike_all(item, depth + 1) for item in value]
             case bool() | None:
                 return value
             case _:
@@ -126,7 +132,7 @@ class Secrets:
 
 
 def _leaves(values: Iterable[Any], depth: int) -> Iterator[Any]:
-    """Texts, bytes and numbers, however deep; None for what is deeper than anyone looks."""
+    """Yield texts, bytes and numbers at any depth; None for a value that is nested too deep."""
     for value in values:
         match value:
             case str() | bytes() | int() | float():
@@ -144,7 +150,7 @@ def _leaves(values: Iterable[Any], depth: int) -> Iterator[Any]:
 
 
 def _forms(leaf: Any) -> set[str]:
-    """As it may stand in a text: plain, in a repr, in JSON."""
+    """Return the forms in which a value may stand in a text: plain, in a repr, in JSON."""
     if isinstance(leaf, bool):
         return set()
     if isinstance(leaf, int | float):

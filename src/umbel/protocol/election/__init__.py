@@ -1,1 +1,1 @@
-"""Decisions about an election: who does what must be done once."""
+"""Decisions about elections: which node does what must be done once, by the store's rules and by Celery's."""

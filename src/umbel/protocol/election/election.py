@@ -1,18 +1,17 @@
 """Elections: one node's part in every election it knows of.
 
-The store decides who holds an election (`coordination.py`). This table decides when to ask it,
-what to believe of an answer that came late, and when to act. A node that hears of a request waits
-a short while that depends on its name and the request, so that of N nodes about one asks first and
-the rest hear that it won. The winner acts only after the store has said yes to `start`, and it
-counts its time from when it asked, not from when the answer came.
+The store decides which node holds an election (`coordination.py`). This machine decides when to ask the
+store, what to believe of a late reply, and when to act. A node that receives a request waits a short while
+that depends on its name and the request, so that of N nodes about one asks first and the rest receive the
+report that it won. The winner acts only after the store has confirmed `start`, and it counts its time from
+when it asked, not from when the reply came.
 
-Why a late answer does no harm: a claim's answer is followed by `start`, which the store judges
-again; an answer to `start` counts only in its own term and stage, and under AT_LEAST_ONCE only
-before the deadline. So a node that stood still acts late at most under AT_MOST_ONCE, where nobody
-else ever will.
+Why a late reply does no harm: a granted claim is followed by `start`, which the store judges again; a reply
+to `start` counts only in its own term and stage, and under AT_LEAST_ONCE only before the deadline. So a node
+that was paused acts late at most under AT_MOST_ONCE, where no other node ever will.
 
-Where it stops being right: a handler may stand still between its last look at `still_mine` and
-its effect. What must not double uses the term as a fence.
+Where it stops being right: a handler may be paused between its last check of `still_mine` and its effect. An
+effect that must not happen twice uses the term as a fencing token.
 """
 
 from collections.abc import Callable
@@ -26,10 +25,10 @@ from umbel.protocol.election.events import (
     CallStart,
     CancelHandler,
     ClaimReplied,
-    ClosedHeard,
+    ClosedReceived,
     Dropped,
     Effect,
-    ElectedHeard,
+    ElectedReceived,
     Event,
     Finished,
     FinishReplied,
@@ -37,15 +36,15 @@ from umbel.protocol.election.events import (
     HolderLost,
     Phase,
     Prolong,
+    PublishElected,
     RenewReplied,
     Resend,
     RunHandler,
     Snapshot,
     Stage,
     StartReplied,
-    Stop,
+    StopElections,
     Swept,
-    Tell,
     outcome_text,
 )
 from umbel.protocol.election.table import ElectionSettings, Record, Table
@@ -61,15 +60,19 @@ from umbel.protocol.leadership.coordination import (
 )
 from umbel.protocol.machine import Tick
 
-SAFE_SHARE = 0.9  # of a ttl: how much of it we believe in, should our clock run slower than the store's
+SAFE_SHARE = (
+    0.9  # of a ttl: the part that this node relies on, in case its clock runs slower than the store's
+)
 FINISH_TTLS = 3
 TOMBSTONE_TTLS = 2
-EXPIRED_FOR_ALL_S = 5.0  # then a node without a handler may ask the store to close it
+EXPIRED_FOR_ALL_S = 5.0  # after its expiry; then a node without a handler may ask the store to close it
 UNHEARD_MAX = 10
 
 
 class Elections:
-    """`nodes` is the estimated number of workers: a wrong one costs time or calls, never safety."""
+    """The machine of one node. `nodes` is the estimated number of workers: a wrong one costs time or calls,
+    never safety.
+    """
 
     def __init__(
         self,
@@ -90,32 +93,35 @@ class Elections:
 
     @property
     def deadline(self) -> float | None:
+        """When the machine wants a Tick, on the boot clock; None for never."""
         return self._table.next_timer()
 
     @property
     def acting(self) -> int:
-        """How many handlers run, or have ended and the store does not know yet."""
+        """How many handlers run, or have ended without the store having confirmed it."""
         return sum(record.stage is Stage.ACT for record in self._table.records.values())
 
     def __len__(self) -> int:
         return len(self._table.records)
 
     def snapshot(self) -> Snapshot:
+        """Return the state of all elections."""
         return self._table.snapshot(stopping=self._stopping)
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
+        """Take one event and return the calls, broadcasts and reports that follow."""
         match event:
             case Asked(request):
                 return self._asked(request, now)
             case Swept(request):
                 return self._swept(request, now)
-            case ElectedHeard():
+            case ElectedReceived():
                 return self._elected(event, now)
-            case ClosedHeard(election_id, phase):
+            case ClosedReceived(election_id, phase):
                 return self._closed_elsewhere(election_id, phase, now)
             case HolderLost(holder):
                 return self._holder_lost(holder, now)
-            case Stop():
+            case StopElections():
                 return self._stop()
             case Tick():
                 return self._fire(now)
@@ -123,7 +129,7 @@ class Elections:
                 record = self._table.records.get(event.election_id)
                 return [] if record is None else self._answered(record, event, now)
 
-    # -- what is heard ---------------------------------------------------------------------------
+    # -- events from other nodes -----------------------------------------------------------------
 
     def _asked(self, request: ElectionRequest, now: Instant) -> list[Effect]:
         if self._stopping or request.election_id in self._table.records:
@@ -153,7 +159,7 @@ class Elections:
         return self._claim(record, now)
 
     def _is_over_for_all(self, record: Record | None, request: ElectionRequest, now: Instant) -> bool:
-        """Whether the sweep has brought it for so long that it must be past its time in the store."""
+        """Whether the sweep has returned it for so long that it must have expired in the store."""
         if record is None:
             record = self._table.add(request, now.boot_s, eligible=False)
             if record is None:
@@ -162,17 +168,17 @@ class Elections:
         self._arm(record, now, TOMBSTONE_TTLS * self._settings.ttl_s)
         return now.boot_s > record.over_s + EXPIRED_FOR_ALL_S
 
-    def _elected(self, heard: ElectedHeard, now: Instant) -> list[Effect]:
-        record = self._table.records.get(heard.election_id)
+    def _elected(self, event: ElectedReceived, now: Instant) -> list[Effect]:
+        record = self._table.records.get(event.election_id)
         if record is None:
-            if self._stopping or heard.request is None or heard.request.election_id != heard.election_id:
+            if self._stopping or event.request is None or event.request.election_id != event.election_id:
                 return []
-            admitted = self._admit(heard.request, now)
+            admitted = self._admit(event.request, now)
             if not isinstance(admitted, Record):
                 return admitted
             record = admitted
-        if record.stage in (Stage.WAIT, Stage.WATCH) and heard.term > record.term:
-            record.term, record.attempt, record.winner = heard.term, heard.attempt, heard.winner
+        if record.stage in (Stage.WAIT, Stage.WATCH) and event.term > record.term:
+            record.term, record.attempt, record.winner = event.term, event.attempt, event.winner
             self._watch(record, now, self._settings.ttl_s + self._delay_s(record))
         return []
 
@@ -183,7 +189,7 @@ class Elections:
         return self._close(record, ElectionState(phase), "", now)
 
     def _holder_lost(self, holder: str, now: Instant) -> list[Effect]:
-        # This only asks the store earlier; the store decides whether the holder is over.
+        # This only asks the store earlier; the store decides whether the holder's time is over.
         for record in self._table.records.values():
             if record.stage is Stage.WATCH and record.winner == holder:
                 self._arm(record, now, self._delay_s(record))
@@ -192,15 +198,15 @@ class Elections:
     def _stop(self) -> list[Effect]:
         self._stopping = True
         for record in list(self._table.records.values()):
-            if record.stage is not Stage.ACT:  # what was granted and not started ends with its ttl
+            if record.stage is not Stage.ACT:  # a grant that has not started ends with its ttl
                 self._table.remove(record)
         return []
 
     def _admit(self, request: ElectionRequest, now: Instant) -> Record | list[Effect]:
-        """A new record in stage WAIT, or why there is none that waits."""
+        """Return a new record in stage WAIT, or the effects of not having one."""
         flaw = table.flaw(request)
         if not flaw and table.is_forgotten(request, now):
-            flaw = "expired"  # a younger one is for the store to judge, by its own clock
+            flaw = "expired"  # a younger one is judged by the store, by the store's clock
         if flaw:
             return [Dropped(request.election_id, flaw)]
         eligible = request.topic in self._topics
@@ -236,7 +242,7 @@ class Elections:
 
     def _claim(self, record: Record, now: Instant) -> list[Effect]:
         if record.unheard >= UNHEARD_MAX and now.boot_s > record.over_s:
-            # The store is away and the request is over; should the store remember it, the sweep will say.
+            # The store is away and the request has expired; if it is still stored, the sweep returns it.
             self._table.remove(record)
             return [Dropped(record.election_id, "store silent")]
         record.stage = Stage.CLAIM
@@ -250,13 +256,13 @@ class Elections:
         return CallStart(record.election_id, record.key, self._holder, record.term, now.boot_s)
 
     def _finish(self, record: Record, ended: HandlerEnded, now: Instant) -> list[Effect]:
-        if now.boot_s >= record.deadline_s:  # the outcome is reported, even if the store never gets it
+        if now.boot_s >= record.deadline_s:  # the outcome is reported even if the store never receives it
             return self._tell_end(record, ended, now)
         self._arm(record, now, self._settings.rpc_timeout_s)
         outcome = outcome_text(ended.ok, ended.outcome)
         return [CallFinish(record.election_id, record.key, self._holder, record.term, outcome)]
 
-    # -- answers ---------------------------------------------------------------------------------
+    # -- replies ---------------------------------------------------------------------------------
 
     def _answered(
         self,
@@ -296,19 +302,19 @@ class Elections:
                 return []
 
     def _granted(self, record: Record, term: int, attempt: int, sent_s: float, now: Instant) -> list[Effect]:
-        if not record.eligible:  # its clock and the store's differ; the ttl frees it
+        if not record.eligible:  # this node's clock and the store's differ; the grant ends with its ttl
             return self._close(record, None, "", now)
         news = term != record.term or record.winner != self._holder
         record.stage = Stage.START
         record.term, record.attempt, record.winner = term, attempt, self._holder
         record.deadline_s = sent_s + SAFE_SHARE * self._settings.ttl_s
-        told = [self._tell(record, Phase.ELECTED, "", record.request)] if news else []
-        return [*told, self._start(record, now)]
+        broadcasts = [self._tell(record, Phase.ELECTED, "", record.request)] if news else []
+        return [*broadcasts, self._start(record, now)]
 
     def _closed_in_store(self, record: Record, reply: Closed, now: Instant) -> list[Effect]:
         record.winner, record.term = reply.holder, reply.term
-        told = [self._tell(record, Phase(reply.state), reply.outcome)] if reply.by_me else []
-        return [*told, *self._close(record, reply.state, reply.outcome, now)]
+        broadcasts = [self._tell(record, Phase(reply.state), reply.outcome)] if reply.by_me else []
+        return [*broadcasts, *self._close(record, reply.state, reply.outcome, now)]
 
     def _started(self, record: Record, replied: StartReplied, now: Instant) -> list[Effect]:
         ttl_s = self._settings.ttl_s
@@ -332,13 +338,13 @@ class Elections:
         record.lost = True
         self._table.disarm(record)  # a term that was lost never comes back
         if record.request.policy is Policy.AT_MOST_ONCE:
-            return []  # nobody else will ever run it, so it had better finish
+            return []  # no other node will ever run it, so it continues
         return [CancelHandler(record.election_id, record.term, "lease lost")]
 
     def _handler_ended(self, record: Record, ended: HandlerEnded, now: Instant) -> list[Effect]:
         if (record.lost or ended.stopped) and record.request.policy is Policy.AT_LEAST_ONCE:
             # The handler was stopped: what it returned is no outcome, and its term is no longer used. The
-            # store may not know yet that its time is over: the next node that asks runs it again.
+            # store may not know yet that its lease is over: the next node that claims it runs it again.
             return self._watch(record, now, self._uniform(0.0, self._settings.ttl_s))
         record.ended = ended
         record.deadline_s = now.boot_s + FINISH_TTLS * self._settings.ttl_s
@@ -347,10 +353,10 @@ class Elections:
     def _tell_end(self, record: Record, ended: HandlerEnded, now: Instant) -> list[Effect]:
         phase = Phase.DONE if ended.ok else Phase.FAILED
         outcome = outcome_text(ended.ok, ended.outcome)
-        told = self._tell(record, phase, outcome)
-        return [told, *self._close(record, ElectionState(phase), outcome, now)]
+        broadcast = self._tell(record, phase, outcome)
+        return [broadcast, *self._close(record, ElectionState(phase), outcome, now)]
 
-    # -- moves -----------------------------------------------------------------------------------
+    # -- transitions -----------------------------------------------------------------------------
 
     def _watch(self, record: Record, now: Instant, wait_s: float) -> list[Effect]:
         if self._stopping:
@@ -371,7 +377,7 @@ class Elections:
     def _tell(
         self, record: Record, phase: Phase, outcome: str, request: ElectionRequest | None = None
     ) -> Effect:
-        return Tell(
+        return PublishElected(
             phase=phase,
             election_id=record.election_id,
             topic=record.request.topic,

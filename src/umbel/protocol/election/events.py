@@ -1,19 +1,19 @@
 """What goes into the elections machine and what comes out; `election.py` decides.
 
-A call of the store carries `sent_s`, the machine's boot time when it asked for it, and its reply
-carries the same number back: what a reply allows is counted from the moment of asking, because
-that is the one moment known to lie before the store's decision. A call that failed or timed out
-has no reply: the machine asks again by its own timer.
+A call of the store carries `sent_s`, the machine's boot time when it asked for the call, and the reply
+carries the same number back: what a reply allows is counted from the moment of asking, because that is the
+one moment known to lie before the store's decision. A call that failed or timed out has no reply: the machine
+calls again by its own timer.
 """
 
 from enum import StrEnum
 
 from umbel.protocol.leadership.coordination import ElectionReply, ElectionRequest, ElectionState, Policy
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Value
 
 
 class Phase(StrEnum):
-    """What a `worker-elected` event tells of an election."""
+    """What a `worker-elected` event reports about an election."""
 
     ELECTED = "elected"
     DONE = "done"
@@ -36,19 +36,19 @@ class Stage(StrEnum):
 
 
 class Asked(Value):
-    """A request came by the control command or from a durable intake."""
+    """A request arrived by the control command or from a durable intake."""
 
     request: ElectionRequest
 
 
 class Swept(Value):
-    """The sweep found this election open, or held by one whose time is over."""
+    """The sweep found this election open, or held by a node whose time is over."""
 
     request: ElectionRequest
 
 
-class ElectedHeard(Value):
-    """A node, perhaps this one, says that `winner` (`hostname.pid.inc`) holds the election.
+class ElectedReceived(Value):
+    """A node, perhaps this one, reports that `winner` (`hostname.pid.inc`) holds the election.
 
     `request` is missing where the event was too large to carry it.
     """
@@ -60,20 +60,24 @@ class ElectedHeard(Value):
     request: ElectionRequest | None
 
 
-class ClosedHeard(Value):
-    """A node says that the election is over."""
+class ClosedReceived(Value):
+    """A node reports that the election is over."""
 
     election_id: str
     phase: Phase
 
 
 class ClaimReplied(Value):
+    """The store replied to CallClaim."""
+
     election_id: str
     sent_s: float
     reply: ElectionReply
 
 
 class StartReplied(Value):
+    """The store replied to CallStart."""
+
     election_id: str
     term: int
     sent_s: float
@@ -81,6 +85,8 @@ class StartReplied(Value):
 
 
 class RenewReplied(Value):
+    """The store replied to CallRenew."""
+
     election_id: str
     term: int
     sent_s: float
@@ -88,13 +94,15 @@ class RenewReplied(Value):
 
 
 class FinishReplied(Value):
+    """The store replied to CallFinish."""
+
     election_id: str
     term: int
     ok: bool
 
 
 class HandlerEnded(Value):
-    """The handler returned, or raised: then `ok` is false and `outcome` says what.
+    """The handler returned, or raised: then `ok` is false and `outcome` is the error.
 
     `stopped`: its last `still_mine()` returned false.
     """
@@ -107,13 +115,13 @@ class HandlerEnded(Value):
 
 
 class HolderLost(Value):
-    """Membership gave up the process `hostname.pid.inc`."""
+    """Membership declared the process `hostname.pid.inc` lost."""
 
     holder: str
 
 
-class Stop(Value):
-    """The worker stops: take nothing new, let what acts finish, forget the rest."""
+class StopElections(Value):
+    """The worker stops: take nothing new, let running handlers finish, forget everything else."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------
@@ -160,8 +168,8 @@ class CallFinish(Value):
     outcome: str
 
 
-class Tell(Value):
-    """Broadcast a `worker-elected` event. Phase ELECTED carries the request, for takers-over."""
+class PublishElected(Value):
+    """Broadcast a `worker-elected` event. Phase ELECTED carries the request, for nodes that may take over."""
 
     phase: Phase
     election_id: str
@@ -177,7 +185,7 @@ class Tell(Value):
 class RunHandler(Value):
     """Run the topic's handler, off the event loop, and answer with HandlerEnded.
 
-    `deadline_s` is on the boot clock: before it the election is still ours, Prolong moves it.
+    `deadline_s` is on the boot clock: until then the election is this node's; Prolong moves it.
     """
 
     request: ElectionRequest
@@ -188,7 +196,7 @@ class RunHandler(Value):
 
 
 class Prolong(Value):
-    """The running handler's election is ours until `deadline_s`."""
+    """The running handler's election is this node's until `deadline_s`."""
 
     election_id: str
     term: int
@@ -196,7 +204,7 @@ class Prolong(Value):
 
 
 class CancelHandler(Value):
-    """Tell the running handler to stop; it still answers with HandlerEnded."""
+    """Ask the running handler to stop; it still answers with HandlerEnded."""
 
     election_id: str
     term: int
@@ -204,13 +212,13 @@ class CancelHandler(Value):
 
 
 class Resend(Value):
-    """Broadcast the request command once more: no handler for it here, perhaps elsewhere."""
+    """Broadcast the request command once more: this node has no handler for it, another may."""
 
     request: ElectionRequest
 
 
 class Dropped(Value):
-    """A request was not taken. `shed`: the table is full, and the sweep will bring it back."""
+    """A request was not taken. `shed`: the table is full, and the sweep will return it."""
 
     election_id: str
     reason: str
@@ -218,9 +226,9 @@ class Dropped(Value):
 
 
 class Finished(Value):
-    """This node's record of the election is closed, by itself or by what it heard.
+    """This node's record of the election is closed, by its own call or by an event.
 
-    `state` is None when this node never could take part.
+    `state` is None when this node could never take part.
     """
 
     election_id: str
@@ -231,22 +239,22 @@ class Finished(Value):
 Event = (
     Asked
     | Swept
-    | ElectedHeard
-    | ClosedHeard
+    | ElectedReceived
+    | ClosedReceived
     | ClaimReplied
     | StartReplied
     | RenewReplied
     | FinishReplied
     | HandlerEnded
     | HolderLost
-    | Stop
+    | StopElections
 )
 Effect = (
     CallClaim
     | CallStart
     | CallRenew
     | CallFinish
-    | Tell
+    | PublishElected
     | RunHandler
     | Prolong
     | CancelHandler
@@ -261,7 +269,7 @@ ERROR_PREFIX = "error: "
 
 
 def outcome_text(ok: bool, outcome: str) -> str:
-    """What the store and the event say of a handler that ended."""
+    """The outcome of a handler, as the store and the event carry it."""
     text = (f"ok: {outcome}" if outcome else "ok") if ok else ERROR_PREFIX + outcome
     return text[:OUTCOME_CHARACTERS_MAX]
 
@@ -270,7 +278,9 @@ def outcome_text(ok: bool, outcome: str) -> str:
 
 
 class RecordView(Value):
-    """One election as a snapshot shows it. `finishing`: the handler has ended, the store not told."""
+    """One election as a snapshot shows it. `finishing`: the handler has ended and the store has not confirmed
+    it.
+    """
 
     election_id: str
     stage: Stage
@@ -283,7 +293,7 @@ class RecordView(Value):
 
 
 class Snapshot(Value):
-    """Everything a checker or a person may want to see of the table."""
+    """The state of the table, for checkers and for people."""
 
     records: tuple[RecordView, ...]
     request_bytes: int

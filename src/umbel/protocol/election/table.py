@@ -1,9 +1,9 @@
-"""The table behind `election.py`: bounded records, one timer each, and who asks first.
+"""The table behind `election.py`: bounded records, one timer each, and which node asks first.
 
-A record has one timer, and only the newest one fires: arming it again leaves the old entry in the
-heap, where its number no longer matches. The table holds at most so many records and so many
-bytes of requests; closed elections (tombstones, which keep no request) make room first, and when
-all are undecided a new one is refused: the sweep brings it back.
+A record has one timer, and only the newest fires: setting it again leaves the old entry in the heap, where
+its number no longer matches. The table holds a limited number of records and of request bytes; closed
+elections (tombstones, which hold no request) are removed first, and when all are undecided a new one is
+refused: the sweep returns it.
 """
 
 import hashlib
@@ -21,16 +21,18 @@ from umbel.protocol.leadership.coordination import (
     Instant,
     election_key,
 )
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Value
 
 SPREAD_S = 0.25
 RECORDS_MAX = 10_000
 REQUEST_BYTES_MAX = 64 * 2**20
 NAME_BYTES_MAX = 128  # of an id, and of a topic
-RECORD_BYTES = 400  # what a request costs beside its text
+RECORD_BYTES = 400  # memory for a request in addition to its texts
 
 
 class ElectionSettings(Value):
+    """The limits and times of elections on one node."""
+
     namespace: str = NAMESPACE
     ttl_s: float = TTL_S
     rpc_timeout_s: float = 1.0
@@ -41,11 +43,12 @@ class ElectionSettings(Value):
 
 @dataclass(slots=True)
 class Record:
-    """One election here. `deadline_s`: until when a grant is believed; at the end, until when to tell.
+    """One election on this node. `deadline_s`: until when a grant is relied on; at the end, until when to
+    report the outcome.
 
-    `over_s`: when the request expires if it was new when this node saw it first. The store knows
-    better; a wall clock, which may be wrong by days, does not. `acted`: the last term in which the
-    handler ran here; a record that takes the place of a tombstone remembers it.
+    `over_s`: when the request expires if it was new when this node first saw it. The store knows better; a
+    wall clock, which may be wrong by days, does not. `acted`: the last term in which the handler ran here; a
+    record that replaces a tombstone takes it over.
     """
 
     election_id: str
@@ -60,7 +63,7 @@ class Record:
     acted: int = 0
     winner: str = ""
     deadline_s: float = 0.0
-    unheard: int = 0  # claims in a row without an answer
+    unheard: int = 0  # claims in a row without a reply
     lost: bool = False
     ended: HandlerEnded | None = None
     timer_s: float | None = None
@@ -68,6 +71,8 @@ class Record:
 
 
 class Table:
+    """The elections that this node knows of, and their timers."""
+
     def __init__(self, namespace: str, records_max: int, request_bytes_max: int) -> None:
         self.records: dict[str, Record] = {}
         self._namespace = namespace
@@ -80,7 +85,7 @@ class Table:
         self._shed = 0
 
     def add(self, request: ElectionRequest, now_s: float, *, eligible: bool) -> Record | None:
-        """A new record in place of a tombstone or nothing; None when the table is full of undecided."""
+        """Return a new record, which may replace a tombstone; None when undecided records fill the table."""
         known = self.records.get(request.election_id)
         assert known is None or known.stage is Stage.CLOSED, "an undecided record is not replaced"
         if known is not None:
@@ -99,7 +104,7 @@ class Table:
         return record
 
     def bury(self, record: Record) -> None:
-        """Keep the record as a tombstone, without what its request weighs."""
+        """Turn the record into a tombstone, without the request's action."""
         record.stage, record.ended = Stage.CLOSED, None
         record.request = replace(record.request, action=b"")
         self._request_bytes -= record.request_bytes
@@ -107,6 +112,7 @@ class Table:
         self._tombstones[record.election_id] = None
 
     def remove(self, record: Record) -> None:
+        """Remove the record and its timer."""
         self.disarm(record)
         del self.records[record.election_id]
         self._tombstones.pop(record.election_id, None)
@@ -115,6 +121,7 @@ class Table:
     # -- timers ----------------------------------------------------------------------------------
 
     def arm(self, record: Record, at_s: float) -> None:
+        """Set the record's timer, in place of an earlier one."""
         self._tokens += 1
         record.timer_s, record.token = at_s, self._tokens
         heapq.heappush(self._timers, (at_s, record.token, record.election_id))
@@ -123,15 +130,17 @@ class Table:
             heapq.heapify(self._timers)
 
     def disarm(self, record: Record) -> None:
+        """Cancel the record's timer."""
         record.timer_s, record.token = None, 0
 
     def next_timer(self) -> float | None:
+        """When the next timer is due; None without any."""
         while self._timers and not self._is_newest(self._timers[0]):
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def due(self, now_s: float) -> Iterator[Record]:
-        """The records whose timer is over, oldest first; each is disarmed before it is handed out."""
+        """Yield the records whose timers are due, oldest first; each timer is cancelled before."""
         at_s = self.next_timer()
         while at_s is not None and at_s <= now_s:
             record = self.records[heapq.heappop(self._timers)[2]]
@@ -146,6 +155,7 @@ class Table:
     # -- the view --------------------------------------------------------------------------------
 
     def snapshot(self, *, stopping: bool) -> Snapshot:
+        """Return the state of the table."""
         views = tuple(
             RecordView(
                 election_id=record.election_id,
@@ -163,19 +173,19 @@ class Table:
 
 
 def cohort(election_id: str, node: str, nodes: int) -> int:
-    """In which round this node asks: of N nodes one or so in the first, twice as many in each next."""
+    """In which round this node asks: of N nodes about one in the first, twice as many in each next."""
     digest = hashlib.blake2b(f"{election_id}\0{node}".encode(), digest_size=8).digest()
     share = int.from_bytes(digest, "big") / 2**64
     return math.floor(math.log2(share * max(nodes, 1) + 1))
 
 
 def is_forgotten(request: ElectionRequest, now: Instant) -> bool:
-    """Whether it is so old that no store remembers how it ended, by a clock that is a day wrong."""
+    """Whether it is so old that no store remembers how it ended, even if a clock is wrong by a day."""
     return now.wall_s > request.asked_at + request.expires_s + RETENTION_S
 
 
 def flaw(request: ElectionRequest) -> str:
-    """Why no worker takes part in this election, or nothing."""
+    """Why no worker takes part in this election; "" if workers do."""
     if not _is_name(request.election_id):
         return f"id must be text of 1 to {NAME_BYTES_MAX} bytes"
     if not _is_name(request.topic):

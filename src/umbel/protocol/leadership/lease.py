@@ -1,23 +1,39 @@
-"""Lease: a leader that lasts, under a term that fences what it does.
+"""Lease: a lasting leader, under a term that fences what it does.
 
-A follower asks for the lease when its holder's time is over. A leader renews it, and believes in
-it for nine tenths of a ttl, counted from when it asked for its last good renewal: that moment
-lies before the store's, so its belief ends before the store's lease does, as long as their clocks
-run at rates that differ by less than a tenth. Whatever wakes a leader, it looks at that first.
+A follower asks for the lease when its holder's time is over. A leader renews it, and relies on it for nine
+tenths of a ttl, counted from when it asked for its last good renewal: that moment lies before the store's, so
+the leader stops before the store's lease ends, as long as their clocks run at rates that differ by less than
+a tenth. At every event a leader checks that first.
 
-Where it stops being right: a leader can stand still between that look and its effect. Effects
-that must not double carry the term, and their receiver compares it (`fenced_publish`).
+Where it stops being right: a leader can be paused between that check and its effect. Effects that must not
+happen twice carry the term, and their receiver compares it (`fenced_publish`).
 
-One Lease serves one campaign, under a unique holder name: a release that is still on its way
-would otherwise end what the same holder has taken again under the same term.
+One Lease serves one campaign, under a unique holder name: otherwise a release that is still in transit would
+end what the same holder has acquired again under the same term.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import assert_never
 
 from umbel.protocol.leadership.coordination import LEASE_TTL_S, Instant, LeaseReply
-from umbel.protocol.machine import Tick
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Tick, Value
+
+# ---- lease -----------------------------------------------------------------------------------------
+#
+# A lasting leader, under a term that fences what it does.
+#
+# A follower asks for the lease when its holder's time is over. A leader renews it, and relies on it for
+# nine tenths of a ttl, counted from when it asked for its last good renewal: that moment lies before the
+# store's, so the leader stops before the store's lease ends, as long as their clocks run at rates that
+# differ by less than a tenth. At every event a leader checks that first.
+#
+# Where it stops being right: a leader can be paused between that check and its effect. Effects that must
+# not happen twice carry the term, and their receiver compares it (`fenced_publish`).
+#
+# One Lease serves one campaign, under a unique holder name: otherwise a release that is still in transit
+# would end what the same holder has acquired again under the same term.
 
 SAFE_SHARE = 0.9
 RENEW_JITTER = 0.2
@@ -25,15 +41,17 @@ RELEASED_WAIT_S = 0.5
 
 
 class Role(StrEnum):
+    """What this node is with respect to the lease."""
+
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
     LEADER = "leader"
 
 
 class LeaseSettings(Value):
-    """`wait_s`: how far followers spread their asking once the lease is free.
+    """`wait_s`: how far followers spread their claims once the lease is free.
 
-    `ask_every_s` is for followers that hear of no release: they ask at least so often.
+    `ask_every_s` is for followers that are not notified of a release: they ask at least this often.
     """
 
     ttl_s: float = LEASE_TTL_S
@@ -47,26 +65,30 @@ class LeaseSettings(Value):
 
 
 class Campaign(Value):
-    """From now on this node wants the lease, until Stop. Comes once."""
+    """From now on this node wants the lease, until Stop. Sent once."""
 
 
 class AcquireReplied(Value):
+    """The store replied to CallAcquire."""
+
     sent_s: float
     reply: LeaseReply
 
 
-class RenewReplied(Value):
+class LeaseRenewReplied(Value):
+    """The store replied to CallRenew."""
+
     term: int
     sent_s: float
     ok: bool
 
 
-class ReleaseHeard(Value):
-    """The leader says that it gave the lease up."""
+class ReleaseReceived(Value):
+    """The leader announced that it released the lease."""
 
 
-class Stop(Value):
-    """Give the lease up if it is ours, and want it no more."""
+class StopCampaign(Value):
+    """Release the lease if this node holds it, and ask for it no more."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------
@@ -81,7 +103,7 @@ class CallAcquire(Value):
     sent_s: float
 
 
-class CallRenew(Value):
+class CallRenewLease(Value):
     """`renew_lease(name, holder, term, ttl_s)`; answer with RenewReplied."""
 
     name: str
@@ -92,35 +114,39 @@ class CallRenew(Value):
 
 
 class CallRelease(Value):
-    """`release_lease(name, holder, term)`; needs no answer."""
+    """`release_lease(name, holder, term)`; needs no reply."""
 
     name: str
     holder: str
     term: int
 
 
-class Acquired(Value):
-    """This node leads. `data` is what the last leader left."""
+class LeaseAcquired(Value):
+    """This node leads. `data` is what the previous leader stored in the lease."""
 
     term: int
     data: bytes
 
 
-class Lost(Value):
+class LeadershipLost(Value):
+    """This node no longer leads, for this reason."""
+
     term: int
     reason: str
 
 
-class Released(Value):
+class LeaseReleased(Value):
+    """This node has released the lease because it stops."""
+
     term: int
 
 
-Event = Campaign | AcquireReplied | RenewReplied | ReleaseHeard | Stop
-Effect = CallAcquire | CallRenew | CallRelease | Acquired | Lost | Released
+Event = Campaign | AcquireReplied | LeaseRenewReplied | ReleaseReceived | StopCampaign
+Effect = CallAcquire | CallRenewLease | CallRelease | LeaseAcquired | LeadershipLost | LeaseReleased
 
 
 class Lease:
-    """One node and one lease. `holder_seen` and `term` tell who leads as far as this node knows."""
+    """One node's campaign for one lease. `holder_seen` and `term`: the leader, as far as this node knows."""
 
     def __init__(
         self,
@@ -143,14 +169,17 @@ class Lease:
 
     @property
     def deadline(self) -> float | None:
+        """When the machine wants a Tick, on the boot clock; None for never."""
         if self.role is Role.LEADER:
             return self.give_up_s if self._timer_s is None else min(self._timer_s, self.give_up_s)
         return self._timer_s
 
     def still_mine(self, now: Instant) -> bool:
+        """Whether this node may act as the leader at this instant."""
         return self.role is Role.LEADER and now.boot_s < self.give_up_s
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
+        """Take one event and return the calls to the store and the change of leadership."""
         lost: list[Effect] = []
         if self.role is Role.LEADER and now.boot_s >= self.give_up_s:
             lost = self._follow("not renewed in time", now, self._settings.ttl_s * (1 - SAFE_SHARE))
@@ -162,14 +191,14 @@ class Lease:
                 return self._campaign(now)
             case AcquireReplied(sent_s, reply):
                 return self._answered(sent_s, reply, now)
-            case RenewReplied():
+            case LeaseRenewReplied():
                 return self._renewed(event, now)
-            case ReleaseHeard():
+            case ReleaseReceived():
                 if self.role is Role.FOLLOWER and self._wanted:
                     self.holder_seen = ""
                     self._arm(now, self._uniform(0.0, RELEASED_WAIT_S))
                 return []
-            case Stop():
+            case StopCampaign():
                 return self._stop()
             case Tick():
                 return self._fire(now)
@@ -185,8 +214,8 @@ class Lease:
             return []
         if self.role is not Role.LEADER:
             return self._ask(now)
-        self._arm(now, self._settings.rpc_timeout_s)  # without an answer, again
-        return [CallRenew(self.name, self._holder, self.term, self._settings.ttl_s, now.boot_s)]
+        self._arm(now, self._settings.rpc_timeout_s)  # without a reply, renew again
+        return [CallRenewLease(self.name, self._holder, self.term, self._settings.ttl_s, now.boot_s)]
 
     def _ask(self, now: Instant) -> list[Effect]:
         self.role = Role.CANDIDATE
@@ -194,7 +223,7 @@ class Lease:
         return [CallAcquire(self.name, self._holder, self._settings.ttl_s, now.boot_s)]
 
     def _answered(self, sent_s: float, reply: LeaseReply, now: Instant) -> list[Effect]:
-        if reply.granted and not self._wanted:  # it came after Stop
+        if reply.granted and not self._wanted:  # the reply arrived after Stop
             return [CallRelease(self.name, self._holder, reply.term)]
         if self.role is not Role.CANDIDATE:
             return []
@@ -206,9 +235,9 @@ class Lease:
             return []
         self.role, self.give_up_s = Role.LEADER, give_up_s
         self._arm_renewal(sent_s)
-        return [Acquired(reply.term, reply.data)]
+        return [LeaseAcquired(reply.term, reply.data)]
 
-    def _renewed(self, replied: RenewReplied, now: Instant) -> list[Effect]:
+    def _renewed(self, replied: LeaseRenewReplied, now: Instant) -> list[Effect]:
         if self.role is not Role.LEADER or replied.term != self.term:
             return []
         if not replied.ok:
@@ -222,7 +251,7 @@ class Lease:
     def _follow(self, reason: str, now: Instant, left_s: float) -> list[Effect]:
         self.role, self.holder_seen = Role.FOLLOWER, ""
         self._await_turn(now, left_s)
-        return [Lost(self.term, reason)]
+        return [LeadershipLost(self.term, reason)]
 
     def _await_turn(self, now: Instant, left_s: float) -> None:
         wait_s = left_s + self._uniform(0.0, self._settings.wait_s)
@@ -236,7 +265,7 @@ class Lease:
         if not led:
             return []
         self.holder_seen = ""
-        return [CallRelease(self.name, self._holder, self.term), Released(self.term)]
+        return [CallRelease(self.name, self._holder, self.term), LeaseReleased(self.term)]
 
     def _arm(self, now: Instant, wait_s: float) -> None:
         self._timer_s = now.boot_s + wait_s
@@ -244,3 +273,226 @@ class Lease:
     def _arm_renewal(self, sent_s: float) -> None:
         jitter = self._uniform(1 - RENEW_JITTER, 1 + RENEW_JITTER)
         self._timer_s = sent_s + self._settings.renew_s * jitter
+
+
+# ---- recording -------------------------------------------------------------------------------------
+#
+# When a recorder reads, closes a file, and acknowledges entries of the broker's log.
+#
+# The broker's log is the journal: entries that were read but are not yet in a finished file are not
+# acknowledged, so a recorder that dies at any moment reads them again. Its whole rule:
+#
+# 1. Read on from the last position read. Rows go into one open file. 2. Close the file when it is large
+# enough, old enough, or the recorder stops. 3. Acknowledge the last position read only when the file is
+# finished: synced and named. 4. When anything of 2 fails, discard the open file and read again from the
+# acknowledged position.
+#
+# So no event is acknowledged that is not in a finished file. An event that was written and not yet
+# acknowledged when the recorder died is written twice; readers recognize it by its digest.
+#
+# This rests on the log retaining what is not acknowledged. At its limit it does not; it counts what it
+# dropped then, and the recorder records that number.
+
+LAST_READS_MAX = 20
+RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RotationSettings:
+    """A file is closed at so many bytes on disk, rows, or seconds after its first row."""
+
+    file_max_bytes: int = 64 * 1024 * 1024
+    file_max_rows: int = 2_000_000
+    file_max_age_s: float = 60.0
+    idle_poll_s: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRecording:
+    """The position up to which the recorder has acknowledged, by the broker's account.
+
+    Sent again when the broker has lost its log and starts another: what was read is then written to the lake,
+    and reading starts over.
+    """
+
+    acknowledged: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesRead:
+    """The state after a read: rows in the open file, its size, and the position of the last entry."""
+
+    through: int
+    rows: int
+    file_bytes: int
+    more: bool  # there are probably more entries to read now
+
+
+@dataclass(frozen=True, slots=True)
+class FactsAdded:
+    """The recorder added rows about itself to the open file."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileFinished:
+    """The file is on disk under its name, with everything read up to that position."""
+
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class WritingFailed:
+    """A full disk, a missing folder: what was in the open file is not on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRecording:
+    """Read the rest, but no more than LAST_READS_MAX times, as new events may never end; then finish the
+    file.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAfter:
+    """Read the entries after this position into the open file."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishFile:
+    """Close, sync and name the open file, which has everything up to this position."""
+
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Acknowledge the log's entries up to this position."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetFile:
+    """Remove the unfinished file, and the rows in memory that wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingEnded:
+    """Everything that was read is acknowledged."""
+
+
+RecordingEvent = BeginRecording | EntriesRead | FactsAdded | FileFinished | WritingFailed | StopRecording
+RecordingEffect = ReadAfter | FinishFile | Acknowledge | ForgetFile | RecordingEnded
+
+
+class Recording:
+    """The machine of one recorder: what is read, written and acknowledged."""
+
+    def __init__(self, settings: RotationSettings | None = None) -> None:
+        self.deadline: float | None = None
+        self.acknowledged = 0
+        self.through = 0
+        self.rows = 0
+        self.failures = 0
+        self._settings = settings or RotationSettings()
+        self._opened_at: float | None = None
+        self._reading = False
+        self._finishing = False
+        self._stopping = False
+        self._last_reads = LAST_READS_MAX
+
+    def step(self, event: RecordingEvent | Tick, now: float) -> list[RecordingEffect]:
+        """Take one event and return what to read, finish or acknowledge next."""
+        match event:
+            case BeginRecording(acknowledged):
+                self.acknowledged = self.through = acknowledged
+                return self._finish() if self.rows else self._read()
+            case EntriesRead(through, rows, file_bytes, more):
+                self._reading = False
+                self.through = max(self.through, through)
+                self._count(rows, now)
+                return self._after_reading(file_bytes, more, now)
+            case FactsAdded(rows):
+                self._count(rows, now)
+                return []
+            case FileFinished(through):
+                return self._finished(through)
+            case WritingFailed():
+                return self._failed(now)
+            case StopRecording():
+                return self._stop()
+            case Tick():
+                return self._tick(now)
+            case _:
+                assert_never(event)
+
+    def _stop(self) -> list[RecordingEffect]:
+        is_first, self._stopping = not self._stopping, True
+        if not is_first or self._reading or self._finishing:
+            return []
+        return self._finish() if self.failures else self._read()
+
+    def _count(self, rows: int, now: float) -> None:
+        if rows and self._opened_at is None:
+            self._opened_at = now
+        self.rows += rows
+
+    def _after_reading(self, file_bytes: int, more: bool, now: float) -> list[RecordingEffect]:
+        settings = self._settings
+        if self._stopping:
+            self._last_reads -= 1
+            return self._read() if more and self._last_reads > 0 else self._finish()
+        if file_bytes >= settings.file_max_bytes or self.rows >= settings.file_max_rows or self._is_old(now):
+            return self._finish()
+        if more:
+            return self._read()
+        self.deadline = now + settings.idle_poll_s
+        return []
+
+    def _is_old(self, now: float) -> bool:
+        return self._opened_at is not None and now - self._opened_at >= self._settings.file_max_age_s
+
+    def _tick(self, now: float) -> list[RecordingEffect]:
+        if self.deadline is None or now < self.deadline:
+            return []
+        return self._finish() if self._is_old(now) else self._read()
+
+    def _read(self) -> list[RecordingEffect]:
+        self.deadline = None
+        self._reading = True
+        return [ReadAfter(self.through)]
+
+    def _finish(self) -> list[RecordingEffect]:
+        self.deadline = None
+        if self.rows:
+            self._finishing = True
+            return [FinishFile(self.through)]
+        # Entries without readable rows need no file: they can be acknowledged.
+        acknowledge = self._acknowledge(self.through)
+        return [*acknowledge, RecordingEnded()] if self._stopping else [*acknowledge, *self._read()]
+
+    def _finished(self, through: int) -> list[RecordingEffect]:
+        assert self._finishing, "only a file that was to be finished can be"
+        self._finishing, self._opened_at, self.rows, self.failures = False, None, 0, 0
+        acknowledge = self._acknowledge(through)
+        return [*acknowledge, RecordingEnded()] if self._stopping else [*acknowledge, *self._read()]
+
+    def _acknowledge(self, place: int) -> list[RecordingEffect]:
+        if place <= self.acknowledged:
+            return []
+        self.acknowledged = place
+        return [Acknowledge(place)]
+
+    def _failed(self, now: float) -> list[RecordingEffect]:
+        self._reading = self._finishing = False
+        self._opened_at, self.rows = None, 0
+        self.through = self.acknowledged
+        self.failures += 1
+        if self._stopping:
+            return [ForgetFile(), RecordingEnded()]
+        self.deadline = now + min(RETRY_FIRST_S * 2 ** (self.failures - 1), RETRY_MAX_S)
+        return [ForgetFile()]

@@ -1,17 +1,18 @@
-"""Schedule: which periodic tasks are due, each slot of each of them sent once, whichever node leads.
+"""Schedule: which periodic tasks are due; each slot of each task is sent once, whichever node leads.
 
-A slot is a moment that a rule names: every multiple of an interval since 1970, or the times of a
-cron expression. Rules depend on nothing but time, so all nodes name the same slots. Beside each
-entry stands a mark: the last slot that is settled, sent or passed over. The marks are part of the
-lease that makes a node the leader, and they change in the same step in which the messages are
-published, if that step finds the lease still held. So no slot is sent twice, whatever dies: a leader
-that was cut off changes nothing, and the next one begins where the marks end.
+A slot is a moment that a rule names: every multiple of an interval since 1970, or the times of a cron
+expression. Rules depend on nothing but time, so all nodes name the same slots. Each entry has a mark: the
+last slot that is settled, sent or skipped. The marks are part of the lease that makes a node the leader, and
+they change in the same step in which the messages are published, if the lease is still held in that step. So
+no slot is sent twice, whatever dies: a leader that was cut off changes nothing, and the next leader begins
+where the marks end.
 
-An answer that got lost leaves a leader unsure. It reads the marks again and goes by them.
+A lost reply leaves a leader unsure. It reads the marks again and goes by them.
 
-Where it stops being right: a broker that cannot publish and mark in one step (RabbitMQ) marks
-first, so a leader that dies in between loses those slots. A slot is due by the leader's clock; marks
-more than `AHEAD_MAX_S` ahead of it are taken for the work of a clock that was wrong, and dropped.
+Where it stops being right: a broker that cannot publish and update the marks in one step (RabbitMQ) changes
+the marks when the messages are confirmed, so a leader that dies in between leaves slots that the next one
+sends again, under the same ids and as redelivered. A slot is due by the leader's clock; marks more than
+`AHEAD_MAX_S` ahead of it come from a clock that was wrong, and are dropped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,25 +21,24 @@ from itertools import islice
 from typing import Protocol
 
 from umbel.protocol.leadership.coordination import Instant
-from umbel.protocol.machine import Tick
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Tick, Value
 
 CATCH_UP_MAX = 1000
 SEND_MAX = 1000
 LATE_S = 2.0
-"""A slot that is sent no later than this was not missed, for entries that catch nothing up."""
+"""A slot that is sent within this time is not missed, for entries with `CatchUp.NONE`."""
 AHEAD_MAX_S = 3600.0
 FORGET_AFTER_S = 7 * 86_400.0
 RECHECK_S = 5.0
-"""So often the leader looks again, in case the wall clock was set."""
+"""How often the leader checks again, in case the wall clock was set."""
 
 
 class CatchUp(StrEnum):
-    """What becomes of slots that passed while nobody led."""
+    """What becomes of slots that passed while no node led."""
 
     NONE = "none"
     ONE = "one"  # the last of them is sent
-    ALL = "all"  # each of them, the last `CATCH_UP_MAX` at most
+    ALL = "all"  # each of them is sent, at most the last `CATCH_UP_MAX`
 
 
 class Rule(Protocol):
@@ -59,19 +59,25 @@ class Every(Value):
     interval_us: int
 
     def after(self, at_us: int) -> int:
+        """Return the first slot after this moment."""
         return (at_us // self.interval_us + 1) * self.interval_us
 
     def until(self, at_us: int) -> int:
+        """Return the last slot that is not after this moment."""
         return at_us // self.interval_us * self.interval_us
 
 
 class Entry(Value):
+    """A periodic task: its name, its slots, and what becomes of missed ones."""
+
     name: str
     rule: Rule
     catch_up: CatchUp = CatchUp.ONE
 
 
 class Slot(Value):
+    """One moment at which an entry is sent."""
+
     name: str
     at_us: int
 
@@ -80,33 +86,35 @@ class Slot(Value):
 
 
 class Lead(Value):
-    """This node leads, and these are the marks it was left."""
+    """This node leads, and these are the marks of the previous leader."""
 
     marks: Mapping[str, int]
 
 
 class Follow(Value):
-    """This node leads no more."""
+    """This node no longer leads."""
 
 
-class Sent(Value):
-    """What was asked for is done."""
+class SlotsSent(Value):
+    """The last effect was performed."""
 
 
 class Unsure(Value):
-    """Nobody knows whether what was asked for is done."""
+    """It is unknown whether the last effect was performed."""
 
 
-class Refused(Value):
-    """What was asked for is not done: another node leads."""
+class SlotsRefused(Value):
+    """The last effect was not performed: another node leads."""
 
 
 class MarksRead(Value):
+    """The marks as the store holds them."""
+
     marks: Mapping[str, int]
 
 
 class PausesRead(Value):
-    """Those that are to pass, now and until other news."""
+    """The entries that are paused, from now until the next such event."""
 
     names: frozenset[str]
 
@@ -114,104 +122,94 @@ class PausesRead(Value):
 # ---- effects ---------------------------------------------------------------------------------------
 
 
-class Send(Value):
-    """Publish these and keep the marks, in one step; answer with Sent, Unsure or Refused."""
+class SendSlots(Value):
+    """Publish these slots and store the marks, in one step; answer with Sent, Unsure or Refused."""
 
     slots: tuple[Slot, ...]
     marks: Mapping[str, int]
 
 
 class ReadMarks(Value):
-    """Answer with MarksRead or Unsure."""
+    """Read the marks; answer with MarksRead or Unsure."""
 
 
 class ReadPauses(Value):
-    """A new leader sends nothing before it knows what is paused. Answer with PausesRead or Follow."""
+    """Read the paused entries, before a new leader sends anything; answer with PausesRead or Follow."""
 
 
 class Missed(Value):
-    """Slots of this entry were passed over: so many, or more than can be counted."""
+    """Slots of this entry were skipped: `count` of them, at most CATCH_UP_MAX + 1."""
 
     name: str
     count: int
     last_us: int
 
 
-class Unproven(Value):
-    """Marked, maybe, but the answer was lost: where marking and sending are two steps, maybe not sent."""
-
-    slots: tuple[Slot, ...]
-
-
-Event = Lead | Follow | Sent | Unsure | Refused | MarksRead | PausesRead
-Effect = Send | ReadMarks | ReadPauses | Missed | Unproven
+Event = Lead | Follow | SlotsSent | Unsure | SlotsRefused | MarksRead | PausesRead
+Effect = SendSlots | ReadMarks | ReadPauses | Missed
 
 
 class Schedule:
+    """The schedule of one node; it sends while the node leads."""
+
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.leads = False
         self.deadline: float | None = None
         self._entries = {entry.name: entry for entry in entries}
         self._marks: dict[str, int] = {}
         self._paused: frozenset[str] = frozenset()
-        self._left: Mapping[str, int] | None = None  # marks that are not taken up yet
-        self._asked: Send | None = None  # and not answered yet
+        self._left: Mapping[str, int] | None = None  # the previous leader's marks, until they are taken over
+        self._asked: SendSlots | None = None  # the effect that has no reply yet
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
+        """Take one event and return what to send or read."""
         effects = self._decide(event, now)
         self.deadline = self._next_s(now) if self._is_free else None
         return effects
 
     @property
     def _is_free(self) -> bool:
-        """Whether it leads and waits for nothing but time."""
+        """Whether this node leads and waits for nothing but time."""
         return self.leads and self._left is None and self._asked is None
 
     def _decide(self, event: Event | Tick, now: Instant) -> list[Effect]:
         match event:
             case Lead(marks):
-                unproven = self._unproven(marks)
-                self.leads, self._left = True, marks
-                return [*unproven, ReadPauses()]
-            case Follow():  # the answer to what was asked for is still to come
+                self.leads, self._left, self._asked = True, marks, None
+                return [ReadPauses()]
+            case Follow():  # the reply to the last effect is still to come
                 self.leads, self._left = False, None
-            case Refused():
+            case SlotsRefused():
                 self.leads, self._left, self._asked = False, None, None
             case PausesRead(names):
                 self._paused = names
                 if self._left is not None:
                     left, self._left = self._left, None
                     return self._take_up(left, now)
-            case Sent() if self._asked is not None:
+            case SlotsSent() if self._asked is not None:
                 self._marks, self._asked = dict(self._asked.marks), None
                 return self._look(now) if self.leads else []
             case Unsure() if self._asked is not None:
-                return [ReadMarks()] if self.leads else self._unproven(None)
+                if self.leads:
+                    return [ReadMarks()]
+                self._asked = None
             case MarksRead(marks) if self._asked is not None:
-                unproven = self._unproven(marks)
-                return [*unproven, *self._take_up(marks, now)] if self.leads else unproven
+                self._asked = None
+                return self._take_up(marks, now) if self.leads else []
             case Tick() if self._is_free:
                 return self._look(now)
         return []
 
-    def _unproven(self, marks: Mapping[str, int] | None) -> list[Effect]:
-        """Give up what was asked for: those of its slots that are marked, or all if that is not known."""
-        asked, self._asked = self._asked, None
-        slots = () if asked is None else asked.slots
-        if marks is not None:
-            slots = tuple(slot for slot in slots if marks.get(slot.name, 0) >= slot.at_us)
-        return [Unproven(slots)] if slots else []
-
     def _take_up(self, marks: Mapping[str, int], now: Instant) -> list[Effect]:
-        """Go by the marks that were kept; an entry that has none begins now."""
+        """Go by these marks; an entry that has none begins now."""
         now_us = _us(now)
         ahead_us, old_us = now_us + int(AHEAD_MAX_S * 1e6), now_us - int(FORGET_AFTER_S * 1e6)
-        kept = {
+        believed = {
             name: mark
             for name, mark in marks.items()
             if mark <= ahead_us and (name in self._entries or mark > old_us)
         }
-        self._marks = {**dict.fromkeys(self._entries, now_us), **kept}
+        self._marks = {**dict.fromkeys(self._entries, now_us), **believed}
         effects = self._look(now)
         if self._asked is None and self._marks != marks:
             effects.append(self._ask((), self._marks))
@@ -229,7 +227,7 @@ class Schedule:
                 continue
             due, missed = self._due(entry, newest, now_us)
             if len(slots) + len(due) > SEND_MAX and slots:
-                break  # the rest when this has been sent
+                break  # the rest follows when this has been sent
             marks[entry.name] = newest
             slots += due
             if missed:
@@ -239,7 +237,7 @@ class Schedule:
         return effects
 
     def _due(self, entry: Entry, newest: int, now_us: int) -> tuple[list[Slot], int]:
-        """What is to be sent of an entry, oldest first, and how many slots are passed over."""
+        """Return the slots of an entry to send, oldest first, and how many are skipped."""
         passed = list(islice(_back(entry.rule, newest, self._marks[entry.name]), CATCH_UP_MAX + 1))
         if entry.catch_up is CatchUp.ALL:
             sent = passed[:CATCH_UP_MAX]
@@ -249,8 +247,8 @@ class Schedule:
             sent = []
         return [Slot(entry.name, at_us) for at_us in reversed(sent)], len(passed) - len(sent)
 
-    def _ask(self, slots: tuple[Slot, ...], marks: Mapping[str, int]) -> Send:
-        self._asked = Send(slots, dict(marks))
+    def _ask(self, slots: tuple[Slot, ...], marks: Mapping[str, int]) -> SendSlots:
+        self._asked = SendSlots(slots, dict(marks))
         return self._asked
 
     def _next_s(self, now: Instant) -> float:
@@ -263,7 +261,7 @@ class Schedule:
 
 
 def _back(rule: Rule, newest: int, mark: int) -> Iterator[int]:
-    """The slots after the mark, newest first."""
+    """Yield the slots after the mark, newest first."""
     at_us = newest
     while at_us > mark:
         yield at_us

@@ -1,1 +1,1 @@
-"""Decisions about who is in the cluster: mingle, gossip, heartbeats, suspicion."""
+"""Decisions about which nodes are in the cluster: gossip, heartbeats, suspicion, observers."""

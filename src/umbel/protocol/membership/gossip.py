@@ -1,19 +1,19 @@
-"""Membership: who is in the cluster, who is silent, who is gone, as one node sees it.
+"""Membership: which nodes are in the cluster, silent or gone, as one node sees it.
 
-Every event of a node is a sign of life. A name that was heard once is no member yet (`newcomers.py`). A
-node that is silent for too long becomes suspect: the others are notified, the broker is asked, the node is
-pinged, and a suspect that hears of it beats at once. Only when its time is over is it lost. A node that
-says goodbye has left. Each run of a node (its incarnation) joins, and leaves or is lost, once; what an
-older run still has on its way is ignored.
+Every event of a node is a sign of life. A name that sent a single event is not a member yet (`Newcomers`). A
+node that is silent for too long becomes suspect: the other nodes are notified, the broker is asked, the node
+is pinged, and a suspect that receives the notice sends a heartbeat at once. Only when its suspicion time is
+over is it lost. A node that announces its shutdown has left. Each run of a node (its incarnation) joins once,
+and leaves or is lost once; events of an older run that arrive later are ignored.
 
-Why a slow observer does not bury the living: silence is measured in intervals of the sender, times
-this node's own health; and when more than half of the cluster falls silent at once, it is held more
-likely that this node or the broker is cut off, and every verdict waits.
+Why a slow observer does not declare live nodes lost: silence is measured in intervals of the sender, times
+this node's own health; and when more than half of the cluster falls silent at once, it is more likely that
+this node or the broker is cut off, and every verdict waits.
 
-Where this stops being right: two nodes may see different members for as long as messages take to
-arrive, and a partition shows each side the other as lost. Nothing that must happen once may rest on
-this view: elections and leases rest on the store. A Celery node that is restarted under the same
-process id is told apart by its clock alone.
+Where this stops being right: two nodes may see different members for as long as messages take to arrive, and
+a partition shows each side the other as lost. Nothing that must happen once may rest on this view: elections
+and leases rest on the store. A Celery node that is restarted under the same process id is told apart by its
+clock alone.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,17 @@ from typing import assert_never
 
 from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.machine import Tick
-from umbel.protocol.membership.events import (
+from umbel.protocol.membership.heartbeat import (
+    OBSERVERS,
+    SILENCE,
+    SUSPICION_MAX,
+    LocalHealth,
+    QuorumGuard,
+    silence_s,
+    suspicion_s,
+)
+from umbel.protocol.membership.members import (
+    MEMBERS_MAX,
     Accuse,
     Accused,
     Answered,
@@ -32,53 +42,43 @@ from umbel.protocol.membership.events import (
     Degraded,
     Effect,
     Event,
-    Heard,
     Introduced,
     Joined,
     Kind,
     Left,
+    Looks,
     Lost,
     Member,
+    Members,
     MemberState,
     Namesake,
+    Namesakes,
+    Newcomers,
+    NodeEvent,
     Observe,
     Probe,
     Probed,
+    Record,
     Refute,
     Restored,
     Strained,
     Suspected,
     Viewed,
-)
-from umbel.protocol.membership.members import (
-    MEMBERS_MAX,
-    Looks,
-    Members,
-    Namesakes,
-    Record,
     is_late,
     is_same_run,
     member_from,
 )
-from umbel.protocol.membership.newcomers import Newcomers
-from umbel.protocol.membership.suspicion import (
-    OBSERVERS,
-    SILENCE,
-    SUSPICION_MAX,
-    LocalHealth,
-    QuorumGuard,
-    silence_s,
-    suspicion_s,
-)
-from umbel.protocol.membership.views import SETTLED_S, Views
+from umbel.protocol.membership.observers import SETTLED_S, Views
 
 GONE_KEPT_S = 3600.0
 LAG_MAX = 0.25  # intervals
-JITTER = 0.25  # intervals: observers do not all find a silence at one moment
+JITTER = 0.25  # intervals: observers do not all notice a silence at the same moment
 
 
 class Membership:
-    """`node`, `inc`, `pid` are this node's own, which is never in the table; `interval_s` as in `Looks`."""
+    """The machine of one node. `node`, `inc`, `pid` are its own and never in the table; `interval_s`: see
+    `Looks`.
+    """
 
     def __init__(
         self,
@@ -104,36 +104,39 @@ class Membership:
         self._namesakes = Namesakes(self._run)
         self._views = Views(self._members, Introduced(node, inc, pid), uniform)
 
-    # -- what others ask -------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
     @property
     def deadline(self) -> float | None:
-        told_s = min(self._views.deadline, self._held_until or inf)
-        first = min(self._members.deadline, self.health.deadline or inf, told_s)
+        """When the machine wants a Tick, on the boot clock; None for never."""
+        due_s = min(self._views.deadline, self._held_until or inf)
+        first = min(self._members.deadline, self.health.deadline or inf, due_s)
         return None if first == inf else first
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are that are not known to be gone, this one included."""
+        """How many nodes are not known to be gone, this one included."""
         return 1 + self._members.present
 
     @property
     def evicted(self) -> int:
-        """Nodes that were forgotten because the table was full."""
+        """How many nodes were forgotten because the table was full."""
         return self._members.evicted
 
     def members(self) -> tuple[Member, ...]:
-        """All others that are known, the gone among them for an hour."""
+        """Return all other known nodes, including those that left or were lost in the last hour."""
         return tuple(record.member for record in self._members)
 
     def member(self, node: str) -> Member | None:
+        """Return what is known of this node; None if it is unknown."""
         record = self._members.get(node)
         return record.member if record else None
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
+        """Take one event and return the changes to report and the messages to send."""
         self._now_s = now.boot_s
         match event:
-            case Heard():
+            case NodeEvent():
                 return self._hear(event, now)
             case Introduced():
                 return self._introduce(event, now)
@@ -161,63 +164,63 @@ class Membership:
 
     # -- signs of life ---------------------------------------------------------------------------
 
-    def _hear(self, heard: Heard, now: Instant) -> list[Effect]:
-        if heard.node == self._node:
-            return [Namesake(heard.pid, heard.inc)] if self._namesakes.is_new(heard) else []
-        record = self._members.get(heard.node)
-        if record is not None and is_late(record, heard, now):
+    def _hear(self, event: NodeEvent, now: Instant) -> list[Effect]:
+        if event.node == self._node:
+            return [Namesake(event.pid, event.inc)] if self._namesakes.is_new(event) else []
+        record = self._members.get(event.node)
+        if record is not None and is_late(record, event, now):
             return []
-        if record is None or not is_same_run(record, heard):
-            return self._meet(heard, now)
-        if heard.kind is Kind.OFFLINE:
-            return self._leave(record, heard, now)
+        if record is None or not is_same_run(record, event):
+            return self._meet(event, now)
+        if event.kind is Kind.OFFLINE:
+            return self._leave(record, event, now)
         was_gone = record.is_gone
-        self._members.heard(record, heard, now)
+        self._members.heard(record, event, now)
         if was_gone:
             self._set(record, MemberState.ALIVE, now)
             return [Joined(record.member, returned=True)]
         return self._clear(record, now)
 
-    def _meet(self, heard: Heard, now: Instant) -> list[Effect]:
-        """A run that is not known becomes a member with its second sign, or when the broker knows it."""
-        if heard.kind is Kind.OFFLINE:
-            self._newcomers.forget(heard.node)
-        elif self._newcomers.is_first(heard, now.boot_s):
+    def _meet(self, event: NodeEvent, now: Instant) -> list[Effect]:
+        """Make an unknown run a member at its second sign of life, or when the broker knows it."""
+        if event.kind is Kind.OFFLINE:
+            self._newcomers.forget(event.node)
+        elif self._newcomers.is_first(event, now.boot_s):
             may_ask = self._newcomers.may_ask(now.boot_s)
-            return [Probe(member_from(heard, now), ping=False)] if may_ask else []
-        elif self._newcomers.is_proven(heard, now.boot_s):
-            return self._join(heard, now)
+            return [Probe(member_from(event, now), ping=False)] if may_ask else []
+        elif self._newcomers.is_proven(event, now.boot_s):
+            return self._join(event, now)
         return []
 
-    def _join(self, heard: Heard, now: Instant) -> list[Effect]:
-        """It takes the place of an older run."""
-        record, member = self._members.get(heard.node), member_from(heard, now)
+    def _join(self, event: NodeEvent, now: Instant) -> list[Effect]:
+        """Add a run as a member, in place of an older run."""
+        record, member = self._members.get(event.node), member_from(event, now)
         older = [] if record is None or record.is_gone else self._lose(record, "restarted", self._node, now)
-        self._newcomers.forget(heard.node)
+        self._newcomers.forget(event.node)
         jitter = self._uniform(0.0, JITTER)
-        self._members.add(Record(member, now.boot_s, now.boot_s, jitter, sent_at=heard.sent_at))
+        self._members.add(Record(member, now.boot_s, now.boot_s, jitter, sent_at=event.sent_at))
         return [*older, Joined(member)]
 
     def _introduce(self, named: Introduced, now: Instant, *, rather: bool = False) -> list[Effect]:
-        """`rather`: this run of it, although a later one is known."""
+        """Add a node that a peer names. `rather`: believe in this run although a later one is known."""
         record = self._members.get(named.node)
         if named.node == self._node:
             return []
         if record is not None and named.inc <= record.member.inc and not rather:
-            return []  # what was heard counts more than what is said
+            return []  # an event from the node counts more than a report about it
         run = (named.node, named.inc, named.pid)
-        heard = Heard(*run, Kind.OTHER, named.clock, freq_s=named.freq_s, software=named.software)
-        return self._join(heard, now)
+        event = NodeEvent(*run, Kind.OTHER, named.clock, freq_s=named.freq_s, software=named.software)
+        return self._join(event, now)
 
     def _viewed(self, view: Viewed, now: Instant) -> list[Effect]:
-        """An observer knows better than one who hears no heartbeats."""
+        """Take over an observer's view, if this node receives no heartbeats."""
         effects: list[Effect] = []
         if self.observing or self._members.get(view.by) is None:
             return effects
         unnamed = self._views.unnamed(view, now.boot_s)
         for record in unnamed:
             if not record.is_gone:
-                effects += self._lose(record, "not heard by any observer", view.by, now)
+                effects += self._lose(record, "not seen by any observer", view.by, now)
         given_up = {record.node for record in unnamed}
         for named in view.runs:
             known = self._members.run(named.node, named.inc, named.pid)
@@ -228,11 +231,11 @@ class Membership:
                 effects.append(Joined(known.member, returned=True))
         return effects
 
-    def _leave(self, record: Record, heard: Heard, now: Instant) -> list[Effect]:
+    def _leave(self, record: Record, event: NodeEvent, now: Instant) -> list[Effect]:
         if record.is_gone:
             return []
-        self._members.heard(record, heard, now)
-        self._set(record, MemberState.LEFT, now, "said goodbye")
+        self._members.heard(record, event, now)
+        self._set(record, MemberState.LEFT, now, "went offline")
         return [Left(record.member)]
 
     def _clear(self, record: Record, now: Instant) -> list[Effect]:
@@ -268,21 +271,21 @@ class Membership:
         return effects
 
     def _overslept(self, now: Instant) -> bool:
-        """A Tick that comes late: this node stood still, and could not have heard anybody.
+        """Whether a Tick comes so late that this node was paused, and could not have received events.
 
-        Everybody gets that time again, and an interval more: what was sent meanwhile is still to
-        be read.
+        All nodes get that time in addition, and one interval more: events sent meanwhile are still to be
+        read.
         """
         slept_s = now.boot_s - self._members.deadline
         record = self._members.first()
         if record is None or record.is_gone or slept_s <= LAG_MAX * record.member.freq_s:
             return False
         self.health.strain(now.boot_s)
-        for one in self._members:
-            if not one.is_gone:
-                one.heard_s = min(now.boot_s, one.heard_s + slept_s + one.member.freq_s)
-                one.wait_s += slept_s + one.member.freq_s
-                one.probe_s = max(one.probe_s, now.boot_s + one.member.freq_s)
+        for other in self._members:
+            if not other.is_gone:
+                other.heard_s = min(now.boot_s, other.heard_s + slept_s + other.member.freq_s)
+                other.wait_s += slept_s + other.member.freq_s
+                other.probe_s = max(other.probe_s, now.boot_s + other.member.freq_s)
         self._members.all_changed()
         return True
 
@@ -293,7 +296,7 @@ class Membership:
         record.probe_s = now.boot_s + freq_s
         self._set(record, MemberState.SUSPECT, now, record.silence(now))
         effects: list[Effect] = [Suspected(record.member)]
-        if len(record.accusers) < OBSERVERS - 1:  # enough others have said so
+        if len(record.accusers) < OBSERVERS - 1:  # else enough observers have broadcast it
             effects.append(Accuse(record.member))
         effects.append(Probe(record.member, ping=True))
         self._guard.fell_silent(record.node, now.boot_s)
@@ -304,7 +307,7 @@ class Membership:
         return effects
 
     def _accused(self, accused: Accused, now: Instant) -> list[Effect]:
-        if accused.by == self._node:  # a fan-out returns our own
+        if accused.by == self._node:  # a fanout exchange returns our own broadcast
             return []
         if accused.subject == self._node:
             return [Refute(lost=False)] if (accused.inc, accused.pid) == self._run else []
@@ -322,7 +325,7 @@ class Membership:
         if record is None or record.is_gone:
             return []
         if self.observing and record.state is MemberState.ALIVE:
-            # This node hears it, or will find it silent itself in a moment.
+            # This node receives its events, or will notice its silence in a moment.
             return self._accused(Accused(condemned.subject, *run, condemned.by), now)
         if self._held_until is not None or self._members.get(condemned.by) is None:
             return []
@@ -338,7 +341,7 @@ class Membership:
         if probed.evidence == "gone":
             record.ended = True
         elif probed.evidence == "unknown" and record.member.inc:
-            record.unmarked = True  # a node that leaves marks has left none for three intervals
+            record.unmarked = True  # a node that renews its presence key has not done so for three intervals
         self._agree(record)
         return self._condemn(record, now) if self._end_s(record) <= now.boot_s else []
 
@@ -363,7 +366,7 @@ class Membership:
         effects: list[Effect] = []
         for record in self._members:
             effects += self._clear(record, now)
-            record.heard_s = now.boot_s  # nobody was silent while nothing was heard
+            record.heard_s = now.boot_s  # no node counts as silent for the time in which none was observed
         self._members.all_changed()
         return effects
 
@@ -377,9 +380,9 @@ class Membership:
         self._members.changed(record)
 
     def _due_s(self, record: Record) -> float:
-        """When something is to be decided about the node: now, or later, but never in the past.
+        """When the node must next be checked; never in the past.
 
-        A timer in the past would look as if this node had slept.
+        A timer in the past would look as if this node had been paused.
         """
         return max(self._judged_s(record), self._now_s)
 
@@ -394,6 +397,6 @@ class Membership:
         return record.heard_s + silence_s(freq_s, self.health.level) + record.jitter * freq_s
 
     def _end_s(self, record: Record) -> float:
-        """When a suspect is lost."""
+        """When a suspect is declared lost."""
         end_s = record.changed_s if record.ended else record.wait_s
         return end_s if self._held_until is None else max(end_s, self._held_until)

@@ -1,81 +1,98 @@
-"""Heartbeat: when this node says that it is here, and when a sign of it comes too late.
+"""Heartbeats: when this node sends one, and how long another node may be silent.
 
-The interval grows with the cluster, so that heartbeats stay a small part of the traffic:
-N / 200 seconds, but at least what is set (2 s) and at most 15 s. It goes out with each beat as
-`freq`; peers, Celery's and Flower among them, take a node for lost after twice that time, so they
-adapt by themselves. A longer interval is announced with the beat before it begins.
-
-A beat that is asked for right after another waits for a tenth of a second: a flood of requests must not
-become one of beats.
-
-A beat that this node could not send in time, or that came back to it late, says that this node is
-slow, not the others: it is reported as Lagged.
+The interval grows with the cluster, so that heartbeats stay a small part of the traffic. A node becomes
+suspect after two of its intervals without a sign of life, scaled by the observer's local health: an observer
+that is slow receives everything late and must not suspect the others. `QuorumGuard` stops condemnations while
+too many members are silent at once, because then the observer is probably the one that is cut off.
 """
 
 from collections.abc import Callable
 from enum import StrEnum
-from math import inf
+from math import inf, log
 from typing import assert_never
 
 from umbel.protocol.leadership.coordination import Instant
-from umbel.protocol.machine import Tick
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Tick, Value
+
+# ---- heartbeat -------------------------------------------------------------------------------------
+#
+# When this node announces itself, and when its heartbeats are late.
+#
+# The interval grows with the cluster, so that heartbeats stay a small part of the traffic: N / 200 seconds,
+# but at least what is configured (2 s) and at most 15 s. It is sent with each heartbeat as `freq`; peers,
+# Celery's and Flower among them, declare a node lost after twice that time, so they adapt automatically. A
+# longer interval is announced with the heartbeat before it begins.
+#
+# A heartbeat that is requested right after another waits for a tenth of a second: a flood of requests must
+# not become a flood of heartbeats.
+#
+# A heartbeat that this node could not send in time, or that came back to it late, shows that this node is
+# slow, not the others: it is reported as Lagged.
 
 NODES_PER_SECOND = 200
 INTERVAL_MAX_S = 15.0
-APART_S = 0.1  # between beats that are asked for
+APART_S = 0.1  # between beats that are requested
 EARLY = 0.1  # of an interval: nodes that started together do not beat together
 LAG_MAX = 0.25  # of an interval
 
 
 def interval_s(nodes: int, least_s: float) -> float:
+    """The heartbeat interval in a cluster of so many nodes, at least `least_s`."""
     return max(least_s, min(nodes / NODES_PER_SECOND, INTERVAL_MAX_S))
 
 
 class BeatKind(StrEnum):
+    """The event that a heartbeat is sent as."""
+
     ONLINE = "worker-online"
     BEAT = "worker-heartbeat"
     OFFLINE = "worker-offline"
 
 
-class Begin(Value):
-    """Say that this node is there, and beat from now on. Again: as after a lost connection."""
+class BeginBeats(Value):
+    """Announce this node and send heartbeats from now on. Sent again after a lost connection."""
 
 
 class BeatNow(Value):
-    """Do not wait for the next beat: somebody asked, or takes this node for silent."""
+    """Do not wait for the next heartbeat: a node asked for one, or suspects this node."""
 
 
 class Resized(Value):
-    """So many nodes are there now."""
+    """The cluster has this many nodes now."""
 
     nodes: int
 
 
 class Echoed(Value):
-    """A beat of this node came back to it; `sent_at` is the Unix time it carries."""
+    """A heartbeat of this node came back to it; `sent_at` is the Unix time it carries."""
 
     sent_at: float
 
 
-class End(Value):
-    """Say goodbye."""
+class EndBeats(Value):
+    """Announce that this node goes offline, and stop."""
 
 
 class Beat(Value):
+    """Send a heartbeat of this kind that states this interval."""
+
     kind: BeatKind
     freq_s: float
 
 
 class Lagged(Value):
+    """This node is slow: a heartbeat was sent or received late."""
+
     reason: str
 
 
-Event = Begin | BeatNow | Resized | Echoed | End
+Event = BeginBeats | BeatNow | Resized | Echoed | EndBeats
 Effect = Beat | Lagged
 
 
 class Heartbeat:
+    """When one node sends heartbeats, and whether they are late."""
+
     def __init__(self, least_s: float, uniform: Callable[[float, float], float]) -> None:
         self.deadline: float | None = None
         self.freq_s = least_s
@@ -85,8 +102,9 @@ class Heartbeat:
         self._next = BeatKind.BEAT
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
+        """Take one event and return the heartbeat to send, and a lag to report."""
         match event:
-            case Begin():
+            case BeginBeats():
                 self._next = BeatKind.ONLINE
                 return self._beat_soon(now)
             case BeatNow():
@@ -101,7 +119,7 @@ class Heartbeat:
                 )
             case Tick():
                 return self._tick(now)
-            case End():
+            case EndBeats():
                 if self.deadline is None:
                     return []
                 self.deadline = None
@@ -119,7 +137,7 @@ class Heartbeat:
         return [beat]
 
     def _beat_soon(self, now: Instant) -> list[Effect]:
-        """At once, unless one was sent just now."""
+        """Send a heartbeat at once, unless the last was sent a moment ago."""
         free_s = self._beat_s + min(APART_S, self.freq_s * EARLY)
         if self.deadline is None or now.boot_s >= free_s:
             return [self._beat(now)]
@@ -130,3 +148,97 @@ class Heartbeat:
         kind, self._next, self._beat_s = self._next, BeatKind.BEAT, now.boot_s
         self.deadline = now.boot_s + self.freq_s * self._uniform(1.0 - EARLY, 1.0)
         return Beat(kind, self.freq_s)
+
+
+# ---- suspicion -------------------------------------------------------------------------------------
+#
+# How long silence may last, before and after a node is suspect.
+#
+# A node is suspect after two of its intervals without a sign of life, times the observer's local
+# health: a node that is slow itself receives everything late, and must not suspect the others. A suspect
+# has up to SUSPICION_MAX intervals to refute; each observer that agrees shortens that, to one interval when
+# all do (the ideas of Lifeguard: Dadgar, Phillips, Currey 2018).
+
+OBSERVERS = 3
+SILENCE = 2.0  # intervals, as Celery and Flower have it
+SUSPICION_MIN = 1.0
+SUSPICION_MAX = 6.0
+UNKNOWN_FREQ_S = 60.0  # what Celery assumes for a node that states none
+FREQ_MIN_S = 0.01
+FREQ_MAX_S = 600.0
+HEALTH_WORST = 8
+CLEAN_S = 60.0
+
+
+def silence_s(freq_s: float, health: int) -> float:
+    """How long a node may be silent before it is suspect, at this level of the observer's health."""
+    return SILENCE * freq_s * health
+
+
+def suspicion_s(freq_s: float, agreeing: int) -> float:
+    """How long a suspect may stay silent when so many other nodes agree that it is."""
+    share = log(min(agreeing, OBSERVERS - 1) + 1) / log(OBSERVERS)
+    return freq_s * (SUSPICION_MAX - (SUSPICION_MAX - SUSPICION_MIN) * share)
+
+
+def believable_freq_s(freq_s: float | None, known_s: float = UNKNOWN_FREQ_S) -> float:
+    """A peer's interval, within limits; `known_s` when it states none."""
+    if freq_s is None or not freq_s > 0:  # also for NaN, which is above nothing
+        return known_s
+    return min(max(freq_s, FREQ_MIN_S), FREQ_MAX_S)
+
+
+class LocalHealth:
+    """How slow this node is: 1 is healthy; each strain adds one, each clean minute subtracts one."""
+
+    def __init__(self) -> None:
+        self.level = 1
+        self._clean_since = 0.0
+
+    @property
+    def deadline(self) -> float | None:
+        """When the level falls next; None when it is 1."""
+        return self._clean_since + CLEAN_S if self.level > 1 else None
+
+    def strain(self, now_s: float) -> None:
+        """Note that this node was slow."""
+        self.level = min(self.level + 1, HEALTH_WORST)
+        self._clean_since = now_s
+
+    def recover(self, now_s: float) -> bool:
+        """Lower the level if a minute passed without strain; return whether it fell."""
+        if self.level == 1 or now_s < self._clean_since + CLEAN_S:
+            return False
+        self.level -= 1
+        self._clean_since = now_s
+        return True
+
+
+class QuorumGuard:
+    """Detects that more than half of the cluster fell silent at about the same time."""
+
+    def __init__(self) -> None:
+        self._fell: dict[str, float] = {}  # in the order of time
+
+    @property
+    def silent(self) -> int:
+        """How many nodes fell silent lately."""
+        return len(self._fell)
+
+    def fell_silent(self, node: str, now_s: float) -> None:
+        """Note that a node became suspect."""
+        self._fell.pop(node, None)
+        self._fell[node] = now_s
+
+    def spoke(self, node: str) -> None:
+        """Note that a node is no longer suspect."""
+        self._fell.pop(node, None)
+
+    def is_most_of(self, nodes: int, *, within_s: float, now_s: float) -> bool:
+        """Whether more than half of the nodes fell silent within the last `within_s`."""
+        while self._fell:
+            first = next(iter(self._fell))
+            if now_s - self._fell[first] <= within_s:
+                break
+            del self._fell[first]
+        return len(self._fell) * 2 > nodes

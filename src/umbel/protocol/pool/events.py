@@ -6,50 +6,68 @@ Jobs and outcomes are the pool's own records: the machine reads a few fields and
 from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from umbel.protocol.value import Value
+from umbel.protocol.machine import Value
+
+BATCH_MAX = 64  # jobs that a child gets at once
 
 
 class Work(Protocol):
-    """What a job must tell."""
+    """What the machine reads of a job."""
 
     @property
-    def number(self) -> int: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def soft_limit_s(self) -> float | None: ...
-    @property
-    def hard_limit_s(self) -> float | None: ...
-    @property
-    def alone(self) -> bool: ...
-    @property
-    def redelivered(self) -> bool: ...
-
-
-class Ended(Protocol):
-    """What an outcome must tell."""
+    def number(self) -> int:
+        """The job's number, unique in this pool."""
 
     @property
-    def number(self) -> int: ...
+    def task(self) -> str:
+        """The name of its task."""
+
     @property
-    def runtime_s(self) -> float: ...
+    def soft_limit_s(self) -> float | None:
+        """After how long the task is interrupted; None for never."""
+
+    @property
+    def hard_limit_s(self) -> float | None:
+        """After how long the child is killed; None for never."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other job may wait behind it in a child."""
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether a previous run may have been cut off; such a job is sent singly."""
+
+
+class JobOutcome(Protocol):
+    """What the machine reads of an outcome."""
+
+    @property
+    def number(self) -> int:
+        """The number of the job that ended."""
+
+    @property
+    def runtime_s(self) -> float:
+        """How long the job ran."""
 
 
 WorkT = TypeVar("WorkT", bound=Work)
-EndedT = TypeVar("EndedT", bound=Ended)
+EndedT = TypeVar("EndedT", bound=JobOutcome)
 
 
 class SlotSettings(Value):
+    """The size, the batches and the limits of one pool."""
+
     children: int
-    batch_max: int = 64
+    batch_max: int = BATCH_MAX
     batch_target_s: float = 0.010
     batch_patience_s: float = 0.050
     start_timeout_s: float = 60.0
-    start_attempts: int = 10  # failed starts in a row, with no child left, after which Failed is reported
+    start_attempts: int = 10  # failed starts in a row, with no live child, before Failed is reported
     stop_grace_s: float = 5.0
-    jobs_max: int | None = None  # a child that has run so many is replaced (F5)
-    memory_max_bytes: int | None = None  # one that holds more is replaced when its job has ended
-    memory_hard_bytes: int | None = None  # one that holds more is killed
+    jobs_max: int | None = None  # a child that has run this many jobs is replaced (F5)
+    memory_max_bytes: int | None = None  # a child that uses more is replaced when its job has ended
+    memory_hard_bytes: int | None = None  # a child that uses more is killed
 
 
 # ---- events ----------------------------------------------------------------------------------------
@@ -60,7 +78,15 @@ class Open(Value):
 
 
 class Submit(Value, Generic[WorkT]):
+    """Queue these jobs."""
+
     jobs: Sequence[WorkT]
+
+
+class Unsettled(Value):
+    """How many messages of ended jobs are not settled; the machine adds those that end from now on."""
+
+    count: int
 
 
 class Finished(Value, Generic[EndedT]):
@@ -71,11 +97,13 @@ class Finished(Value, Generic[EndedT]):
 
 
 class ChildReady(Value):
+    """A child has started and can take jobs."""
+
     child: int
 
 
 class ChildDied(Value):
-    """Everything the child sent has been read before; `tokens` are those left in its pipe."""
+    """A child ended; everything it sent has been read. `tokens` are those that remain in its pipe."""
 
     child: int
     tokens: bytes
@@ -83,14 +111,14 @@ class ChildDied(Value):
 
 
 class NotSent(Value):
-    """These jobs of a Send could not be put into a frame: why, by number. The others were sent."""
+    """These jobs of a Send could not be encoded: the error, by number. The others were sent."""
 
     child: int
     reasons: Mapping[int, str]
 
 
 class Recalled(Value):
-    """The answer to Recall: the tokens that were still there. Comes even if the child is dead."""
+    """The answer to Recall: the tokens that were still there. Sent even if the child is dead."""
 
     child: int
     tokens: bytes
@@ -101,35 +129,35 @@ class Withdraw(Value):
 
 
 class Interrupt(Value):
-    """Raise in every job that runs: the worker stops."""
+    """Interrupt every running job, because the worker stops."""
 
 
 class Retire(Value):
-    """Let the child finish the job it is at and end; another takes its slot."""
+    """Let the child finish its current job and end; another takes its slot."""
 
     child: int
     reason: str
 
 
 class Weighed(Value):
-    """The answer to Weigh: how much memory the child holds; 0 when nobody can tell."""
+    """The answer to Weigh: how much memory the child uses; 0 when that is unknown."""
 
     child: int
     size_bytes: int
 
 
 class Replace(Value):
-    """Put another in the place of every child there is now, one after the other, as they are idle."""
+    """Replace every present child, one after the other, when they are idle."""
 
 
 class Resize(Value):
-    """Have so many children: more are started, or some end as soon as their job has (F4)."""
+    """Have this many children: more are started, or some end as soon as their job has (F4)."""
 
     children: int
 
 
 class Close(Value):
-    """End all children; what still runs after `grace_s` is lost."""
+    """End all children; jobs that still run after `grace_s` are lost."""
 
     grace_s: float
 
@@ -138,11 +166,13 @@ class Close(Value):
 
 
 class Start(Value):
+    """Start a child process."""
+
     child: int
 
 
 class Send(Value, Generic[WorkT]):
-    """First the tokens, `batch` modulo 256 as many times as there are jobs, then the jobs."""
+    """Write the tokens, `batch` modulo 256 once for each job, then the jobs."""
 
     child: int
     batch: int
@@ -156,48 +186,52 @@ class Recall(Value):
 
 
 class SignalSoftLimit(Value):
+    """Interrupt the job that the child runs."""
+
     child: int
     job: int
-    stopping: bool = False  # not because of its limit, but because the worker stops
+    stopping: bool = False  # because the worker stops, not because of the limit
 
 
 class Dismiss(Value):
-    """Ask the child to end once it has done what it was sent."""
+    """Ask the child to end once it has run what it was sent."""
 
     child: int
     reason: str
 
 
 class Weigh(Value):
-    """See how much memory the child holds and answer with Weighed."""
+    """Measure how much memory the child uses and answer with Weighed."""
 
     child: int
 
 
 class Kill(Value):
-    """SIGKILL, and in time a ChildDied; also for a child that has not got as far as a process."""
+    """Send SIGKILL; ChildDied follows, also for a child whose process did not start yet."""
 
     child: int
     reason: str
 
 
 class Reported(Value, Generic[EndedT]):
+    """The outcomes of jobs that were sent to this child."""
+
     child: int
     outcomes: Sequence[EndedT]
 
 
-class Began(Value):
+class JobBegan(Value):
     """This job is known to run now. Not reported for every job."""
 
     child: int
     job: int
 
 
-class Loss(Value):
+class JobLoss(Value):
     """A job that ends here without an outcome.
 
-    `charged`: it was running when its child died, and may be the cause. `ran`: it ran or may
-    have run, at least in part.
+    `charged`: it was running when its child died, and may be the cause. `ran`: it ran or may have run, at
+    least in part.
     """
 
     job: int
@@ -205,41 +239,46 @@ class Loss(Value):
     ran: bool
     reason: str
     timed_out: bool = False
-    fault: str = ""  # why it would end like this each time
+    fault: str = ""  # why every further attempt would fail the same way
 
 
-class Lost(Value):
-    losses: Sequence[Loss]
+class JobsLost(Value):
+    """These jobs end here without an outcome."""
+
+    losses: Sequence[JobLoss]
 
 
 class Withdrawn(Value, Generic[WorkT]):
+    """The jobs that had not started, in answer to Withdraw."""
+
     jobs: Sequence[WorkT]
 
 
 class Overweight(Value):
-    """It holds more than `memory_max_bytes`, perhaps because of this job; it is replaced after it."""
+    """The child uses more than `memory_max_bytes`, perhaps because of this job; it is replaced after it."""
 
     child: int
     job: int | None
     size_bytes: int
 
 
-class Failed(Value):
+class PoolFailed(Value):
     """Children die before they can take a job, again and again, and there is no other.
 
-    Slots keeps trying, more and more slowly, but the worker should stop.
+    Slots keeps retrying, more and more slowly, but the worker should stop.
     """
 
     reason: str
 
 
-class Closed(Value):
-    """The last child is gone."""
+class PoolClosed(Value):
+    """The last child has ended."""
 
 
 Event = (
     Open
     | Submit[WorkT]
+    | Unsettled
     | Finished[EndedT]
     | ChildReady
     | ChildDied
@@ -262,10 +301,10 @@ Effect = (
     | Weigh
     | Kill
     | Reported[EndedT]
-    | Began
-    | Lost
+    | JobBegan
+    | JobsLost
     | Withdrawn[WorkT]
     | Overweight
-    | Failed
-    | Closed
+    | PoolFailed
+    | PoolClosed
 )

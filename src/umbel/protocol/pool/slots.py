@@ -1,20 +1,23 @@
 """Slots: which child gets which jobs, and what becomes of a job when its child is slow or dies.
 
-A slot is the place of one child process; the process in it may change. Jobs wait in one queue.
-A job that is slow, new to us, limited in time or to be run alone goes singly to an idle child.
-Quick ones go in batches that take about `batch_target_s`, at most two batches to a child, so
-that it never idles. A batch that is not through after `batch_patience_s` is recalled: what has
-not started goes back to the front of the queue, and others run it.
+A slot is the place of one child process; the process in it may change. Jobs wait in one queue. A job that is
+slow, new to this worker, limited in time or marked to run alone goes singly to an idle child. Quick jobs go
+in batches that take about `batch_target_s`, at most two batches to a child, so that it never idles. A batch
+that has not ended after `batch_patience_s` is recalled: what has not started returns to the front of the
+queue, and other children run it.
 
-Recalling is safe because every job needs a token. The shell puts the tokens of a batch into a
-pipe before it sends the batch; the child takes one before it starts a job; the taker of a token
-decides, and the kernel gives each token once. So the tokens that the shell finds in the pipe,
-when it recalls a batch or buries a child, are the jobs from the end of the batch that never
-started and never will. This is why a job cannot be in two children, and why a death charges only
-the job that was running: the last one that took a token and whose outcome has not arrived.
+A worker that is killed repeats what has ended and is not settled. So children get no further jobs while they
+have, or have ended without being settled, `UNSETTLED_BATCHES` batches for each of them.
 
-It stops being right if a child runs jobs in another order than they were sent, or if outcomes
-of a dead child are read after its death was reported: the shell reads to the end first.
+Recalling is safe because every job needs a token. The shell puts the tokens of a batch into a pipe before it
+sends the batch; the child takes one before it starts a job; the taker of a token decides, and the kernel
+gives each token once. So the tokens that the shell finds in the pipe, when it recalls a batch or removes a
+dead child, stand for the jobs at the end of the batch that never started and never will. This is why a job
+cannot be in two children, and why a death charges only the job that was running: the last one that took a
+token and whose outcome has not arrived.
+
+It stops being right if a child runs jobs in another order than they were sent, or if outcomes of a dead child
+are read after its death was reported: the shell reads to the end first.
 """
 
 from collections import deque
@@ -23,23 +26,23 @@ from math import inf
 from typing import Generic, assert_never
 
 from umbel.protocol.machine import Tick
-from umbel.protocol.pool.child import Child, State, holder_of, takers_of
 from umbel.protocol.pool.events import (
-    Began,
+    BATCH_MAX,
     ChildDied,
     ChildReady,
     Close,
-    Closed,
     Effect,
     EndedT,
     Event,
     Finished,
     Interrupt,
-    Loss,
-    Lost,
+    JobBegan,
+    JobLoss,
+    JobsLost,
     NotSent,
     Open,
     Overweight,
+    PoolClosed,
     Recalled,
     Replace,
     Reported,
@@ -48,16 +51,19 @@ from umbel.protocol.pool.events import (
     Send,
     SlotSettings,
     Submit,
+    Unsettled,
     Weigh,
     Weighed,
     Withdraw,
     Withdrawn,
     WorkT,
 )
-from umbel.protocol.pool.fleet import Fleet, Recycling
+from umbel.protocol.pool.fleet import Child, ChildState, Fleet, Recycling, holder_of, takers_of
 
-BRIEF_S = 0.25  # below this, a job waiting in the pool is worth more than a job left to other nodes
+BRIEF_S = 0.25  # for tasks shorter than this, jobs are claimed ahead instead of left to other nodes
 _BATCHES_AHEAD = 3
+UNSETTLED_BATCHES = 3  # for each child: two in hand, and one being acknowledged
+UNSETTLED_PER_CHILD_MAX = UNSETTLED_BATCHES * BATCH_MAX
 _SLOWER_WEIGHT = 0.5
 _QUICKER_WEIGHT = 0.1
 _NAMES_MAX = 10_000
@@ -65,6 +71,8 @@ _SOFT_REPEATS = 8  # a signal may come a moment before the job it is meant for
 
 
 class Slots(Generic[WorkT, EndedT]):
+    """The machine of one pool: its queue of jobs, its children, and what each of them runs."""
+
     def __init__(self, settings: SlotSettings) -> None:
         assert 1 <= settings.batch_max <= 1024, "two batches of tokens fit into the smallest pipe"
         self._settings = settings
@@ -73,18 +81,24 @@ class Slots(Generic[WorkT, EndedT]):
         self._ready: deque[WorkT] = deque()  # bounded by the worker, which submits what room() allows
         self._paces = Paces(batch_target_s=settings.batch_target_s, batch_max=settings.batch_max)
         self._recycling = Recycling(settings)
+        self._unsettled = 0  # jobs that have ended
         self._withdrawing: set[int] | None = None  # children whose tokens a withdrawal waits for
 
     @property
     def deadline(self) -> float | None:
+        """When the machine wants a Tick; None for never."""
         return self._fleet.deadline
 
     def step(self, event: Event[WorkT, EndedT] | Tick, now: float) -> list[Effect[WorkT, EndedT]]:
+        """Take one event and return what to send, signal, kill or report."""
         match event:
             case Finished(child, outcomes):
                 return self._finish(self._children[child], outcomes, now)
             case Submit(jobs):
                 return self._submit(jobs, now)
+            case Unsettled(count):
+                self._unsettled = count
+                return self._dispatch(now)
             case Tick():
                 return self._fleet.expire(now)
             case NotSent(child, reasons):
@@ -117,33 +131,42 @@ class Slots(Generic[WorkT, EndedT]):
                 assert_never(event)
 
     def room(self) -> int:
-        """How many more jobs would be of use now."""
+        """How many more jobs the pool can use now."""
         if self._fleet.closing:
             return 0
         wanted = self._paces.wanted_per_child()
         room = -len(self._ready)
         for child in self._children.values():
-            if child.state is not State.READY or child.recalled:
+            if child.state is not ChildState.READY or child.recalled:
                 continue
             free = min(wanted, 2) - 1 if child.single else wanted - child.outstanding()
             room += free if child.single else self._recycling.allowance(child, free)
         return max(0, room)
 
+    def free(self) -> int:
+        """How many more jobs could start at once."""
+        if self._fleet.closing:
+            return 0
+        idle = sum(child.state is ChildState.READY and not child.batches for child in self._children.values())
+        return max(0, min(idle, self._sendable()) - len(self._ready))
+
     def waiting(self) -> int:
+        """How many jobs wait in the queue."""
         return len(self._ready)
 
     def outstanding(self, child: int) -> int:
+        """How many jobs the child was sent that have not ended."""
         return self._children[child].outstanding()
 
     def running(self, child: int) -> WorkT | None:
-        """The job that the child is at: exact when nothing waits behind it, else what is known."""
+        """The job that the child runs: exact when nothing waits behind it, otherwise as far as known."""
         return self._children[child].running()
 
     def holder_of(self, job: int) -> int | None:
         """The child that was sent this job, whether it has started it or not."""
         return holder_of(self._children.values(), job)
 
-    # ---- jobs go out -------------------------------------------------------------------------------
+    # ---- sending jobs ------------------------------------------------------------------------------
 
     def _submit(self, jobs: Sequence[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
         self._ready.extend(jobs)
@@ -154,25 +177,34 @@ class Slots(Generic[WorkT, EndedT]):
         if not self._ready or self._withdrawing is not None:
             return effects
         takers = takers_of(self._children.values(), now)
+        most = self._sendable()
         for position, child in enumerate(takers):
-            if not self._ready:
+            if not self._ready or most <= 0:
                 break
-            share = -(-len(self._ready) // (len(takers) - position))
+            share = min(most, -(-len(self._ready) // (len(takers) - position)))
             if not (share := self._recycling.allowance(child, share)):
                 continue
             jobs = self._next_batch(share=share)
             if not jobs:
                 if child.batches:
-                    break  # the first in the queue waits for an idle child, and nobody overtakes it
+                    break  # the first in the queue waits for an idle child, and no job overtakes it
                 child.single = True
                 jobs = [self._ready.popleft()]
+            most -= len(jobs)
             effects.append(self._send(child, jobs, now))
             if child.single:
-                effects.append(Began(child.number, jobs[0].number))
+                effects.append(JobBegan(child.number, jobs[0].number))
         return effects
 
+    def _sendable(self) -> int:
+        """How many jobs may be sent before more of the ended ones are settled."""
+        most = UNSETTLED_BATCHES * self._settings.batch_max * len(self._children) - self._unsettled
+        for child in self._children.values():
+            most -= child.outstanding()
+        return most
+
     def _next_batch(self, *, share: int) -> list[WorkT]:
-        """Take quick jobs from the front of the queue; none when the first has to go singly."""
+        """Take quick jobs from the front of the queue; none when the first must go singly."""
         estimates_s, ready = self._paces.estimates_s, self._ready
         left_s = self._settings.batch_target_s
         task, estimate_s = None, None
@@ -208,28 +240,29 @@ class Slots(Generic[WorkT, EndedT]):
         child.drop(reasons)
         if not child.batches:
             self._fleet.rest(child, now)
-        losses = [Loss(job, False, False, reason, fault=reason) for job, reason in reasons.items()]
-        return [Lost(losses), *self._dispatch(now)]
+        losses = [JobLoss(job, False, False, reason, fault=reason) for job, reason in reasons.items()]
+        return [JobsLost(losses), *self._dispatch(now)]
 
-    # ---- and come back -----------------------------------------------------------------------------
+    # ---- outcomes and returned jobs ----------------------------------------------------------------
 
     def _finish(
         self, child: Child[WorkT], outcomes: Sequence[EndedT], now: float
     ) -> list[Effect[WorkT, EndedT]]:
         known = child.finish(outcomes, self._paces.note, now + self._settings.batch_patience_s)
+        self._unsettled += known
         if not child.batches:
             self._fleet.rest(child, now)
-        # The child's next work first: the listener may take its time.
+        # The child's next jobs go first: the outcomes may take time to process.
         effects = self._go_on(child, now)
         if known == len(outcomes):
             effects.append(Reported(child.number, outcomes))
             return effects
         effects.append(Reported(child.number, outcomes[:known]))
         stray = outcomes[known].number
-        return effects + self._fleet.kill(child, f"it reported job {stray}, which it was not given")
+        return effects + self._fleet.kill(child, f"it reported job {stray}, which was not sent to it")
 
     def _go_on(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
-        """A job has ended: perhaps it was the child's last; perhaps its memory is to be seen first."""
+        """After a job ended: retire the child at its limit, measure its memory, or send more jobs."""
         if why := self._recycling.job_limit_reached(child):
             return self._fleet.retire(child, why, now) + self._dispatch(now)
         if self._recycling.is_to_be_weighed(child, now):
@@ -239,7 +272,7 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _judge_weight(self, child: Child[WorkT], size_bytes: int, now: float) -> list[Effect[WorkT, EndedT]]:
         effects: list[Effect[WorkT, EndedT]] = []
-        if child.state in (State.READY, State.LEAVING) and not child.kill_reason:
+        if child.state in (ChildState.READY, ChildState.LEAVING) and not child.kill_reason:
             self._recycling.weighed(child, now)
             self._fleet.watch(child)
             if child.batches and (why := self._recycling.over_hard_limit(size_bytes)):
@@ -247,15 +280,15 @@ class Slots(Generic[WorkT, EndedT]):
             elif not child.heavy and (why := self._recycling.over_memory_limit(size_bytes)):
                 child.heavy = True
                 running = self.running(child.number)
-                said = Overweight(child.number, None if running is None else running.number, size_bytes)
-                effects = [said, *self._fleet.retire(child, why, now)]
+                report = Overweight(child.number, None if running is None else running.number, size_bytes)
+                effects = [report, *self._fleet.retire(child, why, now)]
         return effects + self._dispatch(now)
 
     def _take_back(self, child: Child[WorkT], tokens: bytes, now: float) -> list[Effect[WorkT, EndedT]]:
         self._ready.extendleft(reversed(child.take_back(tokens)))
         effects: list[Effect[WorkT, EndedT]] = []
         if child.batches:
-            effects.append(Began(child.number, child.batches[-1].jobs[-1].number))
+            effects.append(JobBegan(child.number, child.batches[-1].jobs[-1].number))
         else:
             self._fleet.rest(child, now)
         if self._withdrawing is not None:
@@ -265,7 +298,7 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _withdraw(self) -> list[Effect[WorkT, EndedT]]:
         if self._withdrawing is not None:
-            return []  # one is under way, and will bring everything
+            return []  # a withdrawal is in progress and will return everything
         holders = [child for child in self._children.values() if child.batches and not child.single]
         self._withdrawing = {child.number for child in holders}
         return self._fleet.recall(holders) or self._end_withdrawal()
@@ -280,25 +313,26 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _give_up(self) -> list[Effect[WorkT, EndedT]]:
         losses = [
-            Loss(job.number, False, False, "the pool stopped before the task started") for job in self._ready
+            JobLoss(job.number, False, False, "the pool stopped before the task started")
+            for job in self._ready
         ]
         self._ready.clear()
-        return [Lost(losses)] if losses else []
+        return [JobsLost(losses)] if losses else []
 
-    # ---- children come and go ----------------------------------------------------------------------
+    # ---- children that ended -----------------------------------------------------------------------
 
     def _bury(
         self, child: Child[WorkT], tokens: bytes, reason: str, now: float
     ) -> list[Effect[WorkT, EndedT]]:
         why, unstarted = child.kill_reason or reason, child.take_back(tokens)
-        # Who is killed because the pool stops did no harm.
+        # A child that is killed because the pool stops is not to blame.
         innocent = self._fleet.closing and bool(child.kill_reason) and not child.timed_out
         losses = child.losses(why, charge=not innocent)
-        if child.timed_out:  # its one job has had its time, though it may not have begun
-            losses += [Loss(job.number, False, False, why, timed_out=True) for job in unstarted]
+        if child.timed_out:  # its single job has used up its time, though it may not have begun
+            losses += [JobLoss(job.number, False, False, why, timed_out=True) for job in unstarted]
         else:
             self._ready.extendleft(reversed(unstarted))
-        effects: list[Effect[WorkT, EndedT]] = [Lost(losses)] if losses else []
+        effects: list[Effect[WorkT, EndedT]] = [JobsLost(losses)] if losses else []
         effects += self._fleet.bury(child, reason, now, did_something=bool(child.ended or losses))
         if not self._fleet.closing:
             return effects + self._dispatch(now)
@@ -309,7 +343,7 @@ class Slots(Generic[WorkT, EndedT]):
         return effects + self._give_up() + self._closed()
 
     def _closed(self) -> list[Effect[WorkT, EndedT]]:
-        return [Closed()] if self._fleet.is_empty() else []
+        return [PoolClosed()] if self._fleet.is_empty() else []
 
     def _interrupt(self, now: float) -> list[Effect[WorkT, EndedT]]:
         for child in self._children.values():
@@ -321,19 +355,19 @@ class Slots(Generic[WorkT, EndedT]):
 class Paces:
     """How long tasks take here, as measured, and so how many of them make a good batch.
 
-    The estimate follows a slower run at half the way and a quicker one at a tenth: a task that is
-    slow once in a while counts as slow for some time, because a wrong guess in that direction costs
-    a round trip, and in the other it makes innocent jobs wait.
+    The estimate follows a slower run at half the way and a quicker one at a tenth: a task that is slow once
+    in a while counts as slow for some time, because a wrong guess in that direction costs a round trip, and
+    in the other it makes innocent jobs wait.
     """
 
     def __init__(self, *, batch_target_s: float, batch_max: int) -> None:
         self.estimates_s: dict[str, float] = {}
         self._target_s = batch_target_s
         self._batch_max = batch_max
-        self._typical_s: float | None = None  # of whatever ran last, all tasks together
+        self._typical_s: float | None = None  # the estimate of the task that ran last
 
     def note(self, task: str, runtimes_s: Iterable[float]) -> None:
-        """Runs of one task, in their order. Called once for many, because this is the hot path."""
+        """Take the runs of one task, in order. Called once for many, because this is the hot path."""
         estimate_s = self.estimates_s.get(task)
         for runtime_s in runtimes_s:
             if estimate_s is None:
@@ -344,7 +378,7 @@ class Paces:
                 estimate_s += (runtime_s - estimate_s) * _QUICKER_WEIGHT
         if estimate_s is None or not 0.0 <= estimate_s < inf:  # a child can write anything
             return
-        if len(self.estimates_s) >= _NAMES_MAX:  # names come from outside; learn again from nothing
+        if len(self.estimates_s) >= _NAMES_MAX:  # names come from outside; start again with an empty table
             self.estimates_s.clear()
         self.estimates_s[task] = self._typical_s = estimate_s
 

@@ -3,17 +3,11 @@
 from starlette.routing import BaseRoute, Mount, Route
 
 from umbel.web.pages.cluster import cluster
-from umbel.web.pages.doing import confirm, do
-from umbel.web.pages.failures import failures
-from umbel.web.pages.frame import HERE, shown
+from umbel.web.pages.forms import confirm, do
+from umbel.web.pages.frame import HERE, Files, shown
 from umbel.web.pages.history import history, history_download, history_rates
-from umbel.web.pages.overview import overview
-from umbel.web.pages.plain import audit, elections, login, schedule
-from umbel.web.pages.queues import queue, queues
-from umbel.web.pages.static_files import Files
-from umbel.web.pages.task import task
-from umbel.web.pages.tasks import tasks
-from umbel.web.pages.worker import worker
+from umbel.web.pages.status import audit, elections, overview, queue, queues, schedule, worker
+from umbel.web.pages.tasks import failures, task, tasks
 
 
 def routes() -> list[BaseRoute]:
@@ -38,6 +32,5 @@ def routes() -> list[BaseRoute]:
         Route("/history/download", history_download),
         Route("/confirm", confirm),
         Route("/do", do, methods=["POST"]),
-        Route("/login", login),
         Mount("/static", Files(HERE / "static")),
     ]

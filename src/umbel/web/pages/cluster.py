@@ -1,44 +1,260 @@
-"""Cluster: who is there as each node sees it, who leads what, and how it came to be so.
+"""Cluster page: the members as each node sees them, who leads what, and how that changed.
 
-The slider goes back through the last hour, or through what the lake has recorded; `replay.py` says how the
-members and leaders of then are known. The lake is read only where a longer period is asked for.
+The slider goes back through the last hour, or through what the lake recorded. The state at a moment is
+computed from the state at the end of the period and the changes before it. The lake is read only where the
+caller may query it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
 from time import time
 from urllib.parse import quote
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.history.markup import Markup
-from umbel.history.scales import duration
-from umbel.monitor.shapes import Node
-from umbel.web.looking_back import recorded_between
-from umbel.web.pages.drawing.ring import Member, ring
-from umbel.web.pages.drawing.ticks import ticks
+from umbel.history.charts import Markup, duration
+from umbel.monitor.coordination import STATES
+from umbel.monitor.records import Happening, Lease, Node, NodeState
+from umbel.web.lake import CHANGES_MAX, Recorded
+from umbel.web.pages.drawings import Member, ring, ticks
 from umbel.web.pages.frame import render
-from umbel.web.pages.replay import (
-    PERIODS,
-    Period,
-    Replay,
-    around,
-    asked_for,
-    heard_since,
-    moment_of,
-    period_of,
-    reel_of,
-)
-from umbel.web.pages.times import instant, long_ago
-from umbel.web.recorded import CHANGES_MAX, Recorded
-from umbel.web.site import Site, path_to, site_of
+from umbel.web.pages.labels import instant, long_ago, parse_local
+from umbel.web.site import Site, caller_of, path_to, recorded_between, site_of
+
+# ---- replay ----------------------------------------------------------------------------------------
+#
+# Who was there and who led at a moment of a period; from how it ended, and what happened before.
+#
+# The dashboard's own events show the last hour, or less of it when it was started since. What is older is
+# read from the lake; where its tables end before the dashboard began to listen there is a gap, and the page
+# says so. Both are the same list of happenings, and replayed by the same code.
+
+HOUR_S, DAY_S, WEEK_S = 3600.0, 86_400.0, 604_800.0
+PERIODS: Mapping[str, tuple[str, float]] = {
+    "hour": ("Last hour", HOUR_S),
+    "day": ("Last 24 hours", DAY_S),
+    "week": ("Last 7 days", WEEK_S),
+}
+STEPS = 720  # of the slider
+GAP_S = 120.0  # a shorter gap is not shown: heartbeats and builds lag behind
+BEFORE: Mapping[str, NodeState | None] = {"joined": None, "returned": None, "alive": "suspect"}
+"""The state of a node before its first change, by the kind of that change; alive before other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """The period of the slider. `name`: one of PERIODS; "" for one with explicit times."""
+
+    name: str
+    since: float
+    until: float
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """The fields of the query string that name it."""
+
+    @property
+    def ends_now(self) -> bool:
+        """Whether the period moves with the clock."""
+        return bool(self.name)
+
+    @property
+    def label(self) -> str:
+        """The name that people see."""
+        return PERIODS[self.name][0] if self.name else "Chosen time"
+
+    @property
+    def length_s(self) -> int:
+        """The length in whole seconds, at least 1."""
+        return max(1, ceil(self.until - self.since))
+
+    @property
+    def step_s(self) -> int:
+        """How far one step of the slider goes."""
+        return max(1, round(self.length_s / STEPS))
+
+
+def period_of(given: Mapping[str, str], now: float) -> Period:
+    """Return the period that the query names, by default the last hour; ValueError if it is not valid."""
+    if given.get("since"):
+        since = _moment(given["since"])
+        until = _moment(given["until"]) if given.get("until") else now
+        if not since < until:
+            raise ValueError("the period ends before it begins; exchange its two times")
+        asked = {name: given[name] for name in ("since", "until") if given.get(name)}
+        return Period("", since, min(until, max(now, since + 1)), asked)
+    name = given.get("period") if given.get("period") in PERIODS else "hour"
+    assert name is not None
+    return Period(name, now - PERIODS[name][1], now, asked_for(name))
+
+
+def asked_for(name: str) -> dict[str, str]:
+    """Return the query fields that select one of PERIODS; the last hour needs none."""
+    return {} if name == "hour" else {"period": name}
+
+
+def _moment(text: str) -> float:
+    return float(text) if text.isdecimal() and len(text) < 12 else parse_local(text)
+
+
+def moment_of(given: Mapping[str, str], period: Period) -> float | None:
+    """Return the moment to show, None for now. `at` names it; `ago` counts back from the period's end."""
+    end = None if period.ends_now else period.until
+    at, ago = _number(given.get("at", "")), _number(given.get("ago", ""))
+    if at is None and ago:
+        at = period.until - ago
+    return end if at is None else min(period.until, max(period.since, at))
+
+
+def _number(text: str) -> float | None:
+    whole, _, part = text.partition(".")
+    return float(text) if whole.isdecimal() and len(text) < 20 and (not part or part.isdecimal()) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeLog:
+    """`nodes` and `leases` as they are after all that `happened`, which is ordered by time."""
+
+    nodes: Sequence[Node]
+    leases: Sequence[Lease]
+    happened: Sequence[Happening]
+
+    def nodes_at(self, at: float) -> list[Node]:
+        """Return the nodes with their states and leases at a moment."""
+        leases = self.leases_at(at)
+        leads: dict[str, list[str]] = {}
+        for lease in leases:
+            leads.setdefault(lease.holder, []).append(lease.name)
+        return [
+            replace(node, leads=leads.get(node.node, []) if node.state == "alive" else [])
+            for node in nodes_at(self.nodes, self.happened, at)
+        ]
+
+    def leases_at(self, at: float) -> list[Lease]:
+        """Return the leases with their holders at a moment; one that is first reported later is left out."""
+        changed = [change for change in self.happened if change.kind == "lease"]
+        before = {change.subject: _lease(change) for change in changed if change.at <= at}
+        later = {change.subject for change in changed if change.at > at}
+        found = (before.get(lease.name) if lease.name in later else lease for lease in self.leases)
+        return [lease for lease in found if lease is not None]
+
+
+def change_log_of(nodes: Sequence[Node], leases: Sequence[Lease], happened: Sequence[Happening]) -> ChangeLog:
+    """Return the log, with nodes and leases that only the changes still name."""
+    states = {change.subject: STATES[change.kind] for change in happened if change.kind in STATES}
+    held = {change.subject: _lease(change) for change in happened if change.kind == "lease"}
+    listed, named = {node.node for node in nodes}, {lease.name for lease in leases}
+    gone = [Node(node=name, state=state) for name, state in states.items() if name not in listed]
+    freed = [lease for name, lease in held.items() if name not in named]
+    return ChangeLog(
+        sorted([*nodes, *gone], key=lambda node: node.node),
+        sorted([*leases, *freed], key=lambda lease: lease.name),
+        happened,
+    )
+
+
+def nodes_at(nodes: Sequence[Node], happened: Sequence[Happening], at: float) -> list[Node]:
+    """Return the nodes in their states at a moment; those that joined later are left out."""
+    then: dict[str, NodeState] = {}
+    later: dict[str, str] = {}  # the first change after it
+    for change in happened:
+        if change.kind not in STATES:
+            continue
+        if change.at <= at:
+            then[change.subject] = STATES[change.kind]
+        else:
+            later.setdefault(change.subject, change.kind)
+    states = {
+        node.node: node.state
+        if node.node not in later
+        else then.get(node.node, BEFORE.get(later[node.node], "alive"))
+        for node in nodes
+    }
+    return [
+        replace(node, state=state, differs={}) for node in nodes if (state := states[node.node]) is not None
+    ]
+
+
+def heard_since(nodes: Sequence[Node], happened: Sequence[Happening], now: float) -> float:
+    """Return since when the dashboard itself has received all changes.
+
+    Each node that it finds at its start is noted as joined. So if a node's join is not among the changes of
+    the last hour, the dashboard was running before that hour.
+    """
+    came = {change.subject for change in happened if change.kind in ("joined", "returned")}
+    if any(node.node not in came for node in nodes):
+        return now - HOUR_S
+    return happened[0].at if happened else now
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The changes of a period: received by this dashboard since `heard_since`, read from the lake before
+    that.
+
+    If the lake's tables end before that time there is a gap, which the page shows.
+    """
+
+    period: Period
+    heard: ChangeLog
+    heard_since: float
+    read: ChangeLog | None = None
+    read_until: float | None = None
+    """Until when the lake's tables have data."""
+
+    @property
+    def happened(self) -> list[Happening]:
+        """All changes of the period, oldest first."""
+        old = [change for change in self.read.happened if change.at < self.heard_since] if self.read else []
+        new = [change for change in self.heard.happened if not old or change.at >= self.heard_since]
+        return [change for change in (*old, *new) if self.period.since <= change.at <= self.period.until]
+
+    def reel_at(self, at: float) -> ChangeLog:
+        """Return the log that covers the moment."""
+        return self.heard if self.read is None or at >= self.heard_since else self.read
+
+    @property
+    def gap(self) -> tuple[float, float] | None:
+        """The part of the period for which there are no data."""
+        if self.read is None or self.read_until is None:
+            return None
+        since = max(self.read_until, self.period.since)
+        until = min(self.heard_since, self.period.until)
+        return (since, until) if until - since > GAP_S else None
+
+    def is_known(self, at: float) -> bool:
+        """Return whether there are data for the moment."""
+        return self.gap is None or not self.gap[0] < at < self.gap[1]
+
+
+def around(happened: Sequence[Happening], period: Period, at: float | None) -> tuple[int | None, int | None]:
+    """Return the whole seconds of the last change before a moment and of the first one after it."""
+    moments = [min(ceil(change.at), int(period.until)) for change in happened]
+    now = period.until if at is None else at
+    earlier = [moment for moment in moments if moment < now]
+    later = [moment for moment in moments if moment > now]
+    return max(earlier, default=None), min(later, default=None)
+
+
+def _lease(changed: Happening) -> Lease:
+    return Lease(name=changed.subject, holder=changed.node, term=changed.term, left_s=0.0, since=changed.at)
+
+
+# ---- cluster ---------------------------------------------------------------------------------------
+#
+# Who is there as each node sees it, who leads what, and how it came to be so.
+#
+# The slider goes back through the last hour, or through what the lake has recorded; `replay.py` says how
+# the members and leaders of then are known. The lake is read only where a longer period is asked for.
 
 SHOWN_MAX = 200
 PLURAL_OF_VIEWS = 4
 
 
 async def cluster(request: Request) -> Response:
+    """Answer with the members, leases and changes, now or at the moment that the query names."""
     site, now, given = site_of(request), time(), dict(request.query_params)
     nodes = site.nodes()
     try:
@@ -48,7 +264,7 @@ async def cluster(request: Request) -> Response:
     if period.name == "hour":
         return _page(request, nodes, _heard(site, period, now), moment_of(given, period))
     try:
-        found = await recorded_between(site, period.since, period.until)
+        found = await recorded_between(caller_of(request), period.since, period.until)
     except (HistoryError, ConfigurationError) as error:
         return _instead(request, str(error), period.name)
     if nothing := _nothing(found, period):
@@ -58,29 +274,29 @@ async def cluster(request: Request) -> Response:
 
 
 def _instead(request: Request, problem: str, chosen: str) -> Response:
-    """Now and the last hour, where what was asked for cannot be shown; and why."""
+    """Show the last hour, and why the requested period cannot be shown."""
     site, now = site_of(request), time()
     return _page(request, site.nodes(), _heard(site, period_of({}, now), now), None, problem, chosen)
 
 
 def _heard(site: Site, period: Period, now: float) -> Replay:
     nodes, happened = site.nodes(), site.happenings()
-    return Replay(period, reel_of(nodes, site.leases(), happened), heard_since(nodes, happened, now))
+    return Replay(period, change_log_of(nodes, site.leases(), happened), heard_since(nodes, happened, now))
 
 
-def _with_the_lake(heard: Replay, found: Recorded) -> Replay:
-    """From where on nothing is missing: where there was too much, the period begins later."""
-    asked = heard.period
+def _with_the_lake(live: Replay, found: Recorded) -> Replay:
+    """Add the recorded changes; if only the newest were read, the period begins later."""
+    asked = live.period
     since = max(asked.since, found.since) if found.more else asked.since
     period = Period(asked.name, since, asked.until, asked.asked)
     return Replay(
-        period, heard.heard, heard.heard_since, reel_of([], [], found.happenings), found.known_until
+        period, live.heard, live.heard_since, change_log_of([], [], found.happenings), found.known_until
     )
 
 
 def _nothing(found: Recorded, period: Period) -> str:
     is_recorded = found.known_until is not None and found.known_until > period.since
-    if is_recorded and any(one.at <= period.until for one in found.happenings):
+    if is_recorded and any(change.at <= period.until for change in found.happenings):
         return ""
     if found.known_from is None:
         return f"Build {found.build} of the lake's tables has no nodes and no elections."
@@ -99,17 +315,17 @@ def _page(
     chosen: str | None = None,
     found: Recorded | None = None,
 ) -> Response:
-    """What only some parts show is made when they do."""
+    """Render the page; what only some parts show is computed when they do."""
     site, period = site_of(request), replay.period
     shown = nodes if at is None else replay.reel_at(at).nodes_at(at)
     happened, now_chosen = replay.happened, period.name if chosen is None else chosen
-    listed = [one for one in happened if at is None or one.at <= at]
+    listed = [change for change in happened if at is None or change.at <= at]
     ago_s = 0 if at is None else round(period.until - at)
     return render(
         request,
         "cluster.html",
         nodes=nodes,
-        rings=lambda: _rings(request, shown, None if at is None else {one.node for one in nodes}),
+        rings=lambda: _rings(request, shown, None if at is None else {node.node for node in nodes}),
         shown=shown,
         period=period,
         periods=[(label, asked_for(name), now_chosen == name) for name, (label, _) in PERIODS.items()],
@@ -117,7 +333,7 @@ def _page(
         at=at,
         is_known=at is None or replay.is_known(at),
         ago_s=ago_s,
-        ago=_said(period, at, ago_s),
+        ago=_moment_label(period, at, ago_s),
         around=lambda: around(happened, period, at),
         asked=dict(period.asked),
         ticks=lambda: ticks(happened, period.since, period.until, replay.gap),
@@ -129,31 +345,31 @@ def _page(
     )
 
 
-def _said(period: Period, at: float | None, ago_s: int) -> str:
+def _moment_label(period: Period, at: float | None, ago_s: int) -> str:
     if at is None:
         return "now"
     return long_ago(ago_s) if period.ends_now else f"{instant(at)} UTC"
 
 
 def _note(replay: Replay, found: Recorded | None) -> str:
-    """What is missing in what is shown."""
-    said = []
+    """Return which part of the shown period is incomplete."""
+    notes = []
     if found is not None and found.more:
-        said.append(f"Only the newest {CHANGES_MAX:,} changes were read: from {instant(found.since)} on.")
+        notes.append(f"Only the newest {CHANGES_MAX:,} changes were read: from {instant(found.since)} on.")
     if replay.gap is not None:
         since, until = map(instant, replay.gap)
-        said.append(
-            f"Nothing is known of {since} to {until} UTC: the tables end there."
+        notes.append(
+            f"There are no data for {since} to {until} UTC: the tables end there."
             " `umbel history build` brings them up to date."
         )
-    return " ".join(said)
+    return " ".join(notes)
 
 
 def views(nodes: Sequence[Node]) -> list[tuple[list[str], Mapping[str, str]]]:
-    """Groups of nodes that see the cluster alike: (who, state by node), the largest first.
+    """Return groups of nodes with the same view of the cluster: (nodes, state by node), the largest first.
 
-    Where all of them agree it is one group, shown as the dashboard itself knows it: it hears of a change
-    before it has asked the nodes again.
+    If all agree it is one group, shown as the dashboard knows it: it receives a change before it has asked
+    the nodes again.
     """
     alive = [node.node for node in nodes if node.state == "alive"]
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -162,11 +378,11 @@ def views(nodes: Sequence[Node]) -> list[tuple[list[str], Mapping[str, str]]]:
         groups.setdefault(tuple(seen.items()), []).append(viewer)
     if len(groups) < 2:
         return [(alive, {node.node: node.state for node in nodes})]
-    return [(who, dict(seen)) for seen, who in sorted(groups.items(), key=lambda one: -len(one[1]))]
+    return [(who, dict(seen)) for seen, who in sorted(groups.items(), key=lambda group: -len(group[1]))]
 
 
 def _rings(request: Request, nodes: Sequence[Node], known: set[str] | None) -> list[tuple[str, Markup]]:
-    """`known`: the nodes that have a page, for a moment that is over; None for now."""
+    """Return a ring for each view. `known`: the nodes that have a page, for a past moment; None for now."""
     found = views(nodes)[:PLURAL_OF_VIEWS]
     return [
         (
@@ -184,5 +400,9 @@ def _member(request: Request, node: Node, state: str, known: set[str] | None) ->
     link = path_to(request, f"/workers/{quote(node.node, safe='')}")
     if known is not None:
         return Member(node.node, state, tuple(node.leads), "", link if node.node in known else "")
-    said = f"heard {duration(float(round(node.silent_s)))} ago" if node.silent_s >= 1 else "heard now"
-    return Member(node.node, state, tuple(node.leads), said, link)
+    age = (
+        f"last heartbeat {duration(float(round(node.silent_s)))} ago"
+        if node.silent_s >= 1
+        else "heartbeat now"
+    )
+    return Member(node.node, state, tuple(node.leads), age, link)

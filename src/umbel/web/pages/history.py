@@ -1,6 +1,7 @@
-"""History: what the lake's tables know beyond the last hour, with filters in the URL, and SQL."""
+"""History page: the recorded attempts beyond the last hour, with filters in the URL, and SQL queries."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -8,36 +9,43 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.history.export import as_csv, as_parquet, for_spreadsheets, plain
-from umbel.history.markup import Markup
+from umbel.history.charts import Markup, count
 from umbel.history.query import Answer
-from umbel.history.scales import count
-from umbel.web.looking_back import ROWS_MAX, TIMEOUT_S, look_back, may_query, query
-from umbel.web.pages.drawing.heat import heat_map
+from umbel.monitor.records import Rates
+from umbel.web.lake import FORMATS, GROUPS, TIMEOUT_S, AttemptFilter, Past, past, rates
+from umbel.web.pages.drawings import heat_map
 from umbel.web.pages.frame import render
-from umbel.web.pages.times import parse_local
-from umbel.web.past import GROUPS, Past, Wanted, past, rates
-from umbel.web.site import site_of, visitor_of
+from umbel.web.pages.labels import parse_local
+from umbel.web.site import (
+    ROWS_MAX,
+    caller_of,
+    is_own,
+    may_query,
+    page_proof,
+    query_lake,
+    query_lake_as_file,
+    read_lake,
+)
 
 DOWNLOAD_MAX = 100_000
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-FORMATS: Mapping[str, tuple[str, Callable[[Answer], str | bytes]]] = {
-    "csv": ("text/csv; charset=utf-8", lambda answer: as_csv(for_spreadsheets(answer))),
-    "parquet": ("application/vnd.apache.parquet", as_parquet),
-}
+UNPROVEN = "the query was not run, as another site may have sent it; look at it, and press Run"
 EXAMPLE = "select name, count(*) as n, avg(run_s) as run_s\nfrom attempts group by name order by n desc"
 
 
 async def history(request: Request) -> Response:
-    given, problem = dict(request.query_params), ""
+    """Answer with the figures of the matching attempts, and the rows of the SQL query if there is one."""
+    given, caller, problem = dict(request.query_params), caller_of(request), ""
     found: Past | None = None
     answer: Answer | None = None
     by = given.get("by", "name") if given.get("by") in GROUPS else "name"
     try:
         wanted, mark = _wanted(given), _time(given, "mark")
-        found = await look_back(site_of(request), lambda tables: past(tables, wanted, by, mark))
-        if given.get("sql") and may_query(visitor_of(request)):
-            answer = await look_back(site_of(request), lambda tables: query(tables, given["sql"], ROWS_MAX))
+        found = await read_lake(caller, partial(past, wanted=wanted, by=by, mark=mark), Past)
+        if given.get("sql") and may_query(caller.visitor):
+            if not is_own(caller, given.get("proof", "")):
+                raise HistoryError(UNPROVEN)
+            answer = await query_lake(caller, given["sql"], ROWS_MAX)
     except (HistoryError, ConfigurationError, ValueError) as error:
         problem = str(error)
     return render(
@@ -50,8 +58,9 @@ async def history(request: Request) -> Response:
         groups=GROUPS,
         week=_week(found),
         answer=answer,
-        rows=[[plain(value) for value in row] for row in answer.rows] if answer else [],
-        may_ask=may_query(visitor_of(request)),
+        rows=answer.rows if answer else [],
+        may_ask=may_query(caller.visitor),
+        proof=page_proof(caller.visitor),
         example=EXAMPLE,
         rows_max=ROWS_MAX,
         timeout_s=TIMEOUT_S,
@@ -60,34 +69,33 @@ async def history(request: Request) -> Response:
 
 
 async def history_rates(request: Request) -> Response:
-    """The columns of the charts."""
+    """Answer with the columns of the charts, as JSON."""
     try:
         wanted = _wanted(dict(request.query_params))
-        found = await look_back(site_of(request), lambda tables: rates(tables, wanted))
+        found = await read_lake(caller_of(request), partial(rates, wanted=wanted), Rates)
     except (HistoryError, ConfigurationError, ValueError) as error:
         return Response(str(error), 404, media_type="text/plain")
     return Response(msgspec.json.encode(found), media_type="application/json")
 
 
 async def history_download(request: Request) -> Response:
-    """The rows of a query as a file."""
+    """Answer with the rows of a query as a CSV or Parquet file."""
     form = request.query_params.get("as", "csv")
     if form not in FORMATS:
         return Response(f"unknown format {form!r}; use csv or parquet", 400, media_type="text/plain")
-    if not may_query(visitor_of(request)):
-        return Response("queries need the role operator", 403, media_type="text/plain")
-    media_type, written = FORMATS[form]
-    sql = request.query_params.get("sql", "")
+    caller, sql = caller_of(request), request.query_params.get("sql", "")
+    if may_query(caller.visitor) and not is_own(caller, request.query_params.get("proof", "")):
+        return Response(UNPROVEN, 403, media_type="text/plain")
     try:
-        body = await look_back(site_of(request), lambda tables: written(query(tables, sql, DOWNLOAD_MAX)))
+        body = await query_lake_as_file(caller, sql, DOWNLOAD_MAX, form)
     except (HistoryError, ConfigurationError) as error:
         return Response(str(error), 400, media_type="text/plain; charset=utf-8")
     headers = {"Content-Disposition": f'attachment; filename="umbel-history.{form}"'}
-    return Response(body, media_type=media_type, headers=headers)
+    return Response(body, media_type=FORMATS[form][0], headers=headers)
 
 
-def _wanted(given: Mapping[str, str]) -> Wanted:
-    return Wanted(
+def _wanted(given: Mapping[str, str]) -> AttemptFilter:
+    return AttemptFilter(
         given.get("name", ""),
         given.get("queue", ""),
         given.get("worker", ""),

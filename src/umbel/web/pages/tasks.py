@@ -1,25 +1,42 @@
-"""Tasks: the list, with its filters in the URL, so that a view can be kept, sent and come back to.
+"""Task pages: the list of tasks, one task, and what failed.
 
-A saved view is such a URL with a name: it opens as a link, and is the current one where it shows the same.
+Filters of the list are in the URL, so that a view can be bookmarked and sent; a saved view is such a URL with
+a name. The page of a task says where it was, why it waited and how it ended. The page of failures groups dead
+letters and failed tasks by task and reason.
 """
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from sqlite3 import Error as FileError
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from umbel.errors import BrokerError
 from umbel.events.precedence import REJECTED, STATES
-from umbel.monitor.shapes import TaskFilter
-from umbel.web.pages.doing import filter_of
-from umbel.web.pages.frame import render
-from umbel.web.pages.times import parse_local
-from umbel.web.saved_views import COLUMNS, NAME_MAX, USUAL, Column, SavedView
-from umbel.web.site import Site, site_of
+from umbel.history.charts import Markup, duration
+from umbel.monitor.records import DeadLetterRow, TaskFilter, Workflow, WorkflowTask
+from umbel.protocol.delivery.states import READY_STATES
+from umbel.web.actions import COLUMNS, NAME_MAX, USUAL, Column, SavedView
+from umbel.web.pages import drawings as graph
+from umbel.web.pages.forms import filter_of
+from umbel.web.pages.frame import missing, render
+from umbel.web.pages.labels import parse_local
+from umbel.web.pages.spacetime import spacetime, story_of
+from umbel.web.site import Site, path_to, site_of
+
+# ---- tasks -----------------------------------------------------------------------------------------
+#
+# The list, with its filters in the URL, so that a view can be kept, sent and come back to.
+#
+# A saved view is such a URL with a name: it opens as a link, and is the current one where it shows the
+# same.
 
 log = logging.getLogger("umbel.web")
 
@@ -48,7 +65,7 @@ LABELS: Mapping[Column, str] = {
 
 
 async def _saved(site: Site) -> list[SavedView]:
-    """None where the dashboard's file cannot be read: the list of tasks is in memory."""
+    """Return the saved views; none if the dashboard's file cannot be read: the list itself is in memory."""
     try:
         return await site.views()
     except FileError as error:
@@ -57,6 +74,7 @@ async def _saved(site: Site) -> list[SavedView]:
 
 
 async def tasks(request: Request) -> Response:
+    """Answer with a page of the list of tasks."""
     site, given = site_of(request), dict(request.query_params)
     problem, wanted = "", TaskFilter()
     try:
@@ -68,7 +86,8 @@ async def tasks(request: Request) -> Response:
     looks = _looks(str(order), columns)
     page = site.tasks(wanted, limit=PAGE, cursor=given.get("cursor", ""), order=str(order))
     fields = _set(wanted)
-    saved = await _saved(site) if given.get("part", "views") == "views" else []  # other parts show none
+    # Other parts do not show the saved views.
+    saved = await _saved(site) if given.get("part", "views") == "views" else []
     return render(
         request,
         "tasks.html",
@@ -81,9 +100,9 @@ async def tasks(request: Request) -> Response:
         orders=ORDERS,
         columns=columns,
         looks=looks,
-        all_columns=[(one, LABELS[one]) for one in COLUMNS],
+        all_columns=[(column, LABELS[column]) for column in COLUMNS],
         views=[(name, view, _is_current(view, fields)) for name, view in VIEWS],
-        saved=[(one, address := address_of(one), address == fields | looks) for one in saved],
+        saved=[(view, address := address_of(view), address == fields | looks) for view in saved],
         name_max=NAME_MAX,
         states=[*dict.fromkeys((*STATES.values(), REJECTED))],
         cursor=given.get("cursor", ""),
@@ -94,25 +113,28 @@ async def tasks(request: Request) -> Response:
 
 
 def _with_times(given: dict[str, str]) -> dict[str, Any]:
-    """A form sends times as people write them, a link as Unix seconds."""
+    """Return the fields with times as Unix seconds: a form sends them as dates."""
     return given | {
         name: str(parse_local(given[name])) for name in ("since", "until") if "T" in given.get(name, "")
     }
 
 
 def columns_of(given: Iterable[str]) -> tuple[Column, ...]:
-    """A form sends them one by one, a link joined by commas; without any they are the usual ones."""
-    named = {one for many in given for one in many.split(",")}
-    return tuple(one for one in COLUMNS if one in named) or USUAL
+    """Return the columns to show, by default the usual ones.
+
+    A form sends them one by one, a link joined by commas.
+    """
+    named = {column for many in given for column in many.split(",")}
+    return tuple(column for column in COLUMNS if column in named) or USUAL
 
 
 def address_of(view: SavedView) -> dict[str, Any]:
-    """What the URL of the view has in its query string."""
+    """Return the query fields of the view's URL."""
     return _set(view.match) | _looks(view.order, columns_of(view.columns))
 
 
 def _looks(order: str, columns: tuple[Column, ...]) -> dict[str, str]:
-    """How the list is shown, where that is not as usual."""
+    """Return the query fields for order and columns, where they differ from the default."""
     given = {} if order == "clock" else {"order": order}
     return given if columns == USUAL else given | {"columns": ",".join(columns)}
 
@@ -123,3 +145,148 @@ def _set(wanted: TaskFilter) -> dict[str, Any]:
 
 def _is_current(view: dict[str, str], fields: dict[str, Any]) -> bool:
     return bool(fields.get("state", "") == view.get("state", ""))
+
+
+# ---- task ------------------------------------------------------------------------------------------
+#
+# Everything about one task on one page: where it was, what made it wait, how it ended.
+
+
+async def task(request: Request) -> Response:
+    """Answer with everything known about one task."""
+    site, task_id = site_of(request), request.path_params["task_id"]
+    detail = site.task(task_id)
+    if detail is None:
+        why = (
+            "No event of it was received, or it was dropped from memory. "
+            "The lake may have it: `umbel task show ID`."
+        )
+        return missing(request, f"No task {task_id} is known", why)
+    ended = detail.task.state in READY_STATES
+    if request.query_params.get("part") == "buttons" and not ended:
+        return Response(status_code=204)  # the buttons stay, and keep the keyboard focus
+    flow = site.workflow(task_id)
+    nodes: dict[str, str] = {node.node: node.state for node in site.nodes()}
+    story = story_of(detail.events, detail.task.queue or "", nodes, site.happenings())
+    return render(
+        request,
+        "task.html",
+        detail=detail,
+        task=detail.task,
+        diagram=spacetime(story) if detail.events else None,
+        flow=flow if flow is not None and len(flow.tasks) > 1 else None,
+        drawn=_drawn(request, flow, task_id),
+        ended=ended,
+        as_curl=_as_curl(request, task_id),
+    )
+
+
+def _drawn(request: Request, flow: Workflow | None, task_id: str) -> Markup | None:
+    if flow is None or len(flow.tasks) < 2:
+        return None
+    causes: dict[str, list[str]] = {}
+    for before, after in flow.edges:
+        causes.setdefault(after, []).append(before)
+    steps = [
+        graph.Step(
+            task.uuid,
+            task.name or task.uuid,
+            task.state,
+            tuple(causes.get(task.uuid, ())),
+            _took(task),
+            path_to(request, f"/tasks/{quote(task.uuid, safe='')}"),
+        )
+        for task in flow.tasks
+    ]
+    return graph.workflow(steps, flow.critical, task_id)
+
+
+def _took(task: WorkflowTask) -> str:
+    if task.started_at is None or task.ended_at is None:
+        return ""
+    return duration(max(0.0, task.ended_at - task.started_at))
+
+
+def _as_curl(request: Request, task_id: str) -> str:
+    """Return a curl command that retries the task through the API, with a placeholder for the token."""
+    address = f"{request.url.scheme}://{request.url.netloc}{path_to(request, '/api/v1/actions')}"
+    body = f'{{"action": "retry", "ids": ["{quote(task_id, safe="-")}"]}}'
+    headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
+    return f"curl -X POST {address} {headers} -d '{body}'"
+
+
+# ---- dead letters and failures ---------------------------------------------------------------------
+#
+# What no retry will bring back by itself, grouped by task and reason.
+
+LETTERS_MAX = 500
+FAILED_MAX = 1000
+REASON_MAX = 120
+_NUMBER = re.compile(r"(?<![A-Za-z])\d[\d.]*|\b[0-9a-f]{8}-[0-9a-f-]{27}\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Failures with the same task and reason."""
+
+    task: str
+    reason: str
+    count: int
+    newest: str
+    """The id of one of them, to look at."""
+
+
+async def failures(request: Request) -> Response:
+    """Answer with the dead letters and the failed tasks, grouped."""
+    site = site_of(request)
+    wanted_task, wanted_reason = (request.query_params.get(name, "") for name in ("task", "reason"))
+    problem, letters = "", list[DeadLetterRow]()
+    try:
+        letters = await site.dead_letters(LETTERS_MAX)
+    except BrokerError as error:
+        problem = str(error)
+    shown = [
+        letter
+        for letter in letters
+        if (not wanted_task or letter.task == wanted_task)
+        and (not wanted_reason or kind_of(letter.reason) == wanted_reason)
+    ]
+    return render(
+        request,
+        "failures.html",
+        problem=problem,
+        letters=shown,
+        every=len(letters),
+        groups=letter_groups(letters),
+        failed=failed_groups(site),
+        wanted_task=wanted_task,
+        wanted_reason=wanted_reason,
+    )
+
+
+def kind_of(reason: str) -> str:
+    """Return the first line of a reason with its numbers replaced, which similar errors share."""
+    return _NUMBER.sub("#", reason.split("\n", 1)[0])[:REASON_MAX]
+
+
+def letter_groups(letters: Sequence[DeadLetterRow]) -> list[Group]:
+    """Return the dead letters grouped by task and reason, the largest group first."""
+    newest: dict[tuple[str, str], str] = {}
+    for letter in letters:
+        newest.setdefault((letter.task, kind_of(letter.reason)), letter.task_id)
+    counts = Counter((letter.task, kind_of(letter.reason)) for letter in letters)
+    return [Group(task, reason, many, newest[task, reason]) for (task, reason), many in counts.most_common()]
+
+
+def failed_groups(site: Site) -> list[Group]:
+    """Return the newest failures in memory grouped by task and error, the largest group first."""
+    page = site.tasks(TaskFilter(state="FAILURE"), limit=FAILED_MAX)
+    counts: Counter[tuple[str, str]] = Counter()
+    newest: dict[tuple[str, str], str] = {}
+    for record in page.tasks:
+        key = record.name or "?", kind_of(record.exception or "?")
+        counts[key] += 1
+        newest.setdefault(key, record.uuid)
+    return [
+        Group(task, reason, many, newest[task, reason]) for (task, reason), many in counts.most_common(50)
+    ]

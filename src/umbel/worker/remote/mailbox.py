@@ -1,17 +1,6 @@
-"""MailboxShell: listens for control requests on one connection, has them carried out, sends the replies.
+"""The mailbox: listens for control requests on one connection, runs the commands, sends the replies.
 
-The shell of `protocol/pidbox.py`. Commands of ours that do not wait are carried out in the order in
-which they came; those that wait, and all that users wrote, beside it, so that a `ping` is answered
-whatever the others do. The creator of the shell says where they run (`Runner`).
-
-In a flood requests are read in turns, so that the worker goes on. A `ping` is answered when it is read;
-other commands wait for their turn, and are answered with an error when WAITING_MAX of them wait. HANDLED_MAX
-of ours and as many of users are carried out beside it at a time; the next of its kind waits, others pass it.
-No more requests are read while as many replies wait as are kept: the flood waits at the broker, or in the
-subscription, which has a limit.
-
-After a fault of the channel the mailbox reconnects, and the worker goes on (P5). Requests sent
-meanwhile are missed, on Redis as with Celery's workers; the caller sees who is silent.
+The shell of `protocol/pidbox.py`, and the counts of it that `stats` shows.
 """
 
 import asyncio
@@ -32,9 +21,27 @@ from umbel.control.state import ControlState
 from umbel.coordination.driver import fairly
 from umbel.errors import AccessRefused, BrokerError, BrokerRefused, WireError
 from umbel.pools.guard import Raised, Returned, call_guarded
-from umbel.protocol.pidbox import Handle, Known, Mailbox, Malformed, PassedOver, Refused, Request
-from umbel.protocol.retry import reconnect_wait_s
+from umbel.protocol.delivery.states import reconnect_wait_s
+from umbel.protocol.delivery.trust import Signed, unbound_doubt
+from umbel.protocol.pidbox import Handle, Mailbox, Malformed, MemberReport, Refused, Request, RequestIgnored
 from umbel.wire.control import REQUEST_EXCHANGE, decode_request, encode_reply
+
+# ---- mailbox shell ---------------------------------------------------------------------------------
+#
+# Listens for control requests on one connection, runs the commands, sends the replies.
+#
+# The shell of `protocol/pidbox.py`. Umbel's own commands that do not wait run in the order of their
+# requests. Commands that wait, and all users' commands, run concurrently, so that a `ping` is always
+# answered. The creator of the shell decides where they run (`Runner`).
+#
+# In a flood requests are read in small shares, so that the worker goes on. A `ping` is answered when it is
+# read. Other commands wait for their turn, and are answered with an error when WAITING_MAX of them wait. At
+# most HANDLED_MAX of Umbel's waiting commands and as many of users' run at a time; the next of its kind
+# waits, others pass it. While the limit of queued replies is reached, no request is read: the flood waits
+# at the broker, or in the subscription, which has a limit.
+#
+# After a channel error the mailbox reconnects, and the worker goes on (P5). Requests sent meanwhile are
+# lost, on Redis as with Celery's workers; the caller sees which nodes did not answer.
 
 log = logging.getLogger("umbel.worker.control")
 
@@ -46,13 +53,13 @@ HANDLED_MAX = 100
 WAITING_MAX, WAITING_MAX_BYTES = 200, 4 * 2**20
 MEMBERS_FRESH_S = 0.2
 BUSY = "too many commands are queued on this worker; try again later"
-MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes tell who is a member
+MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes send the members
 MEMBERS_TOLD_BY = 3
 
-Happened = Returned[Any] | Raised
+CommandOutcome = Returned[Any] | Raised
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitingCommand(msgspec.Struct, frozen=True):
     """A command that waits for its turn."""
 
     request: Request
@@ -62,16 +69,19 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Runner(Protocol):
-    """Carries commands out with the worker's state."""
+    """Runs commands with the worker's state."""
 
-    def at_once(self, command: Command, arguments: dict[str, Any]) -> Happened | None:
-        """What happened, for a command that may run here and now; None for any other."""
+    def at_once(self, command: Command, arguments: dict[str, Any]) -> CommandOutcome | None:
+        """Run a command that may run here and now and return what happened; None for any other."""
         ...
 
-    async def beside(self, command: Command, arguments: dict[str, Any]) -> Happened: ...
+    async def beside(self, command: Command, arguments: dict[str, Any]) -> CommandOutcome:
+        """Run a command that waits; return what happened."""
 
 
 class MailboxShell:
+    """One subscription with its queues of commands and replies."""
+
     def __init__(
         self,
         node: str,
@@ -79,10 +89,11 @@ class MailboxShell:
         mailbox: Mailbox,
         panel: Panel,
         runner: Runner,
-        members: Callable[[], Sequence[Known]],
+        members: Callable[[], Sequence[MemberReport]],
         report: Callable[[BrokerError | None], None],
         *,
         accept: Collection[str],
+        unbound_s: float,
     ) -> None:
         self.resets = 0  # faults that ended the subscription; it restores lost links by itself
         self.replies_dropped = 0
@@ -93,8 +104,9 @@ class MailboxShell:
         self._panel = panel
         self._runner = runner
         self._members = members
-        self._accept = accept  # how requests may be written
-        self._report = report  # whether the broker lets us listen
+        self._accept = accept  # content types that requests may have
+        self._unbound_s = unbound_s  # how long after the upgrade requests signed by Umbel 0.3 are accepted
+        self._report = report  # called with None when the subscription works, else with its error
         self._replies: deque[tuple[Broadcast, float]] = deque()
         self._replies_bytes = 0
         self._has_room = asyncio.Event()
@@ -102,23 +114,23 @@ class MailboxShell:
         self._replies_clock = 0
         self._to_send = asyncio.Event()
         self._members_at = -MEMBERS_FRESH_S
-        self._members_told: Sequence[Known] = ()
-        self._waiting: deque[Waiting] = deque()  # those that nobody has looked at yet
-        self._waiting_count = self._waiting_bytes = 0  # of all that are not being carried out yet
+        self._members_told: Sequence[MemberReport] = ()
+        self._waiting: deque[WaitingCommand] = deque()  # commands that have not begun
+        self._waiting_count = self._waiting_bytes = 0  # of all commands that do not run yet
         self._to_do = asyncio.Event()
         self._our_places = asyncio.Semaphore(HANDLED_MAX)
-        self._users_places = asyncio.Semaphore(HANDLED_MAX)  # theirs may hang
+        self._users_places = asyncio.Semaphore(HANDLED_MAX)  # users' commands may hang
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Until cancelled; what is being carried out then is given up."""
+        """Listen and answer until cancelled; commands under way are then cancelled."""
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(self._send_replies())
             self._group.create_task(self._carry_out())
             await self._listen()
 
     async def send_last_replies(self) -> None:
-        """To be called when `run` has ended."""
+        """Try to send queued replies; called when `run` has ended."""
         try:
             async with asyncio.timeout(1.0):
                 await self._send_waiting()
@@ -148,9 +160,7 @@ class MailboxShell:
 
     def _take(self, broadcast: Broadcast) -> None:
         try:
-            keyring = self._broker.keyring
-            headers, body = broadcast.headers, broadcast.body
-            event: Request | Malformed = decode_request(headers, body, keyring, self._accept)
+            event = self._read(broadcast)
         except WireError as error:
             event = Malformed(str(error))
         for effect in self._mailbox.step(event, cluster_now()):
@@ -162,14 +172,22 @@ class MailboxShell:
                         "control command refused", extra={"command": request.method[:100], "why": why}
                     )
                     self._answer(request, {"error": why})
-                case PassedOver(why):
+                case RequestIgnored(why):
                     log.debug("control command ignored", extra={"why": why})
+
+    def _read(self, broadcast: Broadcast) -> Request | Malformed:
+        signer = None if self._broker.keyring is None else self._broker.signer
+        request = decode_request(broadcast.headers, broadcast.body, signer, self._accept)
+        if signer is None or not isinstance(request.proof, Signed):
+            return request
+        doubted = unbound_doubt(request.proof, cluster_now(), signer.cluster.since, self._unbound_s)
+        return request if doubted is None else request.replaced(proof=doubted)
 
     # -- handlers --------------------------------------------------------------------------------
 
     def _handle(self, request: Request, size_bytes: int) -> None:
         command = self._panel.find(request.method)
-        assert command is not None, "the mailbox refuses commands that nobody knows"
+        assert command is not None, "the mailbox refuses unknown commands"
         log.debug("control command received", extra={"command": command.name})
         bound = call_guarded(command.bind, request)
         if isinstance(bound, Raised):
@@ -179,7 +197,7 @@ class MailboxShell:
         elif self._waiting_count >= WAITING_MAX or self._waiting_bytes >= WAITING_MAX_BYTES:
             self._answer(request, {"error": BUSY})
         else:
-            self._waiting.append(Waiting(request, command, bound.value, size_bytes))
+            self._waiting.append(WaitingCommand(request, command, bound.value, size_bytes))
             self._waiting_count += 1
             self._waiting_bytes += size_bytes
             self._to_do.set()
@@ -194,25 +212,25 @@ class MailboxShell:
                 self._group.create_task(self._handle_beside(waiting))
             await asyncio.sleep(0)  # reading goes first: a ping may be next
 
-    async def _commands(self) -> AsyncIterator[Waiting]:
+    async def _commands(self) -> AsyncIterator[WaitingCommand]:
         while True:
             while self._waiting:
                 yield self._waiting.popleft()
             self._to_do.clear()
             await self._to_do.wait()
 
-    async def _handle_beside(self, waiting: Waiting) -> None:
+    async def _handle_beside(self, waiting: WaitingCommand) -> None:
         places = self._users_places if waiting.command.is_users else self._our_places
         async with places:  # in the order in which they came
             self._leave_line(waiting)
             happened = await self._runner.beside(waiting.command, waiting.arguments)
             self._finish(waiting.request, waiting.command, happened)
 
-    def _leave_line(self, waiting: Waiting) -> None:
+    def _leave_line(self, waiting: WaitingCommand) -> None:
         self._waiting_count -= 1
         self._waiting_bytes -= waiting.size_bytes
 
-    def _finish(self, request: Request, command: Command, happened: Happened) -> None:
+    def _finish(self, request: Request, command: Command, happened: CommandOutcome) -> None:
         if isinstance(happened, Raised):
             log.error(
                 "control command raised an exception",
@@ -226,27 +244,27 @@ class MailboxShell:
     # -- replies ---------------------------------------------------------------------------------
 
     def _answer(self, request: Request, value: Any) -> None:
-        """Queue a reply; where it is one too many, the next request waits."""
+        """Queue a reply; when the queue is full, the next request waits."""
         to = request.reply_to
         if to is None:
             return
         self._replies_clock += 1
-        told = (request.ticket, self._replies_clock, self._members_to_tell())
+        stamp = (request.ticket, self._replies_clock, self._members_to_tell())
         try:
-            headers, body = encode_reply(self._node, value, *told)
+            headers, body = encode_reply(self._node, value, *stamp)
         except WireError as error:
-            headers, body = encode_reply(self._node, {"error": str(error)}, *told)
+            headers, body = encode_reply(self._node, {"error": str(error)}, *stamp)
         self._replies.append((Broadcast(to.exchange, to.routing_key, body, headers), time()))
         self._replies_bytes += len(headers) + len(body)
         if len(self._replies) >= REPLIES_MAX or self._replies_bytes >= REPLIES_MAX_BYTES:
             self._has_room.clear()
         self._to_send.set()
 
-    def _members_to_tell(self) -> Sequence[Known]:
+    def _members_to_tell(self) -> Sequence[MemberReport]:
         if monotonic() - self._members_at >= MEMBERS_FRESH_S:
             members = self._members()
             if len(members) > MEMBERS_TOLD_MAX:
-                first = sorted(one.node for one in members if one.is_umbel)[:MEMBERS_TOLD_BY]
+                first = sorted(member.node for member in members if member.is_umbel)[:MEMBERS_TOLD_BY]
                 members = members if self._node in first else ()
             self._members_told, self._members_at = members, monotonic()
         return self._members_told
@@ -278,7 +296,7 @@ class MailboxShell:
             self._has_room.set()
 
     async def _send(self, replies: Sequence[Broadcast]) -> None:
-        """Send them; where the broker refuses, the replies that it refuses are dropped, and no others."""
+        """Send replies; if the broker refuses, only those that it refuses are dropped."""
         try:
             if replies:
                 await self._broker.broadcast(replies, ttl_s=REPLY_TTL_S)
@@ -294,22 +312,22 @@ class MailboxShell:
             )
 
 
-async def awaited(coroutine: Coroutine[Any, Any, Any]) -> Happened:
-    """What came of a command of ours that waits."""
+async def await_command(coroutine: Coroutine[Any, Any, Any]) -> CommandOutcome:
+    """Return what a waiting command of Umbel returned or raised."""
     done = await asyncio.gather(coroutine, return_exceptions=True)
     return Raised(done[0]) if isinstance(done[0], Exception) else Returned(done[0])
 
 
-async def in_thread(command: Command, state: ControlState, arguments: dict[str, Any]) -> Happened:
+async def run_in_thread(command: Command, state: ControlState, arguments: dict[str, Any]) -> CommandOutcome:
     """Run a user's handler in a new daemon thread, which does not keep the worker from ending."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Happened] = loop.create_future()
+    done: asyncio.Future[CommandOutcome] = loop.create_future()
 
     def run() -> Any:
         value = command.handler(state, **arguments)
         return asyncio.run(value) if asyncio.iscoroutine(value) else value
 
-    def settle(happened: Happened) -> None:
+    def settle(happened: CommandOutcome) -> None:
         if not done.done():
             done.set_result(happened)
 
@@ -326,5 +344,55 @@ def _error(error: BaseException) -> dict[str, str]:
 
 
 def _unless_ours(error: BaseException) -> BaseException | None:
-    """The error with its traceback; the broker's own say all in one line."""
+    """Return the error to log with its traceback; None for errors of the broker, whose text says all."""
     return None if isinstance(error, BrokerError) else error
+
+
+# ---- mailbox figures -------------------------------------------------------------------------------
+#
+# The counts of the mailbox that `stats` shows, for both shapes of it (P6).
+
+
+class CountingMailbox(Protocol):
+    """A mailbox that counts its errors."""
+
+    @property
+    def resets(self) -> int:
+        """How often its subscription was restored after an error."""
+        ...
+
+    @property
+    def replies_dropped(self) -> int:
+        """How many replies could not be sent."""
+
+
+class MailboxFigures:
+    """The control step sets the mailbox that it opened; the worker's state reads its counts."""
+
+    def __init__(self) -> None:
+        self._mailbox: Mailbox | None = None
+        self._shell: CountingMailbox | None = None
+
+    def read_from(self, mailbox: Mailbox, shell: CountingMailbox) -> None:
+        """Read the counts of this mailbox from now on."""
+        self._mailbox, self._shell = mailbox, shell
+
+    @property
+    def resets(self) -> int:
+        """How often the subscription was restored after an error."""
+        return 0 if self._shell is None else self._shell.resets
+
+    @property
+    def replies_dropped(self) -> int:
+        """How many replies could not be sent."""
+        return 0 if self._shell is None else self._shell.replies_dropped
+
+    @property
+    def malformed(self) -> int:
+        """How many requests could not be read."""
+        return 0 if self._mailbox is None else self._mailbox.malformed
+
+    @property
+    def distrusted(self) -> int:
+        """How many requests failed the signature check."""
+        return 0 if self._mailbox is None else self._mailbox.distrusted

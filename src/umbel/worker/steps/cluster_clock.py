@@ -1,7 +1,8 @@
-"""ClusterClock: keeps this process's idea of the cluster's time; the shell around `protocol/cluster_time.py`.
+"""ClusterClock: maintains this process's estimate of the cluster's time; the shell of
+`protocol/cluster_time.py`.
 
-The store's clock is read at the start and every STORE_EVERY_S; the others' come with their heartbeats and
-with their answers to this node's hello. No task and no message costs a question.
+The store's clock is read at the start and every STORE_EVERY_S; peers' clocks come with their heartbeats and
+with their answers to this node's hello. No task and no message costs a request.
 """
 
 import asyncio
@@ -12,18 +13,18 @@ from umbel import clock
 from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import instant
 from umbel.errors import BrokerError
-from umbel.protocol.cluster_time import OWN, ClusterTime, Judged
-from umbel.protocol.membership.events import MemberState
+from umbel.protocol.cluster_time import OWN, ClockCorrection, ClusterTime
+from umbel.protocol.membership.members import MemberState
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
+from umbel.worker.delivery.take import Tasks
 from umbel.worker.steps.gossip import Gossip
-from umbel.worker.steps.tasks import Tasks
 
 log = logging.getLogger("umbel.worker.clock")
 
 JUDGE_EVERY_S = 1.0
 STORE_EVERY_S = 30.0
-SETTLED_S = 10.0  # after the start: who was not heard by then is not there
+SETTLED_S = 10.0  # after the start: nodes without an event by then are not there
 TOO_FEW = "too few nodes to compare wall clocks with; trusting this machine's clock"
 DIFFERENT = (
     "wall clocks of the nodes differ, and no majority agrees; trusting this machine's clock: check NTP"
@@ -32,6 +33,8 @@ TELLING = ("worker-online", "worker-heartbeat")
 
 
 class ClusterClock(Step):
+    """The step that corrects `umbel.clock` in this process."""
+
     name = "cluster_clock"
     requires = ("connection",)
 
@@ -40,27 +43,29 @@ class ClusterClock(Step):
         self._context = context
         self._cluster: ClusterRecord = context.broker
         self._machine = ClusterTime()
-        self._judged = Judged(0.0, "", 1)
+        self._judged = ClockCorrection(0.0, "", 1)
         self._said = ""
         self._tasks = tasks
         self._gossip = gossip
-        self._members: frozenset[str] = frozenset()  # who has a voice, as of the last look
+        self._members: frozenset[str] = frozenset()  # whose clocks count, as of the last check
         for event_type in TELLING:
             gossip.listen(event_type, self._heard)
 
     async def start(self) -> None:
+        """Read the store's clock, correct this process's clock, and go on doing so."""
         await self._read_store()
         self._judge()
         self.run_in_background(self._keep())
 
     async def stop(self) -> None:
+        """Drop the correction."""
         await self.end_background()
         clock.correct(0.0)
 
     def answered(self, node: object, at_s: object) -> None:
-        """What time it is by a node that answered this one's hello.
+        """Take in the time of a node that answered this one's hello.
 
-        Judged at once: the first task is taken after the hello.
+        It is judged at once, because the first task is claimed after the hello.
         """
         self._hear(node, at_s)
         self._judge()
@@ -94,7 +99,7 @@ class ClusterClock(Step):
 
     def _alive(self) -> frozenset[str]:
         members = self._gossip.members()
-        return frozenset(one.node for one in members if one.state is MemberState.ALIVE)
+        return frozenset(member.node for member in members if member.state is MemberState.ALIVE)
 
     async def _read_store(self) -> None:
         try:
@@ -118,14 +123,14 @@ class ClusterClock(Step):
             wrong_s = round(-judged.offset_s, 1)
             text = "wall clock of this machine is wrong; using the cluster's time: check NTP"
             log.warning(text, extra=fields | {"ahead_s": wrong_s})
-            self._tasks.revokes.read_again()  # some may have been taken for expired
+            self._tasks.revokes.read_again()  # the wrong clock may have expired some
         elif before.offset_s and not judged.offset_s:
             log.info("wall clock of this machine is correct again", extra=fields)
 
     def _say_alone(self) -> None:
         alone = self._judged.source == OWN
-        said = (DIFFERENT if self._judged.disagreeing else TOO_FEW) if alone else ""
-        if said and said != self._said:
+        text = (DIFFERENT if self._judged.disagreeing else TOO_FEW) if alone else ""
+        if text and text != self._said:
             level = logging.WARNING if self._judged.disagreeing else logging.INFO
-            log.log(level, said, extra=self._context.log_fields(clocks=self._judged.voices))
-        self._said = said
+            log.log(level, text, extra=self._context.log_fields(clocks=self._judged.voices))
+        self._said = text

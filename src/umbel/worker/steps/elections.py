@@ -1,32 +1,363 @@
-"""Elections: this worker takes part in choosing who does what is to be done once (E1 to E5).
+"""Elections: this worker takes part in elections of the node that runs a handler once (E1 to E5).
 
-Requests come by the control command `election`, news by gossip, and what fell through by the
-sweep: the holder of the lease `coord-sweeper` looks every five seconds for elections that nobody
-holds. Which rules decide, the store's or the classic ones, is a setting; API and handlers are the
-same.
+The step connects gossip, the control command and the sweep with one set of rules. The rules here are those of
+the store (`election_protocol = v2`), the shell of `protocol/election/election.py`; the classic ones stand in
+`classic_elections`.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from time import monotonic
-from typing import Any, Protocol
+from time import monotonic, time
+from typing import Any, Protocol, TypeVar
 
+from umbel.brokers.coordination import CoordinationStore
+from umbel.brokers.interface import ClusterRecord
 from umbel.chance import uniform
-from umbel.control.state import ELECTION_REFUSED
-from umbel.coordination.lease_keeper import Change as LeaseChange
-from umbel.coordination.lease_keeper import LeaseKeeper
-from umbel.errors import WireError
-from umbel.protocol.leadership.lease import Acquired, LeaseSettings
-from umbel.protocol.membership.events import Change, Joined, Member, MemberState
-from umbel.wire import election as wire
+from umbel.control.client import ControlClient
+from umbel.control.state import ELECTION_REFUSED, NO_HANDLER, NOT_NOW
+from umbel.coordination.driver import Change as LeaseChange
+from umbel.coordination.driver import LeaseKeeper, drive, instant
+from umbel.errors import BrokerError, WireError
+from umbel.protocol.election.classic import PublishAck, PublishElect
+from umbel.protocol.election.election import Elections
+from umbel.protocol.election.events import (
+    Asked,
+    CallClaim,
+    CallFinish,
+    CallRenew,
+    CallStart,
+    CancelHandler,
+    ClaimReplied,
+    ClosedReceived,
+    Dropped,
+    Effect,
+    ElectedReceived,
+    Event,
+    Finished,
+    FinishReplied,
+    HandlerEnded,
+    HolderLost,
+    Phase,
+    Prolong,
+    PublishElected,
+    RenewReplied,
+    Resend,
+    RunHandler,
+    StartReplied,
+    StopElections,
+    Swept,
+)
+from umbel.protocol.election.mixed import Enter, MixedElections, StopMixed, Unfenced, WorkerCounts
+from umbel.protocol.election.mixed import Event as MixedEvent
+from umbel.protocol.election.table import ElectionSettings
+from umbel.protocol.leadership.coordination import ElectionRequest, ElectionState, Policy
+from umbel.protocol.leadership.lease import LeaseAcquired, LeaseSettings
+from umbel.protocol.membership.members import Change, Joined, Member, MemberState
+from umbel.wire import coordination as wire
 from umbel.worker.bootsteps import Step
-from umbel.worker.context import WorkerContext
-from umbel.worker.elections.stored import StoreElections
-from umbel.worker.leases.announced import announced_lease
-from umbel.worker.steps.events import Events
-from umbel.worker.steps.gossip import Gossip
+from umbel.worker.context import GuardedMachine, WorkerContext
+from umbel.worker.events import Events
+from umbel.worker.steps.gossip import Gossip, announced_lease
+from umbel.worker.steps.heart import Heart
+from umbel.worker.user_code import HandlerThreads
+
+# ---- the store calls of elections ------------------------------------------------------------------
+#
+# Made concurrently with the machine, each with a timeout, answered as events.
+#
+# The machine repeats a request by its own timer when an answer is late. A call that is under way is not
+# made twice: its late answer serves as well, and a slow store is not flooded. Failed calls are counted; an
+# unavailable broker is logged by `Outages`.
+
+AT_ONCE_MAX = 16
+UNDER_WAY_MAX = 1000
+Call = CallClaim | CallStart | CallRenew | CallFinish
+T = TypeVar("T")
+
+
+class StoreCalls:
+    """At most AT_ONCE_MAX calls run; beyond UNDER_WAY_MAX a new one is skipped until the machine repeats it.
+
+    `timeout_s`: when a call is given up, well after the machine has repeated it.
+    """
+
+    def __init__(self, store: CoordinationStore, timeout_s: float, answer: Callable[[Event], None]) -> None:
+        self.failed = 0
+        self._store = store
+        self._timeout_s = timeout_s
+        self._answer = answer
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._under_way: dict[tuple[type[Call], str, int], asyncio.Task[None]] = {}
+
+    def make(self, call: Call, group: asyncio.TaskGroup) -> None:
+        """Start the call, unless the same one is under way; its answer goes to `answer`."""
+        same = (type(call), call.election_id, 0 if isinstance(call, CallClaim) else call.term)
+        if same in self._under_way:
+            return
+        if len(self._under_way) >= UNDER_WAY_MAX:
+            self.failed += 1
+            return
+        task = group.create_task(self._make(call), name="umbel-election-call")
+        self._under_way[same] = task
+        task.add_done_callback(lambda _: self._under_way.pop(same))
+
+    async def attempt(self, call: Awaitable[T]) -> T | None:
+        """Return the answer of the store, or None if it failed or took too long."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call
+        except (BrokerError, TimeoutError) as error:
+            self.failed += 1
+            why = str(error) or f"no answer within {self._timeout_s:g} s"
+            log.debug("cannot read or write an election in the broker; retrying", extra={"why": why})
+            return None
+
+    async def close(self) -> None:
+        """Cancel all calls under way."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _make(self, call: Call) -> None:
+        async with self._turns:
+            answer = await self.attempt(self._ask(call))
+        if answer is not None:
+            self._answer(answer)
+
+    async def _ask(self, call: Call) -> Event:
+        store = self._store
+        match call:
+            case CallClaim(election_id, key, holder, request, ttl_s, sent_s):
+                reply = await store.claim_election(key, holder, request, ttl_s=ttl_s)
+                return ClaimReplied(election_id, sent_s, reply)
+            case CallStart(election_id, key, holder, term, sent_s):
+                ok = await store.start_election(key, holder, term)
+                return StartReplied(election_id, term, sent_s, ok)
+            case CallRenew(election_id, key, holder, term, sent_s):
+                ok = await store.renew_election(key, holder, term)
+                return RenewReplied(election_id, term, sent_s, ok)
+            case CallFinish(election_id, key, holder, term, outcome):
+                ok = await store.finish_election(key, holder, term, outcome)
+                return FinishReplied(election_id, term, ok)
+
+
+# ---- store elections -------------------------------------------------------------------------------
+#
+# Elections by the store, the shell of `protocol/election/election.py`.
+#
+# Commands and events come in on the loop and go to the machine's inbox; store calls, handlers and
+# broadcasts run concurrently. A command from a Celery client passes through `MixedElections` first, which
+# decides what Celery's workers must receive before anything else.
+
+INBOX_MAX = 10_000
+SWEPT_MAX = 200
+OURS = "@v2"
+
+
+class StoreElections:
+    """The rules of `election_protocol = v2`."""
+
+    def __init__(self, context: WorkerContext, events: Events) -> None:
+        identity, settings = context.identity, context.settings
+        self._context = context
+        self._cluster: ClusterRecord = context.broker
+        self._events = events
+        self._counters = context.counters
+        self._node = identity.node
+        self._topics = frozenset(settings.election_handlers)
+        machine_settings = ElectionSettings()
+        self._machine = Elections(identity.node, identity.owner, self._topics, machine_settings, uniform)
+        compat = settings.election_v1_compat
+        if compat == "auto" and settings.without_gossip:  # it cannot know whether a classic worker is there
+            compat = "always"
+        self._mixed = MixedElections(identity.node, self._topics, compat)
+        # Unbounded: events from outside are limited by `_put`, the rest by the machine's own records.
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._handlers = HandlerThreads(settings.election_handlers, self._handler_ended)
+        store = context.broker.coordination
+        self._calls = StoreCalls(store, machine_settings.ttl_s, self._inbox.put_nowait)
+        self._asker = ControlClient(context.broker)
+        self._group: asyncio.TaskGroup | None = None
+
+    # -- what comes in ---------------------------------------------------------------------------
+
+    def asked(self, arguments: Mapping[str, Any]) -> str:
+        """Take part in what a command asks for; return why this node has no handler, or ""."""
+        if wire.is_classic(arguments):
+            called = wire.called_from(arguments)
+            self._step_mixed(called)
+            return self._unknown(called.topic)
+        request = wire.request_from(arguments, now=time())
+        self._put(Asked(request))
+        return self._unknown(request.topic)
+
+    def _unknown(self, topic: str) -> str:
+        if topic in self._topics:
+            return ""
+        return f"{NO_HANDLER} {topic!r} on this node; it has {', '.join(sorted(self._topics))}"
+
+    def elected(self, event: Mapping[str, Any]) -> None:
+        """Take in the outcome of an election on another node."""
+        outcome: ElectedReceived | ClosedReceived = wire.elected_from(event)
+        self._put(outcome)
+
+    def elect_heard(self, event: Mapping[str, Any]) -> None:
+        """Take in the candidacy of a Celery worker."""
+        self._step_mixed(wire.elect_from(event))
+
+    def ack_heard(self, event: Mapping[str, Any]) -> None:
+        """Take in the ack of a Celery worker."""
+        self._step_mixed(wire.ack_from(event))
+
+    def members_changed(self, ours: Sequence[Member], others: Sequence[Member]) -> None:
+        """Note how many nodes take part by the store and how many by the classic rules."""
+        self._machine.nodes = len(ours)
+        self._step_mixed(WorkerCounts(classic=len(others), ours=len(ours)))
+
+    def holder_gone(self, holder: str) -> None:
+        """Tell the machine that a possible holder has left or was lost."""
+        self._put(HolderLost(holder))
+
+    async def sweep(self) -> None:
+        """Look for elections without a holder and claim each; the sweeper calls this every few seconds."""
+        found = await self._calls.attempt(self._cluster.coordination.unfinished_elections(SWEPT_MAX))
+        for _, record in found or ():
+            self._put(Swept(record.request))
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def run(self, group: asyncio.TaskGroup) -> None:
+        """Drive the machine until cancelled."""
+        self._group = group
+        machine: GuardedMachine[Event, Effect] = GuardedMachine(self._machine, self._counters)
+        await drive(machine, self._inbox, self._perform)
+
+    def begin_stop(self) -> None:
+        """Take part in no new election."""
+        self._step_mixed(StopMixed())
+        self._inbox.put_nowait(StopElections())
+
+    @property
+    def busy(self) -> bool:
+        """Whether a handler runs or an event waits."""
+        return bool(self._machine.acting) or not self._inbox.empty()
+
+    async def close(self) -> None:
+        """Cancel the store calls under way."""
+        await self._calls.close()
+
+    def _put(self, event: Event) -> None:
+        if self._inbox.qsize() >= INBOX_MAX:  # the sweep and the timers repeat what matters
+            self._counters.elections_shed += 1
+            return
+        self._inbox.put_nowait(event)
+
+    def _handler_ended(self, ended: HandlerEnded) -> None:
+        if ended.stopped:
+            log.warning(
+                "election handler stopped: it could not renew its claim; another node may take over",
+                extra=_about(ended),
+            )
+        elif not ended.ok:
+            self._counters.election_handlers_failed += 1
+            log.error("election handler failed", extra=_about(ended) | {"why": ended.outcome})
+        self._inbox.put_nowait(ended)
+
+    # -- what goes out ---------------------------------------------------------------------------
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case CallClaim() | CallStart() | CallRenew() | CallFinish():
+                assert self._group is not None
+                self._counters.election_calls += 1
+                self._calls.make(effect, self._group)
+            case PublishElected():
+                self._tell(effect)
+            case RunHandler():
+                self._run(effect)
+            case Prolong(election_id, term, deadline_s):
+                self._handlers.prolong(election_id, term, deadline_s)
+            case CancelHandler(election_id, term, reason):
+                log.warning(
+                    "election lost while its handler was running; handler cancelled",
+                    extra={"election": election_id},
+                )
+                self._handlers.cancel(election_id, term, reason)
+            case Resend(request):
+                await self._resend(request)
+            case Dropped(election_id, reason, shed):
+                self._counters.elections_shed += shed
+                log.warning(
+                    "election request refused by this node",
+                    extra={"election": election_id[:128], "why": reason},
+                )
+            case Finished(election_id, state, outcome):
+                fields = {"election": election_id, "state": state, "outcome": outcome}
+                log.debug("election finished on another node", extra=fields)
+
+    def _run(self, order: RunHandler) -> None:
+        self._counters.elections_run += 1
+        if order.attempt > 1 and order.request.policy is Policy.AT_LEAST_ONCE:
+            self._counters.elections_repeated += 1
+        fields = {"election": order.request.election_id, "term": order.term, "attempt": order.attempt}
+        log.info("elected to run the handler", extra=fields)
+        self._handlers.run(order)
+
+    def _tell(self, tell: PublishElected) -> None:
+        if tell.phase is not Phase.ELECTED:
+            counted = {Phase.DONE: "done", Phase.FAILED: "failed", Phase.EXPIRED: "expired"}[tell.phase]
+            name = f"elections_{counted}"
+            setattr(self._counters, name, getattr(self._counters, name) + 1)
+            fields = {"election": tell.election_id, "state": ElectionState(tell.phase)}
+            log.info("election decided", extra=fields | {"outcome": tell.outcome})
+        freq_s = self._context.settings.heartbeat_interval_s
+        self._events.tell(wire.ELECTED, freq=freq_s, **wire.elected_fields(tell))
+
+    async def _resend(self, request: ElectionRequest) -> None:
+        try:
+            await self._asker.tell("election", wire.request_arguments(request), destination=[OURS])
+        except BrokerError as error:
+            log.debug("cannot forward an election request to the other nodes", extra={"why": str(error)})
+
+    def _step_mixed(self, event: MixedEvent) -> None:
+        for effect in self._mixed.step(event, instant()):
+            match effect:
+                case PublishElect():
+                    fields = wire.elect_fields(effect, version=wire.VERSION)
+                    self._publish_classic(wire.ELECT, fields)
+                case PublishAck():
+                    self._publish_classic(wire.ELECT_ACK, wire.ack_fields(effect))
+                case Enter(request):
+                    self._put(Asked(request))
+                case Unfenced(election_id, classic, ours):
+                    self._counters.elections_unfenced += 1
+                    fields = {"election": election_id, "celery_workers": classic, "our_workers": ours}
+                    log.warning(
+                        "Celery workers are in this cluster: one of them may run this election too",
+                        extra=fields,
+                    )
+
+    def _publish_classic(self, event_type: str, fields: dict[str, Any]) -> None:
+        self._events.tell(event_type, **fields)
+
+
+def _about(ended: HandlerEnded) -> dict[str, Any]:
+    return {"election": ended.election_id, "term": ended.term}
+
+
+# ---- elections -------------------------------------------------------------------------------------
+#
+# This worker takes part in elections of the node that runs a handler once (E1 to E5).
+#
+# Requests come by the control command `election`, news by gossip. Elections that were dropped come by the
+# sweep: every five seconds the holder of the lease `coord-sweeper` looks for elections without a holder.
+# The setting `election_protocol` chooses the rules, the store's or the classic ones; API and handlers are
+# the same. Heartbeats announce which rules a worker follows, or that it takes part in no election: a
+# classic election waits for every member except those.
 
 log = logging.getLogger("umbel.worker.elections")
 
@@ -36,53 +367,83 @@ SWEEPER_LEASE = LeaseSettings(ttl_s=30.0, renew_s=10.0)
 COUNT_EVERY_S = 1.0
 STOP_POLL_S = 0.02
 OUR_SOFTWARE = "umbel"
+RULES, OFF = "elections", "off"  # the field of heartbeats, and its value where no elections are held
+ABSTAINING_MAX = 20_000
+DEAF = (
+    "gossip is off and 'election_protocol' is v1, which needs it; start the worker without --without-gossip, "
+    "or set election_protocol to v2"
+)
 PRESENT = (MemberState.ALIVE, MemberState.SUSPECT)
 Take = Callable[[Mapping[str, Any]], None]
 
 
-class Rules(Protocol):
-    """Elections by one set of rules."""
+class ElectionRules(Protocol):
+    """Elections by one set of rules. The methods are called on the loop."""
 
-    def asked(self, arguments: Mapping[str, Any]) -> str: ...
-    def elected(self, event: Mapping[str, Any]) -> None: ...
-    def elect_heard(self, event: Mapping[str, Any]) -> None: ...
-    def ack_heard(self, event: Mapping[str, Any]) -> None: ...
-    def members_changed(self, ours: Sequence[Member], others: Sequence[Member]) -> None: ...
-    def holder_gone(self, holder: str) -> None: ...
-    async def sweep(self) -> None: ...
-    async def run(self, group: asyncio.TaskGroup) -> None: ...
-    def begin_stop(self) -> None: ...
+    def asked(self, arguments: Mapping[str, Any]) -> str:
+        """Take part in the election that a command asks for; return why this node cannot, or ""."""
+
+    def elected(self, event: Mapping[str, Any]) -> None:
+        """Take in the outcome of an election on another node."""
+
+    def elect_heard(self, event: Mapping[str, Any]) -> None:
+        """Take in the candidacy of a node under the classic rules."""
+
+    def ack_heard(self, event: Mapping[str, Any]) -> None:
+        """Take in the ack of a node under the classic rules."""
+
+    def members_changed(self, ours: Sequence[Member], others: Sequence[Member]) -> None:
+        """Take in which Umbel nodes and which other nodes take part."""
+
+    def holder_gone(self, holder: str) -> None:
+        """Note that a node that may hold elections has left or was lost."""
+
+    async def sweep(self) -> None:
+        """Look for elections without a holder."""
+
+    async def run(self, group: asyncio.TaskGroup) -> None:
+        """Drive the elections until cancelled."""
+
+    def begin_stop(self) -> None:
+        """Take part in no new election; running handlers go on."""
+
     @property
     def busy(self) -> bool:
-        """Whether a handler runs, or news of one is under way."""
+        """Whether a handler runs, or an event is not handled yet."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Release what is still under way, after `run` has ended."""
 
 
 class ElectionsStep(Step):
+    """The step that connects gossip, the control command and the sweep with one set of rules."""
+
     name = "elections"
     requires = ("control", "gossip")
 
-    def __init__(self, context: WorkerContext, events: Events, gossip: Gossip) -> None:
+    def __init__(self, context: WorkerContext, events: Events, gossip: Gossip, heart: Heart) -> None:
         super().__init__()
         self._context = context
         self._events = events
         self._gossip = gossip
-        self._rules: Rules | None = None
+        self._rules: ElectionRules | None = None
         self._takes_part = False
+        self._abstaining: set[str] = set()  # nodes that announce that they take part in no election
+        heart.announce(RULES, self._announced)
         self._sweeper: LeaseKeeper | None = None
         self._acquired = asyncio.Event()
         self._counted_at = -COUNT_EVERY_S
 
     async def start(self) -> None:
+        """Begin to take part, unless transport or settings rule elections out."""
         off = self._why_off()
         if off:
             log.warning("elections disabled: %s", off)
             return
         assert self._group is not None
         classic = self._context.settings.election_protocol == "v1"
-        rules: Rules
+        rules: ElectionRules
         self._rules = rules = (
             self._classic_rules() if classic else StoreElections(self._context, self._events)
         )
@@ -103,13 +464,14 @@ class ElectionsStep(Step):
             self.run_in_background(self._sweep(rules, self._sweeper))
 
     async def stop(self) -> None:
+        """Take part in nothing new and wait for running handlers, at most the grace period."""
         self._takes_part = False
         rules = self._rules
         if rules is None:
             return
         rules.begin_stop()
         for _ in range(int(self._context.settings.grace_s / STOP_POLL_S)):
-            # When something went wrong, everything was cancelled: nobody is left to wait for.
+            # After an error all background tasks were cancelled: there is nothing to wait for.
             if not rules.busy or all(task.done() for task in self._background):
                 break
             await asyncio.sleep(STOP_POLL_S)
@@ -120,6 +482,9 @@ class ElectionsStep(Step):
         if self._sweeper is not None:
             await self._sweeper.stop()
 
+    def _announced(self) -> str:
+        return OFF if self._why_off() else self._context.settings.election_protocol
+
     def _why_off(self) -> str:
         settings, capabilities = self._context.settings, self._context.broker.capabilities
         if not capabilities.fanout:
@@ -127,29 +492,42 @@ class ElectionsStep(Step):
         if settings.election_protocol == "v1":
             if not capabilities.events:
                 return capabilities.why_not("events")
-            return "'election_protocol' is v1 and gossip is off" if settings.without_gossip else ""
+            return DEAF if settings.without_gossip else ""
         return "" if capabilities.leases else capabilities.why_not("leases")
 
     # -- what comes in ---------------------------------------------------------------------------
 
     def asked(self, arguments: Mapping[str, Any]) -> str:
-        """Take part in an election; why this worker cannot, or nothing."""
+        """Take part in an election; return why this worker cannot, or ""."""
         if self._rules is None or not self._takes_part:
-            return ELECTION_REFUSED
+            why_off = self._why_off()
+            return f"{ELECTION_REFUSED}: {why_off}" if why_off else NOT_NOW
         if monotonic() - self._counted_at > COUNT_EVERY_S:
             self._count_members(self._rules)
         return self._rules.asked(arguments)
 
-    def _classic_rules(self) -> Rules:
-        from umbel.worker.elections.classic import ClassicElectionsShell  # few ask for them
+    def _classic_rules(self) -> ElectionRules:
+        from umbel.worker.steps.classic_elections import ClassicElectionsShell  # few workers need it
 
         return ClassicElectionsShell(self._context, self._events)
 
-    def _listen(self, rules: Rules) -> None:
+    def _listen(self, rules: ElectionRules) -> None:
         self._gossip.listen(wire.ELECTED, self._unless_malformed(rules.elected))
         self._gossip.listen(wire.ELECT, self._unless_malformed(rules.elect_heard))
         self._gossip.listen(wire.ELECT_ACK, self._unless_malformed(rules.ack_heard))
         self._gossip.on_change(lambda change: self._member_changed(rules, change))
+        for beat in ("worker-online", "worker-heartbeat"):
+            self._gossip.listen(beat, lambda event: self._note_rules(rules, event))
+
+    def _note_rules(self, rules: ElectionRules, event: Mapping[str, Any]) -> None:
+        node, abstains = event.get("hostname"), event.get(RULES) == OFF
+        if not isinstance(node, str) or (node in self._abstaining) == abstains:
+            return
+        if not abstains:
+            self._abstaining.discard(node)
+        elif len(self._abstaining) < ABSTAINING_MAX:
+            self._abstaining.add(node)
+        self._count_members(rules)
 
     def _unless_malformed(self, take: Take) -> Take:
         def taken(event: Mapping[str, Any]) -> None:
@@ -161,21 +539,25 @@ class ElectionsStep(Step):
 
         return taken
 
-    def _member_changed(self, rules: Rules, change: Change) -> None:
+    def _member_changed(self, rules: ElectionRules, change: Change) -> None:
         if not isinstance(change, Joined):
             rules.holder_gone(change.member.holder)
         self._count_members(rules)
 
-    def _count_members(self, rules: Rules) -> None:
-        here = [one for one in self._gossip.members() if one.state in PRESENT]
-        # A node whose first event does not say what it runs is taken for one of ours until it does.
-        others = [one for one in here if one.software not in (OUR_SOFTWARE, "")]
-        rules.members_changed([one for one in here if one not in others], others)
+    def _count_members(self, rules: ElectionRules) -> None:
+        here = [
+            member
+            for member in self._gossip.members()
+            if member.state in PRESENT and member.node not in self._abstaining
+        ]
+        # A node whose software is not known yet counts as Umbel's.
+        others = [member for member in here if member.software not in (OUR_SOFTWARE, "")]
+        rules.members_changed([member for member in here if member not in others], others)
         self._counted_at = monotonic()
 
     # -- the sweep -------------------------------------------------------------------------------
 
-    async def _sweep(self, rules: Rules, lease: LeaseKeeper) -> None:
+    async def _sweep(self, rules: ElectionRules, lease: LeaseKeeper) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_EVERY_S + uniform(0.0, 1.0)):
@@ -185,5 +567,5 @@ class ElectionsStep(Step):
                 await rules.sweep()
 
     def _sweep_when_it_leads(self, change: LeaseChange) -> None:
-        if isinstance(change, Acquired):
+        if isinstance(change, LeaseAcquired):
             self._acquired.set()

@@ -1,36 +1,38 @@
-"""Gossip: listens to the other nodes and knows who is there; the shell of `protocol/membership/gossip.py`.
+"""Gossip: listens to the other nodes and knows which are there; the shell of `protocol/membership/gossip.py`.
 
-A message of another node moves the clock past its own and is a sign of life; one of this node only
-moves the clock on (S4). What cannot be read is counted and logged.
-
-Other steps ask `members()`, get changes by `on_change` and get the events of a type by
-`listen`. What they give is called on the loop and must not block.
+In a large cluster only observers subscribe to all heartbeats. They hold one of three leases, for which each
+node may be a candidate.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from time import time
 from typing import Any
 
+from umbel.brokers.coordination import CoordinationStore
 from umbel.brokers.interface import Broadcast, ClusterRecord, FanOut
 from umbel.brokers.links import EVENTS, MAIN
-from umbel.chance import random, uniform
-from umbel.control.client import Asker
-from umbel.coordination.driver import drive, fairly
-from umbel.coordination.inquiries import Inquiries
+from umbel.chance import choice, random, uniform
+from umbel.control.client import ControlClient
+from umbel.coordination.driver import Change as LeaseChange
+from umbel.coordination.driver import Inquiries, LeaseKeeper, drive, fairly
 from umbel.errors import AccessRefused, BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
-from umbel.protocol.membership.events import (
+from umbel.protocol.delivery.states import reconnect_wait_s
+from umbel.protocol.leadership.lease import LeadershipLost, LeaseAcquired, LeaseReleased, LeaseSettings
+from umbel.protocol.membership.gossip import Membership
+from umbel.protocol.membership.members import (
     Accuse,
+    BroadcastView,
     Change,
     Cleared,
     Condemn,
     Degraded,
     Effect,
     Event,
-    Heard,
     Introduced,
     Joined,
     Kind,
@@ -39,20 +41,25 @@ from umbel.protocol.membership.events import (
     Member,
     MemberState,
     Namesake,
+    NodeEvent,
     Observe,
     Probe,
     Refute,
     Restored,
     Strained,
     Suspected,
-    TellView,
 )
-from umbel.protocol.membership.gossip import Membership
-from umbel.protocol.membership.mode import ANSWERERS, GossipMode, is_among_lowest, mode_for, patterns_for
-from umbel.protocol.outage import LinkChange
-from umbel.protocol.retry import reconnect_wait_s
-from umbel.wire.event import decode_events
-from umbel.wire.gossip import (
+from umbel.protocol.membership.observers import (
+    ANSWERERS,
+    CANDIDATES,
+    OBSERVER_LEASES,
+    GossipMode,
+    is_among_lowest,
+    mode_for,
+    patterns_for,
+)
+from umbel.protocol.shutdown import LinkChange
+from umbel.wire.coordination import (
     LOST,
     SUSPECT,
     VIEW,
@@ -61,27 +68,128 @@ from umbel.wire.gossip import (
     subject_fields,
     view_fields,
 )
+from umbel.wire.event import decode_events
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.leases.observers import ObserverCandidate
-from umbel.worker.steps.events import Events
+from umbel.worker.events import Events
+from umbel.worker.foreign_scheduler import FOREIGN_LEASE
 from umbel.worker.steps.heart import Heart
-from umbel.worker.user_code.hook_queue import HookQueue
+from umbel.worker.user_code import HookQueue
+
+# ---- observer candidate ----------------------------------------------------------------------------
+#
+# This node's part in the three leases whose holders observe all heartbeats.
+#
+# Eight nodes are candidates for each lease, chosen by their names, so that a large cluster does not load
+# the store. The other nodes read one of the leases every minute or two and become candidates when it is
+# free, in case all eight are gone.
+
+LOOK_S = (60.0, 120.0)
+ASK_S = 2.0
+
+
+class ObserverCandidate:
+    """Campaigns for one observer lease; `changed(observes)` is called on the loop at a gain or loss."""
+
+    def __init__(
+        self, store: CoordinationStore, node: str, owner: str, changed: Callable[[bool], None]
+    ) -> None:
+        self.observes = False
+        self._store = store
+        self._node = node
+        self._owner = owner
+        self._changed = changed
+        self._keeper: LeaseKeeper | None = None
+        self._campaign: asyncio.Task[None] | None = None
+        self._numbers = count(1)
+        self._look_at = 0.0
+
+    async def review(self, group: asyncio.TaskGroup, nodes: Sequence[str]) -> None:
+        """Campaign for a lease or withdraw, as the online nodes require."""
+        if self.observes:
+            return
+        lease = await self._wanted(nodes)
+        if self._keeper is not None and self._keeper.name != lease:
+            await self.leave()
+        if lease and self._keeper is None:
+            holder = f"{self._owner}.{next(self._numbers)}"  # each campaign has a new holder name
+            self._keeper = LeaseKeeper(self._store, lease, holder, changed=self._lease_changed)
+            self._campaign = group.create_task(self._keeper.run(), name=f"umbel-{lease}")
+
+    async def leave(self) -> None:
+        """Withdraw, and release the lease if this node has it."""
+        keeper, campaign = self._keeper, self._campaign
+        self._keeper = self._campaign = None
+        if keeper is None or campaign is None:
+            return
+        campaign.cancel()
+        await asyncio.wait([campaign])
+        await keeper.stop()
+
+    async def _wanted(self, nodes: Sequence[str]) -> str:
+        """Return the lease to campaign for, a free one if possible; "" for none."""
+        standing = self._keeper.name if self._keeper else ""
+        now = asyncio.get_running_loop().time()
+        mine = [
+            candidate
+            for candidate in OBSERVER_LEASES
+            if is_among_lowest(candidate, self._node, nodes, CANDIDATES)
+        ]
+        if not mine and now >= self._look_at:
+            self._look_at = now + uniform(*LOOK_S)
+            lease = choice(OBSERVER_LEASES)
+            return lease if await self._is_free(lease) else ""
+        if self._keeper is not None and (not mine or not self._keeper.leader):
+            return standing
+        for lease in mine:
+            if lease != standing and await self._is_free(lease):
+                return lease
+        return standing if standing in mine else next(iter(mine), "")
+
+    async def _is_free(self, lease: str) -> bool:
+        try:
+            async with asyncio.timeout(ASK_S):
+                return not (await self._store.read_lease(lease)).holder
+        except (BrokerError, TimeoutError) as error:
+            log.debug(
+                "cannot read which nodes watch the others (gossip observers); retrying",
+                extra={"why": str(error)},
+            )
+            return False
+
+    def _lease_changed(self, change: LeaseChange) -> None:
+        observes = isinstance(change, LeaseAcquired)
+        if observes != self.observes:
+            self.observes = observes
+            self._changed(observes)
+
+
+# ---- gossip ----------------------------------------------------------------------------------------
+#
+# Listens to the other nodes and knows which are there; the shell of `protocol/membership/gossip.py`.
+#
+# An event of another node moves the clock past its own and is a sign of life. An event of this node only
+# advances the clock (S4). Events that cannot be read are counted and logged.
+#
+# Other steps read `members()`, register for changes with `on_change` and for events of a type with
+# `listen`. Their callbacks run on the loop and must not block.
 
 log = logging.getLogger("umbel.worker.gossip")
 
 INBOX_MAX = 10_000
-HEARS_WITHIN_S = 1.0  # then a worker starts deaf, and listens as soon as it can
+HEARS_WITHIN_S = 1.0  # then a worker starts without gossip, and subscribes as soon as it can
 REVIEW_S = 5.0
 # Celery's nodes do not move their clocks by these, and an election's order rests on that.
 CLOCKLESS = frozenset({"worker-elect", "worker-elect-ack"})
 
 
 class Gossip(Step):
+    """The step that subscribes to events and feeds the membership machine with them."""
+
     name = "gossip"
     requires = ("mingle", "heart")
 
-    def __init__(self, context: WorkerContext, events: Events, heart: Heart, asker: Asker) -> None:
+    def __init__(self, context: WorkerContext, events: Events, heart: Heart, asker: ControlClient) -> None:
         super().__init__()
         self._context = context
         self._fan_out: FanOut = context.broker
@@ -93,7 +201,7 @@ class Gossip(Step):
         self._machine = Membership(
             *run,
             uniform,
-            observing=False,  # until it hears something
+            observing=False,  # until it receives events
             interval_s=context.settings.gossip_interval_s or 0.0,
         )
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
@@ -101,19 +209,19 @@ class Gossip(Step):
         self._watchers: list[Callable[[Change], None]] = []
         self._hooks = HookQueue(context.settings.node_hooks)
         self._inquiries = Inquiries(asker, self._cluster, self._tell)
-        self._ears: list[asyncio.Task[None]] = []  # the last one stays
+        self._ears: list[asyncio.Task[None]] = []  # subscriptions; the last one stays
         self._hears = asyncio.Event()
         self._candidate = ObserverCandidate(
             self._cluster.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
         )
         self.undecodable = 0
-        self.is_on = False  # a node that does not listen knows of itself alone
+        self.is_on = False  # without gossip a node knows only itself
         self.mode = mode_for(context.settings.gossip_mode, GossipMode.FULL, 1)
 
     # -- for other steps -------------------------------------------------------------------------
 
     def listen(self, event_type: str, callback: Callable[[dict[str, Any]], None]) -> None:
-        """Have every event of the type handed over, this node's own included."""
+        """Register a callback for every event of the type, this node's own included."""
         self._listeners.setdefault(event_type, []).append(callback)
 
     def on_change(self, callback: Callable[[Change], None]) -> None:
@@ -121,29 +229,29 @@ class Gossip(Step):
         self._watchers.append(callback)
 
     def members(self) -> Sequence[Member]:
-        """Everybody known, this node first, the gone among them for an hour."""
+        """Return all known nodes, this one first; nodes that left or were lost stay listed for an hour."""
         return (self._myself(), *self._machine.members())
 
     @property
     def nodes(self) -> int:
-        """How many nodes are there, this one included."""
+        """How many nodes are in the cluster, this one included."""
         return self._machine.nodes
 
     def strained(self, reason: str) -> None:
-        """This node was slow, or cut off: others may only have seemed silent."""
+        """Note that this node was slow or cut off, so that others may only have seemed silent."""
         log.debug("broker connection interrupted; missed heartbeats do not count now", extra={"why": reason})
         self._tell(Strained(reason))
 
     def introduce(self, introduced: Introduced) -> None:
-        """Another node knows of this one."""
+        """Take in what another node knows of a third."""
         self._tell(introduced)
 
     def introductions(self) -> list[list[Any]]:
-        """Those that a newcomer is told of."""
+        """Return the live members in the form in which a newcomer gets them."""
         return [introduction(member) for member in self.members() if member.state is MemberState.ALIVE]
 
     def should_answer(self, node: str) -> bool:
-        """Whether this node answers the other's hello: all do in a small cluster, else a few."""
+        """Return whether this node answers the other's hello: all do in a small cluster, else a few."""
         if self.mode is GossipMode.FULL or self._candidate.observes:
             return True
         return is_among_lowest(node, self._context.identity.node, self._names(), ANSWERERS)
@@ -151,6 +259,7 @@ class Gossip(Step):
     # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        """Subscribe to events and wait briefly for that; off where events cannot be received."""
         capabilities = self._fan_out.capabilities
         if self._context.settings.without_gossip:
             log.info("gossip disabled by without_gossip")
@@ -164,15 +273,17 @@ class Gossip(Step):
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
         self._listen_anew()
         self.run_in_background(self._review())
-        with suppress(TimeoutError):  # who is ready takes part in elections
+        with suppress(TimeoutError):  # a subscribed node takes part in elections
             await asyncio.wait_for(self._hears.wait(), HEARS_WITHIN_S)
 
     async def stop(self) -> None:
+        """Leave the campaign for observer leases and end the subscriptions."""
         await self.end_background()
         await self._candidate.leave()
         await self.end_listening()
 
     async def end_listening(self) -> None:
+        """Cancel subscriptions and inquiries, also when the start failed."""
         tasks = [*self._inquiries.under_way, *self._ears]
         for task in tasks:
             task.cancel()
@@ -193,10 +304,10 @@ class Gossip(Step):
             identity.incarnation / 1e6,
         )
 
-    # -- what others say -------------------------------------------------------------------------
+    # -- events of other nodes -------------------------------------------------------------------------
 
     async def _review(self) -> None:
-        """Listen in the way that suits the cluster's size, and see to it that there are observers."""
+        """Choose the gossip mode by the cluster's size, and campaign for observer leases if needed."""
         assert self._group is not None
         while True:
             setting, mode = self._context.settings.gossip_mode, self.mode
@@ -212,12 +323,12 @@ class Gossip(Step):
             await asyncio.sleep(self._context.settings.gossip_interval_s or REVIEW_S)
 
     def _names(self) -> list[str]:
-        """Our nodes that are there; Celery's observe for themselves."""
-        ours = [one for one in self.members() if one.software == SOFTWARE]
-        return [one.node for one in ours if one.state is MemberState.ALIVE]
+        """Return Umbel's live nodes; Celery's workers all observe by themselves."""
+        ours = [member for member in self.members() if member.software == SOFTWARE]
+        return [member.node for member in ours if member.state is MemberState.ALIVE]
 
     def _listen_anew(self) -> None:
-        """Listen to what is to be heard now; what was heard until now goes on for a moment."""
+        """Start a subscription for the present mode; the earlier ones end when it is open."""
         assert self._group is not None
         before = [ear for ear in self._ears if not ear.done()]
         patterns = patterns_for(self.mode, observer=self._candidate.observes)
@@ -232,9 +343,9 @@ class Gossip(Step):
         failures = 0
         while True:
             try:
-                ttl_s = self._context.settings.heartbeat_interval_s  # older news are no news (S6)
-                heard = self._fan_out.subscribe(EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s)
-                async with heard as subscription:
+                ttl_s = self._context.settings.heartbeat_interval_s  # older events are worthless (S6)
+                subscribing = self._fan_out.subscribe(EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s)
+                async with subscribing as subscription:
                     self._context.outages.worked(self.name)
                     for ear in before:
                         ear.cancel()
@@ -251,7 +362,7 @@ class Gossip(Step):
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
 
     def _note_link(self, change: LinkChange) -> None:
-        """Who hears nobody, or is about to find that out, judges nobody."""
+        """Suspend failure detection while this node receives no events, or may be about to notice that."""
         is_deaf = any(map(self._context.outages.is_down, (MAIN, EVENTS)))
         self._tell(Observe(False) if is_deaf else self._observing())
 
@@ -272,11 +383,11 @@ class Gossip(Step):
             self._move_clock(event, own=own)
             for callback in self._listeners.get(event["type"], ()):
                 callback(event)
-            for told in read_worker_event(event):
-                # Anybody can say what only this node should: its beat counts if it says when it was sent.
-                if own and isinstance(told, Heard) and told.kind is Kind.BEAT and told.sent_at:
-                    self._heart.echoed(told.sent_at)
-                await self._inbox.put(told)
+            for news in read_worker_event(event):
+                # Any process can publish under this node's name: only a beat with its send time counts.
+                if own and isinstance(news, NodeEvent) and news.kind is Kind.BEAT and news.sent_at:
+                    self._heart.echoed(news.sent_at)
+                await self._inbox.put(news)
 
     def _is_own(self, event: dict[str, Any]) -> bool:
         identity = self._context.identity
@@ -293,7 +404,7 @@ class Gossip(Step):
         else:
             clock.adjust(event["clock"])
 
-    # -- what the machine wants ------------------------------------------------------------------
+    # -- effects of the machine ------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
         if not self._inbox.full():
@@ -312,7 +423,7 @@ class Gossip(Step):
             case Condemn(member):
                 about = subject_fields(member) | {"reason": member.reason}
                 self._events.tell(LOST, freq=self._heart.freq_s, **about)
-            case TellView():
+            case BroadcastView():
                 self._events.tell(VIEW, freq=self._heart.freq_s, **view_fields(effect))
             case Probe(member, ping):
                 assert self._group is not None
@@ -359,3 +470,77 @@ class Gossip(Step):
 def _fields(member: Member) -> dict[str, Any]:
     fields = {"member": member.node, "pid": member.pid, "software": member.software or "unknown"}
     return fields | ({"why": member.reason} if member.reason else {})
+
+
+# ---- announced -------------------------------------------------------------------------------------
+#
+# A lease whose changes are announced to the cluster, and whose release by another node is noticed at once.
+#
+# So followers need not wait until a released lease would have expired.
+
+LEADER = "worker-leader"
+PHASES = {LeaseAcquired: "acquired", LeadershipLost: "lost", LeaseReleased: "released"}
+
+
+def announced_lease(
+    context: WorkerContext,
+    events: Events,
+    gossip: Gossip,
+    name: str,
+    *,
+    settings: LeaseSettings | None = None,
+    changed: Callable[[LeaseChange], None],
+) -> LeaseKeeper:
+    """Return this node's campaign for the lease; the caller runs it."""
+    owner, freq_s = context.identity.owner, context.settings.heartbeat_interval_s
+
+    def tell(change: LeaseChange) -> None:
+        changed(change)
+        phase = PHASES[type(change)]
+        events.tell(LEADER, lease=name, leader=owner, term=change.term, phase=phase, freq=freq_s)
+
+    keeper = LeaseKeeper(context.broker.coordination, name, owner, settings=settings, changed=tell)
+
+    def note_release(event: Mapping[str, Any]) -> None:
+        if event.get("lease") == name and event.get("phase") == PHASES[LeaseReleased]:
+            keeper.release_heard()
+
+    gossip.listen(LEADER, note_release)
+    return keeper
+
+
+# ---- listing ---------------------------------------------------------------------------------------
+#
+# The leases of a cluster as its store has them, for the control command `leases`.
+
+OF_THE_CLUSTER = ("scheduler", FOREIGN_LEASE, "recorder", "coord-sweeper", *OBSERVER_LEASES)
+READ_S = 5.0
+
+
+async def list_leases(
+    broker: ClusterRecord, owner: str, names: Sequence[str], *, also: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return one row for each named lease, or for each of the cluster's (and `also`) that is held.
+
+    Leases of apps are found by name only: the store has no list of them.
+    """
+    if not broker.capabilities.leases:
+        return []
+    store = broker.coordination
+    rows = []
+    async with asyncio.timeout(READ_S):
+        for name in names or (*OF_THE_CLUSTER, *also):
+            found = await store.read_lease(name)
+            if found.holder or names:
+                is_mine = found.holder == owner or found.holder.startswith(f"{owner}.")
+                left_s = round(max(0.0, found.left_s), 1)
+                rows.append(
+                    {
+                        "name": name,
+                        "holder": found.holder,
+                        "term": found.term,
+                        "left_s": left_s,
+                        "mine": is_mine,
+                    }
+                )
+    return rows

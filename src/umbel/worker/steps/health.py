@@ -1,25 +1,157 @@
-"""Health: leaves word in the run directory about once a second, for `umbel health`.
+"""Health: what a supervisor sees of a worker, and the watchdog that ends it when it stalls.
 
-A service manager that waits for word (systemd, `Type=notify`) gets it at the same time.
+The worker leaves word in its run directory for `umbel health`, and notifies systemd where that runs it.
 """
 
 import asyncio
 import logging
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from umbel.urls import without_password
+from umbel.brokers.interface import Queues, ready_for
+from umbel.errors import BrokerError, ConfigurationError, WorkerStalled
+from umbel.pools.prefork.kernel import resident_bytes
+from umbel.protocol.pool.autoscale import StallWatch
+from umbel.text import without_password
 from umbel.worker.bootsteps import Step
+from umbel.worker.connection import Connection
 from umbel.worker.context import WorkerContext
-from umbel.worker.process.run_directory import REFRESH_S, remove_state, write_state
-from umbel.worker.process.service import tell_manager
-from umbel.worker.steps.connection import Connection
-from umbel.worker.steps.tasks import Tasks
+from umbel.worker.delivery.take import Tasks
+from umbel.worker.run_directory import REFRESH_S, remove_state, write_state
 
-log = logging.getLogger("umbel.worker.health")
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from umbel.events.meters import Meters
+
+
+# ---- metrics ---------------------------------------------------------------------------------------
+#
+# This node's counters for Prometheus, served by a separate thread (`--metrics PORT`).
+#
+# The thread only reads: growing counters, and the pool's description. It never touches the loop.
+
+log = logging.getLogger("umbel.worker.metrics")
+COUNTED = (
+    "received",
+    "parked",
+    "buried",
+    "repeated",
+    "lost",
+    "children_died",
+    "events_dropped",
+    "elections_run",
+)
+
+
+class Metrics(Step):
+    """The step that serves metrics."""
+
+    name = "metrics"
+    requires = ("tasks",)
+
+    def __init__(self, context: WorkerContext, tasks: Tasks, meters: "Meters | None") -> None:
+        super().__init__()
+        self._context, self._tasks, self._meters = context, tasks, meters
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """Serve metrics if an address is configured; ConfigurationError if it cannot be bound."""
+        place = self._context.settings.metrics_address
+        if place is None or self._meters is None:
+            return
+        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client.registry import Collector
+
+        step = self
+
+        class Node(Collector):
+            def collect(self) -> Iterator["Metric"]:
+                return step.collect()
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Node())
+        host, port = place
+        try:
+            self._server, _ = start_http_server(port, host, registry)
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigurationError(
+                f"metrics cannot be served at {host}:{port}: {why}; choose another --metrics"
+            ) from None
+        log.info("metrics served", extra={"address": f"{host}:{self._server.server_port}"})
+
+    async def stop(self) -> None:
+        """Stop the server."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def collect(self) -> Iterator["Metric"]:
+        """Yield all metrics; called in the server's thread."""
+        from umbel.exposition import counter, gauge, of_tasks
+
+        assert self._meters is not None, "metrics are served where something is counted"
+        yield from of_tasks(self._meters)
+        node = self._context.identity.node
+        counters = self._context.counters.as_dict()
+        for name in COUNTED:
+            yield counter(
+                f"umbel_node_{name}", f"Since the start: {name}.", ("node",), [((node,), counters[name])]
+            )
+        pool = self._context.pool.describe()
+        reconnects = sum(self._context.outages.reconnects.values())
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        yield gauge("umbel_node_active", "Tasks in flight.", ("node",), [((node,), len(pool["running"]))])
+        yield gauge("umbel_node_claimed", "Messages it holds.", ("node",), [((node,), self._tasks.claimed)])
+        yield gauge("umbel_node_children", "Child processes.", ("node",), [((node,), len(pool["processes"]))])
+        yield gauge("umbel_node_memory_bytes", "Most memory it had.", ("node",), [((node,), memory)])
+        yield counter(
+            "umbel_node_reconnects", "Links that were restored.", ("node",), [((node,), reconnects)]
+        )
+        labels, children = ("node", "child"), self._tasks.children
+        held = [((node, str(child)), resident_bytes(pid)) for child, pid in list(children.pids.items())]
+        yield gauge("umbel_child_memory_bytes", "Memory of each child process.", labels, held)
+        replaced = [((node, str(child)), float(times)) for child, times in list(children.restarts.items())]
+        yield counter("umbel_child_restarts", "Processes beyond the first, by child.", labels, replaced)
+
+
+# ---- service ---------------------------------------------------------------------------------------
+#
+# Notifications to a service manager, if there is one (systemd, `Type=notify`): ready, alive, stopping.
+#
+# The address comes in `NOTIFY_SOCKET`. Without it, or if sending fails, the worker runs as usual.
+
+
+def notify_service_manager(*lines: str) -> bool:
+    """Send lines such as READY=1; return whether they were sent."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.setblocking(False)
+        out.sendto("\n".join(lines).encode(), address.replace("@", "\0", 1))
+        return True
+    return False
+
+
+# ---- health ----------------------------------------------------------------------------------------
+#
+# Writes the worker's status to the run directory about once a second, for `umbel health`.
+#
+# A service manager (systemd, `Type=notify`) is notified at the same time.
+
+health_log = logging.getLogger("umbel.worker.health")
 
 
 class Health(Step):
+    """The step that writes and removes the status file."""
+
     name = "health"
     requires = ("tasks",)
 
@@ -33,19 +165,26 @@ class Health(Step):
         self._place = (context.settings.run_directory, context.identity.node, context.broker.url)
 
     async def start(self) -> None:
+        """Write the status and go on doing so."""
         self._write()
-        tell_manager("READY=1")
+        notify_service_manager("READY=1")
         self.run_in_background(self._write_on())
 
     async def stop(self) -> None:
+        """Remove the status file."""
         await self.end_background()
-        remove_state(*self._place)
+        try:
+            remove_state(*self._place)
+        except (OSError, ConfigurationError) as error:
+            health_log.warning("cannot remove the status file of this worker", extra={"why": str(error)})
 
     async def _write_on(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
             self._write()
-            tell_manager("WATCHDOG=1", *(["STOPPING=1"] if self._context.shutdown.is_stopping else []))
+            notify_service_manager(
+                "WATCHDOG=1", *(["STOPPING=1"] if self._context.shutdown.is_stopping else [])
+            )
 
     def _write(self) -> None:
         identity, shutdown = self._context.identity, self._context.shutdown
@@ -69,7 +208,7 @@ class Health(Step):
         self._leave(state)
 
     def _replaced(self) -> dict[str, Any] | None:
-        """When the broker's data was last found to be other data, and how much it did not know."""
+        """Return when the broker's data was last replaced, and how many messages were unknown to it."""
         if self._connection.replaced is None:
             return None
         at, replaced = self._connection.replaced
@@ -78,10 +217,64 @@ class Health(Step):
     def _leave(self, state: dict[str, Any]) -> None:
         try:
             write_state(*self._place, state)
-        except OSError as error:
+        except (OSError, ConfigurationError) as error:
             if not self._complained:
-                log.error(
+                health_log.error(
                     "cannot write the status file that `umbel health` reads; retrying",
                     extra={"why": str(error)},
                 )
             self._complained = True
+
+
+# ---- watchdog --------------------------------------------------------------------------------------
+#
+# Ends a worker that has free children and ready messages and fetches none.
+#
+# Whatever the cause, a restart by the supervisor is better than a process that only looks alive. The exit
+# code is not 0, and the last log line says why.
+
+LOOK_EVERY_S = 20.0
+PATIENCE_S = 60.0
+
+
+class Watchdog(Step):
+    """The step that compares queue depths, free children and received messages."""
+
+    name = "watchdog"
+    requires = ("tasks",)
+
+    def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
+        super().__init__()
+        self._context = context
+        self._queues: Queues = context.broker
+        self._tasks = tasks
+        self._watch = StallWatch(patience_s=PATIENCE_S)
+
+    async def start(self) -> None:
+        """Begin to watch."""
+        self.run_in_background(self._look_on())
+
+    async def _look_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._context.shutdown.is_stopping:  # a stopping worker fetches nothing on purpose
+                return
+            # A worker that cannot settle has a reason to wait, and a restart would lose its outcomes.
+            free = 0 if self._tasks.cannot_settle else self._context.pool.free()
+            received = self._context.counters.received
+            if not self._watch.is_idle(received=received, free=free):
+                continue
+            ready = await self._ready()
+            if self._watch.is_stalled(ready=ready, now=loop.time()):
+                raise WorkerStalled(
+                    f"{ready} messages are ready and {free} could run, but none was fetched for "
+                    f"{PATIENCE_S:.0f} s: this worker is stalled and stops; restart it"
+                )
+
+    async def _ready(self) -> int | None:
+        try:
+            depths = await self._queues.queues(self._context.queues)
+        except BrokerError:
+            return None
+        return ready_for(self._context.queues, depths)

@@ -1,9 +1,10 @@
-"""Heart: says that this node is here, and when it leaves; the shell of `protocol/membership/heartbeat.py`.
+"""Heart: announces this node and its end, and beats; the shell of `protocol/membership/heartbeat.py`.
 
-The same fields as Celery's heartbeats, so that Flower and Celery workers see this node; `freq`
-is the true interval, because peers take a node for lost after twice that time. With each beat the
-node leaves its mark at the broker, for peers that check a new or silent node. It comes online
-after its mailbox is open and its mark is left: who hears of it then asks the broker (`newcomers.py`).
+The fields are those of Celery's heartbeats, so that Flower and Celery workers see this node. `freq` is the
+true interval, because peers take a node for lost after twice that time. With each beat the node renews its
+entry at the broker, for peers that check a new or silent node. It comes online after its mailbox is open and
+its entry is written, because peers that see its first event check both. By then its clock is past what the
+cluster sent before: the broker's clock, its saved state, the answers to its hello.
 """
 
 import asyncio
@@ -22,20 +23,20 @@ from umbel.protocol.membership.heartbeat import (
     Beat,
     BeatKind,
     BeatNow,
-    Begin,
+    BeginBeats,
     Echoed,
     Effect,
-    End,
+    EndBeats,
     Event,
     Heartbeat,
     Lagged,
     Resized,
 )
-from umbel.protocol.membership.mode import GossipMode
+from umbel.protocol.membership.observers import GossipMode
 from umbel.version import VERSION
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.steps.events import Events
+from umbel.worker.events import Events
 
 log = logging.getLogger("umbel.worker.heart")
 
@@ -44,8 +45,10 @@ INBOX_MAX = 1000
 
 
 class Heart(Step):
+    """The step that publishes worker-online, worker-heartbeat and worker-offline."""
+
     name = "heart"
-    requires = ("events", "control")
+    requires = ("state_store", "mingle")
 
     def __init__(self, context: WorkerContext, events: Events) -> None:
         super().__init__()
@@ -55,53 +58,62 @@ class Heart(Step):
         self._is_on = not context.settings.without_heartbeat
         self._machine = Heartbeat(context.settings.heartbeat_interval_s, uniform)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
-        self._mode = GossipMode.FULL  # what the beats say of how this node listens
+        self._mode = GossipMode.FULL  # the gossip mode that the beats announce
         self._on_lag: list[Callable[[str], None]] = []
+        self._announced: dict[str, Callable[[], str]] = {}
 
     @property
     def freq_s(self) -> float:
-        """The interval that this node's events tell."""
+        """The heartbeat interval that this node's events announce."""
         return self._machine.freq_s
 
     def on_lag(self, callback: Callable[[str], None]) -> None:
-        """Be told, with the reason, when this node's beats come late."""
+        """Register a callback that gets the reason when this node's beats are late."""
         self._on_lag.append(callback)
 
+    def announce(self, field: str, value: Callable[[], str]) -> None:
+        """Add a field to every event of this step."""
+        self._announced[field] = value
+
     def tell_mode(self, mode: GossipMode) -> None:
-        """Say from now on that this node listens so."""
+        """Set the gossip mode that the events announce from now on."""
         self._mode = mode
 
     async def start(self) -> None:
+        """Announce this node and begin to beat."""
         if not self._is_on:
             log.info("heartbeats disabled by without_heartbeat")
             return
-        for effect in self._machine.step(Begin(), instant()):
+        for effect in self._machine.step(BeginBeats(), instant()):
             await self._perform(effect)
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
 
     async def stop(self) -> None:
+        """Announce that this node leaves."""
         if not self._background:
             return
         await self.end_background()
-        for effect in self._machine.step(End(), instant()):
+        for effect in self._machine.step(EndBeats(), instant()):
             await self._perform(effect)
 
     def beat(self) -> None:
-        """One more beat, now: somebody asked for it, or takes this node for silent."""
+        """Beat now: a command asked for it, or a peer suspects this node."""
         self._tell(BeatNow())
 
     def come_online(self) -> None:
-        """Others had given this node up: it is here."""
-        self._tell(Begin())
+        """Announce this node again, because peers declared it lost."""
+        self._tell(BeginBeats())
 
     def resized(self, nodes: int) -> None:
+        """Adapt the interval to the number of nodes."""
         self._tell(Resized(nodes))
 
     def echoed(self, sent_at: float) -> None:
+        """Record that a heartbeat of this node, sent at that time, came back from the broker."""
         self._tell(Echoed(sent_at))
 
     def _tell(self, event: Event) -> None:
-        if self._is_on and not self._inbox.full():  # what does not fit is the same as what waits
+        if self._is_on and not self._inbox.full():  # a dropped event equals one that waits
             self._inbox.put_nowait(event)
 
     async def _perform(self, effect: Effect) -> None:
@@ -139,4 +151,5 @@ class Heart(Step):
             "sw_sys": platform.system(),
             "cver": 2,
             "gossip": self._mode.value,
+            **{field: value() for field, value in self._announced.items()},
         }

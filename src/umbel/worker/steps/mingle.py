@@ -1,11 +1,11 @@
-"""Mingle: says hello to the others at the start and after a lost connection (S2).
+"""Mingle: exchanges hellos with the other nodes at the start and after a lost connection (S2).
 
-It starts after the broker's record of revoked tasks was read and before any task is taken. The
-embedded broker's nodes share that record and the cluster's clock, so there nobody is waited for.
-Celery's nodes know no record: where they can be, a node waits for its peers' answers up to
-`mingle_wait_s`, and less as soon as all have answered that anybody knows of, or that heard it,
-which Redis counts. A node that begins alone, which RabbitMQ can tell as well, takes tasks at once.
-What Celery's nodes know to be revoked goes into the record, and so reaches the nodes that are down.
+It starts after the broker's record of revoked tasks was read and before any task is claimed. The nodes of the
+embedded broker share that record and the cluster's clock, so there it does not wait. Celery's nodes have no
+such record: where they may exist, a node waits for the answers of its peers up to `mingle_wait_s`. It waits
+less once all known peers have answered, or all that received the hello, which Redis counts. A node that
+begins alone, which RabbitMQ can report as well, claims tasks at once. Revokes learned from Celery's nodes go
+into the record, and so reach nodes that are down.
 """
 
 import asyncio
@@ -18,24 +18,24 @@ from typing import Any
 from umbel.brokers.interface import ClusterRecord
 from umbel.brokers.links import MAILBOX, MAIN
 from umbel.clock import cluster_now
-from umbel.control.client import Asker
+from umbel.control.client import ControlClient
 from umbel.errors import BrokerError
-from umbel.protocol.membership import mingle
-from umbel.protocol.outage import LinkChange, LinkLost
-from umbel.wire.gossip import read_introduction
-from umbel.wire.revoke import Revoke
+from umbel.protocol.delivery import revoked
+from umbel.protocol.shutdown import LinkChange, LinkLost
+from umbel.wire.coordination import read_introduction
+from umbel.wire.records import Revoke
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.steps.events import Events
+from umbel.worker.delivery.take import Tasks
+from umbel.worker.events import Events
 from umbel.worker.steps.gossip import Gossip
-from umbel.worker.steps.tasks import Tasks
 
 log = logging.getLogger("umbel.worker.mingle")
 
 ONLY_OURS = frozenset({"sqlite"})  # brokers that Celery cannot use
 RECORDED_S = 7 * 86_400.0
 BACKGROUND_WAIT_S = 1.0
-RELINK_S = 5.0  # so long the links that were lost are waited for
+RELINK_S = 5.0  # how long lost links are waited for
 TRIES_MAX = 3
 SYNCHRONIZED = "synchronized with other nodes"
 LEARNED = "received revoked task ids from other nodes"
@@ -43,6 +43,8 @@ UNLINKED = "not all connections restored; synchronizing without them"
 
 
 class Mingle(Step):
+    """The step that asks for revokes and clocks, and answers the hellos of others."""
+
     name = "mingle"
     requires = ("events", "control")
 
@@ -50,7 +52,7 @@ class Mingle(Step):
         self,
         context: WorkerContext,
         events: Events,
-        asker: Asker,
+        asker: ControlClient,
         tasks: Tasks,
         gossip: Gossip,
         *,
@@ -66,18 +68,22 @@ class Mingle(Step):
         self._heard_time = heard_time
         self._revoked = tasks.revoked
         self._began_alone = False
-        self._is_due = False  # something may have been missed since the last hello
+        self._is_due = False  # events may have been lost since the last hello
         self._saying = asyncio.Lock()
 
     async def look_around(self) -> None:
-        """Before this node listens: does anybody? Asked with a request to itself, which nobody else heeds."""
+        """Find out whether any node listens, before this one does.
+
+        It sends a ping for itself, which all others ignore.
+        """
         is_waited_for = self._cluster.capabilities.transport not in ONLY_OURS
         if is_waited_for and not self._context.settings.without_mingle:
             with suppress(BrokerError):
-                heard = await self._asker.tell("ping", destination=[self._context.identity.node])
-                self._began_alone = heard == 0
+                listeners = await self._asker.tell("ping", destination=[self._context.identity.node])
+                self._began_alone = listeners == 0
 
     async def start(self) -> None:
+        """Read the broker's revokes and say hello to the other nodes."""
         capabilities = self._cluster.capabilities
         if self._context.settings.without_mingle:
             log.info("mingle disabled by without_mingle")
@@ -88,7 +94,7 @@ class Mingle(Step):
         outages = self._context.outages
         outages.on_begin(lambda: self._gossip.strained("broker reconnected"))
         outages.on_link(self._note_link)
-        if capabilities.transport in ONLY_OURS:  # it knows no links
+        if capabilities.transport in ONLY_OURS:  # it reports no links
             outages.on_end(self._say_again)
         await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS or self._began_alone:
@@ -104,7 +110,7 @@ class Mingle(Step):
     # -- asking ----------------------------------------------------------------------------------
 
     def _note_link(self, change: LinkChange) -> None:
-        """What was said while this node was cut off is missed: ask for it, whether tasks are taken or not."""
+        """Ask again after a lost link for what was sent meanwhile, whether tasks are claimed or not."""
         outages = self._context.outages
         if isinstance(change, LinkLost) and change.link in (MAIN, MAILBOX):
             self._note_due()
@@ -121,8 +127,8 @@ class Mingle(Step):
         self._tasks.before_taking(self.name, self._catch_up)
 
     async def _catch_up(self) -> None:
-        """After a lost link, and before any task is taken: hear what was revoked meanwhile."""
-        async with self._saying:  # where a hello is under way, its answers are waited for, too
+        """Say hello after a lost link, before any task is claimed, and apply what was revoked meanwhile."""
+        async with self._saying:  # waits for the answers of a hello under way, too
             for _ in range(TRIES_MAX):
                 if not self._is_due:
                     break
@@ -132,11 +138,13 @@ class Mingle(Step):
                     self._is_due = True
             if not self._is_due:
                 self._tasks.before_taking(self.name, None)
-        self._context.outages.worked(self.name)  # where it could not be said, others fail too
+        self._context.outages.worked(
+            self.name
+        )  # a hello that failed is no separate outage: other parts fail too
         self._tasks.drop_revoked()
 
     async def _relinked(self) -> None:
-        """The mailbox must listen before the question is asked, or a revoke could fall in between."""
+        """Wait for the mailbox: a revoke sent between the hello and its subscription would be lost."""
         try:
             async with asyncio.timeout(RELINK_S):
                 await self._context.outages.linked()
@@ -146,13 +154,13 @@ class Mingle(Step):
             )
 
     async def _say_hello(self, wait_s: float) -> str:
-        """Why it could not be said; empty where it could."""
+        """Ask all nodes; return why that failed, or ""."""
         node = self._context.identity.node
         try:
-            said = mingle.hello(node, self._revoked, cluster_now())
-            answers = await self._asker.ask("hello", said, timeout_s=wait_s, unless=node, expires=False)
+            hello = revoked.hello(node, self._revoked, cluster_now())
+            answers = await self._asker.ask("hello", hello, timeout_s=wait_s, unless=node, expires=False)
             others = {peer: reply for peer, reply in answers.replies.items() if peer != node}
-            mingle.adjust_clock(self._events.clock, others)
+            revoked.adjust_clock(self._events.clock, others)
             for peer, reply in others.items():
                 if isinstance(reply, Mapping):
                     self._heard_time(peer, reply.get("timestamp"))
@@ -166,31 +174,34 @@ class Mingle(Step):
         return ""
 
     def _introduce(self, members: object) -> None:
-        """Whom a peer that answered knows. Nobody is introduced by a hello: anyone can say one."""
-        for named in members[: mingle.INTRODUCED_MAX] if isinstance(members, list) else ():
+        """Take in the members that an answering peer knows; a hello is not trusted with that."""
+        for named in members[: revoked.INTRODUCED_MAX] if isinstance(members, list) else ():
             introduced = read_introduction(named)
             if introduced is not None:
                 self._gossip.introduce(introduced)
 
     # -- answering -------------------------------------------------------------------------------
 
-    async def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to another node's hello; what it says is taken in (S2)."""
-        await self._take_in(str(said.get("from_node")), said)
-        members = self._gossip.introductions() if said.get("cver") == mingle.VERSION else []
-        told = mingle.answer(self._revoked, self._events.clock, members, cluster_now())
-        return told | {"timestamp": time()}  # of the wall clock, as it is: one voice among those who vote
+    async def answer(self, greeting: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the reply to another node's hello, after taking in its revokes (S2)."""
+        await self._take_in(str(greeting.get("from_node")), greeting)
+        members = self._gossip.introductions() if greeting.get("cver") == revoked.VERSION else []
+        reply = revoked.answer(self._revoked, self._events.clock, members, cluster_now())
+        await self._events.reserve_clock()
+        return reply | {
+            "timestamp": time()
+        }  # of the wall clock, uncorrected: one vote for the cluster's time
 
-    async def _take_in(self, peer: str, said: Mapping[str, Any]) -> None:
+    async def _take_in(self, peer: str, hello: Mapping[str, Any]) -> None:
         now = cluster_now()
-        learned = mingle.take_in(said, self._revoked, now)
+        learned = revoked.take_in(hello, self._revoked, now)
         if learned.bad:
             log.warning(
                 "unreadable revokes in the hello of another node skipped",
                 extra={"peer": peer, "count": learned.bad},
             )
-        is_recorded = "ages" in said or not self._cluster.capabilities.revokes
-        if learned.news and not is_recorded:  # ours have them from the record already
+        is_recorded = "ages" in hello or not self._cluster.capabilities.revokes
+        if learned.news and not is_recorded:  # Umbel's nodes have read them in the record already
             self._context.outages.consequence(
                 log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
             )

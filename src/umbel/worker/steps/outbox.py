@@ -1,7 +1,7 @@
-"""OutboxStep: publishes what is in outboxes, while this node holds the lease of each (`docs/outbox.md`).
+"""OutboxStep: publishes the rows of outboxes, while this node holds the lease of each (`docs/outbox.md`).
 
-Every worker whose app names outboxes stands for their leases, one for each database, and any may lead. Off
-where the transport has no leases: two relays at work would send everything twice.
+Every worker whose app names outboxes is a candidate for their leases, one for each database, and any may
+lead. It is off where the transport has no leases: two relays would send everything twice.
 """
 
 import logging
@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.steps.events import Events
+from umbel.worker.events import Events
 from umbel.worker.steps.gossip import Gossip
 
 if TYPE_CHECKING:
-    from umbel.worker.leases.relay_candidate import RelayCandidate
+    from umbel.worker.steps.outbox_relay import RelayCandidate
 
 log = logging.getLogger("umbel.outbox")
 
 
 class OutboxStep(Step):
+    """The step that runs one campaign for each outbox."""
+
     name = "outbox"
     requires = ("control", "gossip")
 
@@ -30,6 +32,7 @@ class OutboxStep(Step):
         self._candidates: list[RelayCandidate] = []
 
     async def start(self) -> None:
+        """Begin to campaign, if the app has outboxes and the broker has leases."""
         settings = self._context.settings.outbox
         if settings is None:
             return
@@ -37,7 +40,7 @@ class OutboxStep(Step):
         if not capabilities.leases:
             log.warning("outbox disabled: %s", capabilities.why_not("leases"))
             return
-        from umbel.worker.leases.relay_candidate import RelayCandidate  # few workers have an outbox
+        from umbel.worker.steps.outbox_relay import RelayCandidate  # few workers have an outbox
 
         assert self._group is not None
         for address in settings.addresses:
@@ -47,7 +50,7 @@ class OutboxStep(Step):
             self.run_in_background(candidate.note_progress())
 
     async def stop(self) -> None:
-        """The campaigns end first, so that no relay begins; a lease is released when its relay has ended."""
+        """End the campaigns first, so that no relay begins; release each lease when its relay has ended."""
         await self.end_background()
         for candidate in self._candidates:
             await candidate.end_term()

@@ -200,7 +200,7 @@ def test_the_clock_stands_still_and_goes_forwards(
         umbel_clock.advance(-1)
     with pytest.raises(ValueError, match="already"):
         umbel_clock.advance_to(began - timedelta(seconds=1))
-    monkeypatch.setattr("umbel.testing.clock.MOMENTS_MAX", 10)
+    monkeypatch.setattr("umbel.testing.bench.MOMENTS_MAX", 10)
     with pytest.raises(RuntimeError, match="more than 10 times"):
         umbel_clock.advance(timedelta(days=12))
 

@@ -233,7 +233,7 @@ def test_async_tasks_run_inside_and_outside_a_loop(umbel_inbox: Inbox) -> None:
 
 
 def test_a_task_that_sends_itself_is_stopped(umbel_inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.testing.stage.RUNS_MAX", 20)
+    monkeypatch.setattr("umbel.testing.inbox.RUNS_MAX", 20)
 
     @app.task(name="shop.again", ignore_result=True)
     def again() -> None:

@@ -9,7 +9,7 @@ from shop.tasks import app
 
 import umbel
 from umbel.errors import AppNotFound
-from umbel.testing.finding import app_under_test
+from umbel.testing.worker import app_under_test
 
 
 def test_umbel_comes_from_the_wheel(pytestconfig: pytest.Config) -> None:

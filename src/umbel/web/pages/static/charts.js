@@ -25,7 +25,7 @@ export function feedCharts(data) {
 }
 
 async function fetchRates() {
-  const answer = await fetch(document.body.dataset.rates, { headers: { Accept: "application/json" } });
+  const answer = await fetch(document.body.dataset.rates, { headers: { Accept: "application/json", "X-Umbel-Live": "1" } });
   if (!answer.ok) return;
   known = await answer.json();
   show();

@@ -40,15 +40,30 @@ function say(words, isLive) {
 
 function listen() {
   const source = new EventSource(document.body.dataset.stream);
-  for (const topic of ["nodes", "tasks", "queues", "elections", "audit", "health"]) {
+  for (const topic of ["nodes", "tasks", "queues", "letters", "elections", "audit", "health"]) {
     source.addEventListener(topic, () => refreshAll(topic));
   }
   source.addEventListener("rates", (event) => { refreshAll("rates"); feedCharts(event.data); });
   source.addEventListener("reset", () => location.reload());
   source.addEventListener("open", () => { state.live = true; say("live", true); });
-  source.addEventListener("error", () => { state.live = false; say("reconnecting", false); });
+  source.addEventListener("error", () => {
+    state.live = false;
+    say("reconnecting", false);
+    if (source.readyState === EventSource.CLOSED) logInAgain();
+  });
   addEventListener("pagehide", () => source.close());
 }
+
+// The session may have ended while the page was open; then the server sends to the login.
+async function logInAgain() {
+  const me = await fetch(document.body.dataset.me, { headers: { "X-Umbel-Live": "1" } });
+  if (me.status === 401) location.reload();
+}
+
+// What the page asks for by itself is no sign that somebody works with it.
+document.addEventListener("htmx:configRequest", (event) => {
+  if (event.detail.triggeringEvent?.type === "refresh") event.detail.headers["X-Umbel-Live"] = "1";
+});
 
 const state = { live: false };
 

@@ -15,11 +15,15 @@ APP = "umbel.contrib.django:app"
 
 
 class Command(BaseCommand):
+    """Passes all arguments to the `umbel` command."""
+
     help = "Umbel: worker, dev, call and every other command, for the app of this project."
     requires_system_checks: Sequence[str] = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """All words are Umbel's, `--help` too, but for those that tell manage.py where the settings are."""
+        """All arguments are Umbel's, including `--help`, except those that tell manage.py where the settings
+        are.
+        """
         own = ArgumentParser(add_help=False, allow_abbrev=False)
         own.add_argument("--settings")
         own.add_argument("--pythonpath")
@@ -27,16 +31,17 @@ class Command(BaseCommand):
         self._run(words, [Path(argv[0]).resolve().parent, *([given.pythonpath] if given.pythonpath else [])])
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        """Accept any arguments, for `call_command`."""
         parser.add_argument("words", nargs=REMAINDER)
 
     def handle(self, *_args: Any, words: Sequence[str], **_options: Any) -> None:
-        """For `call_command`, which raises SystemExit at the end."""
+        """Called by `call_command`; raises SystemExit at the end."""
         self._run(words, [])
 
     def _run(self, words: Sequence[str], places: Sequence[str | Path]) -> None:
         from umbel.cli.main import main
 
-        close_all()  # what the project opened while it was set up: a worker's children are forked from here
+        close_all()  # opened while the project was set up: a worker's children are forked from here
         _let_processes_find(places)
         before, sys.argv = sys.argv, ["umbel", "-A", APP, *words]
         try:
@@ -46,7 +51,7 @@ class Command(BaseCommand):
 
 
 def _let_processes_find(places: Sequence[str | Path]) -> None:
-    """A worker's processes import the project from where manage.py does."""
+    """A worker's processes import the project from the same places as manage.py."""
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     new = [str(place) for place in places if str(place) not in known]
-    os.environ["PYTHONPATH"] = os.pathsep.join(one for one in (*new, *known) if one)
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in (*new, *known) if entry)

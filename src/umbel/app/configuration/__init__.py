@@ -1,1 +1,0 @@
-"""Settings of an app: their types, sources and help texts."""

@@ -1,1 +1,0 @@
-"""Types: what the annotations of a task mean for its arguments and its result."""

@@ -1,0 +1,371 @@
+"""Broadcasts: pub/sub on the channels of Celery, replies to one client, and the event log.
+
+Redis matches channels by globs, in which `*` matches dots too; AMQP's patterns are stricter. So a
+subscription asks the server for a little more than it wants and drops the rest. A channel that matches two of
+its globs comes twice, and is taken once. Pub/sub forgets what is sent while a subscriber's connection is
+away: a subscription that lost its connection opens a new one, and misses what was sent meanwhile, as Celery's
+do. One that is not read keeps BUFFERED_MAX broadcasts, and BUFFERED_MAX_BYTES of them; then the oldest are
+dropped and counted.
+
+Replies. A client that sends a control request names a routing key for the replies. They are pushed to the
+list of every queue that is bound with that key, so they wait for the client, unlike a broadcast. The queue
+goes when the client leaves. A client that died leaves nothing behind either: its list expires
+REPLY_QUEUE_TTL_MS after the last reply, and its binding, which it no longer renews, is swept by the next
+client or by any worker.
+
+The event log is a stream that keeps events until every recorder has read them (`event_log.lua`).
+"""
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from umbel.brokers.interface import Broadcast, EventLogState, LoggedEvent
+from umbel.brokers.links import ignore_link, link_of
+from umbel.brokers.redis.address import Address
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.publishing import delivery_tags, fan_out
+from umbel.brokers.redis.scripts import script
+from umbel.chance import random
+from umbel.errors import BrokerError
+from umbel.patterns import Glob
+from umbel.protocol.delivery.states import reconnect_wait_s
+from umbel.protocol.shutdown import LinkChange
+from umbel.wire.control import REPLY_EXCHANGE, is_for_replies, patterns_on
+from umbel.wire.envelope_redis import seal_broadcast, unseal
+from umbel.wire.message import matches
+
+# ---- replies to one client -------------------------------------------------------------------------
+#
+# Its reply queue, bound to a direct exchange, as in Celery's mailbox.
+#
+# A client that sends a control request names a routing key for the replies. They are pushed to the list of
+# every queue that is bound with that key, so they wait for the client, unlike a broadcast. The queue goes
+# when the client leaves. A client that died leaves nothing behind either: its list expires
+# REPLY_QUEUE_TTL_MS after the last reply, and its binding, which it no longer renews, is swept by the next
+# client or by any worker.
+
+REPLY_QUEUE_TTL_MS = 30_000
+ASKER_LIFE_S, RENEW_EVERY_S = 20, 5.0
+BLOCK_S = 1
+
+is_direct = is_for_replies
+
+
+def reply_commands(keys: Keys, reply: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
+    """The commands that push a reply to every queue bound with this routing key; `bound` is the exchange's
+    set.
+    """
+    commands: list[Sequence[Any]] = []
+    member_start = reply.routing_key.encode(errors="replace") + keys.sep.encode()
+    for member in bound:
+        if not member.startswith(member_start):
+            continue
+        _, _, queue = [*member.decode(errors="replace").split(keys.sep), "", ""][:3]
+        if queue:
+            (tag,) = delivery_tags(1)
+            envelope = seal_broadcast(reply.exchange, reply.routing_key, reply.body, reply.headers, tag)
+            name = keys.list_of(queue, 0)
+            commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
+    return commands
+
+
+async def sweep_askers(link: Link, keys: Keys) -> int:
+    """Remove the bindings of clients that died; how many there were."""
+    swept: int = await link.run(keys.script("askers"), "sweep", keys.prefix, REPLY_EXCHANGE, 0)
+    return swept
+
+
+class ReplyQueue:
+    """A subscription to a direct exchange; its patterns are literal routing keys."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        keys: Keys,
+        exchange: str,
+        routing_keys: Sequence[str],
+        *,
+        timeout_s: float,
+        tidy_on: Link,
+    ) -> None:
+        self._keys = keys
+        self._exchange = exchange
+        self._tidy_on = tidy_on
+        self._queues = {key: f"{key}.{exchange}" for key in routing_keys}
+        self._link = Link(
+            addresses,
+            connect_timeout_s=timeout_s,
+            reply_timeout_s=timeout_s + BLOCK_S,
+            on_connect=self._bind,
+        )
+
+    async def enter(self) -> None:
+        """Connect and bind the queue, after sweeping those of clients that died."""
+        await sweep_askers(self._tidy_on, self._keys)
+        await self._link.connect()
+
+    async def leave(self) -> None:
+        """Close the connection and remove the queue."""
+        # On another connection: this one may be in a blocking wait, which would delay the leave.
+        self._link.close()
+        with suppress(BrokerError):  # what cannot be removed now is swept later
+            await self._tidy_on.run(self._keys.script("askers"), *self._about("leave"))
+
+    async def __aiter__(self) -> AsyncIterator[Broadcast]:
+        routing_keys = {self._keys.list_of(queue, 0): key for key, queue in self._queues.items()}
+        renew_at = monotonic() + RENEW_EVERY_S
+        while True:
+            found = await self._link.call("BRPOP", *routing_keys, BLOCK_S)
+            if found is not None:
+                message = unseal(found[1]).message
+                key = routing_keys[found[0].decode()]
+                yield Broadcast(self._exchange, key, message.body, message.headers)
+            if monotonic() > renew_at:
+                renew_at = monotonic() + RENEW_EVERY_S
+                await self._tidy_on.run(self._keys.script("askers"), *self._about("renew"))
+
+    async def _bind(self) -> None:
+        link = self._link
+        enter = ("EVAL", self._keys.script("askers").text, 0, *self._about("enter"))
+        link.checked(await link.reply_to(link.send([enter])))
+
+    def _about(self, verb: str) -> list[Any]:
+        return [verb, self._keys.prefix, self._exchange, ASKER_LIFE_S, *self._members()]
+
+    def _members(self) -> list[str]:
+        return [self._keys.binding_member(key, "", queue) for key, queue in self._queues.items()]
+
+
+# ---- fan-out ---------------------------------------------------------------------------------------
+#
+# Broadcasts by pub/sub, on the channels of Celery.
+#
+# Redis matches channels by globs, in which `*` matches dots too; AMQP's patterns are stricter. So a
+# subscription asks the server for a little more than it wants and drops the rest. A channel that matches
+# two of its globs comes twice, and is taken once.
+#
+# Pub/sub forgets what is sent while a subscriber's connection is away. A subscription that lost its
+# connection opens a new one and continues: it misses what was sent meanwhile, as Celery's do. One that is
+# not read keeps BUFFERED_MAX broadcasts, and BUFFERED_MAX_BYTES of them; then the oldest are dropped and
+# counted.
+
+log = logging.getLogger("umbel.brokers.redis")
+
+BUFFERED_MAX, BUFFERED_MAX_BYTES = 50_000, 32 * 2**20
+KEEP_ALIVE_S = 10.0
+
+
+async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> int:
+    """Send the batch; how many connections received the messages that go to all."""
+    commands = fan_out(keys, [item for item in batch if not is_direct(item.exchange)])
+    to_all = len(commands)
+    bound: dict[str, Any] = {}
+    for reply in batch:
+        if is_direct(reply.exchange):
+            if reply.exchange not in bound:
+                bound[reply.exchange] = await link.call("SMEMBERS", keys.binding(reply.exchange))
+            commands += reply_commands(keys, reply, bound[reply.exchange])
+    replies = await link.call_all(commands) if commands else []
+    return sum(receivers for receivers in replies[:to_all] if isinstance(receivers, int))
+
+
+class RedisSubscription:
+    """A pub/sub subscription to one exchange; it reconnects by itself."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        keys: Keys,
+        exchange: str,
+        patterns: Sequence[str],
+        *,
+        timeout_s: float,
+        on_link: Callable[[LinkChange], None] = ignore_link,
+    ) -> None:
+        self._keys = keys
+        self._exchange = exchange
+        wanted = patterns_on(exchange, patterns)
+        self._patterns = [pattern.split(".") for pattern in wanted]
+        self._globs = list(dict.fromkeys(self._glob(pattern) for pattern in wanted))
+        self._places = {glob.encode(): place for place, glob in enumerate(self._globs)}
+        self._fitting = [Glob(re.sub(r"\\(.)", r"[\1]", glob)) for glob in self._globs]
+        self._dropped = 0  # since the last warning
+        self._heard: deque[tuple[str, bytes]] = deque()  # routing keys, and messages as they came
+        self._heard_bytes = 0
+        self._arrived = asyncio.Event()
+        self._link = Link(
+            addresses,
+            connect_timeout_s=timeout_s,
+            reply_timeout_s=timeout_s,
+            resp3=True,
+            on_push=self._take,
+            on_connect=self._subscribe,
+            on_lost=self._arrived.set,
+            name=link_of(exchange),
+            on_link=on_link,
+        )
+
+    async def enter(self) -> None:
+        """Connect and subscribe."""
+        await self._link.connect()
+
+    async def leave(self) -> None:
+        """Close the connection, which ends the subscription."""
+        self._link.close()
+
+    async def __aiter__(self) -> AsyncIterator[Broadcast]:
+        failures = 0
+        while True:
+            while self._heard:
+                routing_key, payload = self._pop()
+                message = unseal(payload).message
+                yield Broadcast(self._exchange, routing_key, message.body, message.headers)
+            if self._dropped:
+                fields = {"exchange": self._exchange, "count": self._dropped}
+                log.warning("broadcasts dropped: received faster than they could be processed", extra=fields)
+                self._dropped = 0
+            self._arrived.clear()
+            try:
+                if self._link.is_connected and await self._is_heard_from():
+                    continue
+                # This also finds out that a silent connection is dead.
+                await self._link.call("PING")
+                failures = 0
+            except BrokerError:
+                failures += 1
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    async def _is_heard_from(self) -> bool:
+        """Whether a message or a loss comes soon; if not, the connection is checked by a PING."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                return await self._arrived.wait()
+        except TimeoutError:
+            return False
+
+    async def _subscribe(self) -> None:
+        # The replies come as pushes, one for each glob, so this waits for the echo of the PING.
+        link = self._link
+        commands = [("PSUBSCRIBE", glob) for glob in self._globs]
+        link.checked(await link.reply_to(link.send_after(commands, ("PING",))))
+
+    def _take(self, pushed: list[Any]) -> None:
+        if pushed[0] != b"pmessage":
+            return
+        _, glob, channel, payload = pushed
+        name = channel.decode(errors="replace")
+        place = self._places.get(glob)
+        if place is None or any(earlier.fits(name) for earlier in self._fitting[:place]):
+            return
+        rest = name.removeprefix(self._keys.channel(self._exchange))
+        if rest and not rest.startswith("/"):
+            return  # another exchange, whose name begins like ours
+        routing_key = rest.removeprefix("/")
+        words = routing_key.split(".")
+        if any(matches(pattern, words) for pattern in self._patterns):
+            self._heard.append((routing_key, payload))
+            self._heard_bytes += len(payload)
+            while len(self._heard) > BUFFERED_MAX or self._heard_bytes > BUFFERED_MAX_BYTES:
+                self._pop()
+                self._dropped += 1
+            self._arrived.set()
+
+    def _pop(self) -> tuple[str, bytes]:
+        oldest = self._heard.popleft()
+        self._heard_bytes -= len(oldest[1])
+        return oldest
+
+    def _glob(self, pattern: str) -> str:
+        """A glob that matches at least what the pattern matches: `.#` and `#.` may stand for nothing."""
+        escaped = re.sub(r"([\\\[\]?^])", r"\\\1", pattern)
+        wide = re.sub(r"\.?#\.?", "*", escaped)
+        return self._keys.channel(self._exchange) + ("/" + wide if wide not in ("", "*") else "*")
+
+
+# ---- the event log ---------------------------------------------------------------------------------
+#
+# A stream that keeps events until recorders have read them (`event_log.lua`).
+
+SWEEP_MAX = 100  # entries at once, with all their events: other clients wait meanwhile
+_LOG = script("event_log")
+
+
+async def add_recorder(link: Link, keys: Keys, name: str) -> int:
+    """Log events for this recorder; returns the offset it has acknowledged."""
+    acknowledged: int = await link.run(_LOG, "register", keys.prefix, name)
+    return acknowledged
+
+
+async def append_to_log(
+    link: Link, keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
+) -> int:
+    """Append entries while a recorder is registered; how many were stored."""
+    if not entries:
+        return 0
+    stored: int = await link.run(_LOG, *append_arguments(keys, entries, counts, most))
+    return stored
+
+
+def append_arguments(
+    keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
+) -> list[str | bytes | int]:
+    """The arguments of the script for these entries, for both faces of the broker."""
+    arguments: list[str | bytes | int] = ["append", keys.prefix, most]
+    for (key, body), count in zip(entries, counts or [1] * len(entries), strict=True):
+        arguments += (key, count, body)
+    return arguments
+
+
+async def read_log(link: Link, keys: Keys, name: str, limit: int, after: int) -> list[LoggedEvent]:
+    """The entries after what the recorder has acknowledged, oldest first."""
+    acknowledged = await link.call("HGET", keys.recorders, name)
+    if acknowledged is None:
+        return []
+    place = max(int(acknowledged), after)
+    found = await link.call("XRANGE", keys.events, f"{place + 1}-0", f"{place + limit}-0")
+    if not found:  # the next entry may be longer than that, or those before it are gone
+        found = await link.call("XRANGE", keys.events, f"{place + 1}-0", "+", "COUNT", 1)
+    return [_event(int(stream_id.partition(b"-")[0]), fields) for stream_id, fields in found]
+
+
+def _event(offset: int, fields: list[bytes]) -> LoggedEvent:
+    """One entry; what other programs wrote into the stream has an offset and nothing to read."""
+    try:
+        return LoggedEvent(offset, float(fields[1]), fields[3].decode(), fields[5])
+    except (ValueError, IndexError):
+        return LoggedEvent(offset, 0.0, "", b"")
+
+
+async def acknowledge_log(link: Link, keys: Keys, name: str, offset: int) -> None:
+    """Record how far the recorder has read, and remove what all have read."""
+    await link.run(_LOG, "acknowledge", keys.prefix, name, offset)
+
+
+async def lost_from_log(link: Link, keys: Keys) -> int:
+    """How many events were dropped at the limit before they were read."""
+    return int(await link.call("GET", keys.events_lost) or 0)
+
+
+async def stream_state(link: Link, keys: Keys) -> EventLogState:
+    """The last offset, what each recorder has acknowledged, and how many events were lost."""
+    last, recorders = await link.call_all([("GET", keys.events_offset), ("HGETALL", keys.recorders)])
+    pairs = (
+        recorders.items()
+        if isinstance(recorders, dict)
+        else zip(recorders[::2], recorders[1::2], strict=True)
+    )
+    acknowledged = {name.decode(): int(offset) for name, offset in pairs}
+    return EventLogState(int(last or 0), acknowledged, await lost_from_log(link, keys))
+
+
+async def sweep_log(link: Link, keys: Keys, older_than: float) -> bool:
+    """Remove a portion of the old entries; whether there may be more."""
+    swept: int = await link.run(_LOG, "sweep", keys.prefix, f"{older_than:.6f}", SWEEP_MAX)
+    return swept >= SWEEP_MAX

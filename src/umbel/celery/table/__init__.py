@@ -1,1 +1,0 @@
-"""Rows of the settings table, by subject."""

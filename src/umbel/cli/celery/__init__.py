@@ -1,1 +1,0 @@
-"""Commands about Celery projects."""

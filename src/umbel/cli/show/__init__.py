@@ -1,1 +1,0 @@
-"""How commands print: data to stdout, all else to stderr."""

@@ -1,1 +1,0 @@
-"""Commands about tasks and queues."""

@@ -1,0 +1,244 @@
+"""Files of this process: how many may be open, and files in folders that other users can write to.
+
+Each socket, pipe and file takes a descriptor; a process that has none left can start no child and open no
+connection. In a folder such as /tmp another user may have put a link, a file or a folder at the name that a
+process is about to use, so files are opened without following links, and only those that this user owns are
+used.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# ---- descriptors -----------------------------------------------------------------------------------
+#
+# How many files this process may have open, and what to do when they run out.
+#
+# Each socket, pipe and file takes one. A process without free descriptors can start no child process and
+# open no connection. So a worker checks the limit before it starts, and an error names the limit and the
+# remedy.
+
+OF_WORKER = 16  # the least that it opens: an event loop, connections, files of the embedded broker
+OF_GREEN_WORKER = 28  # a second loop and connection for remote control, and a loop for the tasks
+PER_CHILD = 3  # a socket, and both ends of the pipe of tokens
+SUGGESTED = 1024
+
+
+def opened() -> set[int]:
+    """The open descriptors of this process; an empty set where there is no /proc."""
+    try:
+        with os.scandir("/proc/self/fd") as entries:
+            listed = {int(entry.name) for entry in entries}
+    except FileNotFoundError:
+        return set()
+    return {fd for fd in listed if os.path.exists(f"/proc/self/fd/{fd}")}  # not that of the listing
+
+
+def limit() -> int | None:
+    """How many descriptors this process may have; None if that is unknown or unlimited."""
+    try:
+        import resource
+    except ImportError:  # Windows, from where tasks are sent
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def too_few_for(children: int, *, is_green: bool) -> str:
+    """Why a worker with so many child processes cannot start; "" if there are enough descriptors."""
+    most = limit()
+    needed = len(opened()) + (OF_GREEN_WORKER if is_green else OF_WORKER) + PER_CHILD * children
+    if most is None or needed <= most:
+        return ""
+    having = f" with {children:,} child process{'es' if children > 1 else ''}" if children else ""
+    fewer = ", or start fewer child processes (-c)" if children > 1 else ""
+    return (
+        f"too few open files are allowed: a worker{having} needs at least {needed:,}, "
+        f"and the limit is {most:,}; {_remedy(needed)}{fewer}"
+    )
+
+
+def ran_out(error: BaseException) -> str:
+    """What is wrong and what to do, if the error means that no descriptor is free; else ""."""
+    match getattr(error, "errno", None):
+        case errno.EMFILE:
+            most = limit()
+            return f"too many open files: the limit of this process is {most}; {_remedy(most or 0)}"
+        case errno.ENFILE:
+            return "too many open files on this machine; raise fs.file-max with sysctl"
+        case _:
+            return ""
+
+
+def none_left() -> str:
+    """Like `ran_out`, by trying to open a file, for a caller that has no error to look at."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return ran_out(error)
+    return ""
+
+
+def _remedy(needed: int) -> str:
+    raised = SUGGESTED
+    while raised < 2 * needed:
+        raised *= 2
+    return f"raise it with `ulimit -n {raised}`, or LimitNOFILE={raised} in its systemd unit"
+
+
+# ---- own files -------------------------------------------------------------------------------------
+#
+# Files of this process in folders where other users may make files too.
+#
+# In /tmp every user may put a link, a file or a folder at the name that a process is about to use. A link
+# makes it overwrite another file; a folder of another user lets that user replace what it reads later.
+#
+# A private folder belongs to this user, and no other user may write to it. It is opened without following a
+# link, and checked and used by its descriptor, so nothing changes between the check and the use.
+#
+# A file that a person named (a log, a database) may be anywhere. It is checked only where every user may
+# make files: this user, root or the folder's owner must have made it, whether it is a file, a folder or a
+# link, and it has a single name. Such a folder without the sticky bit cannot be made safe: other users may
+# replace the file between the check and its use.
+
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+READ_MAX = 1024 * 1024
+_SIDE_FILES = ("-wal", "-shm", "-journal")  # of a database: its log, the index of that, and a journal to undo
+_TRIES = 3  # another process may remove the file at the same moment
+
+
+class UntrustedFile(PermissionError):
+    """A file or folder that another user made, or may change."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(errno.EPERM, problem)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class PrivateFolder:
+    """An open folder that other users cannot change; names are those of files in it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def names(self, suffix: str) -> list[str]:
+        """Names of the files with this suffix, sorted."""
+        return sorted(name for name in os.listdir(self._descriptor) if name.endswith(suffix))
+
+    def read(self, name: str) -> bytes:
+        """Read a file; FileNotFoundError, or OSError if it is not a regular file or exceeds READ_MAX
+        bytes.
+        """
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, dir_fd=self._descriptor), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UntrustedFile(f"{self.path / name} is not a regular file")
+            content = file.read(READ_MAX + 1)
+        if len(content) > READ_MAX:
+            raise OSError(errno.EFBIG, f"it has more than {READ_MAX:,} bytes")
+        return content
+
+    def replace(self, name: str, content: bytes, *, durable: bool = False) -> None:
+        """Write a file atomically: readers get the former or the new one. `durable`: also after a power
+        cut.
+        """
+        draft = f".{name}.{os.getpid()}"
+        self.remove(draft)  # of a process that had this number and died
+        try:
+            with os.fdopen(self._new(draft), "wb") as file:
+                file.write(content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            self.rename(draft, name)
+        except OSError:
+            self.remove(draft)
+            raise
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename a file, replacing one of the new name."""
+        os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; a missing one is no error."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+
+    def _new(self, name: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, PRIVATE_FILE, dir_fd=self._descriptor)
+
+
+@contextmanager
+def private_folder(path: Path, *, make: bool = False, of_any_user: bool = False) -> Iterator[PrivateFolder]:
+    """The folder, open; UntrustedFile where other users could change what is in it.
+
+    `make`: create the folder if it is missing. `of_any_user`: also another user's folder, for root.
+    """
+    _refuse_link(path)
+    if make:
+        path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _refuse_open_folder(path, os.fstat(descriptor), of_any_user=of_any_user and os.geteuid() == 0)
+        yield PrivateFolder(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def refuse_planted(path: Path) -> None:
+    """Raise UntrustedFile if another user may have put something at `path`; nothing there is no error."""
+    with suppress(FileNotFoundError):
+        _refuse_planted(path)
+
+
+def refuse_planted_beside(database: Path) -> None:
+    """Raise UntrustedFile for side files of a SQLite database that another user may have made: SQLite applies
+    them."""
+    for side in _SIDE_FILES:
+        refuse_planted(database.with_name(f"{database.name}{side}"))
+
+
+def make_own(path: Path, mode: int = PRIVATE_FILE) -> None:
+    """Create an empty file if there is none; UntrustedFile if another user put something there."""
+    for _ in range(_TRIES):
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+        except FileExistsError:
+            with suppress(FileNotFoundError):
+                return _refuse_planted(path)
+        else:
+            return None
+    raise UntrustedFile(f"another process makes and removes {path} again and again")
+
+
+def _refuse_planted(path: Path) -> None:
+    folder, found = path.parent.stat(), path.lstat()
+    if not folder.st_mode & stat.S_IWOTH:
+        return
+    if found.st_uid not in {os.geteuid(), 0, folder.st_uid}:
+        owner = f"another user (uid {found.st_uid})"
+        raise UntrustedFile(f"{path} belongs to {owner}, in a folder where every user may make files")
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        raise UntrustedFile(
+            f"{path} is a second name of another file, in a folder where every user may make files"
+        )
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UntrustedFile(f"{path} is a link to {os.readlink(path)}; name the folder itself")
+
+
+def _refuse_open_folder(path: Path, found: os.stat_result, *, of_any_user: bool) -> None:
+    if found.st_uid != os.geteuid() and not of_any_user:
+        raise UntrustedFile(f"{path} belongs to another user (uid {found.st_uid})")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(found.st_mode)
+        raise UntrustedFile(f"other users may write to {path} (mode {mode:o}); run: chmod go-w {path}")

@@ -1,0 +1,418 @@
+"""Records: what a monitor answers, as plain structs; pages, the web API and `--json` share them.
+
+Times are Unix seconds, durations end in `_s`. Records are what leaves the process: the dashboard redacts and
+cuts arguments, results and tracebacks before it returns one. Waiting messages and dead letters become rows
+here, so that commands and pages show the same.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from umbel.brokers.interface import DeadLetter, Delivery
+from umbel.errors import WireError
+from umbel.events.view import TaskRecord
+from umbel.protocol.delivery.sensitive import MASK, Hides, hides_nothing, is_open
+from umbel.wire.call import TaskHeaders, read_headers
+from umbel.wire.message import Message
+from umbel.wire.task import to_v2
+
+# ---- shapes ----------------------------------------------------------------------------------------
+#
+# What a monitor answers, as plain records; pages, the web API and `--json` share them.
+#
+# Times are Unix seconds, durations end in `_s`. Records are what leaves the process: the site has redacted
+# arguments, results and tracebacks and cut them before it hands one out.
+
+Moment = Annotated[
+    float, msgspec.Meta(ge=0, le=100_000_000_000)
+]  # within the range of calendars, and not NaN
+NodeState = Literal["alive", "suspect", "lost", "left"]
+Level = Literal["ok", "warning", "bad"]
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of the cluster, Umbel's or Celery's, in the opinion of the node that knows it best.
+
+    `leads`: names of the leases that it holds. `seen_by`: how many of the nodes that were asked consider it
+    alive; `differs`: the state in the opinion of the others. Both are empty in a cluster of Celery nodes.
+    """
+
+    node: str
+    state: NodeState
+    software: str = "unknown"
+    version: str = ""
+    pid: int = 0
+    incarnation: int = 0
+    clock: int = 0
+    freq_s: float = 0.0
+    silent_s: float = 0.0
+    since_s: float = 0.0
+    reason: str = ""
+    active: int = 0
+    processed: int = 0
+    load: float | None = None
+    messages_per_s: float = 0.0  # its heartbeats and gossip
+    queues: list[str] = []
+    leads: list[str] = []
+    seen_by: int = 0
+    differs: dict[str, str] = {}
+
+
+class Health(msgspec.Struct, frozen=True):
+    """One sentence in plain words, and how bad it is."""
+
+    level: Level
+    sentence: str
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates and durations of the last few seconds, and the depths of all queues."""
+
+    events_per_s: float
+    sent_per_s: float
+    done_per_s: float
+    failed_per_s: float
+    retried_per_s: float
+    wait_p50_s: float | None
+    wait_p95_s: float | None
+    run_p50_s: float | None
+    run_p95_s: float | None
+    ready: int
+    delayed: int
+    claimed: int
+    oldest_s: float | None  # of the tasks known to wait
+
+
+class Failing(msgspec.Struct, frozen=True):
+    """A task name that fails: how many of those that ended in the last hour, with the newest failure."""
+
+    name: str
+    failed: int
+    ended: int
+    exception: str
+    task_id: str
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster at a glance: its health, figures, counts by state, and what fails most."""
+
+    health: Health
+    now: Figures
+    nodes: dict[str, int]  # by state
+    tasks: dict[str, int]  # by state, those dropped from memory included
+    leader: str  # of the scheduler, else of any lease; "" if no node leads
+    failing: list[Failing]
+    clock: int
+    tasks_known: int
+    tasks_max: int
+    heard: int
+    unreadable: int
+    problem: str  # why the dashboard receives no events; "" when it does
+
+
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks: each field that is set narrows. The names are those of the query string."""
+
+    state: str = ""  # several joined by commas
+    name: str = ""
+    queue: str = ""
+    worker: str = ""
+    text: str = ""  # part of the name, of the arguments or of the error; or the beginning of an id
+    root: str = ""
+    since: Moment | None = None
+    until: Moment | None = None
+
+
+class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of tasks. `next` is the cursor of the next one, "" at the end; `total` counts all matches."""
+
+    tasks: list[TaskRecord]
+    total: int
+    next: str
+    partial: bool = False  # older tasks were dropped from memory
+
+
+class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One dot of the space-time diagram.
+
+    `process`: the lane it belongs to: `client NAME`, `NODE`. `attempt` is None where the sender did not say.
+    `delivery` counts receipts from 1; `repeat` says why a delivery is not the first: redelivered, retried,
+    or of a dead letter that was requeued, `requeued after 3 starts`.
+    """
+
+    type: str
+    at: float
+    clock: int
+    node: str
+    pid: int
+    process: str
+    attempt: int | None = None
+    delivery: int = 0
+    repeat: str = ""
+    detail: str = ""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One delivery of a task: which node received it, when it started and ended, and how."""
+
+    attempt: int
+    delivery: int
+    node: str
+    state: str
+    received_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    wait_s: float | None = None
+    run_s: float | None = None
+    repeat: str = ""
+    error: str = ""
+
+
+class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One task. `edges`: pairs of indices into `events`, cause before effect, between processes."""
+
+    task: TaskRecord
+    events: list[StoryEvent]
+    edges: list[tuple[int, int]]
+    attempts: list[Attempt]
+    progress: dict[str, Any] | None = None
+    can_retry: bool = False
+    why_not: str = ""  # why it cannot be retried
+    as_call: str = ""  # `umbel call …`, if the arguments are complete
+    truncated: list[str] = []  # fields that were cut or redacted
+
+
+class WorkflowTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One task in the graph of a workflow."""
+
+    uuid: str
+    name: str
+    state: str
+    parent_id: str
+    worker: str
+    sent_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    is_critical: bool
+
+
+class Workflow(msgspec.Struct, frozen=True, kw_only=True):
+    """All known tasks of one root, causes first; `critical` is the path that decided when it ended."""
+
+    root_id: str
+    tasks: list[WorkflowTask]
+    edges: list[tuple[str, str]]  # (cause, effect), by id
+    critical: list[str]
+    duration_s: float | None
+    more: int = 0  # tasks beyond the limit
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue: depths, flow and consumers; `oldest_s` is the age of the oldest task known to wait."""
+
+    queue: str
+    ready: int
+    delayed: int
+    claimed: int
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    oldest_s: float | None = None
+    consumers: list[str] = []
+    paused: bool = False
+
+
+class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits in a queue, as `umbel queues peek --json` shows it."""
+
+    task_id: str
+    task: str
+    args: str
+    kwargs: str
+    retries: int
+    priority: int
+    starts: int
+
+
+class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter, as `umbel dlq ls --json` shows it; `buried` is ISO 8601.
+
+    `starts` counts those since it was sent or requeued, `earlier_starts` those before it was requeued.
+    """
+
+    id: int | str
+    buried: str
+    queue: str
+    task: str
+    task_id: str
+    starts: int
+    reason: str
+    earlier_starts: int = 0
+
+
+class PeriodicTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A periodic task, as `umbel schedule ls --json` shows it; `missed` counts slots without a message."""
+
+    name: str
+    task: str
+    rule: str
+    catch_up: str
+    last: str | None
+    next: str | None
+    paused: bool
+    missed: int = 0
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """The periodic tasks of the app, and the node that sends them."""
+
+    leader: str | None
+    term: int
+    tasks: list[PeriodicTask]
+    note: str = ""  # why there is nothing to show
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A process that stood in an election, with the clock of its claim."""
+
+    node: str
+    pid: int
+    clock: int
+
+
+class Election(msgspec.Struct, frozen=True, kw_only=True):
+    """One election. `protocol`: v1 (decided by clocks) or v2 (by the store); `violations` should be empty."""
+
+    id: str
+    protocol: str
+    topic: str
+    phase: str
+    winner: str
+    term: int
+    attempt: int
+    policy: str
+    outcome: str
+    candidates: list[Candidate]
+    first_at: float
+    last_at: float
+    duration_s: float
+    violations: list[str]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease of the cluster: who holds it, in which term, and for how long still."""
+
+    name: str
+    holder: str  # the node; "" when it is free
+    term: int
+    left_s: float
+    since: float | None = None
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of membership, leadership or version, for the time slider and the charts."""
+
+    at: float
+    kind: Literal["joined", "returned", "suspect", "alive", "lost", "left", "elected", "lease", "version"]
+    subject: str  # the node, the election's id or the lease's name
+    text: str = ""
+    node: str = ""
+    term: int = 0
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment that people annotate on the charts: a deploy (`umbel mark`), a worker's new version."""
+
+    at: float
+    text: str
+    kind: Literal["mark", "version"] = "mark"
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns for charts: `at[i]` begins a step of `step_s`; None where nothing is known."""
+
+    step_s: int
+    at: list[float]
+    sent: list[int | None]
+    done: list[int | None]
+    failed: list[int | None]
+    retried: list[int | None]
+    wait_p50_s: list[float | None]
+    wait_p95_s: list[float | None]
+    run_p50_s: list[float | None]
+    run_p95_s: list[float | None]
+    ready: list[int | None]
+    oldest_s: list[float | None]
+    alive: list[int | None]
+    queues: dict[str, list[int | None]]  # depth (ready) by queue; the largest ones
+    marks: list[Mark]
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One node and its latest replies. Fields that it did not answer are empty, and `silent` is then set."""
+
+    node: Node
+    silent: bool
+    stats: dict[str, Any]
+    children: list[dict[str, Any]]  # {"pid", "task", "task_id", "age_s"}
+    active: list[dict[str, Any]]
+    reserved: list[dict[str, Any]]
+    queues: list[str]
+    registered: list[str]
+    settings: dict[str, Any]
+    failures: list[TaskRecord]
+
+
+# ---- messages --------------------------------------------------------------------------------------
+#
+# Waiting messages and dead letters as rows; commands and pages share them.
+
+
+def letter_row(letter: DeadLetter) -> DeadLetterRow:
+    """Return the row of a dead letter, with `?` as the task if its headers cannot be read."""
+    headers = _headers(letter.message)
+    earlier = None if headers is None else headers.umbel_starts
+    return DeadLetterRow(
+        id=letter.letter_id,
+        buried=datetime.fromtimestamp(letter.buried_at, UTC).isoformat(timespec="seconds"),
+        queue=letter.queue,
+        task="?" if headers is None else str(headers.task),
+        task_id=letter.message.correlation_id if headers is None else str(headers.id),
+        starts=letter.starts,
+        reason=letter.reason,
+        earlier_starts=earlier if isinstance(earlier, int) else 0,
+    )
+
+
+def waiting_row(delivery: Delivery, hides: Hides = hides_nothing) -> WaitingMessage:
+    """Return the row of a waiting message; arguments of a task that `hides` them are masked."""
+    try:
+        headers = read_headers(to_v2(delivery.message))
+    except WireError as error:
+        return WaitingMessage(
+            task_id="?",
+            task=f"unreadable: {error}",
+            args="",
+            kwargs="",
+            retries=0,
+            priority=delivery.message.priority,
+            starts=delivery.starts,
+        )
+    is_hidden = hides(headers.task) and is_open(headers.argsrepr, headers.kwargsrepr)
+    return WaitingMessage(
+        task_id=headers.id,
+        task=headers.task,
+        args=MASK if is_hidden else headers.argsrepr,
+        kwargs=MASK if is_hidden else headers.kwargsrepr,
+        retries=headers.retries,
+        priority=delivery.message.priority,
+        starts=delivery.starts,
+    )
+
+
+def _headers(message: Message) -> TaskHeaders | None:
+    try:
+        return read_headers(to_v2(message))
+    except WireError:
+        return None

@@ -1,1 +1,0 @@
-"""Jobs: read, transform, write, publish."""

@@ -1,1 +1,0 @@
-"""Celery's elections (v1), and clusters that hold both kinds of worker."""

@@ -1,1 +1,0 @@
-"""The terminal monitor: what a cluster does, as it happens."""

@@ -1,1 +1,0 @@
-"""Celery's older message formats."""

@@ -1,0 +1,569 @@
+"""Admission: whether a claimed message may run here, with its signature, age, limits and revokes checked
+first.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+
+import msgspec
+from msgspec.structs import replace
+
+from umbel.brokers.interface import (
+    Ack,
+    Claim,
+    Delivery,
+    Messages,
+    Permit,
+    Return,
+    Spend,
+    Started,
+    Tag,
+    Verdict,
+)
+from umbel.clock import cluster_now, offset_s
+from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
+from umbel.pools.guard import each_guarded
+from umbel.pools.interface import Job
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Admit, Arrival, Park, Refusal, Refuse
+from umbel.protocol.delivery.revoked import RevokedTasks
+from umbel.protocol.delivery.trust import (
+    Doubt,
+    Doubted,
+    Signed,
+    age_doubt,
+    forgotten_doubt,
+    remembered_s,
+    unbound_doubt,
+    unknown_doubt,
+)
+from umbel.wire.call import TaskHeaders, holding_of, read_headers
+from umbel.wire.message import JSON_CONTENT, parse_instant
+from umbel.wire.records import Revoke
+from umbel.wire.signing import Signer
+from umbel.wire.task import to_v2
+from umbel.worker.context import WorkerContext
+from umbel.worker.delivery.claimed import Claimed, RetainedOutcomes, earlier_claim
+from umbel.worker.delivery.end import Endings
+from umbel.worker.delivery.permits import Permits, turn_of
+from umbel.worker.delivery.settle import Settler
+from umbel.worker.delivery.task_events import TaskEvents
+
+# ---- verification ----------------------------------------------------------------------------------
+#
+# Which messages have a valid signature, where there are keys; the others get their verdict.
+#
+# The first check of every message, before it is opened or judged. An unsigned, forged, too old or copied
+# message goes to the dead letters. It leaves no result and no event, because nothing it says can be
+# believed, not even which task it is. The rules are those of `protocol/delivery/trust.py` and
+# `wire/signing.py`.
+#
+# Age is judged after the broker has confirmed that the signature was not used. A copy is a copy however old
+# it is, and only a message that certainly did not run may be signed again.
+
+EVERY_QUEUE = "*"
+_COPY = Doubted(
+    Doubt.REPLAYED, "another message already used this signature; a signature is valid for one message"
+)
+_NOT_JSON = Doubted(Doubt.UNSIGNED, "it has no valid signature; only messages in JSON may be unsigned")
+
+
+class CheckedDelivery(msgspec.Struct, frozen=True, gc=False):
+    """A message as it was signed. `proof` None: it needs no signature."""
+
+    delivery: Delivery
+    proof: Signed | None = None
+
+
+class Verification:
+    """Checks signatures, spends each of them at the broker, and buries what fails."""
+
+    def __init__(self, context: WorkerContext, settler: Settler, endings: Endings) -> None:
+        self._broker: Messages = context.broker
+        self._limits_are_kept = context.broker.capabilities.limits
+        self._counters = context.counters
+        self._settler = settler
+        self._endings = endings
+        self._window_s = context.settings.signing_window_s
+        self._unbound_s = context.settings.unbound_s
+        self._accept_unsigned = frozenset(context.settings.accept_unsigned)
+        self._stale: list[
+            tuple[Permit, Delivery, Doubted, bool]
+        ] = []  # with a turn that other messages wait for
+
+    async def genuine(self, deliveries: Sequence[Delivery], now: float) -> list[Delivery]:
+        """Return the deliveries that may be opened; the others are buried or returned."""
+        signer = self._broker.signer
+        assert signer is not None, "a worker with keys knows its cluster"
+        look, bury = self._checked, self._endings.bury_faulty
+        found = each_guarded(lambda delivery: look(signer, delivery, now), deliveries, bury)
+        checked = [message for message in found if message is not None]
+        doubts = await self._unusable(checked)
+        passed = [
+            message.delivery
+            for message in checked
+            if self._passes(message, doubts.get(message.delivery.tag), now)
+        ]
+        if self._stale:
+            await self._pass_on()
+        return passed
+
+    def _checked(self, signer: Signer, delivery: Delivery, now: float) -> CheckedDelivery | None:
+        """Check one signature. None: it is not valid, or whether it is a copy cannot be known."""
+        proof, message = signer.check_task(delivery.message, delivery.queue)
+        doubted: Doubted | None = proof if isinstance(proof, Doubted) else None
+        if isinstance(proof, Signed):
+            doubted = unbound_doubt(proof, now, signer.cluster.since, self._unbound_s)
+        if doubted is not None and self._needs_no_signature(delivery.queue):
+            if delivery.message.content_type == JSON_CONTENT:
+                return CheckedDelivery(replace(delivery, unsigned=True))
+            doubted = _NOT_JSON
+        if doubted is not None:
+            self._endings.distrust(delivery, doubted)
+            return None
+        assert isinstance(proof, Signed), "what is not signed is doubted"
+        if (unknown := unknown_doubt(proof, now, self._window_s)) is not None:
+            self._end_stale(replace(delivery, message=message), unknown, is_verified=False)
+            return None
+        return CheckedDelivery(replace(delivery, message=message), proof)
+
+    def _passes(self, checked: CheckedDelivery, unusable: Doubt | None, now: float) -> bool:
+        proof = checked.proof
+        if proof is None:
+            return True
+        if unusable is Doubt.REPLAYED:
+            self._endings.distrust(checked.delivery, _COPY)
+        elif unusable is not None:
+            self._end_stale(checked.delivery, forgotten_doubt(proof, now), is_verified=False)
+        elif (old := age_doubt(proof, now, self._window_s)) is not None:
+            self._end_stale(checked.delivery, old, is_verified=True)
+        else:
+            self._counters.unbound += not proof.is_bound
+            return True
+        return False
+
+    def _end_stale(self, delivery: Delivery, doubted: Doubted, *, is_verified: bool) -> None:
+        """Bury a genuine message that is too old to run. `is_verified`: it certainly did not run."""
+        self._settler.release_of(delivery.message)
+        if turn := self._turn_of(delivery):
+            self._stale.append((turn, delivery, doubted, is_verified))
+        else:
+            self._endings.distrust(delivery, doubted, is_verified=is_verified)
+
+    def _turn_of(self, delivery: Delivery) -> Permit | None:
+        with suppress(WireError):
+            return turn_of(delivery.tag, read_headers(delivery.message)) if self._limits_are_kept else None
+        return None
+
+    async def _pass_on(self) -> None:
+        """Bury genuine messages that are too old, and give up the turns they had for a limit."""
+        stale, self._stale = self._stale, []
+        with suppress(BrokerError):  # then the turn passes on when the call goes unanswered
+            await self._broker.permit([turn for turn, *_ in stale])
+        for _, delivery, doubted, is_verified in stale:
+            self._endings.distrust(delivery, doubted, is_verified=is_verified)
+
+    def _needs_no_signature(self, queue: str) -> bool:
+        """An invalid signature counts as none there: Celery hands on those of earlier attempts."""
+        return queue in self._accept_unsigned or EVERY_QUEUE in self._accept_unsigned
+
+    async def _unusable(self, checked: Sequence[CheckedDelivery]) -> Mapping[Tag, Doubt]:
+        """Spend the signatures; return those that were used before, or of which that is unknown."""
+        wanted = [self._spend(message, message.proof) for message in checked if message.proof is not None]
+        try:
+            return await self._broker.spend(wanted) if wanted else {}
+        except BrokerError:
+            for message in checked:  # this worker keeps its lease, so no other would ever get them
+                self._settler.add(Return(message.delivery.tag))
+            raise
+
+    def _spend(self, checked: CheckedDelivery, proof: Signed) -> Spend:
+        return Spend(checked.delivery.tag, proof.mark, proof.born + remembered_s(self._window_s), proof.born)
+
+
+# ---- adoption --------------------------------------------------------------------------------------
+#
+# A message redelivered to the worker that runs it, or has run it, is not run again.
+#
+# A claim may end while its task runs: RabbitMQ takes back what was claimed on a broken connection, and
+# every broker what was claimed by a worker whose lease expired. The same worker may be the next to claim
+# it. The run under way takes over the new claim and is settled with it. An outcome that could not be
+# settled with the old claim is settled with the new one (`RetainedOutcomes`). If the message goes to
+# another worker, both run it, which at-least-once delivery allows.
+
+log = logging.getLogger("umbel.worker.tasks")
+ADOPTED = "message redelivered while its task is running here; run continues"
+ENDED = "message redelivered after its task finished here; outcome acknowledged, task not repeated"
+
+
+class Adoption:
+    """Recognises redelivered messages that run here, or ran here, and settles them without a second run."""
+
+    def __init__(self, context: WorkerContext, kept: RetainedOutcomes, settler: Settler) -> None:
+        self._broker: Messages = context.broker
+        self._counters = context.counters
+        self._outages = context.outages
+        self._kept = kept
+        self._settler = settler
+
+    async def rest(
+        self, deliveries: Sequence[Delivery], claimed: Mapping[int, Claimed]
+    ) -> Sequence[Delivery]:
+        """Return the deliveries that do not run here and have not run here; the others are adopted."""
+        running = {message.headers.id: message for message in claimed.values()}
+        return [
+            delivery
+            for delivery in deliveries
+            if not (delivery.redelivered and await self._adopt(delivery, running, claimed))
+        ]
+
+    async def _adopt(
+        self, delivery: Delivery, running: Mapping[str, Claimed], claimed: Mapping[int, Claimed]
+    ) -> bool:
+        found = running.get(delivery.message.correlation_id)
+        if found is not None and found.is_of(delivery):
+            has_ended = await self._broker.ended([found.delivery.tag])
+            if has_ended and claimed.get(found.number) is found:  # its task may have ended meanwhile
+                found.delivery = delivery
+                if found.acked:  # its ack did not arrive
+                    self._settler.add(Ack(delivery.tag))
+                self._note(ADOPTED, "adopted", delivery)
+                return True
+        if await self._settle_ended(delivery):
+            self._note(ENDED, "outcomes settled", delivery)
+            return True
+        return False
+
+    async def _settle_ended(self, delivery: Delivery) -> bool:
+        """Settle a message whose task has ended here; false if its outcome is not known."""
+        tag = earlier_claim(delivery, self._settler.outcomes)
+        if tag is not None and await self._broker.ended([tag]) and tag in self._settler.outcomes:
+            self._kept.came_back[tag] = delivery
+            return True
+        if (ack := self._kept.take(delivery)) is None:
+            return False
+        self._settler.add_outcome(ack, delivery)
+        return True
+
+    def _note(self, text: str, named: str, delivery: Delivery) -> None:
+        self._counters.adopted += 1
+        self._outages.consequence(
+            log,
+            logging.INFO,
+            text,
+            named=named,
+            queue=delivery.queue,
+            task_id=delivery.message.correlation_id,
+        )
+
+
+# ---- scheduled -------------------------------------------------------------------------------------
+#
+# The messages that this worker found too early and parked in the broker, for inspection.
+#
+# They belong to the broker again; this lists the last SHOWN_MAX of them, until they are due. A restarted
+# worker begins with none, and a message that was revoked or purged stays listed until then.
+
+SHOWN_MAX = 1000
+BODY_MAX = 4096  # of a larger message only the headers are listed
+
+
+class Scheduled:
+    """Parked messages by task id, each with the time when it is due."""
+
+    def __init__(self) -> None:
+        self._parked: OrderedDict[str, tuple[float, Claimed]] = OrderedDict()
+
+    def add(self, claimed: Claimed, until: float, now: float) -> None:
+        """List a parked message; the oldest entry goes when there are too many."""
+        if len(claimed.message.body) > BODY_MAX:
+            message = msgspec.structs.replace(claimed.message, body=b"")
+            delivery = msgspec.structs.replace(claimed.delivery, message=message)
+            claimed = replace(claimed, message=message, delivery=delivery)
+        self._parked[claimed.headers.id] = (until, claimed)
+        self._parked.move_to_end(claimed.headers.id)
+        if len(self._parked) > SHOWN_MAX:
+            self.expire(now)
+        if len(self._parked) > SHOWN_MAX:
+            self._parked.popitem(last=False)
+
+    def expire(self, now: float) -> None:
+        """Drop the entries that are due."""
+        for task_id in [parked for parked, (until, _) in self._parked.items() if until <= now]:
+            del self._parked[task_id]
+
+    def __iter__(self) -> Iterator[tuple[float, Claimed]]:
+        """(when it is due, the message), the earliest first."""
+        return iter(sorted(self._parked.values(), key=lambda entry: entry[0]))
+
+
+# ---- admission -------------------------------------------------------------------------------------
+#
+# Which delivered messages may run here now; all others get their verdict.
+#
+# The shell of `protocol/delivery/delivery.py`. A message is verified where there are keys, opened and
+# judged. If it is acknowledged early, or its start is counted, the broker applies that before its task
+# runs. Then it becomes a job for the pool.
+
+
+class Admission:
+    """Judges claimed messages: those that may run are returned, the others settled, parked or buried."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        policy: AdmissionPolicy,
+        revoked: RevokedTasks,
+        settler: Settler,
+        endings: Endings,
+        events: TaskEvents,
+    ) -> None:
+        self.scheduled = Scheduled()
+        self._broker: Messages = context.broker
+        self._pool = context.pool
+        self._counters = context.counters
+        notices = context.notices
+        self._tell_received = notices.received if notices.hears_received else None
+        self._message_max_bytes = context.settings.message_max_bytes
+        self._policy = policy
+        self._revoked = revoked
+        self._settler = settler
+        self._endings = endings
+        self._events = events
+        self._permits = Permits(context, settler, endings)
+        self._numbers = count(1)
+        has_keys = context.broker.keyring is not None
+        self._verification = Verification(context, settler, endings) if has_keys else None
+
+    async def verified(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Return the deliveries whose signatures are valid; the others are buried without being opened."""
+        if self._verification is None:
+            return deliveries
+        return await self._verification.genuine(deliveries, cluster_now())
+
+    async def admit(self, deliveries: Sequence[Delivery]) -> list[Claimed]:
+        """Return the messages that may run now, once their early acks and starts are at the broker."""
+        now = cluster_now()
+        judged = each_guarded(lambda delivery: self._judge(delivery, now), deliveries, self._bury_unjudged)
+        admitted = [claimed for claimed in judged if claimed is not None]
+        was_asked = self._permits.is_asked
+        if was_asked:
+            granted = each_guarded(self._take_up, await self._permits.granted(), self._bury_faulty)
+            admitted += [claimed for claimed in granted if claimed is not None]
+        settled = await self._settled_first(admitted)
+        return self._not_revoked(settled) if was_asked or settled is not admitted else settled
+
+    def _judge(self, delivery: Delivery, now: float) -> Claimed | None:
+        """Return the message if it may run now; otherwise its verdict goes to the settler."""
+        self._counters.received += 1
+        claimed = self._opened(delivery)
+        if claimed is None:
+            return None
+        decision = self._policy.admit(claimed.arrival, self._revoked, now)
+        if isinstance(decision, Park):
+            self._counters.parked += 1
+            if claimed.arrival.due > now:  # else it waits for its rate limit
+                self.scheduled.add(claimed, decision.until, now)
+            self._settler.add(Return(delivery.tag, not_before=decision.until))
+            return None
+        if isinstance(decision, Refuse):
+            if self._events.noted:
+                self._events.received(claimed)
+            self._endings.refuse(claimed, decision.why)
+            self._permits.pass_on(delivery.tag, claimed.headers)
+            return None
+        let_run(claimed, decision)
+        if decision.rules.limit is not None:
+            self._permits.ask(claimed, decision.rules.limit)
+            return None
+        if claimed.headers.umbel_limit is not msgspec.UNSET:  # it had one when this was sent
+            self._permits.pass_on(delivery.tag, claimed.headers)
+        return self._take_up(claimed)
+
+    def _not_revoked(self, admitted: list[Claimed]) -> list[Claimed]:
+        """Refuse what was revoked during calls to the broker, which `drop_revoked` cannot see yet."""
+        covers = self._revoked.covers
+        revoked = [claimed for claimed in admitted if covers(claimed.arrival.task_id, claimed.arrival.stamps)]
+        if not revoked:
+            return admitted
+        each_guarded(
+            lambda claimed: self._endings.refuse(claimed, Refusal.REVOKED), revoked, self._bury_faulty
+        )
+        numbers = {claimed.number for claimed in revoked}
+        return [claimed for claimed in admitted if claimed.number not in numbers]
+
+    def _take_up(self, claimed: Claimed) -> Claimed | None:
+        delivery = claimed.delivery
+        if self._events.noted:
+            self._events.received(claimed)
+        if delivery.redelivered or delivery.starts:
+            self._counters.repeated += 1
+        if problem := self._beyond_the_pool(claimed):
+            self._endings.bury(claimed, NotSupported(problem), charged=False)
+            return None
+        if self._tell_received is not None:
+            self._tell_received(claimed.message, delivery.queue)
+        return claimed
+
+    def _bury_unjudged(self, delivery: Delivery, error: BaseException) -> None:
+        self._endings.bury_faulty(delivery, error)
+        self._let_go(delivery)
+
+    def _let_go(self, delivery: Delivery) -> None:
+        """Free the unique key and the permit that the headers of an unopened, ended message name."""
+        self._settler.release_of(delivery.message)
+        if (held := holding_of(delivery.message)) is not None:
+            self._permits.pass_on(delivery.tag, held)
+
+    def _bury_faulty(self, claimed: Claimed, error: BaseException) -> None:
+        self._endings.bury_faulty(claimed.delivery, error, claimed)
+
+    def _beyond_the_pool(self, claimed: Claimed) -> str:
+        """Return why the pool cannot run it; "" when it can.
+
+        The start checks only the tasks routed to this worker's queues; messages of other tasks may arrive all
+        the same.
+        """
+        assert claimed.run is not None
+        abilities, is_async = self._pool.abilities, claimed.run.rules.is_async
+        if is_async and abilities.async_tasks:
+            return f"this worker's pool cannot run `async def` tasks: {abilities.async_tasks}"
+        hard, soft = claimed.hard_limit_s, claimed.soft_limit_s
+        if hard is soft is None:
+            return ""
+        reason = abilities.unenforceable(is_async=is_async, soft=soft is not None, hard=hard is not None)
+        return reason and f"this worker's pool cannot enforce the message's time limit: {reason}"
+
+    def _opened(self, delivery: Delivery) -> Claimed | None:
+        try:
+            size = len(delivery.message.body) + len(delivery.message.headers)
+            if size > (most := self._message_max_bytes):
+                raise TooLarge(
+                    f"the message has {size} bytes, over the limit of {most} ('message_max_bytes')"
+                )
+            message = delivery.message
+            if message.content_type != JSON_CONTENT or message.body[:1] != b"[":  # most are plainly v2
+                message = to_v2(message)
+            headers = read_headers(message)
+            arrival = arrival_of(delivery, headers)
+        except WireError as error:
+            self._endings.bury_unreadable(delivery, error)
+            self._let_go(delivery)
+            return None
+        claimed = Claimed(next(self._numbers), delivery, message, headers, arrival)
+        if (rules := self._policy.rules.get(headers.task)) is not None:
+            claimed.hides = rules.hides
+        return claimed
+
+    async def _settled_first(self, admitted: list[Claimed]) -> list[Claimed]:
+        """Settle early acks and counted starts; return the messages for which that was applied."""
+        verdicts: list[Verdict] = []
+        for claimed in admitted:
+            assert claimed.run is not None
+            if claimed.run.rules.acks_early:
+                verdicts.append(Ack(claimed.delivery.tag))
+                claimed.acked = True
+            elif claimed.run.count_start:
+                verdicts.append(Started(claimed.delivery.tag))
+        if not verdicts:
+            return admitted
+        try:
+            refused = (await self._broker.settle(verdicts)).conflicts
+        except BrokerError:
+            # This worker keeps its lease, so no other would ever get them. If the early ack was applied in
+            # spite of the error, this return is refused, and the task runs at most once, as promised.
+            for claimed in admitted:
+                self._settler.add(Return(claimed.delivery.tag))
+            raise
+        self._counters.conflicts += len(refused)
+        return [claimed for claimed in admitted if claimed.delivery.tag not in refused]
+
+
+def arrival_of(delivery: Delivery, headers: TaskHeaders) -> Arrival:
+    """Return what the admission policy needs to know of a delivery."""
+    return Arrival(
+        headers.task,
+        headers.id,
+        parse_instant(headers.eta) if headers.eta else 0.0,
+        parse_instant(headers.expires) if headers.expires else 0.0,
+        delivery.starts,
+        delivery.redelivered,
+        headers.stamps,
+    )
+
+
+def let_run(claimed: Claimed, run: Admit) -> None:
+    """Note that the message may run, and its time limits: its own, else the task's; 0 is no limit."""
+    hard, soft = claimed.headers.timelimit
+    claimed.run = run
+    claimed.hard_limit_s = hard or run.rules.hard_limit_s
+    claimed.soft_limit_s = soft or run.rules.soft_limit_s
+
+
+def job_of(claimed: Claimed, lamport: int = 0, signs_for: str | None = None) -> Job:
+    """Return the pool's job of an admitted message. `signs_for`: what its results are signed for."""
+    assert claimed.run is not None, "only an admitted message becomes a job"
+    hard, soft = claimed.hard_limit_s, claimed.soft_limit_s
+    return Job(
+        claimed.number,
+        claimed.headers.task,
+        claimed.headers.id,
+        claimed.delivery.queue,
+        claimed.message,
+        soft,
+        hard,
+        claimed.run.alone or hard is not None or soft is not None,
+        claimed.delivery.redelivered,
+        offset_s(),
+        lamport,
+        0.0 if claimed.acked else claimed.start_by,
+        signs_for,
+    )
+
+
+# ---- revoke record ---------------------------------------------------------------------------------
+#
+# Reads the broker's record of revokes into this worker's revoked tasks.
+
+
+class RevokeRecord:
+    """`cursor`: how far the record was read."""
+
+    def __init__(self, context: WorkerContext, revoked: RevokedTasks) -> None:
+        self.cursor = 0
+        self._revoked = revoked
+        self._broker: Messages = context.broker
+        self._owner, self._queues = context.identity.owner, context.settings.queues
+
+    async def read(self) -> None:
+        """Read the whole record without claiming a message."""
+        read = -1
+        while read != self.cursor:
+            read = self.cursor
+            claim = await self._broker.claim(self._owner, self._queues, 0, revoked_after=read)
+            self.learn(claim, after=read)
+
+    def read_again(self) -> None:
+        """Read from the start, because the record was replaced. Known revokes stay in force here."""
+        self.cursor = 0
+
+    def learn(self, claim: Claim, *, after: int) -> None:
+        """Apply the revokes that came with a claim. `after`: the cursor that the claim was made with."""
+        for revoke in claim.revokes:
+            if revoke.takes_back:
+                self.take_back(revoke)
+            elif revoke.task_id:
+                self._revoked.add(revoke.task_id, revoke.expires_at, revoke.recorded_at)
+            elif revoke.header:
+                self._revoked.add_header(revoke.header, revoke.expires_at)
+        if self.cursor == after:  # else the record was replaced meanwhile
+            self.cursor = claim.revoked_cursor
+
+    def take_back(self, revoke: Revoke) -> None:
+        """Forget a revoke that the record or a command takes back."""
+        if revoke.header:
+            self._revoked.take_back_header(revoke.header)
+        else:
+            self._revoked.take_back(revoke.task_id, cluster_now())

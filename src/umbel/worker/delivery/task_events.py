@@ -1,0 +1,169 @@
+"""TaskEvents: publishes what happens to each task, while a listener wants it.
+
+Field names and forms are Celery's. Every event has `retries`, the attempt, which
+distinguishes the attempts of a task.
+"""
+
+from collections.abc import Mapping
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from umbel.events.types import (
+    EARLIER_STARTS,
+    TaskEvent,
+    TaskFailed,
+    TaskReceived,
+    TaskRejected,
+    TaskRetried,
+    TaskRevoked,
+    TaskStarted,
+    TaskSucceeded,
+    tag_of,
+)
+from umbel.pools.interface import Outcome, UserEvent
+from umbel.wire.call import TaskHeaders
+from umbel.wire.event import encoded_fields
+from umbel.wire.retried import RETRY_OF, retry_of
+from umbel.worker.delivery.claimed import Claimed
+from umbel.worker.events import Events
+
+if TYPE_CHECKING:
+    from umbel.events.meters import Meters
+
+_ENDINGS: Mapping[str, type[TaskEvent]] = {
+    "success": TaskSucceeded,
+    "failure": TaskFailed,
+    "retry": TaskRetried,
+    "rejected": TaskRejected,
+    "requeued": TaskRejected,
+}
+_ENDS = {
+    "success": "succeeded",
+    "failure": "failed",
+    "retry": "retried",
+    "rejected": "rejected",
+    "requeued": "rejected",
+}
+
+
+class TaskEvents:
+    """`meters`: counts every task, also when no listener wants its events; None: nothing is counted.
+
+    `wanted`: a listener is there. `noted`: that, or tasks are counted; else `received` and `ended` do
+    nothing.
+    """
+
+    def __init__(self, events: Events, meters: "Meters | None" = None) -> None:
+        self.step = events
+        self.wanted = self.noted = False
+        self._meters = meters
+        events.on_wanted(self._note_wanted)
+
+    def _note_wanted(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self.noted = wanted or self._meters is not None
+
+    def received(self, claimed: Claimed) -> None:
+        """Note when it was claimed. `task-received` goes out before the first other event of this delivery.
+
+        So a message that is returned unstarted sends none, and deliveries are counted by their outcome.
+        """
+        claimed.received_at = time()
+        if self._meters is not None and (claimed.delivery.redelivered or claimed.delivery.starts):
+            self._meters.note_repeat(self._meters.name(claimed.headers.task))
+
+    def delivered(self, claimed: Claimed) -> None:
+        """Send `task-received`, once."""
+        if not self.wanted or claimed.told_received:
+            return
+        claimed.told_received = True
+        headers, at = claimed.headers, claimed.received_at or time()
+        name = headers.shadow or headers.task
+        ids = (headers.root_id, headers.parent_id)
+        described = (name, *claimed.shown, *ids, headers.eta, headers.expires)
+        more: dict[str, Any] = {}
+        if (retried := retry_of(claimed.message.headers)) is not None:
+            more[RETRY_OF] = retried
+        if isinstance(headers.umbel_starts, int):
+            more[EARLIER_STARTS] = headers.umbel_starts
+        if not more:
+            self.step.tell_task(TaskReceived, at, headers.id, headers.retries, *described)
+            return
+        fields = dict(
+            zip(encoded_fields(TaskReceived), (headers.id, headers.retries, *described), strict=True)
+        )
+        self.step.tell_fields(tag_of(TaskReceived), fields | more, at=at)
+
+    def started(self, claimed: Claimed, at: float) -> None:
+        """Send `task-started`, once."""
+        if self.wanted and not claimed.told_started:
+            claimed.told_started = True
+            self._tell(TaskStarted, claimed, at=at)
+
+    def told(self, claimed: Claimed, custom: UserEvent) -> None:
+        """Send a custom event of the task, with the task's fields."""
+        if self.wanted:
+            self.started(claimed, custom.at)
+            ours = {"uuid": claimed.headers.id, "retries": claimed.headers.retries}
+            fields = msgspec.json.decode(custom.fields) | ours
+            self.step.tell_fields(custom.event_type, fields, at=custom.at, blind=custom.blind)
+
+    def ended(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Measure a run and send the event of its outcome."""
+        ending = _ENDINGS.get(outcome.kind)
+        if self._meters is not None:
+            self._measure(self._meters, claimed, outcome)
+        if not self.wanted or ending is None:
+            return
+        self.started(claimed, outcome.started_at)
+        at = outcome.started_at + outcome.runtime_s  # the child's word: this process may get it later
+        if outcome.kind == "success":
+            self._tell(ending, claimed, outcome.summary, outcome.runtime_s, at=at)
+        elif outcome.kind in ("failure", "retry"):
+            self._tell(ending, claimed, outcome.summary, outcome.traceback, at=at)
+        else:
+            self._tell(ending, claimed, outcome.kind == "requeued", at=at)
+
+    def failed(self, claimed: Claimed, error: Exception) -> None:
+        """Send `task-failed` for a task that did not run to its end."""
+        self._count(claimed, "failed")
+        if self.wanted:
+            self._tell(TaskFailed, claimed, repr(error), "")
+
+    def refused(self, headers: TaskHeaders, error: Exception) -> None:
+        """Send `task-failed` for a message that its queue refused."""
+        if self.wanted:
+            self.step.tell_task(TaskFailed, time(), headers.id, headers.retries, repr(error), "")
+
+    def revoked(self, claimed: Claimed, *, expired: bool, signal: str = "") -> None:
+        """Send `task-revoked`. `signal`: it was running and was terminated with that."""
+        self._count(claimed, "revoked")
+        if self.wanted:
+            self._tell(TaskRevoked, claimed, bool(signal), signal or None, expired)
+
+    def rejected(self, claimed: Claimed, *, requeue: bool) -> None:
+        """Send `task-rejected`. `requeue`: the message goes back to its queue."""
+        self._count(claimed, "rejected")
+        if self.wanted:
+            self._tell(TaskRejected, claimed, requeue)
+
+    def _tell(self, of: type[TaskEvent], claimed: Claimed, *values: Any, at: float | None = None) -> None:
+        self.delivered(claimed)
+        headers = claimed.headers
+        self.step.tell_task(of, time() if at is None else at, headers.id, headers.retries, *values)
+
+    def _count(self, claimed: Claimed, end: str) -> None:
+        if self._meters is not None:
+            self._meters.note_end(self._meters.name(claimed.headers.task), end)
+
+    def _measure(self, meters: "Meters", claimed: Claimed, outcome: Outcome) -> None:
+        name = meters.name(claimed.headers.task)
+        end = _ENDS.get(outcome.kind)
+        if end is not None:
+            meters.note_end(name, end)
+        if outcome.started_at and claimed.received_at:
+            meters.waited(name, outcome.started_at - claimed.received_at)
+        if outcome.runtime_s:
+            meters.ran(name, outcome.runtime_s)

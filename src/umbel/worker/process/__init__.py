@@ -1,1 +1,0 @@
-"""The worker as a process: logs, signals, shutdown, run directory, service manager."""

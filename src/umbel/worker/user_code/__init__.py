@@ -1,1 +1,0 @@
-"""Code that users wrote for a worker: hooks, bootsteps, handlers; each guarded."""
