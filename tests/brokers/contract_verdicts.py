@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.brokers.under_test import (
+    LONG_S,
     OWNER,
     PEER,
     QUEUE,
@@ -245,6 +246,25 @@ class VerdictsContract:
                 assert await broker.forget_owner(OWNER) == 1  # as if it had died
                 (last,) = await take_in_time(other, 1, owner=PEER, what="the message of the dead worker")
                 assert last.redelivered
+
+        run(scenario())
+
+    def test_what_an_owner_fetched_and_never_claimed_is_redelivered_to_nobody(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        """A worker may be stopped between the arrival of a message and its claim."""
+        if "unstarted" in under_test.capabilities.reasons:
+            pytest.skip(under_test.capabilities.reasons["unstarted"])
+
+        async def scenario() -> None:
+            async with under_test.open() as broker, under_test.open() as other:
+                assert not (await take(broker)).deliveries
+                waiting = asyncio.ensure_future(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
+                await other.publish(outgoing("a"))
+                await waiting
+                await broker.forget_owner(OWNER)
+                (delivery,) = await take_in_time(other, 1, owner=PEER, what="the message")
+                assert (delivery.starts, delivery.redelivered) == (0, False)
 
         run(scenario())
 

@@ -73,6 +73,11 @@ def nightly() -> str:
     return "counted"
 
 
+@app.task(name="shop.weekly")
+def weekly() -> str:
+    return "counted"
+
+
 @app.election_handler("stocktaking")
 def stocktaking(action: Any, context: ElectionContext) -> str:
     return f"counted in term {context.term}"

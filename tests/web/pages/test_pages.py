@@ -104,13 +104,13 @@ def test_older_tasks_are_on_the_next_page(shop: Shop, ledger: Ledger) -> None:
 
 
 def test_a_list_that_is_open_grows_by_itself_and_keeps_what_is_selected(shop: Shop, ledger: Ledger) -> None:
-    page = shop.open("/tasks?name=shop.nightly")
+    page = shop.open("/tasks?name=shop.weekly")
     assert "No task matches" in page.locator("#list").inner_text()
-    shop.send("shop.nightly")
+    shop.send("shop.weekly")
     shop.until(page.locator("#tasks tbody tr"), "the task that was sent meanwhile")
     page.locator("input[data-pick]").check()
     total = page.locator("[data-total]")
-    shop.send("shop.nightly")
+    shop.send("shop.weekly")
     wait_until(lambda: total.get_attribute("data-total") == "2", what="the count to follow")
     assert page.locator("input[data-pick]:checked").count() == 1
 

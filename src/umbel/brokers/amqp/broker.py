@@ -208,10 +208,7 @@ class AmqpBroker(ConfiguredBroker, FailureStore):
     async def forget_owner(self, owner: str) -> int:
         """End all claims and consumers of the owner; how many claims were returned."""
         session = self._sessions.alive
-        if session is None:
-            return 0
-        await session.free_lost(owner)
-        return await session.claims.forget(owner)
+        return 0 if session is None else await session.forget(owner)
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
         """Those of the claims that are over, so that a verdict on them would be a conflict."""

@@ -132,6 +132,11 @@ class Claims:
                     if is_busy:
                         await consumer.fetch_last()
 
+    def queues_of(self, name: str) -> list[str]:
+        """The queues that the owner consumes."""
+        owner = self._owners.get(name)
+        return [] if owner is None else list(owner.consumers)
+
     def consumers(self) -> list[Consumer]:
         """The open consumers of all owners."""
         return [

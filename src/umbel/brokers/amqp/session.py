@@ -215,6 +215,17 @@ class Session:
             new = [arrived.message.correlation_id for arrived in fetched if not arrived.redelivered]
             await self.note_unstarted(queue, new)
 
+    async def forget(self, owner: str) -> int:
+        """End the owner's claims and consumers; how many claims were returned.
+
+        What it has fetched and not claimed goes back as unstarted, if RabbitMQ can still record that.
+        """
+        await self.free_lost(owner)
+        with suppress(BrokerError):
+            for queue in self.claims.queues_of(owner):
+                await self.leave(owner, queue)
+        return await self.claims.forget(owner)
+
     async def note_unstarted(self, queue: str, messages: Sequence[str]) -> None:
         """Record for all workers that these messages return unstarted, because RabbitMQ will flag them as
         redelivered.
