@@ -20,7 +20,7 @@ from umbel.app.cluster.commands import send_elected
 from umbel.app.request import Request, RequestScope
 from umbel.app.running.async_tracer import AsyncTracer
 from umbel.app.running.tracer import Tracer
-from umbel.app.sending.preparation import is_trusted
+from umbel.app.sending.signing import is_trusted
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.coordination.election_context import ElectionContext
@@ -61,7 +61,7 @@ def app(tmp_path: Path) -> Iterator[App]:
 
 
 def signer_of(app: App) -> Signer:
-    signer = app.signer()
+    signer = app.signing_cluster.signer()
     assert signer is not None
     return signer
 

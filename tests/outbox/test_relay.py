@@ -385,7 +385,7 @@ def test_events_of_sending_are_told_when_the_relay_publishes(tmp_path: Path) -> 
     assert told(app) == []
 
     async def scenario() -> None:
-        async with relaying(app, place, Told(), tell_sent=app.tell_sent) as (relay, _):
+        async with relaying(app, place, Told(), tell_sent=app.sent_events.send) as (relay, _):
             await relay.round()
 
     asyncio.run(scenario())

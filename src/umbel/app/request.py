@@ -4,10 +4,10 @@ The current request is in a context variable, so it is right in threads and in c
 plain function has an empty request with `called_directly` set.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,22 +21,10 @@ from umbel.wire.message import Outgoing
 from umbel.wire.steps import SignatureMap, step_map
 
 if TYPE_CHECKING:
+    from umbel.app.running.progress import Reports
     from umbel.protocol.delivery.sensitive import Secrets
 
 Teller = Callable[[UserEvent], None]
-
-
-class Reporting(Protocol):
-    """Where a running task reports custom states and events (`progress.py`)."""
-
-    def state(self, state: str, meta: Any) -> None:
-        """Store a custom state of the task and send its event."""
-
-    def event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool:
-        """Send a custom event; False when it was not sent."""
-
-    def flush(self) -> None:
-        """Send the last state that was held back, because the task has ended."""
 
 
 class Request(msgspec.Struct):
@@ -64,7 +52,7 @@ class Request(msgspec.Struct):
     call: TaskCall | None = None
     unsent: list[Outgoing] = []  # buffered while the broker is unavailable
     try_again_at: float = 0.0  # on the monotonic clock
-    reports: Reporting | None = None  # its states and events; made at the first one
+    reports: "Reports | None" = None  # its states and events; made at the first one
     tell: Teller | None = None
     number: int = 0  # of its job
     clock: int = 0  # the node's Lamport time when the task was given to a child
@@ -149,7 +137,7 @@ class Request(msgspec.Struct):
     @property
     def ignore_result(self) -> bool | None:
         """Whether the message asks for the result to be ignored; None if it does not say."""
-        return self.call.headers.ignore_result if self.call else False
+        return self.call.headers.ignore_result if self.call else None
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute by its name, as in Celery."""

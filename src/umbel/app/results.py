@@ -3,11 +3,10 @@ app whose result backend is asked; a final result is read once and retained by t
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from umbel.app.request import current_request
 from umbel.app.types import ResultTypes
@@ -20,7 +19,7 @@ from umbel.app.waiting import (
     shown_result,
     warn_on_loop,
 )
-from umbel.backends.interface import Addressed, Backend, InPlaceBackend
+from umbel.backends.interface import Addressed, Backend
 from umbel.errors import BadValue, BrokerError, ConfigurationError, NotKept, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.message import StoredResult, parse_instant
@@ -29,54 +28,12 @@ from umbel.wire.show import brief
 from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.cluster.commands import Commands
-    from umbel.app.event_feed import EventSubscription
-    from umbel.app.settings import Settings
+    from umbel.app.app import App
 
 R = TypeVar("R")
-T = TypeVar("T")
 STATE_S = 0.1
 RETRY_WAIT_S = 10.0  # for the broker
 UNANSWERED = "unknown: the result backend does not answer"
-
-
-class StoringApp(Protocol):
-    """An app that stores results."""
-
-    @property
-    def backend(self) -> Backend:
-        """The result backend, opened when it is first needed."""
-
-
-class AwaitedApp(Protocol):
-    """What an awaited result needs of its app."""
-
-    async def abackend(self) -> Backend:
-        """The result backend, ready to be awaited on this loop."""
-
-    async def abeside(self, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread."""
-        ...
-
-    def alisten(self, task_id: str) -> "AbstractAsyncContextManager[EventSubscription]":
-        """The events of a task, from now on."""
-        ...
-
-
-class ResultApp(StoringApp, AwaitedApp, Protocol):
-    """What a result needs of its app."""
-
-    @property
-    def settings(self) -> "Settings":
-        """The app's settings, read for `task_allow_join`."""
-
-    @property
-    def eager_backend(self) -> InPlaceBackend | None:
-        """The in-memory result backend of eager mode; None outside it."""
-
-    @property
-    def control(self) -> "Commands[Any, Any]":
-        """Remote control, by which tasks are revoked and retried."""
 
 
 class AsyncResult(Generic[R]):
@@ -88,7 +45,7 @@ class AsyncResult(Generic[R]):
         self,
         task_id: str,
         *,
-        app: "ResultApp",
+        app: "App",
         parent: Any = None,
         ignored: bool = False,
         types: ResultTypes | None = None,
@@ -96,7 +53,7 @@ class AsyncResult(Generic[R]):
         self.id = task_id
         self._types = types  # of its task, where that is known: they convert the value
         self.ignored = ignored  # no result will be stored: there is nothing to wait for
-        self.app: ResultApp = app
+        self.app = app
         self.parent = parent
         self._eager = app.eager_backend
         self._final: ResultMap | None = None
@@ -225,7 +182,7 @@ class AsyncResult(Generic[R]):
 
     async def aretry(self, *, timeout: float = RETRY_WAIT_S) -> Self:
         """The same as `retry` for async code."""
-        retried: Self = await self.app.abeside(lambda: self.retry(timeout=timeout))
+        retried: Self = await self.app.clients.here().in_thread(lambda: self.retry(timeout=timeout))
         return retried
 
     # -- for async code ---------------------------------------------------------------------------
@@ -265,11 +222,11 @@ class AsyncResult(Generic[R]):
 
     async def aforget(self) -> None:
         """Remove the stored result."""
-        await self.app.abeside(self.forget)
+        await self.app.clients.here().in_thread(self.forget)
 
     async def arevoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
         """Prevent the task from starting; `terminate` also ends it if it runs."""
-        await self.app.abeside(lambda: self.revoke(terminate=terminate, signal=signal))
+        await self.app.clients.here().in_thread(lambda: self.revoke(terminate=terminate, signal=signal))
 
     def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         return self.aevents()
@@ -281,7 +238,7 @@ class AsyncResult(Generic[R]):
         """
         from umbel.app.event_feed import events_of  # with a broker, which few clients listen to
 
-        return events_of(self.id, self.app.alisten, self._awaited_end, timeout)
+        return events_of(self.id, self.app.clients.here().events.listen, self._awaited_end, timeout)
 
     # -- the parts of it ---------------------------------------------------------------------------
 
@@ -340,7 +297,7 @@ class AsyncResult(Generic[R]):
         return found[self.id].status
 
     async def _abackend(self) -> Backend:
-        return self._eager or await self.app.abackend()
+        return self._eager or await self.app.clients.backend()
 
     async def _alast_state(self, backend: Backend) -> str:
         """The state for an error message; the result backend gets a moment to answer."""
@@ -391,12 +348,12 @@ class GroupResult:
         group_id: str,
         results: "Sequence[AsyncResult[Any] | GroupResult]",
         *,
-        app: ResultApp | None,
+        app: "App | None",
         parent: Any = None,
     ) -> None:
         self.id = group_id
         self.results: list[AsyncResult[Any] | GroupResult] = list(results)
-        self.app: ResultApp = cast("ResultApp", _NoApp()) if app is None else app
+        self.app = cast("App", _NoApp()) if app is None else app
         self.parent = parent
 
     def get(
@@ -438,7 +395,7 @@ class GroupResult:
         backend.save_group(self.id, encode_json({"result": self.as_tuple()}))
 
     @classmethod
-    def restore(cls, group_id: str, *, app: ResultApp) -> "GroupResult | None":
+    def restore(cls, group_id: str, *, app: "App") -> "GroupResult | None":
         """The group that was saved under this id; None if there is none, or it has expired."""
         stored = app.backend.read_group(group_id)
         if stored is None:
@@ -498,7 +455,7 @@ class GroupResult:
         """The same as `get` for async code: the event loop is not blocked."""
         if not self.results:
             return []
-        await self.app.abackend()
+        await self.app.clients.backend()
         values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
         return self._nested(values)
 
@@ -508,17 +465,17 @@ class GroupResult:
 
     async def asave(self) -> None:
         """Store which results belong to the group, so that `restore` finds them by its id."""
-        await self.app.abeside(self.save)
+        await self.app.clients.here().in_thread(self.save)
 
     async def aforget(self) -> None:
         """Remove the stored results of its members."""
         if self.results:
-            await self.app.abeside(self.forget)
+            await self.app.clients.here().in_thread(self.forget)
 
     async def arevoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
         """Prevent its tasks from starting; `terminate` also ends those that run."""
         if self.results:
-            await self.app.abeside(lambda: self.revoke(terminate=terminate, signal=signal))
+            await self.app.clients.here().in_thread(lambda: self.revoke(terminate=terminate, signal=signal))
 
     # -- as a list ---------------------------------------------------------------------------------
 
@@ -574,7 +531,7 @@ class _NoApp:
         )
 
 
-def result_from_tuple(stored: Any, app: ResultApp) -> AsyncResult[Any] | GroupResult:
+def result_from_tuple(stored: Any, app: "App") -> AsyncResult[Any] | GroupResult:
     """The result of a task or of a group, from the form in which results name others (wire 6.1)."""
     match stored:
         case str():
@@ -592,7 +549,7 @@ def result_from_tuple(stored: Any, app: ResultApp) -> AsyncResult[Any] | GroupRe
 class SavedGroups:
     """The value of `app.GroupResult`, so that `app.GroupResult.restore(id)` needs no app."""
 
-    def __init__(self, app: ResultApp) -> None:
+    def __init__(self, app: "App") -> None:
         self._app = app
 
     def __call__(self, group_id: str, results: Sequence[AsyncResult[Any] | GroupResult]) -> GroupResult:

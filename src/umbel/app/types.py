@@ -1,9 +1,11 @@
-"""Types: what the annotations of a task's function say about its arguments and its return value.
+"""Types: the parameters of a task's function, and what its annotations say about arguments and return value.
 
-`CallTypes` checks and converts by them: arguments where a call is sent and where it runs, the return value
-where it is stored and where it is read. An annotation that cannot be checked is left alone: nothing is
-checked and nothing is converted. This is the only module that imports pydantic, for tasks whose annotations
-name it.
+The sender lowers the arguments to what can travel, and refuses what the worker could not parse. The child
+parses them, in one compiled step for all parameters. The return value goes the same way back. Where an
+annotation cannot be checked, nothing is checked and nothing is converted; a task with only such annotations
+has no `CallTypes`.
+
+This is the only module that imports pydantic, and it does so only for tasks whose annotations name it.
 """
 
 import collections.abc
@@ -18,7 +20,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NamedTuple, Optional, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, Union, get_args, get_origin
 from uuid import UUID
 
 import msgspec
@@ -27,16 +29,18 @@ from umbel.errors import BadValue, ConfigurationError, WrongType
 from umbel.wire.show import brief
 from umbel.wire.typed import PYDANTIC_FORM, from_tree, to_tree
 
-# ---- pydantic type ---------------------------------------------------------------------------------
-#
-# A type that pydantic understands, for one parameter or result.
-#
-# Its values travel as pydantic's own JSON, so that its rules for JSON apply on the other side, strict
-# models included. The only place that imports pydantic: for tasks whose annotations name it.
+if TYPE_CHECKING:
+    from umbel.app.task import Parameters
+
+# ---- types of pydantic ------------------------------------------------------------------------------
 
 
 class PydanticType:
-    """Converts the values of one parameter or result by pydantic's rules."""
+    """Converts the values of one parameter or result by pydantic's rules.
+
+    The values travel as pydantic's own JSON, so its rules for JSON apply on the other side, also those of
+    strict models.
+    """
 
     def __init__(self, annotation: Any) -> None:
         from pydantic import PydanticUserError, TypeAdapter
@@ -90,11 +94,9 @@ def _first_problem(error: Any) -> str:
 
 # ---- annotations -----------------------------------------------------------------------------------
 #
-# The types that a task's function states, as far as they matter on the wire.
-#
-# An annotation is *plain* if JSON carries its values by itself (`int`, `list[str]`, `dict[str, Any]`, an
-# unknown class): then nothing is checked or converted. Otherwise `convertible` makes the type that msgspec
-# converts to.
+# An annotation is *plain* if JSON carries its values unchanged (`int`, `list[str]`, `dict[str, Any]`), or if
+# its class is unknown. Then nothing is checked or converted. For any other annotation `convertible` returns
+# the type that msgspec converts to.
 
 PLAIN_TYPES = frozenset({int, str, float, bool, None, type(None), list, dict, Any, object})
 _LEAVES = (datetime.date, datetime.time, datetime.timedelta, Decimal, UUID, bytes, PurePath)
@@ -289,72 +291,31 @@ def _is_one_of(annotation: Any, known: frozenset[Any]) -> bool:
         return False
 
 
-# ---- call types ------------------------------------------------------------------------------------
-#
-# The types of one task's parameters and of its result, ready to check and to convert.
-#
-# The sender lowers its arguments to what travels, and is refused what the worker could not parse. The child
-# parses them, in one compiled step for all parameters. The result goes the same way back. A task whose
-# annotations are all plain has no CallTypes.
+# ---- types of a call -------------------------------------------------------------------------------
 
 RESULT = "return"
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def types_of(
-    task: str,
-    function: Callable[..., Any],
-    parameters: Sequence[inspect.Parameter],
-    returns: Any,
-    *,
-    sensitive: Collection[str] = (),
-) -> "CallTypes | None":
-    """The types of a task; None if there is nothing to check. Names that are unknown yet are resolved at the
-    first call.
+def types_of(parameters: "Parameters", *, sensitive: Collection[str] = ()) -> "CallTypes | None":
+    """The types of a task; None if there is nothing to check. The first call resolves names that are unknown
+    yet.
 
-    `parameters` are those that a caller sees; errors do not show the values of `sensitive` ones.
+    Errors do not show the values of `sensitive` parameters.
     """
-    types = CallTypes(task, function, parameters, returns, sensitive)
+    types = CallTypes(parameters, sensitive)
     try:
         return types if types.build() else None
     except NameError:
         return types
 
 
-class ResultTypes(Protocol):
-    """How the value of a result is made from what was stored."""
-
-    def parse_result(self, tree: Any) -> Any:
-        """The value, from the stored tree."""
-
-
-class EachResult:
-    """A result that is a list of results of one task, as `map` and `starmap` return it."""
-
-    def __init__(self, types: ResultTypes) -> None:
-        self._types = types
-
-    def parse_result(self, tree: Any) -> Any:
-        """The list with each result parsed; anything else unchanged."""
-        return [self._types.parse_result(item) for item in tree] if isinstance(tree, list) else tree
-
-
 class CallTypes:
     """Checks and converts the arguments and the result of one task."""
 
-    def __init__(
-        self,
-        task: str,
-        function: Callable[..., Any],
-        parameters: Sequence[inspect.Parameter],
-        returns: Any,
-        sensitive: Collection[str],
-    ) -> None:
-        self._task = task
-        self._sensitive = frozenset(sensitive)
-        self._function = function
+    def __init__(self, parameters: "Parameters", sensitive: Collection[str]) -> None:
+        self._task = parameters.task
         self._parameters = parameters
-        self._returns = returns
+        self._sensitive = frozenset(sensitive)
         self._arguments: _Arguments | None = None
         self._result: _Values | None = None
         self._is_ready = False
@@ -365,10 +326,10 @@ class CallTypes:
         NameError: a name is not known yet.
         """
         if not self._is_ready:
-            stated = {parameter.name: self._stated(parameter) for parameter in self._parameters}
-            returned = self._resolved(RESULT, self._returns)
-            typed = {name: kind for name, kind in stated.items() if not is_plain(kind)}
-            self._arguments = _arguments(self._task, self._parameters, typed) if typed else None
+            kinds = {parameter.name: self._kind_of(parameter) for parameter in self._parameters.every}
+            returned = self._resolved(RESULT, self._parameters.returns)
+            typed = {name: kind for name, kind in kinds.items() if not is_plain(kind)}
+            self._arguments = _arguments(self._parameters, typed) if typed else None
             if not is_plain(returned):
                 self._result = _values(self._task, {RESULT: returned})
             self._is_ready = True
@@ -430,7 +391,7 @@ class CallTypes:
             return WrongType(f"an argument of {self._task} does not fit its type{hint}")
         return WrongType(f"{what} is {brief(value)}, which does not fit its type: {problem}")
 
-    def _stated(self, parameter: inspect.Parameter) -> Any:
+    def _kind_of(self, parameter: inspect.Parameter) -> Any:
         if parameter.annotation is parameter.empty:
             return Any
         found = self._resolved(parameter.name, parameter.annotation)
@@ -442,7 +403,7 @@ class CallTypes:
 
     def _resolved(self, name: str, annotation: Any) -> Any:
         try:
-            return resolved(self._function, annotation)
+            return resolved(self._parameters.function, annotation)
         except AttributeError as error:  # of a module that is known: the attribute may be defined later
             raise NameError(str(error)) from None
         except (SyntaxError, TypeError) as error:
@@ -452,6 +413,18 @@ class CallTypes:
             ) from None
 
 
+class EachResult:
+    """The type of a list of results of one task, as `map` and `starmap` return it."""
+
+    def __init__(self, types: CallTypes) -> None:
+        self._types = types
+
+    def parse_result(self, tree: Any) -> Any:
+        """The list with each result parsed; anything else unchanged."""
+        return [self._types.parse_result(item) for item in tree] if isinstance(tree, list) else tree
+
+
+ResultTypes = CallTypes | EachResult
 Refusal = Callable[[str, Any, str], WrongType]
 """Makes the error from the name of a value, the value and what is wrong with it."""
 
@@ -544,27 +517,18 @@ class _Arguments(NamedTuple):
         return new_args, new_kwargs
 
 
-def _arguments(task: str, parameters: Sequence[inspect.Parameter], typed: Mapping[str, Any]) -> _Arguments:
-    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
-    by_name = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
-    rest = next(
-        (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), None
-    )
-    others = next(
-        (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), None
-    )
+def _arguments(parameters: "Parameters", typed: Mapping[str, Any]) -> _Arguments:
+    positional, rest, others = parameters.positional, parameters.rest, parameters.others
+    by_name = frozenset(parameter.name for parameter in parameters.by_name)
     return _Arguments(
-        _values(task, typed),
+        _values(parameters.task, typed),
         tuple(
             (place, parameter.name) for place, parameter in enumerate(positional) if parameter.name in typed
         ),
-        frozenset(by_name).intersection(typed),
-        (len(positional), rest) if rest in typed and rest is not None else None,
-        (frozenset(by_name), others) if others in typed and others is not None else None,
+        by_name.intersection(typed),
+        (len(positional), rest) if rest is not None and rest in typed else None,
+        (by_name, others) if others is not None and others in typed else None,
     )
-
-
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _values(task: str, stated: Mapping[str, Any]) -> _Values:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from time import monotonic, sleep
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from umbel.app.request import Request
 from umbel.app.types import ResultTypes
@@ -27,26 +27,15 @@ from umbel.protocol.delivery.states import SUCCESS, reconnect_wait_s
 from umbel.wire.message import StoredResult
 from umbel.wire.result import CELERY_ERRORS, ResultMap
 
+if TYPE_CHECKING:
+    from umbel.app.results import AsyncResult
+
 # ---- joining ---------------------------------------------------------------------------------------
 #
 # Waiting for many results at once, from blocking and from async code alike.
 
 Callback = Callable[[str, Any], object]
 """Called with the id of a task and its value when the result arrives."""
-
-
-class Joinable(Protocol):
-    """One result of several: what joining needs of an AsyncResult."""
-
-    id: str
-    ignored: bool
-    _final: ResultMap | None
-
-    @property
-    def _backend(self) -> Backend: ...
-    def _refuse_join(self, allow_join: bool | None) -> None: ...
-    def _keep(self, found: Mapping[str, StoredResult], timeout: float | None) -> None: ...
-    def _value(self, *, propagate: bool) -> Any: ...
 
 
 def refuse_join(request: Request, task_id: str, allowed: bool) -> None:
@@ -61,7 +50,7 @@ def refuse_join(request: Request, task_id: str, allowed: bool) -> None:
 
 
 def join(
-    results: Sequence[Joinable], timeout: float | None, *, propagate: bool, allow_join: bool | None
+    results: "Sequence[AsyncResult[Any]]", timeout: float | None, *, propagate: bool, allow_join: bool | None
 ) -> list[Any]:
     """Wait for all results and return their values; the first failed task raises its exception at once."""
     joining = _Joining(results, timeout, propagate=propagate, allow_join=allow_join)
@@ -72,7 +61,7 @@ def join(
 
 
 async def join_async(
-    results: Sequence[Joinable], timeout: float | None, *, propagate: bool, allow_join: bool | None
+    results: "Sequence[AsyncResult[Any]]", timeout: float | None, *, propagate: bool, allow_join: bool | None
 ) -> list[Any]:
     """The same as `join` for async code."""
     joining = _Joining(results, timeout, propagate=propagate, allow_join=allow_join)
@@ -87,7 +76,7 @@ class _Joining:
 
     def __init__(
         self,
-        results: Sequence[Joinable],
+        results: "Sequence[AsyncResult[Any]]",
         timeout: float | None,
         *,
         propagate: bool,
@@ -97,9 +86,9 @@ class _Joining:
         self._timeout = timeout
         self._deadline = None if timeout is None else monotonic() + timeout
         self._propagate = propagate
-        self._failed: Joinable | None = None
+        self._failed: AsyncResult[Any] | None = None
         self._unread: WireError | None = None
-        self._waiting: dict[str, list[Joinable]] = {}  # by the id of the task
+        self._waiting: dict[str, list[AsyncResult[Any]]] = {}  # by the id of the task
         stored = [result for result in results if not result.ignored]
         if stored:
             stored[0]._refuse_join(allow_join)

@@ -23,8 +23,7 @@ from typing import Any
 
 from umbel.app.app import App
 from umbel.app.request import Request, current_request
-from umbel.app.sending.preparation import Prepared
-from umbel.app.sending.publication import arrange
+from umbel.app.sending.preparation import Prepared, arrange
 from umbel.errors import BrokerError, ConfigurationError, WireError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.version import VERSION

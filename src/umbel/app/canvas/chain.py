@@ -23,7 +23,7 @@ from umbel.app.sending.preparation import Prepared
 from umbel.wire.steps import SignatureMap
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
 
 CHAIN_TASK = "celery.chain"
 # Options of a chain that its first step does not take over.
@@ -41,7 +41,7 @@ class Chain(Signature[Any]):
     def __init__(
         self,
         *steps: Signature[Any] | Iterable[Signature[Any]],
-        app: "SendingApp | None" = None,
+        app: "App | None" = None,
         options: SendOptions | None = None,
         immutable: bool = False,
     ) -> None:
@@ -240,7 +240,7 @@ def _combined(first: Signature[Any], second: Signature[Any]) -> Chain:
 register_combiner(_combined)
 
 
-def _chain_from(data: SignatureMap, app: "SendingApp | None") -> Chain:
+def _chain_from(data: SignatureMap, app: "App | None") -> Chain:
     steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
     options = cast(SendOptions, data["options"])
     return Chain(*steps, app=app, options=options, immutable=data["immutable"])

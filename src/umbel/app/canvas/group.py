@@ -27,13 +27,12 @@ from umbel.app.canvas.signature import (
 from umbel.app.options import SendOptions
 from umbel.app.request import Request
 from umbel.app.results import AsyncResult, GroupResult
-from umbel.app.sending.preparation import Prepared, new_id
-from umbel.app.sending.publication import announced_parts, arrange
+from umbel.app.sending.preparation import Prepared, arrange, new_id
 from umbel.app.types import EachResult
 from umbel.wire.steps import SignatureMap
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
 
 
 # ---- group and chord -------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ class Group(Signature[list[Any]]):
     def __init__(
         self,
         *members: Signature[Any] | Iterable[Signature[Any]],
-        app: "SendingApp | None" = None,
+        app: "App | None" = None,
         options: SendOptions | None = None,
     ) -> None:
         self.members = _flattened(members)
@@ -254,7 +253,7 @@ class Chord(Signature[Any]):
         header: Iterable[Signature[Any]],
         body: Signature[Any],
         *,
-        app: "SendingApp | None" = None,
+        app: "App | None" = None,
         options: SendOptions | None = None,
     ) -> None:
         self.header = Group(header, app=app or body._app)
@@ -333,7 +332,10 @@ class Chord(Signature[Any]):
         self._save_shape()
         size = sum(member.parts() for member in self.header.members)
         arrange(self.app, lambda backend: backend.start_chord(group_id, size))
-        return announced_parts(self.app, group_id, self.header.prepare(sender=sender))
+        parts = self.header.prepare(sender=sender)
+        if (signal := self.app.signals.before_chord_publish).receivers:
+            signal.send(group_id=group_id, parts=parts)
+        return parts
 
     def _travelling_body(self) -> SignatureMap:
         """The map of the body. A chain travels as its first step with the others behind it: Celery's workers
@@ -430,11 +432,11 @@ def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> 
     return flat
 
 
-def _app_of(members: Sequence[Signature[Any]]) -> "SendingApp | None":
+def _app_of(members: Sequence[Signature[Any]]) -> "App | None":
     return next((member._app for member in members if member._app is not None), None)
 
 
-def _group_from(data: SignatureMap, app: "SendingApp | None") -> Group:
+def _group_from(data: SignatureMap, app: "App | None") -> Group:
     members = [signature_from(member, app) for member in data["kwargs"].get("tasks", ())]
     return Group(members, app=app, options=cast(SendOptions, data["options"]))
 
@@ -442,7 +444,7 @@ def _group_from(data: SignatureMap, app: "SendingApp | None") -> Group:
 register_kind("group", _group_from)
 
 
-def _chord_from(data: SignatureMap, app: "SendingApp | None") -> Chord:
+def _chord_from(data: SignatureMap, app: "App | None") -> Chord:
     contents = data["kwargs"]
     header = contents.get("header", ())
     members = header["kwargs"]["tasks"] if isinstance(header, dict) else header
@@ -493,7 +495,7 @@ ACCUMULATE_TASK, CLEANUP_TASK = "celery.accumulate", "celery.backend_cleanup"
 BUILTIN_TASKS = frozenset({MAP_TASK, STARMAP_TASK, CHUNKS_TASK, ACCUMULATE_TASK, CLEANUP_TASK})
 
 
-def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
+def builtin_functions(app: "App") -> dict[str, Callable[..., Any]]:
     """The functions of the tasks that every app has, by the tasks' names."""
 
     def run_map(task: Any, it: list[Any]) -> list[Any]:
@@ -522,9 +524,7 @@ def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
     }
 
 
-def map_signature(
-    app: "SendingApp", name: str, task: Signature[Any], items: Iterable[Any]
-) -> Signature[list[Any]]:
+def map_signature(app: "App", name: str, task: Signature[Any], items: Iterable[Any]) -> Signature[list[Any]]:
     """A call of a built-in task that calls `task` for each item; its result is parsed item by item."""
     made: Signature[list[Any]] = Signature(name, kwargs={"task": task.to_map(), "it": list(items)}, app=app)
     known = app.find_task(task.task)

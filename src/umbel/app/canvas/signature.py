@@ -7,20 +7,19 @@ stamps for each signature; it is called in the order in which the parts would ru
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from umbel.app.options import SendOptions, check_options, known_options
 from umbel.app.request import CURRENT_REQUEST, Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.sending.preparation import Prepared, is_unique, new_id, new_ids
-from umbel.app.sending.publication import send_unique
+from umbel.app.sending.preparation import Prepared, first, is_unique, new_id, new_ids, prepare
 from umbel.app.types import ResultTypes
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.protocol.delivery.sensitive import HIDDEN
 from umbel.wire.steps import SignatureMap, check_signature
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
 
 
 # ---- stamping --------------------------------------------------------------------------------------
@@ -75,28 +74,8 @@ class StampingVisitor:
         return None
 
 
-class Stamped(Protocol):
-    """What stamping needs of a signature."""
-
-    options: Any
-
-    def stamped(self, options: Mapping[str, Any]) -> None:
-        """Add these options, stamps among them."""
-        ...
-
-    def linked(self, name: str) -> "Sequence[Stamped]":
-        """Its callbacks (`link`) or errbacks (`link_error`), as signatures."""
-        ...
-
-    def stamp(
-        self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
-    ) -> Any:
-        """Stamp it, with all its parts."""
-        ...
-
-
 def stamp_signature(
-    signature: Stamped, visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
+    signature: "Signature[Any]", visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
 ) -> None:
     """Stamp a single call, and the callbacks and errbacks linked to it."""
     stamp_links(signature, visitor, append, stamps)
@@ -105,7 +84,7 @@ def stamp_signature(
 
 
 def stamp_links(
-    signature: Stamped, visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
+    signature: "Signature[Any]", visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
 ) -> None:
     """Stamp its callbacks and errbacks; they do not inherit the stamps in its own options."""
     for name in ("link", "link_error"):
@@ -160,7 +139,7 @@ C = TypeVar("C", list[Any], dict[str, Any])
 _UNCHANGING = frozenset({type(None), bool, int, float, str, bytes})
 
 
-class Signature(Stamped, Generic[R]):
+class Signature(Generic[R]):
     """One call: a task's name, arguments and options. An immutable one takes no result of the step before."""
 
     subtask_type: str | None = None
@@ -174,7 +153,7 @@ class Signature(Stamped, Generic[R]):
         options: SendOptions | None = None,
         *,
         immutable: bool = False,
-        app: "SendingApp | None" = None,
+        app: "App | None" = None,
     ) -> None:
         self.task = task
         self.args = list(args)
@@ -184,14 +163,14 @@ class Signature(Stamped, Generic[R]):
         self._app = app
 
     @property
-    def app(self) -> "SendingApp":
+    def app(self) -> "App":
         """The app whose tasks it calls; ConfigurationError if it has none."""
         if self._app is None:
             raise ConfigurationError(f"signature of {self.task!r} belongs to no app; use app.signature(...)")
         return self._app
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], app: "SendingApp | None" = None) -> "Signature[Any]":
+    def from_dict(cls, data: Mapping[str, Any], app: "App | None" = None) -> "Signature[Any]":
         """The signature from its map, of whatever kind."""
         return signature_from(data, app)
 
@@ -261,7 +240,7 @@ class Signature(Stamped, Generic[R]):
         """Add these options, stamps among them."""
         self.set(**cast(SendOptions, options))
 
-    def linked(self, name: str) -> "list[Stamped]":
+    def linked(self, name: str) -> "list[Signature[Any]]":
         """Its callbacks (`link`) or errbacks (`link_error`), as signatures."""
         whole = cast(dict[str, Any], self.options)
         if name not in whole:
@@ -288,7 +267,7 @@ class Signature(Stamped, Generic[R]):
         """Send it; further arguments go first, further options on top."""
         call = self.clone(args, kwargs, **options)
         if call.is_unique:
-            return send_unique(self.app, call.task, call.args, call.kwargs, call.options)
+            return self.app.send_unique(call.task, call.args, call.kwargs, call.options)
         call.freeze()
         if not call.sends_nothing:
             self.app.publish(call.prepare(sender=current_request()))
@@ -312,8 +291,9 @@ class Signature(Stamped, Generic[R]):
         call.freeze()
         if not call.sends_nothing:
             app, sender = self.app, current_request()
-            ends = app.send_ends()
-            await app.apublish(await app.aprepare(lambda: call.prepare(sender=sender), ends), ends)
+            deadline = app.send_deadline()
+            batch = await app.clients.prepare(lambda: call.prepare(sender=sender), deadline)
+            await app.apublish(batch, deadline)
         result: AsyncResult[R] = call.handle()
         return result
 
@@ -352,14 +332,19 @@ class Signature(Stamped, Generic[R]):
         known = app.find_task(self.task)
         if known is not None:
             known.check_arguments(self.args, self.kwargs)
-        return app.prepare(self.task, self.args, self.kwargs, self.options, sender=sender, task_id=task_id)
+        return prepare(app, self.task, self.args, self.kwargs, self.options, sender=sender, task_id=task_id)
 
     def handle(self, parent: Any = None) -> Any:
         """The result handle of a signature that has its id."""
-        ignored = self.app.ignores_result(self.task, self.options)
-        known = self.app.find_task(self.task)
-        types = self.result_types or (known.options.types if known else None)
-        return AsyncResult(self.options["task_id"], app=self.app, parent=parent, ignored=ignored, types=types)
+        app = self.app
+        task = app.find_task(self.task)
+        ignored = first(
+            self.options.get("ignore_result"),
+            None if task is None else task.options.ignore_result,
+            app.settings.task_ignore_result,
+        )
+        types = self.result_types or (None if task is None else task.options.types)
+        return AsyncResult(self.options["task_id"], app=app, parent=parent, ignored=ignored, types=types)
 
     def absorb(self, following: "Signature[Any]") -> "Signature[Any] | None":
         """The one signature that this and its successor in a chain merge into; None if they do not."""
@@ -462,7 +447,7 @@ class Signature(Stamped, Generic[R]):
         return args if self.immutable else [HIDDEN] * len(args), kwargs
 
 
-Maker = Callable[[SignatureMap, "SendingApp | None"], Signature[Any]]
+Maker = Callable[[SignatureMap, "App | None"], Signature[Any]]
 Combiner = Callable[[Signature[Any], Signature[Any]], Signature[Any]]
 _MAKERS: dict[str, Maker] = {}
 _COMBINERS: list[Combiner] = []
@@ -482,7 +467,7 @@ def _combined(first: Signature[Any], second: Signature[Any]) -> Signature[Any]:
     return _COMBINERS[0](first, second)
 
 
-def signature_from(value: object, app: "SendingApp | None") -> Signature[Any]:
+def signature_from(value: object, app: "App | None") -> Signature[Any]:
     """The signature from a map of a message or a user; a Signature is returned, with `app` if it has none."""
     if isinstance(value, Signature):
         if value._app is None and app is not None:
@@ -531,8 +516,7 @@ def prepare_many(signatures: Iterable[Signature[Any]]) -> tuple[list[Prepared], 
         if type(call) is Signature:  # one message, and no copy of the call is needed to make it
             message = call.prepare_as(task_id, sender=sender)
             prepared.append(message)
-            ignored = message.ignores_result
-            results.append(AsyncResult(message.task_id, app=call.app, ignored=ignored, types=message.types))
+            results.append(message.result(call.app))
         else:
             copy = call.clone()
             copy.freeze()

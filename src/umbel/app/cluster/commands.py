@@ -13,16 +13,17 @@ from msgspec.structs import replace
 
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.request import Request, RequestScope
-from umbel.app.sending.preparation import is_trusted, signed_once
+from umbel.app.sending.signing import is_trusted
 from umbel.clock import cluster_now
 from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import ConfigurationError, ElectionError
 from umbel.protocol.delivery.trust import UNSIGNED, Signed, age_doubt
 from umbel.wire.signing import HEADER as SIGNATURE
+from umbel.wire.signing import Signer
 from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
     from umbel.coordination.election_context import ElectionContext
 
 
@@ -42,7 +43,7 @@ HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 class Topics:
     """The handlers and default policies of an app's election topics."""
 
-    def __init__(self, app: "SendingApp") -> None:
+    def __init__(self, app: "App") -> None:
         self._app = app
         self.handlers: dict[str, Handler] = {
             TASK_TOPIC: lambda action, context: send_elected(app, action, context)
@@ -65,7 +66,7 @@ class Topics:
             action = action.to_map()
         if topic != TASK_TOPIC or not isinstance(action, Mapping) or not is_trusted():
             return action
-        signer = self._app.signer()
+        signer = self._app.signing_cluster.signer()
         if signer is None:
             return action
         return signer.sign_action(election_id, decode_json(encode_json(dict(action))), cluster_now())
@@ -84,11 +85,12 @@ def checked_policy(given: str) -> str:
     return given
 
 
-def send_elected(app: "SendingApp", action: Any, context: "ElectionContext") -> str:
+def send_elected(app: "App", action: Any, context: "ElectionContext") -> str:
     """Handle the built-in topic: send the signature, under one id however often this runs."""
     if not isinstance(action, Mapping):
         raise ElectionError(f"the action of topic {TASK_TOPIC!r} must be a signature, not {action!r}")
-    proof = _proof_of(app, action, context.election_id)
+    signer = app.signing_cluster.signer()
+    proof = _proof_of(app, signer, action, context.election_id)
     plain = {name: value for name, value in action.items() if name != SIGNATURE}
     call: Signature[Any] = signature_from(plain, app).clone()
     task_id = call.freeze(_task_id(context.election_id))
@@ -97,14 +99,19 @@ def send_elected(app: "SendingApp", action: Any, context: "ElectionContext") -> 
         call.options["headers"] = {**(call.options.get("headers") or {}), "fence": fence}
     # An election is not signed; only the action may be, by the client that opened it.
     with RequestScope(Request(id=context.election_id, signs_for=UNSIGNED)):
-        prepared = call.prepare()
-        if proof is not None:
-            asked = enumerate(prepared)
-            prepared = [
-                replace(message, outgoing=signed_once(app, message.outgoing, f"{proof.mark}.{place}"))
-                for place, message in asked
+        batch = call.prepare()
+        if signer is not None and proof is not None:
+            # With fixed nonces, so that each message runs once, however often the handler runs.
+            batch = [
+                replace(
+                    prepared,
+                    outgoing=signer.sign_task(
+                        prepared.outgoing, cluster_now(), nonce=f"{proof.mark}.{place}"
+                    ),
+                )
+                for place, prepared in enumerate(batch)
             ]
-        app.publish(prepared)
+        app.publish(batch)
     return task_id
 
 
@@ -116,11 +123,12 @@ def unsigned_action(action: bytes) -> Any:
     return found
 
 
-def _proof_of(app: "SendingApp", action: Mapping[str, Any], election_id: str) -> Signed | None:
+def _proof_of(
+    app: "App", signer: Signer | None, action: Mapping[str, Any], election_id: str
+) -> Signed | None:
     """The signature of the client that opened the election; None without one of our keys, or if it is too
     old.
     """
-    signer = app.signer()
     proof = None if signer is None else signer.check_action(election_id, action)
     if not isinstance(proof, Signed):
         return None

@@ -16,16 +16,15 @@ out on a separate connection, which one thread of the app opens when it is first
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
-from umbel.app.cluster.commands import WAIT_S, Commands, Inspect, TaskIds, Topics
+from umbel.app.cluster.commands import WAIT_S, Commands, Inspect, TaskIds
 from umbel.app.cluster.elections import ElectionOutcome, hold_election, make_election, refuse_untaken
-from umbel.app.sending.preparation import is_trusted
-from umbel.app.settings import Settings
-from umbel.brokers.interface import Broadcast, Broker, BrokerSettings, Pause, Producer
+from umbel.app.sending.signing import is_trusted
+from umbel.brokers.interface import Broadcast, Broker, Pause
 from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, ControlClient, make_request
@@ -35,8 +34,10 @@ from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import BrokerSilent, BrokerUnavailable, UmbelError
 from umbel.protocol.pidbox import ANSWERS_S, Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
-from umbel.wire.signing import Signer
 from umbel.wire.values import decode_json
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
 
 # ---- queue commands --------------------------------------------------------------------------------
 #
@@ -218,38 +219,10 @@ SLACK_S = 30.0  # the thread answers long before; if it does not, the caller mus
 Replies = list[dict[str, Any]]
 
 
-class ControlledApp(Protocol):
-    """What remote control needs of the app."""
-
-    @property
-    def settings(self) -> Settings:
-        """The app's settings, read for the election protocol and accepted content."""
-
-    def broker_settings(self) -> BrokerSettings:
-        """The settings with which the control connection is opened."""
-
-    def signer(self) -> Signer | None:
-        """What requests are signed with; None without keys."""
-
-    @property
-    def producer(self) -> Producer:
-        """The blocking producer, for requests that get no replies."""
-
-    @property
-    def topics(self) -> Topics:
-        """The election topics, with their default policies."""
-
-    def task_queues(self) -> Collection[str]:
-        """The queues that the app's tasks are sent to."""
-
-    def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
-        """Record revoked tasks in the broker."""
-
-
 class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
     """The commands for blocking code; `aio` has them for async code."""
 
-    def __init__(self, app: ControlledApp) -> None:
+    def __init__(self, app: "App") -> None:
         self._app = ref(app)  # the app refers to this object
         self._thread: ControlThread | None = None
         self._making = threading.Lock()
@@ -423,7 +396,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
     def _tell(self, request: Request) -> None:
         """Send a request that gets no replies; it needs no separate connection."""
         self._clock += 1
-        signer = self._the_app().signer() if is_trusted() else None
+        signer = self._the_app().signing_cluster.signer() if is_trusted() else None
         headers, body = encode_request(request, self._clock, signer, cluster_now())
         self._the_app().producer.broadcast(
             [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=UNANSWERED_TTL_S
@@ -439,7 +412,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
                 self._thread = ControlThread(lambda: open_broker(settings))
             return self._thread
 
-    def _the_app(self) -> ControlledApp:
+    def _the_app(self) -> "App":
         app = self._app()
         assert app is not None, "an app outlives its control"
         return app

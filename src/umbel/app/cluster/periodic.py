@@ -29,7 +29,7 @@ from umbel.protocol.leadership.schedule import CatchUp, Entry, Every, Rule
 from umbel.wire.message import Outgoing
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import DefiningApp
+    from umbel.app.app import App
 
 EVERY_MIN_S = 0.1
 SLOT_IDS = "umbel:periodic"
@@ -102,7 +102,7 @@ def slot_id(name: str, at_us: int) -> str:
 class Timetable:
     """An app's periodic tasks, by name."""
 
-    def __init__(self, app: "DefiningApp") -> None:
+    def __init__(self, app: "App") -> None:
         self.entries: dict[str, Periodic] = {}
         self._app = app
 

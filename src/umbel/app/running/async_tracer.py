@@ -17,7 +17,7 @@ from umbel.pools.interface import Job, Outcome
 from umbel.wire.call import TaskCall
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import RunnableTask
+    from umbel.app.task import Task
 
 
 _MEANINGS = (WorkerStopping, SoftTimeLimitExceeded, TaskCancelled)  # subclasses before their bases
@@ -49,7 +49,7 @@ class AsyncTracer(Tracer):
             return self._ended(opened, happened)
 
 
-async def _await(task: "RunnableTask", call: TaskCall, request: Request) -> Any:
+async def _await(task: "Task[Any, Any]", call: TaskCall, request: Request) -> Any:
     if task.options.types is not None:
         parse_arguments(task.options.types, call, request)
     try:

@@ -23,7 +23,7 @@ from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.records import Revoke
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import RunningApp
+    from umbel.app.app import App
 
 RESULTS_MAX = 10_000
 EAGER_NODE = "eager@localhost"
@@ -153,12 +153,12 @@ class EagerMode:
     `app.eager()` applies to the code inside its block and what that calls, `everywhere` to all threads.
     """
 
-    def __init__(self, app: "RunningApp", name: str) -> None:
+    def __init__(self, app: "App") -> None:
         self._app = app
         self.was_entered = False  # a block, ever; until then only the setting makes a runner
         self._lasting: EagerRunner | None = None
         self._everywhere: EagerRunner | None = None
-        self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
+        self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{app.name}", default=None)
 
     @property
     def runner(self) -> "EagerRunner | None":
@@ -203,7 +203,7 @@ class EagerMode:
 class EagerRunner:
     """Runs messages in this process and stores their results in memory."""
 
-    def __init__(self, app: "RunningApp", backend: EagerBackend | None = None) -> None:
+    def __init__(self, app: "App", backend: EagerBackend | None = None) -> None:
         self.backend = backend or EagerBackend()
         self._tracer = Tracer(app, hostname=EAGER_NODE, is_eager=True)
         self._most_returns = app.settings.task_max_deliveries

@@ -35,7 +35,7 @@ from umbel.wire.steps import SignatureMap, readable_steps, step_map
 from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
 
 
 # ---- unrun -----------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _inside(whole: Mapping[str, Any]) -> dict[str, list[Any]]:
 log = logging.getLogger("umbel.task")
 
 
-def after_success(app: "SendingApp", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
+def after_success(app: "App", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
     """The messages of callbacks and of the chain's next step, which are given the value."""
     embed = call.embed
     sent: list[Outgoing] = []
@@ -138,7 +138,7 @@ def run_here(work: Callable[[], object]) -> None:
 
 
 def after_failure(
-    app: "SendingApp",
+    app: "App",
     errbacks: Sequence[SignatureMap | Signature[Any]] | None,
     request: Request,
     error: BaseException,
@@ -165,7 +165,7 @@ def after_failure(
 
 
 def _fail_over(
-    app: "SendingApp",
+    app: "App",
     errback: SignatureMap | Signature[Any],
     request: Request,
     error: BaseException,
@@ -186,7 +186,7 @@ def _call(signature: Signature[Any], facts: tuple[object, ...]) -> None:
         run_to_end(answer)
 
 
-def _takes(app: "SendingApp", signature: Signature[Any], more: tuple[object, ...]) -> bool:
+def _takes(app: "App", signature: Signature[Any], more: tuple[object, ...]) -> bool:
     known = app.tasks.get(signature.task)
     if known is None or signature.immutable:
         return False
@@ -205,7 +205,7 @@ def steps_that_never_run(
         yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
 
 
-def _linked(app: "SendingApp", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:
+def _linked(app: "App", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:
     signature = signature_from(linked, app).clone(args)
     signature.options.setdefault("group_id", str(uuid4()))
     return _sent_by(request, signature.prepare(sender=request))
@@ -246,7 +246,7 @@ NOTHING_FOLLOWS = BodyOutcome()
 
 
 def part_ended(
-    app: "SendingApp",
+    app: "App",
     call: TaskCall,
     request: Request,
     status: str,
@@ -272,7 +272,7 @@ def part_ended(
 
 
 def _counted(
-    app: "SendingApp",
+    app: "App",
     ended: Sequence[ChordPart],
     body_map: SignatureMap | None,
     request: Request,
@@ -317,7 +317,7 @@ def _read(parts: Sequence[ChordPart]) -> tuple[dict[str, Any], ChordPart | None]
     return values, None
 
 
-def _arranged(app: "SendingApp", group_id: str, values: dict[str, Any]) -> list[Any]:
+def _arranged(app: "App", group_id: str, values: dict[str, Any]) -> list[Any]:
     """The results of the header. A member that ends in a group has a list in its place."""
     try:
         header = GroupResult.restore(group_id, app=app)
@@ -336,7 +336,7 @@ def time_left_s(limits: Iterable[float | None], ran_s: float) -> float:
     return min([STORE_WAIT_S, *left_s])
 
 
-def _send_once(app: "SendingApp", group_id: str, batch: Sequence[Outgoing]) -> BodyOutcome:
+def _send_once(app: "App", group_id: str, batch: Sequence[Outgoing]) -> BodyOutcome:
     if app.eager_backend is not None:  # nothing can happen in between here
         app.backend.end_chord(group_id, ())
         return BodyOutcome(follow_ups=batch)
@@ -362,7 +362,7 @@ def _refused_body(refused: Refused) -> list[StoredResult]:
 
 
 def _failed_body(
-    app: "SendingApp", body_map: SignatureMap, request: Request, failed: ChordPart, run: Runner
+    app: "App", body_map: SignatureMap, request: Request, failed: ChordPart, run: Runner
 ) -> BodyOutcome:
     """Fail the body and all that follows it, and call its errbacks; an outer chord counts it as failed."""
     cause = rebuild_exception(decode_json(failed.payload))
@@ -386,7 +386,7 @@ def _failed_body(
 
 
 def _errbacks_called(
-    app: "SendingApp",
+    app: "App",
     failed: Signature[Any],
     errbacks: Sequence[Any],
     part: Request,

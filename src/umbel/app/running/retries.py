@@ -13,6 +13,7 @@ from umbel.app.canvas.group import ACCUMULATE_TASK, Group
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.options import PRIORITY_MAX, SendOptions
 from umbel.app.request import Request
+from umbel.app.sending.preparation import prepare
 from umbel.app.waiting import patiently
 from umbel.errors import ConfigurationError
 from umbel.wire.call import OF_ONE_COPY, TaskCall
@@ -20,7 +21,7 @@ from umbel.wire.message import Message, Outgoing, format_instant
 from umbel.wire.task import encode_headers
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import PreparingApp, SendingApp
+    from umbel.app.app import App
 
 
 # ---- attempts --------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def next_attempt(
 
 
 def changed_attempt(
-    app: "PreparingApp",
+    app: "App",
     request: Request,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -67,7 +68,8 @@ def changed_attempt(
     """The call again with other arguments or options; raises if it cannot be sent."""
     assert request.call is not None, "only a call that came as a message is retried"
     stated = {**_stated(request.call, request), **options, "eta": due, "retries": request.retries + 1}
-    return app.prepare(
+    return prepare(
+        app,
         request.task,
         request.args if args is None else args,
         request.kwargs if kwargs is None else kwargs,
@@ -113,7 +115,7 @@ def _stated(call: TaskCall, request: Request) -> dict[str, Any]:
 # its callbacks and errbacks, and the rest of its chain. Callers that wait for the task get its result.
 
 
-def replacement(app: "SendingApp", request: Request, signature: Signature[Any]) -> Sequence[Outgoing]:
+def replacement(app: "App", request: Request, signature: Signature[Any]) -> Sequence[Outgoing]:
     """The messages of `signature` in the place of the running task.
 
     ConfigurationError: the signature cannot replace a task.
@@ -145,7 +147,7 @@ def replacement(app: "SendingApp", request: Request, signature: Signature[Any]) 
     return [message.outgoing for message in prepared]
 
 
-def added_part(app: "SendingApp", request: Request, signature: Signature[Any]) -> Signature[Any]:
+def added_part(app: "App", request: Request, signature: Signature[Any]) -> Signature[Any]:
     """The signature as a further part of the running task's chord, which waits for it from now on.
 
     Its id follows from the task's id, so that a redelivered task adds the same part again.
@@ -169,7 +171,7 @@ def _check(signature: Signature[Any]) -> None:
         raise ConfigurationError("a task cannot be replaced by an empty chain")
 
 
-def _with_one_result(app: "SendingApp", signature: Signature[Any]) -> Signature[Any]:
+def _with_one_result(app: "App", signature: Signature[Any]) -> Signature[Any]:
     """A group has many results, and the task had one: they are gathered into a list for what follows."""
     last = signature.steps[-1] if isinstance(signature, Chain) else signature
     if not isinstance(last, Group):

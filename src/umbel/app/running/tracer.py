@@ -39,7 +39,7 @@ from umbel.app.running.follow_ups import (
     time_left_s,
 )
 from umbel.app.running.retries import changed_attempt, next_attempt
-from umbel.app.sending.preparation import signed
+from umbel.app.sending.signing import signed
 from umbel.app.waiting import patiently
 from umbel.chance import random
 from umbel.clock import cluster_now, correct, offset_s
@@ -70,7 +70,8 @@ from umbel.wire.show import cut, show_args, show_kwargs, show_value
 from umbel.wire.values import encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import RunnableTask, RunningApp
+    from umbel.app.app import App
+    from umbel.app.task import Task
 
 
 # ---- showing ---------------------------------------------------------------------------------------
@@ -178,6 +179,7 @@ _OURS = (
 
 log = logging.getLogger("umbel.task")
 EXCEPTION_MAX_CHARS = 8 * 1024
+_RETURNED = {"success": SUCCESS, "failure": FAILURE}  # a task that is retried or requeued has not returned
 STRUCK_MAX_CHARS = 256 * 1024
 
 
@@ -185,7 +187,7 @@ class Tracer:
     """Runs jobs of tasks in a child, or where they are sent in eager mode."""
 
     def __init__(
-        self, app: "RunningApp", *, hostname: str, is_eager: bool = False, tell: Teller | None = None
+        self, app: "App", *, hostname: str, is_eager: bool = False, tell: Teller | None = None
     ) -> None:
         self._app = app
         self._tell = tell
@@ -269,10 +271,11 @@ class Tracer:
             )
         if task.hooks is not None:
             value = happened.error if isinstance(happened, Raised) else happened.value
-            task.hooks.returned(request, outcome.kind, value)
+            if (state := _RETURNED.get(outcome.kind)) is not None:
+                task.hooks.call("after_return", request, state, value, error_info=(None,))
         return outcome if not request.unsent else _with_unsent(outcome, request.unsent)
 
-    def _tell_prerun(self, task: "RunnableTask", call: TaskCall, request: Request) -> None:
+    def _tell_prerun(self, task: "Task[Any, Any]", call: TaskCall, request: Request) -> None:
         self._app.signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
 
     def _tell_started(self, request: Request) -> None:
@@ -284,7 +287,7 @@ class Tracer:
             text = "cannot store state STARTED; the task runs anyway"
             log.warning(text, extra={"task_id": request.id, "why": str(error)})
 
-    def _call(self, task: "RunnableTask", call: TaskCall, request: Request) -> Any:
+    def _call(self, task: "Task[Any, Any]", call: TaskCall, request: Request) -> Any:
         if task.options.types is not None:
             parse_arguments(task.options.types, call, request)
         if task.hooks is not None:
@@ -302,7 +305,7 @@ class _Run:
 
     __slots__ = ("_app", "_began", "_job", "_started_at", "hides", "secrets")
 
-    def __init__(self, app: "RunningApp", job: Job) -> None:
+    def __init__(self, app: "App", job: Job) -> None:
         self._app = app
         self._job = job
         self.hides: Sensitive | None = None
@@ -317,7 +320,7 @@ class _Run:
             results += steps_that_never_run(call, what, "", status=FAILURE, done_at=done_at)
         return self._outcome("rejected", results=results, summary=_fit(f"{type(error).__name__}: {error}"))
 
-    def returned(self, task: "RunnableTask", call: TaskCall, request: Request, value: Any) -> Outcome:
+    def returned(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
         built = call_guarded(self._success, task, call, request, value)
         if isinstance(built, Raised):
             if isinstance(error := interruption_or(built.error), BrokerUnavailable | WorkerStopping):
@@ -326,10 +329,10 @@ class _Run:
         if self._app.signals.task_success.receivers:
             self._app.signals.task_success.send(task=task, task_id=request.id, result=value)
         if task.hooks is not None:
-            task.hooks.succeeded(request, value)
+            task.hooks.call("on_success", request, value)
         return built.value
 
-    def _success(self, task: "RunnableTask", call: TaskCall, request: Request, value: Any) -> Outcome:
+    def _success(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
         shown = self._show(value)
         if task.options.types is not None:
             value = task.options.types.lower_result(value)
@@ -347,7 +350,9 @@ class _Run:
             summary=shown,
         )
 
-    def raised(self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException) -> Outcome:
+    def raised(
+        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
+    ) -> Outcome:
         policy, error = task.options.retry, interruption_or(error)
         if isinstance(error, TaskCancelled | WrongType):  # the same arguments would be refused again
             return self.failed(task, call, request, error)
@@ -380,12 +385,12 @@ class _Run:
             return self._retried_by_itself(task, call, request, error)
         return self.failed(task, call, request, error)
 
-    def _may_retry(self, task: "RunnableTask", request: Request, error: BaseException) -> bool:
+    def _may_retry(self, task: "Task[Any, Any]", request: Request, error: BaseException) -> bool:
         own = task.options
         return not isinstance(error, own.dont_autoretry_for) and not own.autoretry.exhausted(request.retries)
 
     def _retried_by_itself(
-        self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException
+        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
     ) -> Outcome:
         due = cluster_now() + task.options.autoretry.wait_s(request.retries, random())
         if not (options := task.options.retry_options):
@@ -397,7 +402,7 @@ class _Run:
         return self._retried(task, call, request, again, due)
 
     def _retried(
-        self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException, due: float
+        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException, due: float
     ) -> Outcome:
         cause = error.exc or error if isinstance(error, Retry) else error
         follow_up = error.again if isinstance(error, Retry) else None
@@ -409,7 +414,7 @@ class _Run:
         if self._app.signals.task_retry.receivers:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
         if task.hooks is not None:
-            task.hooks.retried(request, cause, text)
+            task.hooks.call_with_error("on_retry", request, cause, text)
         results: tuple[StoredResult, ...] = ()
         if keeps_result(call.headers, task.options, self._app.settings):
             results = (self._failure(request, cause, text, status=RETRY, done_at=None),)
@@ -422,7 +427,9 @@ class _Run:
             due=due,
         )
 
-    def failed(self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException) -> Outcome:
+    def failed(
+        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
+    ) -> Outcome:
         if isinstance(error, TaskCancelled):  # the main process decides what happens to it
             return self._outcome("cancelled", summary=self._repr(error))
         text = self._text(error)
@@ -432,7 +439,7 @@ class _Run:
             shown = shown_arguments(request, self.hides)
             failure.send(task=task, task_id=request.id, error=error, traceback=text, **shown)
         if task.hooks is not None:
-            task.hooks.failed(request, error, text)
+            task.hooks.call_with_error("on_failure", request, error, text)
         results: list[StoredResult] = []
         if keeps_result(call.headers, task.options, self._app.settings):
             results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
@@ -527,7 +534,7 @@ def _fit(text: str) -> str:
     return cut(leaving(text), STRUCK_MAX_CHARS)
 
 
-_Opened = tuple[_Run, "RunnableTask", TaskCall, Request]
+_Opened = tuple[_Run, "Task[Any, Any]", TaskCall, Request]
 
 
 def _with_unsent(outcome: Outcome, unsent: list[Outgoing]) -> Outcome:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import iscoroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import django
 from django.apps import apps
@@ -22,12 +22,12 @@ from django.conf import ENVIRONMENT_VARIABLE, settings
 from django.db import connections
 
 from umbel.app.app import App
-from umbel.app.definition import Discovery
+from umbel.app.definition import Discovery, TaskDecorator
 from umbel.app.options import SendOptions, TaskKeywords
 from umbel.app.request import current_request
 from umbel.app.results import AsyncResult
-from umbel.app.sending.preparation import Prepared, is_unique
-from umbel.app.sending.publication import UniqueCall, send_call, unique_call
+from umbel.app.sending.preparation import Prepared
+from umbel.app.sending.publication import UniqueCall, unique_call
 from umbel.app.settings import Settings, with_others
 from umbel.app.task import AsyncTask, Task
 from umbel.contrib.django.connections import (
@@ -49,6 +49,7 @@ from umbel.outbox.current import open_block
 from umbel.pools.interface import ChildContext, Runner
 
 if TYPE_CHECKING:
+    from umbel.app.definition import BoundTaskDecorator
     from umbel.outbox.block import Block
 
 
@@ -179,24 +180,29 @@ class AsyncDjangoTask(AsyncTask[P, R], DjangoTask[P, R]):
     """As DjangoTask, for `async def`."""
 
 
-class DjangoTaskDecorator(Protocol):
-    """What `@app.task(...)` returns."""
+if TYPE_CHECKING:
 
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
+    class DjangoTaskDecorator(TaskDecorator):
+        """What `@app.task(...)` returns."""
 
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
+        def __call__(self, function: Any, /) -> Any:
+            """Register the function as a task."""
 
-class BoundDjangoTaskDecorator(Protocol):
-    """What `@app.task(bind=True)` returns: callers do not see the function's first parameter."""
+    class BoundDjangoTaskDecorator(BoundTaskDecorator):
+        """What `@app.task(bind=True)` returns: callers do not see the function's first parameter."""
 
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-    ) -> AsyncDjangoTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> DjangoTask[P, R]: ...
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+        ) -> AsyncDjangoTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> DjangoTask[P, R]: ...
+        def __call__(self, function: Any, /) -> Any:
+            """Register the function as a task."""
 
 
 # ---- finding the tasks of a django project ---------------------------------------------------------
@@ -285,48 +291,43 @@ class DjangoApp(App):
         """
         return super().outbox(connections[using] if connection is None else connection)
 
-    def publish(self, prepared: Sequence[Prepared]) -> None:
-        """Send these messages, on commit if the settings or a surrounding block ask for it."""
+    def publish(self, batch: Sequence[Prepared]) -> None:
+        """Publish prepared calls, on commit if the settings or a surrounding block ask for it."""
         database = None if open_block(self) else waits_for(self._send_on_commit)
         if database is None:
-            super().publish(prepared)
+            super().publish(batch)
         else:
-            on_commit(lambda: self.publish(prepared), database, _calls(prepared))
+            on_commit(lambda: self.publish(batch), database, batch)
 
-    async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
+    async def apublish(self, batch: Sequence[Prepared], deadline: float) -> None:
         """As `publish`, in async code."""
         database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
-            await super().apublish(prepared, ends)
+            await super().apublish(batch, deadline)
         else:
-            await aon_commit(lambda: self.publish(prepared), database, _calls(prepared))
+            await aon_commit(lambda: self.publish(batch), database, batch)
 
-    def send(
+    def send_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        """Send a call. The key of a unique task is taken when it is sent, because a rollback could not
-        release it.
-        """
-        known = self.tasks.get(name)
-        if not is_unique(known.options if known else None, options):
-            return super().send(name, args, kwargs, options)
+        """Send a unique call. The key is taken on commit too: a rollback could not release it."""
         database = None if open_block(self) else waits_for(self._send_on_commit)
         if database is None:
-            return super().send(name, args, kwargs, options)
-        sending = _UniqueSend(self, unique_call(self, name, args, kwargs, options))
-        on_commit(sending, database, [(name, sending.result.id)])
+            return super().send_unique(name, args, kwargs, options)
+        sending = _UniqueSend(unique_call(self, name, args, kwargs, options))
+        on_commit(sending, database, [sending.call.prepared])
         return sending.result
 
     async def asend_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        """As `send` for a unique task, in async code."""
+        """As `send_unique`, in async code."""
         database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
             return await super().asend_unique(name, args, kwargs, options)
         make = partial(unique_call, self, name, args, kwargs, options)
-        sending = _UniqueSend(self, await self.aprepare(make, self.send_ends()))
-        await aon_commit(sending, database, [(name, sending.result.id)])
+        sending = _UniqueSend(await self.clients.prepare(make, self.send_deadline()))
+        await aon_commit(sending, database, [sending.call.prepared])
         return sending.result
 
     @contextmanager
@@ -355,20 +356,16 @@ class DjangoApp(App):
 
 
 class _UniqueSend:
-    """Sends a call on commit. If an equal call is queued already, the result becomes that of the queued
-    call.
+    """Sends a unique call on commit. If its key is taken by then, the result becomes that of the key's
+    holder.
     """
 
-    def __init__(self, app: App, call: UniqueCall) -> None:
-        self._app, self._call = app, call
-        self.result = call.result
+    def __init__(self, call: UniqueCall) -> None:
+        self.call = call
+        self.result = call.prepared.result(call.app)
 
     def __call__(self) -> None:
-        self.result.id = send_call(self._app, self._call).id
-
-
-def _calls(prepared: Sequence[Prepared]) -> list[tuple[str, str]]:
-    return [(message.task, message.task_id) for message in prepared]
+        self.result.id = self.call.send().id
 
 
 def _before(task: DjangoTask[Any, Any], **_context: object) -> None:

@@ -32,6 +32,7 @@ from django.core.cache import close_caches
 from django.db import close_old_connections, connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from umbel.app.sending.preparation import Prepared
 from umbel.pools.guard import Raised, call_guarded
 from umbel.text import one_line
 
@@ -140,7 +141,6 @@ _parents: list[Any] = []  # the parent's connections: at most one for each datab
 _asked: ContextVar[str | None] = ContextVar("umbel_send_on_commit", default="")
 # Errors of the sends of the commit that runs in this context.
 _failed: ContextVar[list[BaseException] | None] = ContextVar("umbel_failed_on_commit", default=None)
-Call = tuple[str, str]  # name and id of a task
 log = logging.getLogger("umbel.publishing")
 
 
@@ -165,28 +165,29 @@ async def awaits_for(configured: str | None) -> str | None:
     return None if _database(configured) is None else await sync_to_async(waits_for)(configured)
 
 
-def on_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
-    """Call `send` once the transaction is committed. `calls`: the tasks that are lost if that fails."""
+def on_commit(send: Callable[[], object], database: str, batch: Sequence[Prepared]) -> None:
+    """Call `send` once the transaction is committed. `batch`: the calls that are lost if that fails."""
 
     def send_now() -> None:
         with waiting_for(None):
             done = call_guarded(send)
         if isinstance(done, Raised):
-            _not_sent(calls, done.error)
+            _not_sent(batch, done.error)
 
     transaction.on_commit(send_now, using=database)
     _raise_after_all(connections[database])
 
 
-async def aon_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
+async def aon_commit(send: Callable[[], object], database: str, batch: Sequence[Prepared]) -> None:
     """As `on_commit`, in async code."""
-    await sync_to_async(on_commit)(send, database, calls)
+    await sync_to_async(on_commit)(send, database, batch)
 
 
-def _not_sent(calls: Sequence[Call], error: BaseException) -> None:
-    for task, task_id in calls:
+def _not_sent(batch: Sequence[Prepared], error: BaseException) -> None:
+    for prepared in batch:
         # All in the text: the site's log format may not show fields.
-        text = f"the transaction is committed, but its task {task} ({task_id}) was not sent: {error}"
+        task = f"{prepared.task} ({prepared.task_id})"
+        text = f"the transaction is committed, but its task {task} was not sent: {error}"
         log.error(one_line(text))
     failed = _failed.get()
     if failed is None:  # not in a commit: a test runs the hooks itself
