@@ -13,7 +13,6 @@ import msgspec
 
 from umbel.app.options import TaskOptions
 from umbel.app.settings import Settings
-from umbel.app.types import CallTypes
 from umbel.pools.interface import UserEvent
 from umbel.protocol.delivery.trust import UNSIGNED
 from umbel.wire.call import TaskCall, TaskHeaders
@@ -222,13 +221,6 @@ def request_of(
         call=call,
         signs_for=signs_for,
     )
-
-
-def parse_arguments(types: CallTypes, call: TaskCall, request: Request) -> None:
-    """Convert the arguments of the message to what the function takes; WrongType names the one that does not
-    fit.
-    """
-    call.args, call.kwargs = request.args, request.kwargs = types.parse(call.args, call.kwargs)
 
 
 def keeps_result(headers: TaskHeaders, own: TaskOptions | None, settings: Settings) -> bool:
