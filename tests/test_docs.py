@@ -11,7 +11,6 @@ import pytest
 from scripts import reference
 from scripts.screenshots import BYTES_MAX, PICTURES
 from umbel.app.settings import Settings
-from umbel.app.settings_help import HELP
 from umbel.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +44,9 @@ def test_the_api_page_lists_public_methods_of_the_app_only() -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    assert sorted(HELP) == sorted(field.name for field in msgspec.structs.fields(Settings))
+    assert sorted(reference.setting_texts()) == sorted(
+        field.name for field in msgspec.structs.fields(Settings)
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -191,7 +191,7 @@ def _call(signature: Signature[Any], facts: tuple[object, ...]) -> None:
 
 
 def _takes(app: "App", signature: Signature[Any], facts: tuple[object, ...]) -> bool:
-    """Whether the errback can be called with these facts in front of its own arguments."""
+    """Whether the errback can be called with these facts in front of its arguments."""
     task = app.tasks.get(signature.task)
     if task is None or signature.immutable:
         return False
