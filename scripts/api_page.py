@@ -38,7 +38,7 @@ INTERNAL = {
     "SentCall": {"is_of", "matches", "unique_key"},
     "Signature": {
         *("prepare", "prepare_as", "handle", "absorb", "as_steps", "join_group", "is_member", "join_chord"),
-        *("parts", "app", "to_map", "stamped", "linked", "is_unique", "sends_nothing"),
+        *("parts", "app", "to_map", "linked", "take_links", "is_unique", "sends_nothing"),
     },
     "GroupResult": {"save_in", "arranged"},
     "ElectionContext": {"prolong", "cancel"},

@@ -17,11 +17,11 @@ from pathlib import Path
 from sys import modules
 from threading import Lock
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from umbel.app.canvas.group import builtin_functions
 from umbel.app.canvas.signature import Signature, prepare_many, signature_from
-from umbel.app.cluster.commands import AT_MOST_ONCE, HandlerT, Topics
+from umbel.app.cluster.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.definition import Discovery, Packages, TaskDecorator, directory_of
 from umbel.app.options import Router, SendOptions, TaskKeywords, TaskOptions, check_options
 from umbel.app.request import CURRENT_REQUEST, Request
@@ -43,7 +43,7 @@ from umbel.brokers.interface import BrokerSettings, Producer
 from umbel.brokers.registry import open_producer, refuse_reserved_on
 from umbel.clock import cluster_now
 from umbel.control.panel import UsersPanel
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerUnavailable, ConfigurationError
 from umbel.logs import tell_left_out
 from umbel.outbox.current import OPEN, open_block
 from umbel.pools.interface import ChildContext, Runner
@@ -53,7 +53,7 @@ from umbel.wire.records import Revoke
 if TYPE_CHECKING:
     from umbel.app.cluster.control import Control
     from umbel.app.cluster.elections import HeldLease
-    from umbel.app.cluster.periodic import Periodic, Timetable
+    from umbel.app.cluster.periodic import Periodic
     from umbel.app.definition import BoundTaskDecorator
     from umbel.app.sending.loop_client import Clients
     from umbel.outbox.block import Block
@@ -98,6 +98,7 @@ class App:
         self._producer: Producer | None = None
         self._backend: Backend | None = None
         self.eager_mode = EagerMode(self)
+        self._periodic: dict[str, Periodic] = {}
         self._tracer: Tracer | None = None
         self._node = ""
         self._builtins: dict[str, Task[Any, Any]] = {
@@ -375,19 +376,25 @@ class App:
         One worker sends each slot, once. `catch_up` says what to send for slots that passed while
         no worker was running: `none`, `one` (the last) or `all`.
         """
-        rule = {"every": every, "cron": cron, "tz": tz, "catch_up": catch_up, "name": name}
-        return self._timetable.decorator(args, kwargs, options, **rule)
+        from umbel.app.cluster.periodic import make_periodic  # with a library that few apps need
+
+        def register(function: FunctionT) -> FunctionT:
+            task: Any = function if isinstance(function, Task) else self.task(function)
+            entry = name or task.name
+            if entry in self._periodic:
+                raise ConfigurationError(f"two periodic tasks are named {entry!r}; give one another name=")
+            signature: Signature[Any] = Signature(task.name, args, kwargs, options, app=self)
+            self._periodic[entry] = make_periodic(
+                entry, signature, every=every, cron=cron, tz=tz, catch_up=catch_up
+            )
+            return cast(FunctionT, task)
+
+        return register
 
     @property
     def periodic_tasks(self) -> "Sequence[Periodic]":
         """The app's periodic tasks, in the order of their definition."""
-        return list(self._timetable.entries.values()) if "_timetable" in vars(self) else []
-
-    @cached_property
-    def _timetable(self) -> "Timetable":
-        from umbel.app.cluster.periodic import Timetable  # with a library that few apps need
-
-        return Timetable(self)
+        return list(self._periodic.values())
 
     def lease(
         self, name: str, *, ttl: float = 15.0, timeout: float | None = None

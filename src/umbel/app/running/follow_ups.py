@@ -21,10 +21,9 @@ import msgspec
 from umbel.app.canvas.group import Chord, Group
 from umbel.app.canvas.signature import Signature, listed, signature_from
 from umbel.app.request import Request
-from umbel.app.results import GroupResult
+from umbel.app.results import GroupResult, rebuild_exception
 from umbel.app.running.awaiting import run_to_end
 from umbel.app.sending.preparation import Prepared, new_id
-from umbel.app.waiting import rebuild_exception
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import Refused
 from umbel.brokers.refusals import log_refused
