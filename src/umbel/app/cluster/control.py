@@ -17,9 +17,9 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack
 from weakref import ref
 
 from umbel.app.cluster.elections import ElectionOutcome, hold_election, make_election, refuse_untaken
@@ -112,10 +112,8 @@ class Commands(Generic[RepliesT, SeenT]):
 
         With `destination` or `pattern` only those workers are asked, and nothing is recorded.
         """
-        arguments = self._recorded(task_id, options, REVOKE_RETENTION_S)
-        if terminate:
-            arguments |= {"terminate": True, "signal": signal or "SIGTERM"}
-        return self.broadcast("revoke", arguments, **options)
+        arguments = {"terminate": True, "signal": signal or "SIGTERM"} if terminate else {}
+        return self._revoke("revoke", task_id, arguments, REVOKE_RETENTION_S, options)
 
     def unrevoke(self, task_id: TaskIds, **options: Any) -> RepliesT:
         """Cancel a revoke, in the record and on the running workers.
@@ -123,7 +121,7 @@ class Commands(Generic[RepliesT, SeenT]):
         A task that was refused meanwhile is gone: send it again. Celery's workers have no such
         command, and may pass the revoke on to workers that start within three hours.
         """
-        return self.broadcast("unrevoke", self._recorded(task_id, options, 0.0), **options)
+        return self._revoke("unrevoke", task_id, {}, 0.0, options)
 
     def terminate(self, task_id: TaskIds, signal: str | None = None, **options: Any) -> RepliesT:
         """Revoke tasks, and end those that run."""
@@ -191,18 +189,12 @@ class Commands(Generic[RepliesT, SeenT]):
         """Shut workers down after their running tasks; they do not answer."""
         return self.broadcast("shutdown", **options)
 
-    def _recorded(self, task_id: TaskIds, options: Mapping[str, Any], retention_s: float) -> dict[str, Any]:
-        """Record a revoke that is for all workers; return the arguments of the command."""
-        task_ids = [task_id] if isinstance(task_id, str) else list(task_id)
-        if options.get("destination") or options.get("pattern"):
-            return {"task_id": task_ids}
-        self._record(task_ids, retention_s)
-        return {"task_id": task_ids, "recorded": True}
-
-    def _query(self, options: AskOptions, command: str, arguments: dict[str, Any]) -> SeenT:
+    def _revoke(
+        self, command: str, task_id: TaskIds, arguments: dict[str, Any], retention_s: float, options: Any
+    ) -> RepliesT:
         raise NotImplementedError
 
-    def _record(self, task_ids: Sequence[str], retention_s: float) -> None:
+    def _query(self, options: AskOptions, command: str, arguments: dict[str, Any]) -> SeenT:
         raise NotImplementedError
 
 
@@ -535,8 +527,15 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
     def _query(self, options: AskOptions, command: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
         return dict(self.ask(command, arguments, **options).replies) or None
 
-    def _record(self, task_ids: Sequence[str], retention_s: float) -> None:
-        self._the_app().revoke(task_ids, expires_at=cluster_now() + retention_s)
+    def _revoke(
+        self, command: str, task_id: TaskIds, arguments: dict[str, Any], retention_s: float, options: Any
+    ) -> Replies | None:
+        """Record a revoke that is for all workers, then send the command."""
+        revoked: dict[str, Any] = {"task_id": [task_id] if isinstance(task_id, str) else list(task_id)}
+        if not (options.get("destination") or options.get("pattern")):
+            self._the_app().revoke(revoked["task_id"], expires_at=cluster_now() + retention_s)
+            revoked["recorded"] = True
+        return self.broadcast(command, revoked | arguments, **options)
 
     def _open_thread(self) -> ControlThread:
         with self._making:
@@ -551,67 +550,38 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         return app
 
 
-class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] | None]]):
+P = ParamSpec("P")
+
+
+def _in_thread(
+    method: Callable[Concatenate[Control, P], T],
+) -> Callable[Concatenate["AsyncControl", P], Coroutine[Any, Any, T]]:
+    """The method for async code: it runs in a thread."""
+
+    @wraps(method)
+    async def awaited(control: "AsyncControl", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(method, control.blocking, *args, **kwargs)
+
+    return awaited
+
+
+class AsyncControl(Commands[Coroutine[Any, Any, Replies | None], Coroutine[Any, Any, dict[str, Any] | None]]):
     """The commands for async code. Questions run on the thread of `app.control`, not on the caller's loop."""
 
     def __init__(self, control: Control) -> None:
-        self._control = control
+        self.blocking = control
 
-    async def ask(self, command: str, arguments: dict[str, Any] | None = None, **options: Any) -> Answers:
-        """Ask, and return which workers answered, are silent or are unknown."""
-        return await asyncio.to_thread(self._control.ask, command, arguments, **options)
-
-    async def broadcast(
-        self, command: str, arguments: dict[str, Any] | None = None, **options: Any
-    ) -> Replies | None:
-        """Send a command to workers; with `reply` return the replies in Celery's form."""
-        return await asyncio.to_thread(self._control.broadcast, command, arguments, **options)
-
-    async def purge(self, *queues: str, timeout: float = WAIT_S) -> int:
-        """Remove all waiting messages from the queues, and return how many."""
-        return await asyncio.to_thread(self._control.purge, *queues, timeout=timeout)
-
-    async def retry(self, task_id: str, *, reply_to: str | None = None, timeout: float = WAIT_S) -> str:
-        """Send a failed task again, as a new task, and return its id."""
-        return await asyncio.to_thread(self._control.retry, task_id, reply_to=reply_to, timeout=timeout)
-
-    async def election(self, id: str, topic: str, action: Any = None, **options: Any) -> ElectionOutcome:
-        """Elect one worker to run the topic's handler with the action, and return the outcome."""
-        return await asyncio.to_thread(self._control.election, id, topic, action, **options)
-
-    async def pause_queue(self, queue: str, *, timeout: float | None = None) -> PauseOutcome:
-        """Let no worker take messages from the queue until it is resumed."""
-        return await asyncio.to_thread(self._control.pause_queue, queue, timeout=timeout)
-
-    async def resume_queue(self, queue: str, *, timeout: float | None = None) -> PauseOutcome:
-        """Let workers take messages from the queue again."""
-        return await asyncio.to_thread(self._control.resume_queue, queue, timeout=timeout)
-
-    async def paused_queues(self) -> Mapping[str, Pause]:
-        """The queues that are paused, since when, and which nodes were asked."""
-        return await asyncio.to_thread(self._control.paused_queues)
-
-    async def move_messages(
-        self, source: str, target: str, *, limit: int | None = None, timeout: float = MOVE_S
-    ) -> int:
-        """Move the messages that wait in one queue to another, and return how many were moved."""
-        move = self._control.move_messages
-        return await asyncio.to_thread(move, source, target, limit=limit, timeout=timeout)
-
-    def revoke(
-        self, task_id: TaskIds, terminate: bool = False, signal: str | None = None, **options: Any
-    ) -> Awaitable[Replies | None]:
-        """Prevent tasks from starting, recorded first; `terminate` ends those that run."""
-        return asyncio.to_thread(self._control.revoke, task_id, terminate, signal, **options)
-
-    def unrevoke(self, task_id: TaskIds, **options: Any) -> Awaitable[Replies | None]:
-        """Cancel a revoke, in the record and on the running workers."""
-        return asyncio.to_thread(self._control.unrevoke, task_id, **options)
-
-    async def _query(
-        self, options: AskOptions, command: str, arguments: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        return await asyncio.to_thread(self._control._query, options, command, arguments)
+    ask = _in_thread(Control.ask)
+    broadcast = _in_thread(Control.broadcast)
+    election = _in_thread(Control.election)
+    purge = _in_thread(Control.purge)
+    retry = _in_thread(Control.retry)
+    pause_queue = _in_thread(Control.pause_queue)
+    resume_queue = _in_thread(Control.resume_queue)
+    paused_queues = _in_thread(Control.paused_queues)
+    move_messages = _in_thread(Control.move_messages)
+    _revoke = _in_thread(Control._revoke)
+    _query = _in_thread(Control._query)
 
 
 def as_list(answers: Answers) -> Replies:

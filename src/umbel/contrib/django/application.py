@@ -1,8 +1,8 @@
-"""DjangoApp: the app of a Django project, its tasks, its settings, and how its tasks are found.
+"""DjangoApp: the app of a Django project, with its settings, its tasks and their discovery.
 
-Settings are the dict `UMBEL` of Django's settings. Their names are those of docs/settings.md, in upper case
-like Django's own or in lower case. A setting that is unknown or cannot be used is refused when Django starts,
-not when the first task is sent. Tasks are those of the module `tasks` of each installed app, once Django is
+Settings are the dict `UMBEL` in Django's settings. Their names are those of docs/settings.md, in lower case,
+or in upper case as Django writes its settings. An unknown or invalid setting is refused when Django starts,
+not when the first task is sent. Tasks are found in the module `tasks` of each installed app, after Django is
 set up.
 """
 
@@ -53,12 +53,7 @@ if TYPE_CHECKING:
     from umbel.outbox.block import Block
 
 
-# ---- configuration ---------------------------------------------------------------------------------
-#
-# The setting `UMBEL` of a Django project, as an app takes it.
-#
-# Names are those of docs/settings.md, in capitals as Django's own or as they are there. What is unknown or
-# cannot be used is refused when Django starts, not when the first task is sent.
+# ---- settings --------------------------------------------------------------------------------------
 
 DEFAULT_DATABASE = "default"
 SEND_ON_COMMIT = "send_on_commit"
@@ -68,7 +63,7 @@ _KNOWN = (*Settings.__struct_fields__, SEND_ON_COMMIT)
 
 @dataclass(frozen=True, slots=True)
 class DjangoSettings:
-    """`send_on_commit`: the database whose transactions every send waits for; None: sends wait for none."""
+    """The settings of the app. With `send_on_commit`, sends wait for the transactions of that database."""
 
     name: str
     directory: Path | None
@@ -94,7 +89,7 @@ def read_settings() -> DjangoSettings:
 
 
 def _named(given: object) -> dict[str, Any]:
-    """Return the validated settings, by the names that an app uses."""
+    """The validated settings, by the names that an app uses."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(
             # Not its value, which may hold a password.
@@ -131,20 +126,18 @@ def _database(asked: object) -> str | None:
 
 
 def _directory(base: object) -> Path | None:
-    """Where `umbel.db` is, if that is the broker: in the project's folder, wherever a process is started."""
+    """The project's folder. The embedded broker `umbel.db` is there, wherever a process is started."""
     return Path(base) if isinstance(base, str | Path) and Path(base).is_dir() else None
 
 
-# ---- django task -----------------------------------------------------------------------------------
-#
-# A task that can be sent when the surrounding transaction is committed.
+# ---- tasks -----------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class DjangoTask(Task[P, R]):
-    """A task of a Django project: it can be sent on commit, and a coroutine gets separate connections."""
+    """A task of a Django project. It can be sent on commit, and a coroutine gets separate connections."""
 
     def __init__(self, *definition: Any) -> None:
         super().__init__(*definition)
@@ -177,13 +170,13 @@ class DjangoTask(Task[P, R]):
 
 
 class AsyncDjangoTask(AsyncTask[P, R], DjangoTask[P, R]):
-    """As DjangoTask, for `async def`."""
+    """A DjangoTask whose function is an `async def`."""
 
 
 if TYPE_CHECKING:
 
     class DjangoTaskDecorator(TaskDecorator):
-        """What `@app.task(...)` returns."""
+        """The decorator that `@app.task(...)` returns."""
 
         @overload
         def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
@@ -193,7 +186,7 @@ if TYPE_CHECKING:
             """Register the function as a task."""
 
     class BoundDjangoTaskDecorator(BoundTaskDecorator):
-        """What `@app.task(bind=True)` returns: callers do not see the function's first parameter."""
+        """The decorator of `@app.task(bind=True)`: callers do not see the function's first parameter."""
 
         @overload
         def __call__(
@@ -205,11 +198,6 @@ if TYPE_CHECKING:
             """Register the function as a task."""
 
 
-# ---- finding the tasks of a django project ---------------------------------------------------------
-#
-# The module `tasks` of each installed app, once Django is set up.
-
-
 class DjangoDiscovery(Discovery):
     """Imports the module `tasks` of each installed app, after Django is set up."""
 
@@ -218,9 +206,7 @@ class DjangoDiscovery(Discovery):
         self.add(_installed, "tasks")
 
     def run(self) -> None:
-        """Import the modules; connections opened by an import are closed: a worker's children are forked from
-        here.
-        """
+        """Import the modules, and close the connections that they open: a worker forks its children later."""
         before = open_now()
         super().run()
         close_opened_since(before)
@@ -234,15 +220,15 @@ def _installed() -> Iterable[str]:
 
 
 def _enable_log() -> None:
-    """Enable Umbel's loggers: LOGGING of a project disables existing loggers that it does not name."""
+    """Enable Umbel's loggers again: by default, LOGGING of a project disables loggers that it does not
+    name.
+    """
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] == "umbel":
             logging.getLogger(name).disabled = False
 
 
-# ---- django app ------------------------------------------------------------------------------------
-#
-# The app of a Django project.
+# ---- app -------------------------------------------------------------------------------------------
 
 
 class DjangoApp(App):
@@ -277,17 +263,17 @@ class DjangoApp(App):
     # -- sending ---------------------------------------------------------------------------------
 
     def send_on_commit(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
-        """What is sent inside this block waits for the commit, including chains and groups."""
+        """Send all calls of this block on commit, including chains and groups."""
         return waiting_for(using)
 
     def send_at_once(self) -> AbstractContextManager[None]:
-        """What is sent inside this block is sent at once, whatever SEND_ON_COMMIT says."""
+        """Send all calls of this block at once, whatever SEND_ON_COMMIT says."""
         return waiting_for(None)
 
     def outbox(self, connection: Any = None, *, using: str = DEFAULT_DATABASE) -> "Block":
-        """As `App.outbox`; without a connection it uses that of the database `using`, inside `atomic()`.
+        """As `App.outbox`, with the connection of the database `using` if none is given, inside `atomic()`.
 
-        What is sent inside is written in the transaction itself, so it waits for nothing.
+        Messages are written in the transaction itself, so they do not wait for the commit.
         """
         return super().outbox(connections[using] if connection is None else connection)
 
@@ -310,7 +296,7 @@ class DjangoApp(App):
     def send_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        """Send a unique call. The key is taken on commit too: a rollback could not release it."""
+        """Send a unique call. Its key is also taken on commit, because a rollback could not release it."""
         database = None if open_block(self) else waits_for(self._send_on_commit)
         if database is None:
             return super().send_unique(name, args, kwargs, options)
@@ -332,7 +318,7 @@ class DjangoApp(App):
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Inside this block tasks run in this process, at once, whatever SEND_ON_COMMIT says."""
+        """Run the tasks of this block in this process, at once, whatever SEND_ON_COMMIT says."""
         with self.send_at_once(), super().eager():
             yield
 
@@ -356,9 +342,7 @@ class DjangoApp(App):
 
 
 class _UniqueSend:
-    """Sends a unique call on commit. If its key is taken by then, the result becomes that of the key's
-    holder.
-    """
+    """Sends a unique call on commit. If the key is taken by then, the result is that of the key's holder."""
 
     def __init__(self, call: UniqueCall) -> None:
         self.call = call
@@ -379,6 +363,6 @@ def _after(task: DjangoTask[Any, Any], **_context: object) -> None:
 
 
 def _has_thread(task: DjangoTask[Any, Any]) -> bool:
-    """Whether this thread belongs to the task. Not in eager mode, and not where a loop runs coroutines."""
+    """Whether this thread runs only this task: not in eager mode, and not for coroutines on a loop."""
     request = current_request()
     return request is not None and not request.is_eager and not task.is_async
