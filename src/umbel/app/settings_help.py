@@ -47,7 +47,7 @@ HELP: Mapping[str, str] = {
     ),
     "revoke_retention_s": (
         "seconds that a revoke holds; longer than the longest delay of a task that you may revoke. On "
-        "RabbitMQ more than a week [needs a new stream](brokers.md#what-rabbitmq-cannot-promise)"
+        "RabbitMQ more than a week [needs a new stream](brokers.md#limits-of-rabbitmq)"
     ),
     "task_default_queue": "queue for tasks that name none",
     "task_default_priority": "0 to 9",
