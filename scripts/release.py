@@ -1,10 +1,10 @@
-"""The packages of a release: built, checked and tried here as the workflow does it on a tag (`make dist`).
+"""Build and check the packages of a release, as the release workflow does for a tag (`make dist`).
 
     python -m scripts.release [vX.Y.Z]          builds dist/, checks the packages, runs a task from the wheel
     python -m scripts.release --notes vX.Y.Z    prints that version's section of the changelog
 
-The wheel is built from the sdist, so an sdist that lacks a file is noticed. "Ours" is what git tracks: a
-package with any other file is refused.
+The wheel is built from the sdist, so that a missing file in the sdist is detected. A package with a file
+that git does not track is refused.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _hatchling(kind: str, target: Path, *, tree: Path) -> None:
 
 
 def problems(sdist: Path, wheel: Path) -> Iterator[str]:
-    """Yield what the packages contain or lack that they should not."""
+    """Yield a sentence for each file that a package lacks or should not contain."""
     ours = _tracked()
     about = f"umbel-{VERSION}.dist-info/"
     wanted = {path.removeprefix("src/") for path in ours if path.startswith("src/umbel/")}
@@ -76,7 +76,7 @@ def problems(sdist: Path, wheel: Path) -> Iterator[str]:
 
 
 def _tracked() -> set[str]:
-    """What git tracks, or will when it is added."""
+    """Return the files that git tracks, and new files that it does not ignore."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = _run(command, folder=ROOT).split("\0")
     return {path for path in listed if path and (ROOT / path).exists()}
@@ -90,7 +90,7 @@ def _differences(package: Path, found: set[str], wanted: set[str]) -> Iterator[s
 
 
 def tag_problems(tag: str) -> Iterator[str]:
-    """Yield why this tag cannot name the release of this tree."""
+    """Yield the reasons why this tag does not fit the version and the changelog."""
     if tag != f"v{VERSION}":
         yield f"the tag is {tag}, and src/umbel/version.py says {VERSION}"
     if not notes(tag):
@@ -98,7 +98,7 @@ def tag_problems(tag: str) -> Iterator[str]:
 
 
 def notes(tag: str) -> str:
-    """The changelog's section of a version, with absolute links; "" if there is none."""
+    """Return the changelog's section of a version, with absolute links; "" if there is none."""
     version = re.escape(tag.removeprefix("v"))
     section = re.search(
         rf"^## \[{version}\] - .+?\n(.*?)(?=^## |^\[[^\]]+\]: |\Z)",
@@ -153,7 +153,7 @@ def run_a_task(wheel: Path, place: Path, *, libraries: Path | None = None) -> No
 
 
 def _environment(project: Path) -> dict[str, str]:
-    """Of a user: no settings of Umbel, and nothing on Python's path."""
+    """Return the environment of a user, without variables of Umbel or Python."""
     others = {name: value for name, value in os.environ.items() if not name.startswith(("UMBEL_", "PYTHON"))}
     return others | {"UMBEL_RUN_DIR": str(project / "run"), "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -174,11 +174,11 @@ def _expect(is_so: bool, otherwise: str) -> None:
 
 
 def main() -> None:
-    """Build, check and try; or print the notes."""
+    """Build the packages, check them and run a task from the wheel; or print the notes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tag", nargs="?", help="must be that of the version in the tree")
+    parser.add_argument("tag", nargs="?", help="must match the version in src/umbel/version.py")
     parser.add_argument("--notes", action="store_true", help="print the changelog's section of the tag")
     options = parser.parse_args()
     tag = options.tag or f"v{VERSION}"
