@@ -337,9 +337,11 @@ class App:
 
         return Block(self, connection, self.settings.outbox_table)
 
-    def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
-        """Record that these tasks must not start; also works while no worker is running."""
+    def revoke(self, task_ids: Iterable[str], *, expires_at: float | None = None) -> None:
+        """Record that these tasks must not start, by default for `revoke_retention_s`; no worker need run."""
         now = cluster_now()
+        if expires_at is None:
+            expires_at = now + self.settings.revoke_retention_s
         revokes = [Revoke(task_id, now, expires_at) for task_id in task_ids]
         if (runner := self.eager_runner) is not None:
             runner.revoke(revokes)

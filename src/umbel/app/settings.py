@@ -106,6 +106,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     event_log_max: Annotated[int, Bounds(1)] = 1_000_000
     # seconds that the broker keeps events for recorders
     event_log_retention_s: Annotated[float, Bounds(0)] = 7 * 86_400.0
+    # most revokes in force; at this limit more are refused with `RevokesFull`. Each worker holds all of them
+    # in memory, about 300 bytes each
+    revokes_max: Annotated[int, Bounds(1, 5_000_000)] = 1_000_000
+    # seconds that a revoke holds; longer than the longest delay of a task that you may revoke. On RabbitMQ
+    # more than a week [needs a new stream](brokers.md#limits-of-rabbitmq)
+    revoke_retention_s: Annotated[float, Bounds(1, 365 * 86_400.0)] = 7 * 86_400.0
     # queue for calls of tasks that name none
     task_default_queue: str = "celery"
     # priority of calls that have none, 0 to 9

@@ -30,7 +30,6 @@ from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, ControlClient, make_request
 from umbel.control.failures import retry_one
 from umbel.control.queue_pauses import PauseOutcome, move_messages, pause_queue, resume_queue
-from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import BrokerSilent, BrokerUnavailable, UmbelError
 from umbel.protocol.pidbox import ANSWERS_S, Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
@@ -113,7 +112,7 @@ class Commands(Generic[RepliesT, SeenT]):
         With `destination` or `pattern` only those workers are asked, and nothing is recorded.
         """
         arguments = {"terminate": True, "signal": signal or "SIGTERM"} if terminate else {}
-        return self._revoke("revoke", task_id, arguments, REVOKE_RETENTION_S, options)
+        return self._revoke("revoke", task_id, arguments, options)
 
     def unrevoke(self, task_id: TaskIds, **options: Any) -> RepliesT:
         """Cancel a revoke, in the record and on the running workers.
@@ -121,7 +120,7 @@ class Commands(Generic[RepliesT, SeenT]):
         A task that was refused meanwhile is gone: send it again. Celery's workers have no such
         command, and may pass the revoke on to workers that start within three hours.
         """
-        return self._revoke("unrevoke", task_id, {}, 0.0, options)
+        return self._revoke("unrevoke", task_id, {}, options)
 
     def terminate(self, task_id: TaskIds, signal: str | None = None, **options: Any) -> RepliesT:
         """Revoke tasks, and end those that run."""
@@ -189,9 +188,7 @@ class Commands(Generic[RepliesT, SeenT]):
         """Shut workers down after their running tasks; they do not answer."""
         return self.broadcast("shutdown", **options)
 
-    def _revoke(
-        self, command: str, task_id: TaskIds, arguments: dict[str, Any], retention_s: float, options: Any
-    ) -> RepliesT:
+    def _revoke(self, command: str, task_id: TaskIds, arguments: dict[str, Any], options: Any) -> RepliesT:
         raise NotImplementedError
 
     def _query(self, options: AskOptions, command: str, arguments: dict[str, Any]) -> SeenT:
@@ -528,12 +525,13 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         return dict(self.ask(command, arguments, **options).replies) or None
 
     def _revoke(
-        self, command: str, task_id: TaskIds, arguments: dict[str, Any], retention_s: float, options: Any
+        self, command: str, task_id: TaskIds, arguments: dict[str, Any], options: Any
     ) -> Replies | None:
-        """Record a revoke that is for all workers, then send the command."""
+        """Record a revoke, or its end, that is for all workers; then send the command."""
         revoked: dict[str, Any] = {"task_id": [task_id] if isinstance(task_id, str) else list(task_id)}
         if not (options.get("destination") or options.get("pattern")):
-            self._the_app().revoke(revoked["task_id"], expires_at=cluster_now() + retention_s)
+            expires_at = cluster_now() if command == "unrevoke" else None
+            self._the_app().revoke(revoked["task_id"], expires_at=expires_at)
             revoked["recorded"] = True
         return self.broadcast(command, revoked | arguments, **options)
 
