@@ -39,7 +39,7 @@ class FewNames:
 
 def made() -> tuple[Reports, Kept, list[UserEvent]]:
     app, told = FewNames(), list[UserEvent]()
-    reports = Reports(app, Request(id="t", tell=told.append, number=7))  # type: ignore[arg-type]
+    reports = Reports(app, Request(id="t", send_event=told.append, number=7))  # type: ignore[arg-type]
     return reports, app.backend, told  # type: ignore[return-value]
 
 

@@ -51,7 +51,7 @@ def made_app(told: list[UserEvent]) -> tuple[App, Tracer]:
             self.send_event("task-seen", what=str(password), deep=[{"card": card}])
         return {"session": password, "card": card}
 
-    return app, Tracer(app, hostname="w@host", tell=told.append)
+    return app, Tracer(app, hostname="w@host", send_event=told.append)
 
 
 def outward(outcome: Outcome, told: list[UserEvent]) -> Iterator[str]:

@@ -337,7 +337,7 @@ def test_what_a_task_tells_is_told_as_of_its_job_and_the_last_of_it_before_its_r
         for place in range(BURST + 5):
             self.update_state(state="PROGRESS", meta={"place": place})
 
-    outcome = Tracer(app, hostname="w@host", tell=told.append)(job_of(app, talk.name))
+    outcome = Tracer(app, hostname="w@host", send_event=told.append)(job_of(app, talk.name))
     assert outcome.kind == "success"
     assert {(one.number, one.event_type) for one in told} == {(7, "task-progress")}
     assert msgspec.json.decode(told[-1].fields) == {"place": BURST + 4}

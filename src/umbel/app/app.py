@@ -538,7 +538,7 @@ class App:
 def make_tracer(app: App, context: ChildContext) -> Tracer:
     """The tracer for a child: one that awaits tasks on the child's event loop, if it has one."""
     if not context.on_loop:
-        return Tracer(app, hostname=context.node, tell=context.tell)
+        return Tracer(app, hostname=context.node, send_event=context.tell)
     from umbel.app.running.async_tracer import AsyncTracer  # brings asyncio along, which few children need
 
-    return AsyncTracer(app, hostname=context.node, tell=context.tell)
+    return AsyncTracer(app, hostname=context.node, send_event=context.tell)

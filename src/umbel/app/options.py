@@ -1,11 +1,11 @@
-"""Options of a task, of a call and of a route, checked where they are written.
+"""Options of a task, of a call and of a route. They are checked where users write them.
 
 `task_routes` maps names of tasks, or shell patterns, to a queue or to options:
 
     task_routes = {"billing.*": "billing", "reports.nightly": {"queue": "slow", "priority": 9}}
 
-The first pattern that matches wins, in the order written. For each option the first of these decides: the
-call, the task, the route, the setting of the app.
+The first pattern that matches wins, in the order written. The value of an option is that of the call, else of
+the task, else of the route, else of the app's setting.
 """
 
 import inspect
@@ -82,7 +82,7 @@ _EXCEPTIONS = frozenset({"autoretry_for", "dont_autoretry_for", "throws"})
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The checked options of one task, with what is derived from them once its function is known."""
+    """The checked options of one task, and values derived from them and the task's function."""
 
     bind: bool = False
     queue: str | None = None
@@ -118,8 +118,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         return serializer == "json" and all(option is None for option in others)
 
     def limit_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | msgspec.UnsetType:
-        """The key under which a call counts. The sender computes it, because a worker reads JSON arguments
-        only.
+        """The key under which a call counts. Senders compute it, because workers decode only JSON
+        arguments.
         """
         return msgspec.UNSET if self.cluster_limit is None else self.cluster_limit.key_of(args, kwargs)
 
@@ -133,9 +133,7 @@ _OF_THE_POLICY = frozenset({"max_retries", "countdown"})
 
 
 def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOptions:
-    """Check the options of a definition and return them; TypeError or ConfigurationError names the wrong
-    option.
-    """
+    """The checked options of a definition; TypeError or ConfigurationError names an invalid option."""
     for name in given:
         if name not in _TYPES:
             raise TypeError(f"unknown option {name!r} of task {task!r}{_hint(name, _TYPES)}")
@@ -180,7 +178,7 @@ del _FIELD_OF["acks_early"], _FIELD_OF["retry_kwargs"]
 
 
 def checked_priority(priority: Any) -> Any:
-    """Return the priority unchanged, None included; ValueError if it is out of range."""
+    """Return the priority unchanged, also None; ValueError if it is out of range."""
     if priority is None or (type(priority) is int and 0 <= priority <= PRIORITY_MAX):
         return priority
     raise ValueError(f"priority {brief(priority)} is not a whole number from 0 to {PRIORITY_MAX}")
@@ -192,7 +190,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def _type_problem(name: str, value: object) -> str:
-    """What is wrong with the value of an option; "" if nothing is."""
+    """The problem with the value of an option; "" without one."""
     if name == "rate_limit":  # parsed separately
         return ""
     if name == "limit":
@@ -267,16 +265,16 @@ class SendOptions(TypedDict, total=False):
     replaced_task_nesting: int
     unique_for: float
     unique_key: str
-    unique_token: str  # the key that is already taken; for the task's further attempts
+    unique_token: str  # the key that the task has taken already, for its further attempts
 
 
 _OPTION_NAMES = frozenset(SendOptions.__annotations__)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an option that is unknown, of the wrong type or out of bounds. The names of stamps are known.
+    """Refuse an option that is unknown, of the wrong type or out of bounds. Names of stamps are allowed.
 
-    Every worker would refuse such a header, so it is refused where it was written.
+    Every worker would refuse such a header, so the sender gets the error.
     """
     for name, value in options.items():
         if name not in _OPTION_NAMES:

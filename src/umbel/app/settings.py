@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
     most: float = inf
 
     def problem(self, value: float) -> str:
-        """What is wrong with the value; "" if it is within the bounds."""
+        """The problem with the value; "" if it is within the bounds."""
         if not value >= self.least:  # not `value < self.least`, which is false for NaN
             return f"must be at least {self.least}"
         return "" if value <= self.most else f"must be at most {self.most}"
@@ -134,7 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_max_deliveries: Annotated[int, Bounds(1)] = 3
     # length to which arguments and results are cut in events, logs and headers
     task_repr_max_chars: Annotated[int, Bounds(64)] = 1024
-    # largest size of a stored traceback; of a longer one the end is kept
+    # largest size of a stored traceback; of a longer one only the end is stored
     task_traceback_max_bytes: Annotated[int, Bounds(1024)] = 64 * 1024
     # let tasks wait for the results of other tasks
     task_allow_join: bool = False
@@ -144,16 +144,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_send_events: bool = False
     # clients send an event for every task they send
     task_send_sent_event: bool = False
-    # seconds that results are kept
+    # seconds until results expire
     result_expires_s: Annotated[float, Bounds(0)] = 86_400.0
     # store name, arguments, worker, retries and queue with each result
     result_extended: bool = False
     # messages of failed tasks that the broker keeps, so that they can be [retried](failures.md); the oldest
     # make room; 0: none
     failed_keep: Annotated[int, Bounds(0, 100_000)] = 10_000
-    # seconds that the messages of failed tasks are kept; 49 days at most
+    # seconds until the messages of failed tasks expire; 49 days at most
     failed_keep_s: Annotated[float, Bounds(1, 49 * 86_400.0)] = 7 * 86_400.0
-    # largest size of the message of a failed task that is kept
+    # largest size of a retained message of a failed task
     failed_keep_max_bytes: Annotated[int, Bounds(1024)] = 64 * 1024
     # tasks that run at once; default: one per core, 100 in green pools
     worker_concurrency: Annotated[int | None, Bounds(1)] = None
@@ -236,7 +236,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     election_v1_compat: Literal["auto", "always", "never"] = "auto"
 
     def __repr__(self) -> str:
-        """Without passwords, because it is printed and logged."""
+        """The settings without passwords, because the text may be printed and logged."""
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.shown().items())})"
 
     def lake_mode_bits(self) -> int:
@@ -244,7 +244,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return int(self.lake_mode, 8)
 
     def shown(self) -> dict[str, Any]:
-        """Every setting as it may be shown to others: plain values, no passwords."""
+        """Every setting as a plain value, without passwords, so that it may be shown."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         plain |= {name: without_password(plain[name]) for name in ("broker", "backend", "coordination_store")}
         plain["outbox"] = [without_password(url) for url in self.outboxes]
@@ -317,12 +317,12 @@ def _current_directory() -> Path:
 
 
 def override(settings: Settings, **flags: Any) -> Settings:
-    """The settings with a command's flags on top; a flag that is None was not given."""
+    """The settings, overridden by the flags of a command; a flag that is None was not given."""
     return with_others(settings, flags, source="the command line")
 
 
 def with_others(settings: Settings, others: Mapping[str, Any], *, source: str) -> Settings:
-    """The settings with others on top, from `source`; None means not given."""
+    """The settings, overridden by others from `source`; None means not given."""
     given = {name: value for name, value in others.items() if value is not None}
     return msgspec.structs.replace(settings, **_checked(given, source=source))
 
@@ -386,7 +386,7 @@ def _shown_value(name: str, value: Any) -> Any:
 
 
 def _wanted(name: str, value: Any, kind: Any) -> str:
-    """What a setting takes, where that fits in a few words."""
+    """The values that a setting accepts, if a few words can say it."""
     if isinstance(value, str) and (name, value) in _REFUSED:
         return _REFUSED[name, value]
     choices = get_args(kind)
@@ -415,7 +415,7 @@ _UNITS |= {"k": 1024, "m": 1024**2, "g": 1024**3, "kib": 1024, "mib": 1024**2, "
 
 
 def size_bytes(size: int | str | None) -> int | None:
-    """The bytes of a memory size as people write it: `200000` is in KiB, as in Celery; `200MB` has its unit.
+    """The bytes of a memory size: `200000` is in KiB, as in Celery; `200MB` has its unit.
 
     ValueError: it is no size.
     """

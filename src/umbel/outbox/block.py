@@ -9,11 +9,11 @@ never imported. Database errors pass through unchanged, because they concern the
 missing table and a connection without a transaction raise OutboxError, which says what to do.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from contextvars import Token
 from sys import modules
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from umbel.errors import OutboxError
 from umbel.outbox.current import OPEN, open_block
@@ -30,22 +30,21 @@ ACCEPTED = (
 )
 
 
-class Target(Protocol):
+class Target:
     """A caller's connection. `write` is for blocking connections, `awrite` for async ones."""
 
-    @property
-    def is_async(self) -> bool:
-        """Whether its calls are awaited."""
+    is_async = False
 
     def check(self) -> None:
         """Raise OutboxError if the connection is closed."""
-        ...
 
     def write(self, rows: Rows) -> None:
         """Insert rows; OutboxError if no transaction is open or the table is missing."""
+        raise NotImplementedError
 
     async def awrite(self, rows: Rows) -> None:
-        """The same as `write`, awaited where the connection is async."""
+        """The same as `write`, for async connections."""
+        raise NotImplementedError
 
 
 def target_of(connection: Any, table: str) -> Target:
@@ -65,7 +64,7 @@ def target_of(connection: Any, table: str) -> Target:
 _DRIVERS = {"sqlite3": SQLITE, "psycopg": POSTGRESQL, "psycopg2": POSTGRESQL}
 
 
-class DriverTarget:
+class DriverTarget(Target):
     """A DB-API connection of sqlite3, psycopg or psycopg2; also psycopg's AsyncConnection."""
 
     def __init__(self, connection: Any, dialect: Dialect, table: str) -> None:
@@ -82,35 +81,22 @@ class DriverTarget:
     def write(self, rows: Rows) -> None:
         """Insert rows with a cursor of the driver."""
         check_transaction(self._connection)
-        cursor = self._connection.cursor()
-        try:
+        with closing(self._connection.cursor()) as cursor, _table_check(self._connection.Error, self._table):
             if len(rows) == 1:  # executemany of sqlite3 takes twice as long for a single row
                 cursor.execute(self._insert, rows[0])
             else:
                 cursor.executemany(self._insert, rows)
-        except self._connection.Error as error:
-            _raise_if_missing(error, self._table)
-            raise
-        finally:
-            cursor.close()
 
     async def awrite(self, rows: Rows) -> None:
-        """Insert rows with an async cursor; with a blocking connection as `write` does."""
-        if not self.is_async:
-            return self.write(rows)
+        """Insert rows with an async cursor."""
         check_transaction(self._connection)
-        try:
+        with _table_check(self._connection.Error, self._table):
             async with self._connection.cursor() as cursor:
                 await cursor.executemany(self._insert, rows)
-        except self._connection.Error as error:
-            _raise_if_missing(error, self._table)
-            raise
 
 
-class DjangoTarget:
-    """`django.db.connection`, or one of `django.db.connections`; it opens itself when it is used."""
-
-    is_async = False
+class DjangoTarget(Target):
+    """`django.db.connection`, or one of `django.db.connections`, which opens itself when it is used."""
 
     def __init__(self, connection: Any, table: str) -> None:
         dialect = {"postgresql": POSTGRESQL, "sqlite": SQLITE}.get(connection.vendor)
@@ -120,26 +106,15 @@ class DjangoTarget:
         self._table = table
         self._insert = Statements(dialect, table, placeholder="%s").insert()
 
-    def check(self) -> None:
-        """Do nothing: Django reopens its connection when it is used."""
-
     def write(self, rows: Rows) -> None:
         """Insert rows with a cursor of Django, inside `transaction.atomic()`."""
         if self._connection.get_autocommit() and not self._connection.in_atomic_block:
             raise _no_transaction("open one with transaction.atomic()")
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.executemany(self._insert, rows)
-        except modules["django.db"].Error as error:
-            _raise_if_missing(error.__cause__ or error, self._table)
-            raise
-
-    async def awrite(self, rows: Rows) -> None:
-        """Insert rows; Django's connections block."""
-        self.write(rows)
+        with _table_check(modules["django.db"].Error, self._table), self._connection.cursor() as cursor:
+            cursor.executemany(self._insert, rows)
 
 
-class AlchemyTarget:
+class AlchemyTarget(Target):
     """A Connection or Session of SQLAlchemy (also scoped), or its async counterpart."""
 
     def __init__(self, given: Any, table: str) -> None:
@@ -162,25 +137,17 @@ class AlchemyTarget:
 
         connection = self._given.connection() if self._is_session else self._given
         _check_alchemy(connection)
-        try:
+        with _table_check(DBAPIError, self._table):
             connection.execute(*self._statement(connection.dialect.name, rows))
-        except DBAPIError as error:
-            _raise_if_missing(error.orig or error, self._table)
-            raise
 
     async def awrite(self, rows: Rows) -> None:
-        """Insert rows through the async connection; with a blocking one as `write` does."""
-        if not self.is_async:
-            return self.write(rows)
+        """Insert rows through the async connection."""
         from sqlalchemy.exc import DBAPIError
 
         connection = await self._given.connection() if self._is_session else self._given
         _check_alchemy(connection.sync_connection)
-        try:
+        with _table_check(DBAPIError, self._table):
             await connection.execute(*self._statement(connection.dialect.name, rows))
-        except DBAPIError as error:
-            _raise_if_missing(error.orig or error, self._table)
-            raise
 
     def _statement(self, dialect_name: str, rows: Rows) -> tuple[Any, list[dict[str, object]]]:
         from sqlalchemy import text
@@ -232,9 +199,17 @@ def missing_table(error: BaseException, table: str) -> OutboxError | None:
     )
 
 
-def _raise_if_missing(error: BaseException, table: str) -> None:
-    if (missing := missing_table(error, table)) is not None:
-        raise missing from error
+@contextmanager
+def _table_check(errors: type[Exception], table: str) -> Iterator[None]:
+    """A block that raises OutboxError if the database reports that the table is missing."""
+    try:
+        yield
+    except errors as error:
+        # Django and SQLAlchemy wrap the error of the driver.
+        reported = getattr(error, "orig", None) or error.__cause__ or error
+        if (missing := missing_table(reported, table)) is not None:
+            raise missing from reported
+        raise
 
 
 def _roots(connection: Any) -> set[str]:
@@ -293,8 +268,10 @@ class Block:
 
     async def awrite(self, batch: Sequence[Outgoing]) -> None:
         """Insert the messages in the caller's transaction, awaited where the connection is async."""
-        if batch:
+        if batch and self._target.is_async:
             await self._target.awrite(encode_rows(batch))
+        else:
+            self.write(batch)
 
     def __enter__(self) -> Self:
         if self._target.is_async:

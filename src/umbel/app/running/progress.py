@@ -99,7 +99,7 @@ class Reports:
 
     def _send_event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool:
         request = self._request
-        if request.tell is None:
+        if request.send_event is None:
             return False
         plain = {str(name): value for name, value in fields.items() if name not in _RESERVED}
         try:
@@ -113,7 +113,7 @@ class Reports:
             return False
         if len(encoded) > EVENT_MAX_BYTES:
             encoded = encode_json({"left_out_bytes": len(encoded)})
-        request.tell(UserEvent(request.number, event_type, time(), encoded, blind))
+        request.send_event(UserEvent(request.number, event_type, time(), encoded, blind))
         return True
 
 

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from umbel.app.request import (
     CURRENT_REQUEST,
+    EventSender,
     Request,
     RequestScope,
-    Teller,
-    keeps_result,
     request_of,
+    stores_result,
 )
 from umbel.app.running.awaiting import ThreadLoops, cancelled_from_within, cancelled_type
 from umbel.app.running.child_logs import UNFINISHED, end_lines
@@ -161,10 +161,10 @@ class Tracer:
     """Runs jobs of tasks in a child, or where they are sent in eager mode."""
 
     def __init__(
-        self, app: "App", *, hostname: str, is_eager: bool = False, tell: Teller | None = None
+        self, app: "App", *, hostname: str, is_eager: bool = False, send_event: EventSender | None = None
     ) -> None:
         self._app = app
-        self._tell = tell
+        self._send_event = send_event
         self._hostname = hostname
         self._is_eager = is_eager
         self._loops = ThreadLoops()
@@ -216,7 +216,7 @@ class Tracer:
         elif job.signs_for and job.signs_for != self._signs_for:
             self._signs_for = job.signs_for  # for code outside of tasks
             self._app.signing_cluster.learn(job.signs_for)
-        request.tell, request.number, request.clock = self._tell, job.number, job.lamport
+        request.send_event, request.number, request.clock = self._send_event, job.number, job.lamport
         if task.options.hides is not None:
             request.secrets = remove_secrets(call, task.options.hides)
         run.task, run.request = task, request
@@ -325,7 +325,7 @@ class Run:
             follow_ups = after_success(self._app, call, request, value)
         body = self._part_ended(SUCCESS, value)
         results: tuple[StoredResult, ...] = ()
-        if keeps_result(call.headers, self.task.options, self._app.settings):
+        if stores_result(call.headers, self.task.options, self._app.settings):
             results = (encode_success(request.id, value, done_at=time(), **self._about()),)
         return self._outcome(
             "success",
@@ -460,7 +460,7 @@ class Run:
     ) -> list[StoredResult]:
         """The result of a run that has failed or is retried, if its results are stored."""
         request = self.request
-        if not keeps_result(self.call.headers, self.task.options, self._app.settings):
+        if not stores_result(self.call.headers, self.task.options, self._app.settings):
             return []
         about = self._about()
         return [encode_failure(request.id, error, traceback, status=status, done_at=done_at, **about)]
