@@ -1,6 +1,6 @@
 """Definition: makes a task of a function, and imports the modules in which tasks are defined.
 
-Modules are not imported when they are named. Usually the module that makes the app names them, and they
+Modules are imported later than they are named: usually the module that makes the app names them, and they
 import the app from it.
 """
 
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class TaskDecorator:
-    """What `@app.task(...)` returns: it makes a task of a function, with the same parameters and result type.
+    """The decorator of `@app.task(...)`: makes a task of a function, with its parameters and result type.
 
     The same function may be defined again, as when a notebook cell runs twice.
     """
@@ -93,7 +93,7 @@ def _main_module(app_name: str) -> str:
 
 
 def home_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """Where a function is defined. Two definitions of the same function have the same home."""
+    """The module and qualified name of a function, the same for each definition of it."""
     return function.__module__, getattr(function, "__qualname__", repr(function))
 
 
@@ -141,11 +141,11 @@ class AppsIn:
 
 
 def directory_of(given: str | Path | None) -> Path | None:
-    """The directory in which an app looks for its settings and its umbel.db: the given one, else the one from
-    which a command imports it. None: the current directory.
+    """The directory in which an app looks for its settings and its umbel.db. None: the current directory.
 
-    The module that makes the app is not considered: finding it requires the caller's frame, and is
-    wrong where a function of another module makes the app.
+    It is the given directory, else that from which a command imports the app. The folder of the module that
+    makes the app is not used: to find it requires the caller's frame, and is wrong if a function of another
+    module makes the app.
     """
     if given is None:
         return _imported_from.get()
@@ -192,7 +192,7 @@ def _listed(packages: Packages) -> list[str]:
 
 
 def _apps_of_django() -> list[str]:
-    """The installed apps, if Django is configured in this process, and not only partly imported."""
+    """The installed apps of Django; none if Django is not configured in this process."""
     django, conf = sys.modules.get("django.apps"), sys.modules.get("django.conf")
     is_named = "DJANGO_SETTINGS_MODULE" in os.environ or (conf is not None and conf.settings.configured)
     return (

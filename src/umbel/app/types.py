@@ -1,9 +1,9 @@
-"""Types: the parameters of a task's function, and what its annotations say about arguments and return value.
+"""Types: checks and converts arguments and return values by the annotations of a task's function.
 
-The sender lowers the arguments to what can travel, and refuses what the worker could not parse. The child
-parses them, in one compiled step for all parameters. The return value goes the same way back. Where an
-annotation cannot be checked, nothing is checked and nothing is converted; a task with only such annotations
-has no `CallTypes`.
+The sender lowers the arguments to values that a message can carry, and refuses those that the worker could
+not parse. The child parses them, in one compiled step for all parameters. For a return value, the child
+lowers and the caller parses. A value whose annotation cannot be checked is neither checked nor converted; a
+task with only such annotations has no `CallTypes`.
 
 This is the only module that imports pydantic, and it does so only for tasks whose annotations name it.
 """
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class PydanticType:
     """Converts the values of one parameter or result by pydantic's rules.
 
-    The values travel as pydantic's own JSON, so its rules for JSON apply on the other side, also those of
-    strict models.
+    The values are sent as pydantic's JSON, so its rules for JSON apply where they are parsed, also for strict
+    models.
     """
 
     def __init__(self, annotation: Any) -> None:
@@ -57,7 +57,7 @@ class PydanticType:
         return self._adapter.dump_python(value, warnings=False, **PYDANTIC_FORM)
 
     def parse(self, tree: Any) -> Any:
-        """The value from its tree; ValueError says what does not fit."""
+        """The value from its tree; ValueError names the part that does not fit."""
         try:
             return self._adapter.validate_json(_as_json(tree))
         except ValueError as error:
@@ -119,9 +119,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def resolved(function: Callable[..., Any], annotation: Any) -> Any:
-    """The annotation with the names in it looked up; NameError when one is not known (yet)."""
+    """The annotation with its names resolved; NameError if a name is not known (yet)."""
     if isinstance(annotation, type):
-        return annotation  # most annotations: there is no name to look up
+        return annotation  # most annotations contain no name
 
     def holder() -> None: ...
 
@@ -132,15 +132,15 @@ def resolved(function: Callable[..., Any], annotation: Any) -> Any:
 
 
 def _enclosing(function: Any) -> dict[str, Any]:
-    """The names of the functions around this one, as far as it uses them."""
+    """The variables of enclosing functions that this function uses."""
     try:
         return dict(inspect.getclosurevars(function).nonlocals)
-    except (TypeError, ValueError):  # no function of Python, or a name that has no value yet
+    except (TypeError, ValueError):  # not a Python function, or a variable without a value
         return {}
 
 
 def is_plain(annotation: Any) -> bool:
-    """Whether JSON carries such values by itself, or the type is unknown."""
+    """Whether JSON carries such values unchanged, or the type is unknown."""
     if _is_one_of(annotation, PLAIN_TYPES):
         return True
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -158,7 +158,7 @@ def is_plain(annotation: Any) -> bool:
 
 
 def is_pydantic(annotation: Any) -> bool:
-    """Whether only pydantic understands it: its models, its dataclasses, its validators."""
+    """Whether only pydantic can convert it: models, dataclasses and validators of pydantic."""
     if (stands_for := _stands_for(annotation)) is not None:
         return is_pydantic(stands_for)
     inner = get_args(annotation)
@@ -195,7 +195,7 @@ def convertible(annotation: Any) -> Any:
 
 def _union(members: Iterable[Any]) -> Any:
     made = [convertible(member) for member in members]
-    if str in made:  # where text is accepted too, a path may stay the text that it is sent as
+    if str in made:  # a path is sent as text, and may stay text where text is accepted
         made = [member for member in made if not (isinstance(member, type) and issubclass(member, PurePath))]
     tagged = [member for member in made if _is_one_of(member, _TAGGED)]
     is_carried = all(_is_one_of(member, PLAIN_TYPES | _TAGGED) for member in made)
@@ -215,7 +215,7 @@ _SIMPLE = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "p
 
 
 def _constraints(metadata: Iterable[Any]) -> dict[str, Any]:
-    """What msgspec.Meta, annotated-types and the simple part of pydantic's Field demand of a value."""
+    """The constraints of msgspec.Meta, annotated-types, and simple fields of pydantic."""
     found: dict[str, Any] = {}
     for item in metadata:
         if _is_field(item):
@@ -229,7 +229,7 @@ def _constraints(metadata: Iterable[Any]) -> dict[str, Any]:
 
 
 def _of_pydantic(metadata: Iterable[Any]) -> bool:
-    """Whether one of these is pydantic's and more than a simple constraint."""
+    """Whether the metadata of pydantic contains more than simple constraints."""
     return any(_module_of(item) == "pydantic" and not _is_simple(item) for item in metadata)
 
 
@@ -263,10 +263,10 @@ def _is_checkable(values: Iterable[Any]) -> bool:
 
 
 def _is_known(kind: Any) -> bool:
-    """Whether this is a type that does not survive JSON by itself, and that can be rebuilt."""
+    """Whether values of this type change in JSON and can be rebuilt from it."""
     if not isinstance(kind, type) or kind.__module__.startswith("umbel."):  # errbacks are given a Request
         return False
-    if issubclass(kind, enum.Flag):  # combined flags are no members: they stay numbers
+    if issubclass(kind, enum.Flag):  # combined flags are not members, so they stay numbers
         return False
     if kind in _SETS or kind is tuple or _has_validator(kind) or issubclass(kind, (*_LEAVES, enum.Enum)):
         return True
@@ -297,10 +297,9 @@ RESULT = "return"
 
 
 def types_of(parameters: "Parameters", *, sensitive: Collection[str] = ()) -> "CallTypes | None":
-    """The types of a task; None if there is nothing to check. The first call resolves names that are unknown
-    yet.
+    """The types of a task; None if there is nothing to check.
 
-    Errors do not show the values of `sensitive` parameters.
+    Names that are still unknown are resolved at the first call. Errors do not show `sensitive` arguments.
     """
     types = CallTypes(parameters, sensitive)
     try:
@@ -321,7 +320,7 @@ class CallTypes:
         self._is_ready = False
 
     def build(self) -> bool:
-        """Resolve all names and compile the types, once; whether calls have anything to check.
+        """Resolve all names and compile the types, once; returns whether calls have anything to check.
 
         NameError: a name is not known yet.
         """
@@ -348,14 +347,14 @@ class CallTypes:
     def lower(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str = "json"
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments as they travel; WrongType for one that the worker could not parse."""
+        """The arguments for the message; WrongType for an argument that the worker could not parse."""
         if not self._is_ready:
             self.require()
         if self._arguments is None:
             return args, kwargs
         given = self._arguments.given(args, kwargs)
         lowered = self._arguments.values.lower(given, self._refused, tags=serializer != "msgpack")
-        if serializer == "pickle":  # it carries the objects themselves
+        if serializer == "pickle":  # it needs no conversion
             return args, kwargs
         return self._arguments.put(args, kwargs, lowered)
 
@@ -386,7 +385,7 @@ class CallTypes:
         what = f"the result of {self._task}" if name == RESULT else f"argument {name!r} of {self._task}"
         if name in self._sensitive:
             return WrongType(f"{what} does not fit its type; the reason is hidden, as `sensitive` names it")
-        if not name:  # the argument is unknown, and with it whether the problem quotes a sensitive value
+        if not name:  # an unknown argument: the problem may quote a sensitive value
             hint = "" if self._sensitive else f": {problem}"
             return WrongType(f"an argument of {self._task} does not fit its type{hint}")
         return WrongType(f"{what} is {brief(value)}, which does not fit its type: {problem}")
@@ -404,7 +403,7 @@ class CallTypes:
     def _resolved(self, name: str, annotation: Any) -> Any:
         try:
             return resolved(self._parameters.function, annotation)
-        except AttributeError as error:  # of a module that is known: the attribute may be defined later
+        except AttributeError as error:  # of a module, which may define the attribute later
             raise NameError(str(error)) from None
         except (SyntaxError, TypeError) as error:
             raise ConfigurationError(
@@ -426,7 +425,7 @@ class EachResult:
 
 ResultTypes = CallTypes | EachResult
 Refusal = Callable[[str, Any, str], WrongType]
-"""Makes the error from the name of a value, the value and what is wrong with it."""
+"""Makes the error from the name of a value, the value and the problem."""
 
 
 class _Values:
@@ -481,7 +480,7 @@ class _Values:
 
 
 class _Arguments(NamedTuple):
-    """Where the typed parameters of a function are found in a call, and their types."""
+    """The places of the typed parameters in the arguments of a call, and their types."""
 
     values: _Values
     places: tuple[tuple[int, str], ...]  # positional ones
@@ -561,7 +560,7 @@ def _what(name: str) -> str:
 
 
 def _placed(problem: str) -> tuple[str, str]:
-    """The parameter that a complaint of msgspec is about, and the complaint without it."""
+    """The parameter that an error of msgspec names, and the error without the parameter."""
     found = _PLACE.fullmatch(problem)
     if found is None:
         return "", problem

@@ -29,7 +29,8 @@ _OF_THE_CHAIN = frozenset({"task_id", "chain", "chord", "link", "link_error"})
 class Chain(Signature[Any]):
     """Calls that run one after another, each with the result of the one before.
 
-    An empty chain sends nothing. Neither does a chain of empty groups, which stands for the first of them.
+    An empty chain sends nothing. A chain of empty groups sends nothing either, and has the result of the
+    first.
     """
 
     subtask_type = "chain"

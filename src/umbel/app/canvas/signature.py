@@ -1,7 +1,7 @@
-"""Signature: a call that is written down now and sent later, with its options, links and stamps.
+"""Signature: a call as a value, to be sent later, with its options, links and stamps.
 
-A signature travels in messages as the six-key map of Celery's protocol, so that workers of both kinds can run
-what the other composed.
+In messages a signature is the six-key map of Celery's protocol, so Umbel's and Celery's workers can run the
+signatures of each other.
 
 Stamps are headers on every message of a canvas, by which its tasks can be found and revoked. They are options
 of a signature; `stamped_headers` names the options that are stamps. A visitor may return other stamps for

@@ -61,7 +61,7 @@ ASK_AFTER_S = 1.0  # if an election has no holder by then, its topic may have no
 
 @dataclass(frozen=True, slots=True)
 class ElectionOutcome:
-    """How an election stands. `state`: open, held, done, failed or expired."""
+    """The status of an election. `state`: open, held, done, failed or expired."""
 
     election_id: str
     state: str
@@ -86,7 +86,7 @@ class ElectionOutcome:
 def make_election(
     topics: Topics, election_id: str, topic: str, action: Any, policy: str | None, expires_s: float | None
 ) -> ElectionRequest:
-    """Check a request for an election and return it; ElectionError says what is wrong with it."""
+    """The checked request for an election; ElectionError names the problem."""
     request = ElectionRequest(
         election_id=election_id,
         topic=topic,
@@ -192,7 +192,7 @@ ASK_EVERY_S = 0.5  # a client is not notified of releases
 
 
 class HeldLease:
-    """A lease that this client held when the block began, and may have lost since."""
+    """A lease that this client held when the block began, and may have lost since then."""
 
     def __init__(self, broker: ClusterRecord, name: str, ttl_s: float) -> None:
         settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, ask_every_s=ASK_EVERY_S)

@@ -1,17 +1,18 @@
 """Loop client: sends and reads results on an event loop without blocking it.
 
 A connection, a lock or a future belongs to the loop on which it was made, so each loop has a separate client
-(`LoopClient`). The client opens when it is first needed, in whatever thread its loop runs. `app.aclose()`
-closes it, or the end of its loop: an async generator waits at its `yield` for that, because every runner
-(`asyncio.run`, uvloop, uvicorn, pytest's plugins) finalizes the generators of its loop. If a loop was closed
-without that, the next client that is made notices it.
+(`LoopClient`). The client opens when it is first needed, in the thread of its loop. It is closed by
+`app.aclose()` or at the end of its loop: an async generator waits at its `yield` for that end, because every
+runner (`asyncio.run`, uvloop, uvicorn, pytest's plugins) finalizes the generators of its loop. The client of
+a loop that was closed without that is released when the next client is made.
 
 A closed client stays closed; later callers get another client from the app. Sends under way continue within
 their time, and the last of them closes the connection.
 
-A send has `publish_timeout_s` for everything: the result backend, its turn, the connection, the answer. What
-fails before anything was written to the broker is retried until then. After that the outcome is unknown: a
-broker that remembers messages gets them again; for other brokers the sender gets `SendUnknown` at once.
+A send has `publish_timeout_s` for everything: the result backend, its turn, the connection, the answer. An
+attempt that fails before anything was written to the broker is retried until then. After something was
+written the outcome is unknown: a broker that remembers message ids gets the messages again; for other brokers
+the sender gets `SendUnknown` at once.
 """
 
 import asyncio
@@ -48,8 +49,8 @@ T = TypeVar("T")
 
 # ---- how much is sent at once ----------------------------------------------------------------------
 #
-# `SendTurns` limits the sends that begin in one round of the loop. Making a message takes a part of a
-# millisecond, so a thousand sends that begin together would block the loop until the last message is made.
+# `SendTurns` limits the sends that begin in one round of the loop. A thousand sends that begin together would
+# block the loop until the last message is made.
 #
 # `InFlightLimit` limits the messages on their way to the broker. Without it a slow broker would let messages
 # pile up in the buffers of a connection. Sends wait here in order of arrival, within their time, and at most
@@ -72,7 +73,7 @@ class SendTurns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        """Wait for this send's turn: no time, or until a later round of the loop."""
+        """Wait for the turn of this send, which may come in a later round of the loop."""
         if self._waiting or self._begun >= self._begin_max:
             turn = self._loop.create_future()
             self._waiting.append(turn)
@@ -169,8 +170,8 @@ WAITING_BYTES_MAX = 16 * 2**20
 class SentEventSender:
     """Sends the events `task-sent` of awaited sends in a thread, with `send`, which blocks.
 
-    The task was sent already, so its sender waits neither for its event nor for earlier events. Everything
-    that waits is sent in one step. If the broker takes events more slowly than tasks, the events beyond
+    The task was sent already, so its sender waits neither for its event nor for earlier events. All waiting
+    events are sent in one step. If the broker takes events more slowly than tasks, the events beyond
     WAITING_MESSAGES_MAX or WAITING_BYTES_MAX are dropped, and their number is logged.
     """
 
