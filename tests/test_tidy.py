@@ -37,7 +37,6 @@ SHORT_BECAUSE = {
     "src/umbel/version.py": "the build reads the version from it",
     "src/umbel/chance.py": "loaded everywhere; apart from Python's `random`, whose numbers are the project's",
     "src/umbel/backends/registry.py": "the interface may not know the backends, nor they one another",
-    "src/umbel/brokers/refusals.py": "child processes load it, and nothing else of the brokers",
     "src/umbel/cli/exits.py": "`umbel health` loads it, and little else",
     "src/umbel/cli/lazy.py": "loaded before it is known which command is called",
     "src/umbel/cli/history/group.py": "the group, which loads none of its commands",

@@ -17,6 +17,8 @@ from tests.brokers.under_test import (
     OWNER,
     QUEUE,
     BrokerUnderTest,
+    eventually,
+    message,
     outgoing,
     run,
     take,
@@ -29,9 +31,11 @@ from umbel.brokers.gcpubsub.broker import PubsubBroker
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE, Answer
 from umbel.brokers.gcpubsub.service import Link, Service
-from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.brokers.interface import Broker, BrokerSettings, DeadLetter, Refused
 from umbel.cli.workers import FEATURES
+from umbel.errors import BrokerRefused
 from umbel.wire.control import REPLY_EXCHANGE
+from umbel.wire.message import Outgoing
 
 __all__ = ["pubsub_url"]
 PACE = 4.0
@@ -177,6 +181,29 @@ def test_what_a_waiting_pull_brings_to_a_worker_that_has_left_goes_back_at_once(
 
     set_deadline = Service.set_deadline
     monkeypatch.setattr(Service, "set_deadline", note)
+    run(scenario())
+
+
+def test_letters_that_are_refused_are_all_counted_and_the_others_requeued(
+    under_test: BrokerUnderTest,
+) -> None:
+    buried = [Refused(Outgoing(queue, message(queue)), "why") for queue in ("umbel.a", "umbel.b", QUEUE)]
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.bury(buried)
+
+            async def all_letters() -> Sequence[DeadLetter] | None:
+                letters = await broker.dead_letters()
+                return letters if len(letters) == len(buried) else None
+
+            letters = await eventually(all_letters, what="the dead letters")
+            ids = [letter.letter_id for letter in sorted(letters, key=lambda letter: letter.queue)]
+            with pytest.raises(BrokerRefused, match="1 dead letters requeued, 2 refused") as raised:
+                await broker.requeue_dead(ids)
+            assert sorted(raised.value.places) == [1, 2]
+            assert texts(await take_in_time(broker, 1, what="the requeued one")) == [QUEUE]
+
     run(scenario())
 
 

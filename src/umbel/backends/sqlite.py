@@ -106,7 +106,7 @@ class SqliteBackend:
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
         """Those that are stored; a busy database is retried."""
         wanted = list(task_ids)
-        return repeated(self._store.read_results, wanted) if wanted else {}
+        return repeated(self._store.read_results, wanted, timeout_s) if wanted else {}
 
     def wait(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
@@ -147,7 +147,7 @@ class SqliteBackend:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._beside().call(self.read, list(task_ids))
-        except TimeoutError:
+        except TimeoutError:  # without a time-out the limit of the thread applies, which has its own error
             raise BrokerUnavailable(
                 f"{self._store.database.path} did not answer within {timeout_s:g} s"
             ) from None

@@ -1,7 +1,7 @@
 """Refusals: texts and log lines for messages that a broker refuses, shared by all brokers."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from umbel.brokers.interface import Refused
 from umbel.errors import BrokerRefused
@@ -42,6 +42,14 @@ def signed_for(queue: str) -> BrokerRefused:
     return BrokerRefused(
         f"the next message in {queue!r} is signed for that queue and cannot be moved: "
         "let workers consume it where it is (`umbel control add_consumer`)"
+    )
+
+
+def partly_requeued(requeued: int, refused: Mapping[int, str]) -> BrokerRefused:
+    """The error when some of several dead letters are refused, by their places; the others are requeued."""
+    return BrokerRefused(
+        f"{requeued} dead letters requeued, {len(refused)} refused: {next(iter(refused.values()))}",
+        places=[*refused],
     )
 
 

@@ -27,7 +27,7 @@ from umbel.brokers.amqp.streams import PauseFact, Start, encode_record
 from umbel.brokers.amqp.topology import Queue
 from umbel.brokers.amqp.verdicts import bury_unkept
 from umbel.brokers.interface import DeadLetter, Delivery, Depth, Pause, Refused, Resend, Resent
-from umbel.brokers.refusals import signed_for
+from umbel.brokers.refusals import partly_requeued, signed_for
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused, WireError
 from umbel.wire.message import COUNT_MAX, LATEST_S, UNREADABLE_CONTENT, Outgoing
@@ -146,7 +146,7 @@ async def requeue_letters(
 
     removal = await remove_letters(session, letter_ids, send)
     if removal.problems:
-        raise BrokerRefused(removal.summary(), places=[*removal.problems])
+        raise partly_requeued(removal.count, removal.problems)
     return removal.count
 
 
@@ -213,11 +213,6 @@ class _Removal:
         """Return everything that the channel still holds."""
         if self.channel.error is None:
             await put_back(self._session, self.channel, self._queue, self._held)
-
-    def summary(self) -> str:
-        """One sentence for the user: how many were requeued and refused, and why the first was."""
-        first = next(iter(self.problems.values()))
-        return f"{self.count} dead letters requeued, {len(self.problems)} refused: {first}"
 
 
 async def _send(

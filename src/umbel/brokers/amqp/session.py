@@ -52,8 +52,8 @@ from umbel.protocol.shutdown import LinkChange
 log = logging.getLogger("umbel.brokers.amqp")
 PROBES_AT_ONCE = 8
 HEARTBEAT_S = 30
-LOOK_AGAIN_S = 0.002  # for a fact that RabbitMQ has confirmed
-RECOGNISE_S, LOOK_AGAIN_S = 1.0, 0.01
+FACT_POLL_S = 0.002  # until a fact that RabbitMQ has confirmed is delivered
+RECOGNISE_S, RECOGNISE_POLL_S = 1.0, 0.01  # until a stream delivers the last entry read again
 # From a quorum queue that was not declared as one (the virtual host's default), or from RabbitMQ after 4.
 _LIMIT_REFUSED = "global qos"
 
@@ -315,7 +315,7 @@ class Session:
         loop = asyncio.get_running_loop()
         ends = loop.time() + RECOGNISE_S
         while tails.strange and loop.time() < ends:
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(RECOGNISE_POLL_S)
             await tails.catch_up()
         return tails
 
@@ -469,7 +469,7 @@ async def write_facts(session: Session, *facts: Fact, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await session.catch_up()
             while not read.is_set():
-                await asyncio.sleep(LOOK_AGAIN_S)
+                await asyncio.sleep(FACT_POLL_S)
                 await session.catch_up()
     except TimeoutError:
         raise BrokerUnavailable(

@@ -389,8 +389,9 @@ class ComposedBroker(StoreDelegate):
 
     async def forget_owner(self, owner: str) -> int:
         """End the owner's claims in both; how many messages were returned."""
-        self._held.clear()
-        return await self._messages.forget_owner(owner) + await self._store.forget_owner(owner)
+        returned = await self._messages.forget_owner(owner)
+        await self._forget_ended(list(self._held))
+        return returned + await self._store.forget_owner(owner)
 
     async def sweep(self) -> None:
         """Forget in both what has expired."""
@@ -458,10 +459,12 @@ class ComposedBroker(StoreDelegate):
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         """Apply verdicts on claims in both brokers."""
         settled = await settle_both(self._messages, self._store, self._held, verdicts, cluster_now())
-        tags = {verdict.tag for verdict in verdicts if store_tag(verdict.tag) is None}
-        for tag in await self._messages.ended(list(tags)):
-            self._held.pop(tag, None)
+        await self._forget_ended([verdict.tag for verdict in verdicts if store_tag(verdict.tag) is None])
         return settled
+
+    async def _forget_ended(self, tags: Sequence[Tag]) -> None:
+        for tag in await self._messages.ended(tags):
+            self._held.pop(tag, None)
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
         """Those of the claims that are over in their broker."""

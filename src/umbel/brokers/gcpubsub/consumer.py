@@ -126,10 +126,6 @@ class Consumer:
                 return arrived
         return None
 
-    def untake(self, arrived: Arrived) -> None:
-        """Undo `take`: the message is the next to be taken again."""
-        self._buffers.setdefault(arrived.priority, deque()).appendleft(arrived)
-
     # -- fetching --------------------------------------------------------------------------------
 
     async def fetch(self, limit: int) -> None:

@@ -11,7 +11,7 @@ from umbel.brokers.gcpubsub.api import Received
 from umbel.brokers.gcpubsub.posts import DEAD, Mark, Post
 from umbel.brokers.gcpubsub.service import Service
 from umbel.brokers.interface import MOVED_AT_ONCE_MAX, DeadLetter, Delivery
-from umbel.brokers.refusals import signed_for
+from umbel.brokers.refusals import partly_requeued, signed_for
 from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Message
@@ -131,23 +131,24 @@ async def _remove(
 ) -> int:
     """Take these letters out, after sending what `sent` makes of each; the others go back."""
     await service.make_dead()
-    wanted, found = set(ids), await take_all(service, DEAD, LOOK_MAX)
+    places = {letter_id: place for place, letter_id in enumerate(ids)}
+    found = await take_all(service, DEAD, LOOK_MAX)
     removed: set[str] = set()
-    problem = ""
+    refused: dict[int, str] = {}
     try:
         for received in found:
             letter, data = posts.read_letter(received.data, received.message_id, received.published)
-            if letter.letter_id not in wanted:
+            if letter.letter_id not in places:
                 continue
-            if sent is not None and (problem_now := await _send(service, letter, data, sent)):
-                problem = problem_now
+            if sent is not None and (why := await _send(service, letter, data, sent)):
+                refused[places[letter.letter_id]] = why
                 continue
             await service.acknowledge(DEAD, [received.ack_id])
             removed.add(received.ack_id)
     finally:
         await give_back(service, DEAD, [received for received in found if received.ack_id not in removed])
-    if problem:
-        raise BrokerRefused(f"{len(removed)} dead letters requeued, others refused: {problem}")
+    if refused:
+        raise partly_requeued(len(removed), refused)
     return len(removed)
 
 

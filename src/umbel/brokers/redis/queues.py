@@ -34,7 +34,7 @@ from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, delivery_tags, push, weight_of
 from umbel.brokers.redis.replies import ServerRefused, checked, is_wrong_type
 from umbel.brokers.redis.scripts import script
-from umbel.brokers.refusals import signed_for, still_too_large
+from umbel.brokers.refusals import partly_requeued, signed_for, still_too_large
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import seal, unseal
@@ -203,10 +203,7 @@ async def requeue_letters(
         except BrokerRefused as problem:
             problems[place] = str(problem)
     if problems:
-        raise BrokerRefused(
-            f"{count} dead letters requeued, {len(problems)} refused: {next(iter(problems.values()))}",
-            places=[*problems],
-        )
+        raise partly_requeued(count, problems)
     return count
 
 

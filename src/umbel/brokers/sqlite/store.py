@@ -259,9 +259,11 @@ class Store(Publisher):
                 places=[place for place, result in enumerate(batch) if result in lost],
             )
 
-    def read_results(self, task_ids: Iterable[str]) -> dict[str, StoredResult]:
+    def read_results(
+        self, task_ids: Iterable[str], timeout_s: float | None = None
+    ) -> dict[str, StoredResult]:
         """The results of these tasks that have not expired, by task id."""
-        with self.database.read() as db:
+        with self.database.read(timeout_s) as db:
             return verdicts.select_results(db, task_ids, self.clock.wall_s())
 
     def watch_results(self, task_ids: Sequence[str], address: bytes) -> None:
