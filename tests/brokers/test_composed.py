@@ -28,7 +28,7 @@ from tests.servers.pubsub import pubsub_url
 from umbel.brokers.composed.producer import composed
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Delivery
-from umbel.brokers.redis.broker import CAPABILITIES as OF_REDIS
+from umbel.brokers.redis.keys import CAPABILITIES as OF_REDIS
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.errors import BadURL
 

@@ -282,7 +282,7 @@ WRITERS = frozenset(
      "brokers/gcpubsub/posts.copy_of",
      "brokers/gcpubsub/posts.broadcast", "brokers/gcpubsub/posts.letter",
      "brokers/gcpubsub/capabilities.fenced_publish", "brokers/gcpubsub/capabilities.update_lease",
-     "brokers/redis/broadcasts.reply_commands", "brokers/redis/coordination.fenced_publish",
+     "brokers/redis/publishing.reply_commands", "brokers/redis/coordination.fenced_publish",
      "brokers/redis/coordination.update_lease", "brokers/redis/holding.hand_in",
      "brokers/redis/holding.has_ended", "brokers/redis/holding.take_in", "brokers/redis/link.data_received",
      "wire/compression.compress", "wire/envelope_redis.seal", "wire/envelope_redis.seal_broadcast",

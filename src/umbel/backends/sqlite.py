@@ -20,8 +20,8 @@ from umbel.brokers.sqlite import wakeup
 from umbel.brokers.sqlite.chords import ChordStore, Part
 from umbel.brokers.sqlite.files import path_from_url
 from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.thread import StoreThread, repeated
-from umbel.brokers.sqlite.wakeup import AsyncBell, Bell, Poked
+from umbel.brokers.sqlite.thread import AsyncBell, StoreThread, repeated
+from umbel.brokers.sqlite.wakeup import Bell, Poked
 from umbel.errors import BadURL, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
 

@@ -30,7 +30,7 @@ from umbel.brokers.links import ignore_link, link_of
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import delivery_tags, fan_out
+from umbel.brokers.redis.publishing import append_arguments, fan_out, reply_commands
 from umbel.brokers.redis.scripts import script
 from umbel.chance import random
 from umbel.errors import BrokerError
@@ -38,7 +38,7 @@ from umbel.patterns import Glob
 from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.shutdown import LinkChange
 from umbel.wire.control import REPLY_EXCHANGE, is_for_replies, patterns_on
-from umbel.wire.envelope_redis import seal_broadcast, unseal
+from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import matches
 
 # ---- replies to one client -------------------------------------------------------------------------
@@ -51,29 +51,8 @@ from umbel.wire.message import matches
 # REPLY_QUEUE_TTL_MS after the last reply, and its binding, which it no longer renews, is swept by the next
 # client or by any worker.
 
-REPLY_QUEUE_TTL_MS = 30_000
 ASKER_LIFE_S, RENEW_EVERY_S = 20, 5.0
 BLOCK_S = 1
-
-is_direct = is_for_replies
-
-
-def reply_commands(keys: Keys, reply: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
-    """The commands that push a reply to every queue bound with this routing key; `bound` is the exchange's
-    set.
-    """
-    commands: list[Sequence[Any]] = []
-    member_start = reply.routing_key.encode(errors="replace") + keys.sep.encode()
-    for member in bound:
-        if not member.startswith(member_start):
-            continue
-        _, _, queue = [*member.decode(errors="replace").split(keys.sep), "", ""][:3]
-        if queue:
-            (tag,) = delivery_tags(1)
-            envelope = seal_broadcast(reply.exchange, reply.routing_key, reply.body, reply.headers, tag)
-            name = keys.list_of(queue, 0)
-            commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
-    return commands
 
 
 async def sweep_askers(link: Link, keys: Keys) -> int:
@@ -164,11 +143,11 @@ KEEP_ALIVE_S = 10.0
 
 async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> int:
     """Send the batch; how many connections received the messages that go to all."""
-    commands = fan_out(keys, [item for item in batch if not is_direct(item.exchange)])
+    commands = fan_out(keys, [item for item in batch if not is_for_replies(item.exchange)])
     to_all = len(commands)
     bound: dict[str, Any] = {}
     for reply in batch:
-        if is_direct(reply.exchange):
+        if is_for_replies(reply.exchange):
             if reply.exchange not in bound:
                 bound[reply.exchange] = await link.call("SMEMBERS", keys.binding(reply.exchange))
             commands += reply_commands(keys, reply, bound[reply.exchange])
@@ -311,16 +290,6 @@ async def append_to_log(
         return 0
     stored: int = await link.run(_LOG, *append_arguments(keys, entries, counts, most))
     return stored
-
-
-def append_arguments(
-    keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
-) -> list[str | bytes | int]:
-    """The arguments of the script for these entries, for both faces of the broker."""
-    arguments: list[str | bytes | int] = ["append", keys.prefix, most]
-    for (key, body), count in zip(entries, counts or [1] * len(entries), strict=True):
-        arguments += (key, count, body)
-    return arguments
 
 
 async def read_log(link: Link, keys: Keys, name: str, limit: int, after: int) -> list[LoggedEvent]:

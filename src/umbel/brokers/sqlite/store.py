@@ -15,6 +15,7 @@ from umbel.brokers.interface import (
     MOVED_AT_ONCE_MAX,
     RESEND_CHUNK,
     BrokerSettings,
+    Capabilities,
     Claim,
     DeadLetter,
     Delivery,
@@ -44,6 +45,18 @@ from umbel.wire.message import StoredResult
 from umbel.wire.records import Revoke
 from umbel.wire.signing import Signer
 
+CAPABILITIES = Capabilities(
+    transport="sqlite",
+    atomic_settle=True,
+    stores_results=True,
+    fanout=True,
+    leases=True,
+    delayed=True,
+    event_log=True,
+    priorities="0 first",
+    unique=True,
+    limits=True,
+)
 LOST_CHECKS_PER_LEASE = 3
 PURGE_ROWS_MAX = 20_000  # in one transaction
 WATCHED_AT_ONCE = 10_000
