@@ -63,7 +63,7 @@ def test_a_wrong_address_is_refused_with_what_to_write(url: str, problem: str) -
 
 
 def test_google_needs_the_extra_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.brokers.registry._is_there", lambda module: False)
+    monkeypatch.setattr("umbel.brokers.registry.find_spec", lambda _: None)
     with pytest.raises(BadURL, match=r"umbel\[gcpubsub\]"):
         open_broker(BrokerSettings(URL))
 

@@ -281,7 +281,6 @@ WRITERS = frozenset(
      "brokers/amqp/outbox.kept_failure", "brokers/gcpubsub/http.encode_request",
      "brokers/gcpubsub/posts.copy_of",
      "brokers/gcpubsub/posts.broadcast", "brokers/gcpubsub/posts.letter",
-     "brokers/gcpubsub/capabilities.fenced_publish", "brokers/gcpubsub/capabilities.update_lease",
      "brokers/redis/publishing.reply_commands", "brokers/redis/coordination.fenced_publish",
      "brokers/redis/coordination.update_lease", "brokers/redis/holding.hand_in",
      "brokers/redis/holding.has_ended", "brokers/redis/holding.take_in", "brokers/redis/link.data_received",

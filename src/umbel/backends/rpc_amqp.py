@@ -1,6 +1,6 @@
 """AmqpPost: results over RabbitMQ, in a queue that is deleted with its client (wire 6.3).
 
-The queue is declared again after a lost connection, and what was sent meanwhile is lost.
+The queue is declared again after a lost connection. Results that are sent meanwhile are lost.
 """
 
 import os

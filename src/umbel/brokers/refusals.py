@@ -1,10 +1,11 @@
 """Refusals: texts and log lines for messages that a broker refuses, shared by all brokers."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from umbel.brokers.interface import Refused
-from umbel.errors import BrokerRefused
+from umbel.errors import BrokerRefused, NotSupported
 from umbel.wire.message import Outgoing
 
 log = logging.getLogger("umbel.brokers")
@@ -43,6 +44,24 @@ def signed_for(queue: str) -> BrokerRefused:
         f"the next message in {queue!r} is signed for that queue and cannot be moved: "
         "let workers consume it where it is (`umbel control add_consumer`)"
     )
+
+
+def unsupported(why: str) -> Callable[..., Any]:
+    """Return an asynchronous method that raises NotSupported with this reason."""
+
+    async def refuse(*_: object, **__: object) -> Any:
+        raise NotSupported(why)
+
+    return refuse
+
+
+def unsupported_blocking(why: str) -> Callable[..., Any]:
+    """Return a blocking method that raises NotSupported with this reason."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise NotSupported(why)
+
+    return refuse
 
 
 def partly_requeued(requeued: int, refused: Mapping[int, str]) -> BrokerRefused:

@@ -26,7 +26,6 @@ from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Broadcast,
     BrokerSettings,
-    Capabilities,
     Claim,
     DeadLetter,
     Delivery,
@@ -35,7 +34,6 @@ from umbel.brokers.interface import (
     Evidence,
     LoggedEvent,
     Pause,
-    Permit,
     Refused,
     Settled,
     Spend,
@@ -44,9 +42,9 @@ from umbel.brokers.interface import (
     Verdict,
 )
 from umbel.brokers.links import ConfiguredBroker, signer_at
-from umbel.brokers.refusals import unbound
+from umbel.brokers.refusals import unbound, unsupported
 from umbel.clock import cluster_now
-from umbel.errors import AccessRefused, NotSupported
+from umbel.errors import AccessRefused
 from umbel.protocol.delivery.trust import ClusterId, Doubt
 from umbel.wire.message import Outgoing
 from umbel.wire.records import Revoke
@@ -62,6 +60,9 @@ LOOK_EVERY_S = 0.05  # for messages in queues that this process does not consume
 class AmqpBroker(ConfiguredBroker, FailureStore):
     """The asynchronous broker on RabbitMQ; an operation after a lost connection reconnects."""
 
+    capabilities = CAPABILITIES
+    permit = unsupported(CAPABILITIES.reasons["limits"])
+
     def __init__(self, settings: BrokerSettings) -> None:
         super().__init__(settings)
         self._sessions = Sessions(
@@ -70,21 +71,11 @@ class AmqpBroker(ConfiguredBroker, FailureStore):
             on_replaced=self._tell_replaced,
             on_link=self._tell_link,
         )
-        self._coordination = AmqpCoordination(self._sessions, settings)
+        self.coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
         self._failed = topology.failed_queue(settings)
         self._unusable: dict[str, float] = {}  # queues, and until when they are left alone
         self._told_horizon = self._told_horizon_at = 0.0
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What RabbitMQ can and cannot do."""
-        return CAPABILITIES
-
-    @property
-    def coordination(self) -> AmqpCoordination:
-        """The leases and elections of this broker."""
-        return self._coordination
 
     async def open(self) -> None:
         """Connect. Waits for a server that answers but is still starting; later operations do not wait."""
@@ -108,11 +99,11 @@ class AmqpBroker(ConfiguredBroker, FailureStore):
     async def reconnect(self) -> None:
         """Reconnect what was lost; raises BrokerUnavailable if that fails."""
         await self._sessions.get()
-        await self._coordination.reconnect()
+        await self.coordination.reconnect()
 
     async def close(self) -> None:
         """Give up locks and close all connections; RabbitMQ requeues what is claimed."""
-        await self._coordination.close()
+        await self.coordination.close()
         await self._sessions.close()
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
@@ -257,10 +248,6 @@ class AmqpBroker(ConfiguredBroker, FailureStore):
     async def keep_cluster_id(self, made: ClusterId) -> ClusterId:
         """Store the id unless there is one; returns the one that counts."""
         return await verdicts.keep_cluster_id(await self._sessions.get(), made)
-
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
-        """Raises NotSupported: RabbitMQ cannot count limits for the whole cluster."""
-        raise NotSupported(CAPABILITIES.reasons["limits"])
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         """Make dead letters of refused messages."""
@@ -455,7 +442,7 @@ class AmqpBroker(ConfiguredBroker, FailureStore):
         session.views.revokes.sweep(cluster_now())
         session.views.signatures.sweep(cluster_now())
         self._tell_horizon(session.views.signatures.horizon)
-        await self._coordination.sweep()
+        await self.coordination.sweep()
 
     def _tell_horizon(self, horizon: float) -> None:
         """Log at most once an hour that messages are refused although their signatures are still in their

@@ -33,8 +33,9 @@ from umbel.brokers.amqp.session import Session, Sessions, write_facts, write_if_
 from umbel.brokers.amqp.streams import ElectionFact, LeaseFact
 from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.refusals import unsupported
 from umbel.clock import cluster_now
-from umbel.errors import BrokerUnavailable, NotSupported
+from umbel.errors import BrokerUnavailable
 from umbel.protocol.leadership import coordination as protocol
 from umbel.protocol.leadership.coordination import (
     Busy,
@@ -55,6 +56,8 @@ WRITES_MAX = 5  # attempts for one change; each failed because another writer wa
 
 class AmqpCoordination:
     """The leases and elections of one broker, and its logical clock."""
+
+    release_unique = unsupported(CAPABILITIES.reasons["unique"])
 
     def __init__(self, sessions: Sessions, settings: BrokerSettings) -> None:
         self._sessions = sessions
@@ -303,10 +306,6 @@ class AmqpCoordination:
         return is_recorded and self._mine(f"election.{key}", holder, term) is not None
 
     # -- the clock -------------------------------------------------------------------------------
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
 
     async def raise_clock(self, value: int) -> int:
         """Raise the shared logical clock to at least `value`; the value that it has then."""

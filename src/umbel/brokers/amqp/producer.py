@@ -40,10 +40,10 @@ from umbel.brokers.amqp.streams import (
     offset_of,
 )
 from umbel.brokers.amqp.topology import CAPABILITIES, Exchange, Queue, TaskQueues
-from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
-from umbel.brokers.refusals import unbound
+from umbel.brokers.interface import Broadcast, BrokerSettings
+from umbel.brokers.refusals import unbound, unsupported_blocking
 from umbel.clock import cluster_now
-from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable, MayHaveArrived, NotSupported
+from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable, MayHaveArrived
 from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.message import Outgoing
 from umbel.wire.records import Revoke
@@ -58,6 +58,9 @@ _producers: "WeakSet[AmqpProducer]" = WeakSet()
 class AmqpProducer:
     """The blocking producer of clients and running tasks."""
 
+    capabilities = CAPABILITIES
+    hold_unique = release_unique = unsupported_blocking(CAPABILITIES.reasons["unique"])
+
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._queues = TaskQueues(settings)
@@ -69,19 +72,6 @@ class AmqpProducer:
         self._revokes, self._facts = StreamPosition(RevokeView()), StreamPosition(FactsView())
         self._facts_read_at = float("-inf")
         _producers.add(self)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What RabbitMQ can and cannot do."""
-        return CAPABILITIES
-
-    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
-
-    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
 
     def cluster_id(self) -> ClusterId | None:
         """The id that signatures are bound to; None if the cluster has none."""

@@ -30,10 +30,10 @@ from umbel.brokers.amqp.link import Channel, Link, open_link
 from umbel.brokers.amqp.outbox import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, Unanswered, entry, refusal
 from umbel.brokers.amqp.streams import QueueFact, encode_record
 from umbel.brokers.amqp.topology import CAPABILITIES, Call, Exchange, Queue, TaskQueues, mismatch
-from umbel.brokers.interface import Attempt, BrokerSettings, Capabilities
-from umbel.brokers.refusals import unbound
+from umbel.brokers.interface import Attempt, BrokerSettings
+from umbel.brokers.refusals import unbound, unsupported
 from umbel.clock import cluster_now
-from umbel.errors import AccessRefused, BrokerError, BrokerRefused, NotSupported, WireError
+from umbel.errors import AccessRefused, BrokerError, BrokerRefused, WireError
 from umbel.wire.message import Outgoing
 
 # ---- publisher -------------------------------------------------------------------------------------
@@ -340,6 +340,8 @@ class AmqpAsyncProducer:
     """
 
     repeats = False
+    capabilities = CAPABILITIES
+    hold_unique = release_unique = unsupported(CAPABILITIES.reasons["unique"])
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._timeout_s = settings.connect_timeout_s
@@ -349,11 +351,6 @@ class AmqpAsyncProducer:
         self._link: Link | None = None
         self._publisher: Publisher | None = None
         self._opening = asyncio.Lock()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What RabbitMQ can and cannot do."""
-        return CAPABILITIES
 
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
         """Send task messages, confirmed on return; `attempt.is_out` says whether some may have arrived after
@@ -373,14 +370,6 @@ class AmqpAsyncProducer:
         of_posts = {place - len(news): why for place, why in refused.items() if place >= len(news)}
         if of_posts:
             raise refusal(of_posts, posts)
-
-    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
 
     async def close(self) -> None:
         """Close the connection; the next send opens another."""

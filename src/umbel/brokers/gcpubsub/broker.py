@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from umbel.brokers.gcpubsub import claims, letters, posts
-from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, NoCoordination, Unsupported, refuse
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, NoCoordination, Unsupported
 from umbel.brokers.gcpubsub.claims import Claims
 from umbel.brokers.gcpubsub.consumer import PubsubSubscription
 from umbel.brokers.gcpubsub.service import Service
@@ -13,7 +13,6 @@ from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Broadcast,
     BrokerSettings,
-    Capabilities,
     Claim,
     DeadLetter,
     Delivery,
@@ -25,7 +24,7 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.links import ConfiguredBroker, signer_at
 from umbel.clock import cluster_now
-from umbel.errors import BrokerError, BrokerRefused
+from umbel.errors import BrokerError, BrokerRefused, NotSupported
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.call import holding_of
 from umbel.wire.message import Message, Outgoing
@@ -36,6 +35,9 @@ ReleaseUnique = Callable[[Sequence[tuple[str, str]]], Awaitable[None]]
 class PubsubBroker(ConfiguredBroker, Unsupported):
     """The asynchronous broker on Google Pub/Sub, complete only together with a coordination store."""
 
+    capabilities = CAPABILITIES
+    coordination = NoCoordination()
+
     def __init__(self, settings: BrokerSettings, release_unique: ReleaseUnique | None = None) -> None:
         """`release_unique` belongs to the coordination store, which has the keys of the unique tasks in these
         queues.
@@ -44,24 +46,13 @@ class PubsubBroker(ConfiguredBroker, Unsupported):
         self._release_unique = release_unique
         self._service = Service(settings)
         self._claims = Claims(self._service, settings.lease_s)
-        self._coordination = NoCoordination()
         self._keeper: asyncio.Task[None] | None = None
         self._leaving: dict[PubsubSubscription, asyncio.Task[None] | None] = {}  # None: it still listens
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What Pub/Sub can and cannot do."""
-        return CAPABILITIES
-
-    @property
-    def coordination(self) -> NoCoordination:
-        """A coordination that supports neither elections nor leases."""
-        return self._coordination
 
     async def open(self) -> None:
         """Create the queue of dead letters, and start to extend the deadlines of claimed messages."""
         if self._settings.remembers_signatures:
-            refuse("signatures")
+            raise NotSupported(CAPABILITIES.reasons["signatures"])
         self._signer = await signer_at(self, self._settings)
         await self._service.make_dead()
         if self._keeper is None:
@@ -210,7 +201,7 @@ class PubsubBroker(ConfiguredBroker, Unsupported):
     ) -> AsyncIterator[Subscription]:
         """The broadcasts that match the patterns, while the block runs; raises NotSupported for events."""
         if exchange == EVENT_EXCHANGE:
-            refuse("events")
+            raise NotSupported(CAPABILITIES.reasons["events"])
         subscription = PubsubSubscription(
             self._service,
             exchange,

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from umbel.brokers.gcpubsub import api, posts
 from umbel.brokers.gcpubsub.api import Call, Calls, Topology, next_of
-from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, refuse
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import (
     Address,
     Answer,
@@ -27,15 +27,13 @@ from umbel.brokers.gcpubsub.http import (
     unreachable,
 )
 from umbel.brokers.gcpubsub.posts import Post
-from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
-from umbel.brokers.refusals import unbound
+from umbel.brokers.interface import Broadcast, BrokerSettings
+from umbel.brokers.refusals import unbound, unsupported_blocking
 from umbel.brokers.tls import nothing_to_read
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.message import Outgoing
-from umbel.wire.records import Revoke
 
 # ---- blocking link ---------------------------------------------------------------------------------
 #
@@ -138,6 +136,11 @@ _producers: "WeakSet[PubsubProducer]" = WeakSet()
 class PubsubProducer:
     """The blocking producer of clients and running tasks."""
 
+    capabilities = CAPABILITIES
+    revoke = unsupported_blocking(CAPABILITIES.reasons["revokes"])
+    hold_unique = release_unique = unsupported_blocking(CAPABILITIES.reasons["unique"])
+    cluster_id = unsupported_blocking(CAPABILITIES.reasons["signatures"])
+
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         address = address_from_url(settings.url)
@@ -148,11 +151,6 @@ class PubsubProducer:
         self._topology = Topology(settings, address.project, exactly_once=exactly_once)
         self._lock = threading.RLock()
         _producers.add(self)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What Pub/Sub can and cannot do."""
-        return CAPABILITIES
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
         """Send task messages, confirmed on return; raises BrokerRefused if one was refused."""
@@ -172,25 +170,9 @@ class PubsubProducer:
                 self._make(self._topology.make_topic(exchange, self._settings.subscription_expires_s))
             self._send([posts.broadcast(message) for message in deliverable])
 
-    def revoke(self, revokes: Sequence[Revoke]) -> None:
-        """Raises NotSupported: Pub/Sub has no record of revokes that all workers read."""
-        refuse("revokes")
-
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
         """0: Pub/Sub has no event log, so nothing is logged."""
         return 0  # there is no event log
-
-    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
-
-    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
-
-    def cluster_id(self) -> ClusterId | None:
-        """Raises NotSupported: a cluster on Pub/Sub has no id for signatures."""
-        refuse("signatures")
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

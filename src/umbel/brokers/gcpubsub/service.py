@@ -13,7 +13,7 @@ from typing import Any
 
 from umbel.brokers.gcpubsub import api, posts
 from umbel.brokers.gcpubsub.api import Call, Calls, Received, Topology, next_of
-from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, refuse
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import (
     AcksRefused,
     Address,
@@ -28,8 +28,8 @@ from umbel.brokers.gcpubsub.http import (
     unreachable,
 )
 from umbel.brokers.gcpubsub.posts import DEAD, Names, Post
-from umbel.brokers.interface import Attempt, BrokerSettings, Capabilities
-from umbel.brokers.refusals import unbound
+from umbel.brokers.interface import Attempt, BrokerSettings
+from umbel.brokers.refusals import unbound, unsupported
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused, BrokerSilent
 from umbel.wire.message import Outgoing
@@ -315,14 +315,11 @@ class PubsubAsyncProducer:
     """
 
     repeats = False
+    capabilities = CAPABILITIES
+    hold_unique = release_unique = unsupported(CAPABILITIES.reasons["unique"])
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._service = Service(settings)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What Pub/Sub can and cannot do."""
-        return CAPABILITIES
 
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
         """Send task messages, confirmed on return; `attempt.is_out` says whether some may have arrived after
@@ -336,14 +333,6 @@ class PubsubAsyncProducer:
         if refused := await self._service.try_send(sent):
             why = refused[min(refused)]
             raise BrokerRefused(f"cannot send a message: {why}", places=sorted(refused))
-
-    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
 
     async def close(self) -> None:
         """Close the idle connections."""
