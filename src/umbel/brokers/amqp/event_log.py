@@ -73,7 +73,7 @@ class EventLog:
     async def register(self, session: Session, name: str) -> int:
         """Start to log events for this recorder; the offset behind which it reads."""
         await self._ready(session)
-        await self._bind(session, topology.event_binding())
+        await session.link.run(*topology.event_binding())
         known = session.views.facts.recorders.get(name)
         if known is not None:
             return known
@@ -86,7 +86,7 @@ class EventLog:
         """Remove the recorder; without any recorder nothing is logged any more."""
         await self._ready(session)
         if not session.views.facts.recorders.keys() - {name}:
-            await self._bind(session, topology.event_unbinding())
+            await session.link.run(*topology.event_unbinding())
         await self._tell(session, RecorderFact(name, None))
 
     async def append(
@@ -149,12 +149,6 @@ class EventLog:
         """The last offset, the recorders with their offsets, and how many events were lost."""
         lost = await self.lost(session)
         return EventLogState(await self._last_offset(session), dict(session.views.facts.recorders), lost)
-
-    async def _bind(self, session: Session, calls: list[topology.Call]) -> None:
-        channel = await session.link.channel()
-        for method, fields in calls:
-            await channel.call(method, *fields)
-        await channel.close()
 
     async def _ready(self, session: Session) -> None:
         if topology.EVENTS not in session.publisher.declared:

@@ -15,7 +15,7 @@ read as text, and text that is not UTF-8 is a ValueError. An integer beyond 64 b
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -219,108 +219,70 @@ _NUMBERS = {
 
 
 class Method(IntEnum):
-    """The methods of AMQP 0-9-1 that Umbel sends or reads: class number in the upper half, method number in
-    the lower.
+    """The methods of AMQP 0-9-1 that Umbel sends or reads.
+
+    The number has the class in its upper half and the method in its lower half. `fields` spells the fields.
     """
 
-    CONNECTION_START = 0x000A000A
-    CONNECTION_START_OK = 0x000A000B
-    CONNECTION_TUNE = 0x000A001E
-    CONNECTION_TUNE_OK = 0x000A001F
-    CONNECTION_OPEN = 0x000A0028
-    CONNECTION_OPEN_OK = 0x000A0029
-    CONNECTION_CLOSE = 0x000A0032
-    CONNECTION_CLOSE_OK = 0x000A0033
-    CONNECTION_BLOCKED = 0x000A003C
-    CONNECTION_UNBLOCKED = 0x000A003D
-    CHANNEL_OPEN = 0x0014000A
-    CHANNEL_OPEN_OK = 0x0014000B
-    CHANNEL_FLOW = 0x00140014
-    CHANNEL_FLOW_OK = 0x00140015
-    CHANNEL_CLOSE = 0x00140028
-    CHANNEL_CLOSE_OK = 0x00140029
-    EXCHANGE_DECLARE = 0x0028000A
-    EXCHANGE_DECLARE_OK = 0x0028000B
-    EXCHANGE_BIND = 0x0028001E
-    EXCHANGE_BIND_OK = 0x0028001F
-    QUEUE_DECLARE = 0x0032000A
-    QUEUE_DECLARE_OK = 0x0032000B
-    QUEUE_BIND = 0x00320014
-    QUEUE_BIND_OK = 0x00320015
-    QUEUE_UNBIND = 0x00320032
-    QUEUE_UNBIND_OK = 0x00320033
-    QUEUE_PURGE = 0x0032001E
-    QUEUE_PURGE_OK = 0x0032001F
-    QUEUE_DELETE = 0x00320028
-    QUEUE_DELETE_OK = 0x00320029
-    BASIC_QOS = 0x003C000A
-    BASIC_QOS_OK = 0x003C000B
-    BASIC_CONSUME = 0x003C0014
-    BASIC_CONSUME_OK = 0x003C0015
-    BASIC_CANCEL = 0x003C001E
-    BASIC_CANCEL_OK = 0x003C001F
-    BASIC_PUBLISH = 0x003C0028
-    BASIC_RETURN = 0x003C0032
-    BASIC_DELIVER = 0x003C003C
-    BASIC_GET = 0x003C0046
-    BASIC_GET_OK = 0x003C0047
-    BASIC_GET_EMPTY = 0x003C0048
-    BASIC_ACK = 0x003C0050
-    BASIC_REJECT = 0x003C005A
-    BASIC_NACK = 0x003C0078
-    CONFIRM_SELECT = 0x0055000A
-    CONFIRM_SELECT_OK = 0x0055000B
+    fields: str
+
+    def __new__(cls, number: int, fields: str) -> Self:
+        """Create a member from its number and the spelling of its fields."""
+        method = int.__new__(cls, number)
+        method._value_ = number
+        method.fields = fields
+        return method
+
+    CONNECTION_START = 0x000A000A, "BBFSS"
+    CONNECTION_START_OK = 0x000A000B, "FsSs"
+    CONNECTION_TUNE = 0x000A001E, "HLH"
+    CONNECTION_TUNE_OK = 0x000A001F, "HLH"
+    CONNECTION_OPEN = 0x000A0028, "ssb"
+    CONNECTION_OPEN_OK = 0x000A0029, "s"
+    CONNECTION_CLOSE = 0x000A0032, "HsHH"
+    CONNECTION_CLOSE_OK = 0x000A0033, ""
+    CONNECTION_BLOCKED = 0x000A003C, "s"
+    CONNECTION_UNBLOCKED = 0x000A003D, ""
+    CHANNEL_OPEN = 0x0014000A, "s"
+    CHANNEL_OPEN_OK = 0x0014000B, "S"
+    CHANNEL_FLOW = 0x00140014, "b"
+    CHANNEL_FLOW_OK = 0x00140015, "b"
+    CHANNEL_CLOSE = 0x00140028, "HsHH"
+    CHANNEL_CLOSE_OK = 0x00140029, ""
+    EXCHANGE_DECLARE = 0x0028000A, "HssbbbbbF"
+    EXCHANGE_DECLARE_OK = 0x0028000B, ""
+    EXCHANGE_BIND = 0x0028001E, "HsssbF"
+    EXCHANGE_BIND_OK = 0x0028001F, ""
+    QUEUE_DECLARE = 0x0032000A, "HsbbbbbF"
+    QUEUE_DECLARE_OK = 0x0032000B, "sLL"
+    QUEUE_BIND = 0x00320014, "HsssbF"
+    QUEUE_BIND_OK = 0x00320015, ""
+    QUEUE_UNBIND = 0x00320032, "HsssF"
+    QUEUE_UNBIND_OK = 0x00320033, ""
+    QUEUE_PURGE = 0x0032001E, "Hsb"
+    QUEUE_PURGE_OK = 0x0032001F, "L"
+    QUEUE_DELETE = 0x00320028, "Hsbbb"
+    QUEUE_DELETE_OK = 0x00320029, "L"
+    BASIC_QOS = 0x003C000A, "LHb"
+    BASIC_QOS_OK = 0x003C000B, ""
+    BASIC_CONSUME = 0x003C0014, "HssbbbbF"
+    BASIC_CONSUME_OK = 0x003C0015, "s"
+    BASIC_CANCEL = 0x003C001E, "sb"
+    BASIC_CANCEL_OK = 0x003C001F, "s"
+    BASIC_PUBLISH = 0x003C0028, "Hssbb"
+    BASIC_RETURN = 0x003C0032, "Hsss"
+    BASIC_DELIVER = 0x003C003C, "sQbss"
+    BASIC_GET = 0x003C0046, "Hsb"
+    BASIC_GET_OK = 0x003C0047, "QbssL"
+    BASIC_GET_EMPTY = 0x003C0048, "s"
+    BASIC_ACK = 0x003C0050, "Qb"
+    BASIC_REJECT = 0x003C005A, "Qb"
+    BASIC_NACK = 0x003C0078, "Qbb"
+    CONFIRM_SELECT = 0x0055000A, "b"
+    CONFIRM_SELECT_OK = 0x0055000B, ""
 
 
-_FIELDS: dict[int, str] = {
-    Method.CONNECTION_START: "BBFSS",
-    Method.CONNECTION_START_OK: "FsSs",
-    Method.CONNECTION_TUNE: "HLH",
-    Method.CONNECTION_TUNE_OK: "HLH",
-    Method.CONNECTION_OPEN: "ssb",
-    Method.CONNECTION_OPEN_OK: "s",
-    Method.CONNECTION_CLOSE: "HsHH",
-    Method.CONNECTION_CLOSE_OK: "",
-    Method.CONNECTION_BLOCKED: "s",
-    Method.CONNECTION_UNBLOCKED: "",
-    Method.CHANNEL_OPEN: "s",
-    Method.CHANNEL_OPEN_OK: "S",
-    Method.CHANNEL_FLOW: "b",
-    Method.CHANNEL_FLOW_OK: "b",
-    Method.CHANNEL_CLOSE: "HsHH",
-    Method.CHANNEL_CLOSE_OK: "",
-    Method.EXCHANGE_DECLARE: "HssbbbbbF",
-    Method.EXCHANGE_DECLARE_OK: "",
-    Method.EXCHANGE_BIND: "HsssbF",
-    Method.EXCHANGE_BIND_OK: "",
-    Method.QUEUE_DECLARE: "HsbbbbbF",
-    Method.QUEUE_DECLARE_OK: "sLL",
-    Method.QUEUE_BIND: "HsssbF",
-    Method.QUEUE_BIND_OK: "",
-    Method.QUEUE_UNBIND: "HsssF",
-    Method.QUEUE_UNBIND_OK: "",
-    Method.QUEUE_PURGE: "Hsb",
-    Method.QUEUE_PURGE_OK: "L",
-    Method.QUEUE_DELETE: "Hsbbb",
-    Method.QUEUE_DELETE_OK: "L",
-    Method.BASIC_QOS: "LHb",
-    Method.BASIC_QOS_OK: "",
-    Method.BASIC_CONSUME: "HssbbbbF",
-    Method.BASIC_CONSUME_OK: "s",
-    Method.BASIC_CANCEL: "sb",
-    Method.BASIC_CANCEL_OK: "s",
-    Method.BASIC_PUBLISH: "Hssbb",
-    Method.BASIC_RETURN: "Hsss",
-    Method.BASIC_DELIVER: "sQbss",
-    Method.BASIC_GET: "Hsb",
-    Method.BASIC_GET_OK: "QbssL",
-    Method.BASIC_GET_EMPTY: "s",
-    Method.BASIC_ACK: "Qb",
-    Method.BASIC_REJECT: "Qb",
-    Method.BASIC_NACK: "Qbb",
-    Method.CONFIRM_SELECT: "b",
-    Method.CONFIRM_SELECT_OK: "",
-}
+_FIELDS: dict[int, str] = {method.value: method.fields for method in Method}
 _DELIVER = int(Method.BASIC_DELIVER)
 _DELIVER_BYTES = _DELIVER.to_bytes(4)
 _WITH_CONTENT = frozenset({_DELIVER, int(Method.BASIC_GET_OK), int(Method.BASIC_RETURN)})

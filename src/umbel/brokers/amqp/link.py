@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from umbel.brokers.amqp.frames import (
     HEARTBEAT_FRAME,
@@ -38,6 +38,9 @@ from umbel.brokers.amqp.handshake import (
 )
 from umbel.brokers.amqp.outbox import AllSent, Batch, Unconfirmed
 from umbel.errors import BrokerError, BrokerUnavailable
+
+if TYPE_CHECKING:
+    from umbel.brokers.amqp.topology import Call
 
 READ_BYTES = 64 * 1024
 PROBE_S = 5.0  # how long a server that does not confirm in time has to answer another request
@@ -89,6 +92,14 @@ class Link(asyncio.BufferedProtocol):
         if confirms:
             await channel.call(Method.CONFIRM_SELECT, False)
         return channel
+
+    async def run(self, *calls: "Call") -> list[Incoming]:
+        """Make these calls on a new channel, close it, and return the answers."""
+        channel = await self.channel()
+        asked = [channel.ask(method, *fields) for method, fields in calls]
+        answers = [await channel.answer(future) for future in asked]
+        await channel.close()
+        return answers
 
     def send(self, data: bytes) -> None:
         """Write at the end of this turn of the event loop; raises the error that ended the link."""

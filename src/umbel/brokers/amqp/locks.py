@@ -146,15 +146,12 @@ class Locks:
         async with self._lock:
             link = await self._open(location)
             sent_at = await self._barrier()
-            channel = await link.channel()
             try:
-                for method, fields in queue.calls():
-                    await channel.call(method, *fields)
+                await link.run(*queue.calls())
             except ChannelClosed as refused:
                 if refused.code != ChannelClosed.LOCKED:
                     raise
                 return None
-            await channel.close()
             self._held[what] = queue
             if not wanted.is_set():
                 self.drop(what)
@@ -252,16 +249,13 @@ async def is_locked(session: Session, what: str) -> bool:
 
 async def probe_mailbox(session: Session, node: str) -> Evidence:
     """Whether a node listens on its mailbox, which is exclusive; the mailbox of Celery before 5.7 is not."""
-    channel = await session.link.channel()
-    method, fields = topology.passive(topology.mailbox(node))
     try:
-        declared = await channel.call(method, *fields)
+        (declared,) = await session.link.run(topology.passive(topology.mailbox(node)))
     except ChannelClosed as refused:
         if refused.code == ChannelClosed.LOCKED:
             return Evidence.ALIVE
         if refused.code == ChannelClosed.NOT_FOUND:
             return Evidence.GONE
         raise
-    await channel.close()
     consumers = declared.fields[2]
     return Evidence.ALIVE if consumers else Evidence.UNKNOWN

@@ -177,26 +177,23 @@ class Publisher:
         A queue may exist with other arguments, and an exchange of another kind still takes messages. A user
         who may not create them can still use existing ones.
         """
-        channel = await self._link.channel()
         try:
-            for answer in [channel.ask(method, *fields) for method, fields in what.calls()]:
-                await channel.answer(answer)
+            await self._link.run(*what.calls())
         except ChannelClosed as refused:
             is_other = refused.code == ChannelClosed.PRECONDITION
             is_theirs = isinstance(refused, NotPermitted) and not refused.may_configure
             if exactly or not (is_other or is_theirs):
                 why = mismatch(what.name, refused.text) if is_other else ""
                 raise CannotDeclare(repr(what.name), refused, why) from None
-            channel = await self._link.channel()
-            method, fields = topology.passive(what.name) if isinstance(what, Queue) else what.passive()
             try:
-                await channel.call(method, *fields)
+                await self._link.run(
+                    topology.passive(what.name) if isinstance(what, Queue) else what.passive()
+                )
             except ChannelClosed:
                 if is_other:
                     raise
                 raise CannotDeclare(repr(what.name), refused) from None
             self.peculiar.add(what.name)
-        await channel.close()
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
 
     async def need(self, what: Queue | Exchange) -> None:
@@ -214,13 +211,10 @@ class Publisher:
 
     async def make(self, what: str, calls: Sequence[Call]) -> None:
         """Declare and bind several things at once; raises CannotDeclare."""
-        channel = await self._link.channel()
         try:
-            for answer in [channel.ask(method, *fields) for method, fields in calls]:
-                await channel.answer(answer)
+            await self._link.run(*calls)
         except ChannelClosed as refused:
             raise CannotDeclare(what, refused) from None
-        await channel.close()
 
     def forget_declared(self) -> None:
         """Something was deleted: declare again what is needed."""

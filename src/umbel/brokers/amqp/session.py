@@ -133,7 +133,8 @@ class Session:
             # Concurrently: a server that has none of them yet is slow to create each.
             await asyncio.gather(*map(self.publisher.declare, topology.streams(self._settings)))
             if self._settings.remembers_signatures:
-                await self._show_that_it_lives()
+                # The session's lock is on the connection that has the claims, so both end together.
+                await self.link.run(*topology.session_queue(self.holder).calls())
             tails = await self._new_tails()
             if tails.strange:
                 await tails.close()
@@ -172,13 +173,6 @@ class Session:
         with suppress(BrokerError):  # the next renewal of a lease retries
             while self.claims.lost_uses:
                 await self.free_lost()
-
-    async def _show_that_it_lives(self) -> None:
-        """Hold the session's lock on the connection that has the claims: both end together."""
-        channel = await self.link.channel()
-        for method, fields in topology.session_queue(self.holder).calls():
-            await channel.call(method, *fields)
-        await channel.close()
 
     async def catch_up(self) -> None:
         """When this returns, the views know all that was confirmed before."""
@@ -282,11 +276,9 @@ class Session:
 
         async def probe(name: str) -> None:
             async with gate:
-                channel = await self.link.channel()
-                method, fields = topology.passive(name)
                 try:
-                    found[name] = (await channel.call(method, *fields)).fields[1]
-                    await channel.close()
+                    (answer,) = await self.link.run(topology.passive(name))
+                    found[name] = answer.fields[1]
                 except ChannelClosed as refused:
                     if refused.code not in (ChannelClosed.NOT_FOUND, ChannelClosed.LOCKED):
                         raise
@@ -296,18 +288,13 @@ class Session:
 
     async def look_at(self, queue: str) -> tuple[int, int]:
         """How many messages wait in an existing queue, and how many consumers it has."""
-        channel = await self.link.channel()
-        method, fields = topology.passive(queue)
-        _, waiting, consumers = (await channel.call(method, *fields)).fields
-        await channel.close()
-        return waiting, consumers
+        (answer,) = await self.link.run(topology.passive(queue))
+        return answer.fields[1], answer.fields[2]
 
     async def purge(self, queue: str) -> int:
         """Remove what waits in the queue; how many messages that were."""
-        channel = await self.link.channel()
-        count: int = (await channel.call(Method.QUEUE_PURGE, 0, queue, False)).fields[0]
-        await channel.close()
-        return count
+        (answer,) = await self.link.run((Method.QUEUE_PURGE, (0, queue, False)))
+        return int(answer.fields[0])
 
     async def _new_tails(self) -> Tails:
         tails = Tails(await self.link.channel(), self.views.followed)
