@@ -22,12 +22,6 @@ import msgspec
 from umbel.errors import TooLarge
 
 # ---- tables ----------------------------------------------------------------------------------------
-#
-# AMQP 0-9-1's typed values as bytes, and back.
-#
-# Only what RabbitMQ and Celery put on the wire (wire-protocol 1.2): decimals and byte strings are read as
-# text, and text that is not UTF-8 is a ValueError. An integer beyond 64 bits is an OverflowError;
-# `envelope.py` sends such a number another way.
 
 Table = dict[str, Any]
 
@@ -57,7 +51,7 @@ _TEXT, _VOID, _BOOL, _TABLE, _ARRAY, _BYTES, _DECIMAL = b"SVtFAxD"
 
 
 def encode_short(text: str) -> bytes:
-    """A name or id with its length in front; raises TooLarge beyond 255 bytes."""
+    """Encode a name or id with its length in front; raise TooLarge beyond 255 bytes."""
     data = text.encode()
     if len(data) > _SHORT_MAX:
         raise TooLarge(f"{text[:40]!r}… has {len(data)} bytes; AMQP allows {_SHORT_MAX} for names and ids")
@@ -65,7 +59,7 @@ def encode_short(text: str) -> bytes:
 
 
 def encode_table(table: Table) -> bytes:
-    """A table with its length in front; raises OverflowError for an integer beyond 64 bits."""
+    """Encode a table with its length in front; raise OverflowError for an integer beyond 64 bits."""
     parts: list[bytes] = []
     for name, value in table.items():
         parts.append(_names.get(name) or _encode_name(name))
@@ -82,7 +76,7 @@ def encode_table(table: Table) -> bytes:
 
 
 def _encode_name(name: str) -> bytes:
-    """A header's name, from a cache: the same few names are in every message."""
+    """Encode a header's name, from a cache: the same few names are in every message."""
     if len(_names) >= NAMES_MAX:
         _names.clear()
     data = _names[name] = encode_short(name)
@@ -90,7 +84,7 @@ def _encode_name(name: str) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """One value with the letter of its type in front, in the types that Celery writes."""
+    """Encode one value with the letter of its type in front, in the types that Celery writes."""
     if isinstance(value, str):
         data = value.encode()
         return b"S" + _pack_long(len(data)) + data
@@ -120,14 +114,14 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_short(data: bytes, at: int) -> tuple[str, int]:
-    """The name or id at this place, and the place behind it."""
+    """Return the name or id at this place, and the place behind it."""
     end = at + 1 + data[at]
     return data[at + 1 : end].decode(), end
 
 
 def decode_table(data: bytes, at: int) -> tuple[Table, int]:
-    """The table at this place, and the place behind it; raises ValueError for a type that
-    Umbel cannot read.
+    """Return the table at this place, and the place behind it; raise ValueError for a type that Umbel cannot
+    read.
     """
     end = at + 4 + _unpack_long(data, at)[0]
     at += 4
@@ -150,7 +144,9 @@ def decode_table(data: bytes, at: int) -> tuple[Table, int]:
 
 
 def _decode_name(short: bytes) -> str:
-    """A header's name, from a cache: every message has the same few names, and foreign names are few too."""
+    """Decode a header's name, from a cache: every message has the same few names, and foreign names are few
+    too.
+    """
     if len(_read_names) >= NAMES_MAX:
         _read_names.clear()
     name = _read_names[short] = short[1:].decode()
@@ -158,7 +154,7 @@ def _decode_name(short: bytes) -> str:
 
 
 def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
-    """The value of this type at this place, and the place behind it."""
+    """Return the value of this type at this place, and the place behind it."""
     if (fixed := _FIXED.get(kind)) is not None:
         return fixed.unpack_from(data, at)[0], at + fixed.size
     if kind == _BOOL:
@@ -187,15 +183,6 @@ def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
 
 
 # ---- frames ----------------------------------------------------------------------------------------
-#
-# AMQP 0-9-1 as bytes, and back, for the methods that Umbel uses.
-#
-# Pure: bytes in, `Incoming` out; the asynchronous link and the blocking one both use it. The codec is
-# Umbel's and not a library's, because decoding a delivery is the largest cost of consuming
-# (`docs/decisions/0012-amqp-client.md`).
-#
-# Every method is a number, class and method in one, and a text that spells its fields: B H L Q are numbers
-# of 1, 2, 4, 8 bytes, s and S short and long strings, F a table, b one bit of a shared byte.
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 FRAME_MAX = 131_072
@@ -306,7 +293,7 @@ class BadFrames(ValueError):
 
 
 def encode_method(channel: int, method: Method, *fields: Any) -> bytes:
-    """The frame of one method; `fields` in the order in which the protocol spells them."""
+    """Encode the frame of one method; `fields` are in the order in which the protocol spells them."""
     parts, bits, bit = [], 0, 0
     for kind, value in zip(_FIELDS[method], fields, strict=True):
         if kind == "b":
@@ -326,7 +313,7 @@ def encode_method(channel: int, method: Method, *fields: Any) -> bytes:
 def encode_publish(
     channel: int, exchange: str, routing_key: str, properties: bytes, body: bytes, *, mandatory: bool = False
 ) -> bytes:
-    """All frames of one message: method, header and body, the body in pieces that fit a frame."""
+    """Encode all frames of one message: method, header and body, the body in pieces that fit a frame."""
     route = encode_short(exchange) + encode_short(routing_key)
     parts = [
         _method_head.pack(_METHOD, channel, len(route) + 7, Method.BASIC_PUBLISH),
@@ -345,7 +332,7 @@ def encode_publish(
 
 
 def encode_ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
-    """The frame that acknowledges one delivery, or with `multiple` all up to it."""
+    """Encode the frame that acknowledges one delivery, or with `multiple` all up to it."""
     return _ack_frame.pack(_METHOD, channel, 13, Method.BASIC_ACK, tag, multiple, _END)
 
 
@@ -387,7 +374,7 @@ class FrameReader:
         self._whole_max_bytes = min(message_max_bytes, FRAME_MAX)
 
     def feed(self, data: bytes) -> list[Incoming]:
-        """The methods that these bytes complete; raises BadFrames if the bytes are not AMQP."""
+        """Return the methods that these bytes complete; raise BadFrames if the bytes are not AMQP."""
         incoming: list[Incoming] = []
         try:
             self._cut(self._rest + data if self._rest else data, incoming)
@@ -425,7 +412,7 @@ class FrameReader:
         self._rest = data[at:]
 
     def _delivery(self, channel: int, data: bytes, start: int, head: int, incoming: list[Incoming]) -> int:
-        """Read the three frames of a usual message at once; the place behind them.
+        """Read the three frames of a usual message at once; return the place behind them.
 
         0 if they have not all arrived, or have another shape: then each frame is read separately.
         """
@@ -491,7 +478,7 @@ class FrameReader:
 
 
 def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str, str]:
-    """Consumer tag, delivery tag, redelivered, routing key, exchange of a delivery."""
+    """Return consumer tag, delivery tag, redelivered, routing key and exchange of a delivery."""
     end = at + 1 + data[at]
     key = end + 10 + data[end + 9]
     return (
@@ -504,7 +491,7 @@ def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str, str]:
 
 
 def _fields(spelling: str, data: bytes, at: int) -> Iterator[Any]:
-    """The fields of a method, read by its spelling."""
+    """Yield the fields of a method, read by its spelling."""
     bit = 0
     for kind in spelling:
         if kind == "b":

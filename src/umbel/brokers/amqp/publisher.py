@@ -1,21 +1,23 @@
-"""Publisher: declares what is missing, publishes, and returns when the server has answered for all.
+"""Publisher: declares missing queues, publishes, and returns when the server has answered for all messages.
 
-A message for a queue that was deleted since it was declared comes back; it is declared and sent again, once.
-What the server refuses is reported by its place, so that the others count: a queue that cannot be declared
-refuses its messages, and a full one (`reject-publish`) refuses each. A message to an exchange that was
-deleted, or over the server's size limit, closes its channel, and all that is unconfirmed on it is published
-again without the culprit.
+The server returns a message for a queue that was deleted since it was declared. The queue is then declared
+and the message sent again, once. Refused messages are reported by their places, so that the others count: a
+queue that cannot be declared refuses its messages, and a full one (`reject-publish`) refuses each. A message
+to a deleted exchange, or over the server's size limit, closes its channel; all that is unconfirmed on the
+channel is published again without the cause.
 
 `AmqpAsyncProducer` publishes with it from any event loop. RabbitMQ cannot tell whether it has a message
-already. A connection that is cut before the confirmation leaves the sender without an answer, so the producer
-sends nothing again by itself: the message may have arrived and would run twice.
+already. If the connection is cut before the confirmation, the producer does not send the messages again by
+itself: they may have arrived, and would run twice. If the caller sends them again, they are not written twice
+on one connection, and are flagged as redelivered on another (`Unanswered`).
 """
 
 import asyncio
 import os
 from collections.abc import Sequence
 
-from umbel.brokers.amqp import outbox, topology
+from umbel.brokers.amqp import publishing, topology
+from umbel.brokers.amqp.confirms import Unanswered
 from umbel.brokers.amqp.handshake import (
     FULL,
     Addresses,
@@ -27,7 +29,7 @@ from umbel.brokers.amqp.handshake import (
     blocked_by,
 )
 from umbel.brokers.amqp.link import Channel, Link, open_link
-from umbel.brokers.amqp.outbox import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, Unanswered, entry, refusal
+from umbel.brokers.amqp.publishing import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, entry, refusal
 from umbel.brokers.amqp.streams import QueueFact, encode_record
 from umbel.brokers.amqp.topology import CAPABILITIES, Call, Exchange, Queue, TaskQueues, mismatch
 from umbel.brokers.interface import Attempt, BrokerSettings
@@ -37,21 +39,9 @@ from umbel.errors import AccessRefused, BrokerError, BrokerRefused, WireError
 from umbel.wire.message import Outgoing
 
 # ---- publisher -------------------------------------------------------------------------------------
-#
-# Declares what is missing, publishes, and returns when the server has answered for all.
-#
-# A message for a queue that was deleted since it was declared comes back; it is declared and sent again,
-# once. What the server refuses is reported by its place, so that the others count: a queue that cannot be
-# declared refuses its messages, and a full one (`reject-publish`) refuses each.
-#
-# A message to an exchange that was deleted, or over the server's size limit, closes its channel, and the
-# answers for other messages in flight there are lost. So each exchange has a separate channel, and large
-# messages go alone.
 
-ALONE, OTHERS = (
-    "alone",
-    "others",
-)  # names of channels; the channel of an exchange is named by a slash and the exchange
+# Names of channels. The channel of an exchange is named by a slash and the exchange.
+ALONE, OTHERS = "alone", "others"
 CHANNELS_MAX = 16
 
 
@@ -59,19 +49,19 @@ class Publisher:
     """Publishes on one connection. `unanswered` outlives the connection: it belongs to the owner of all
     sends.
 
-    A message that makes the server close its channel takes the answers for other messages in flight there
-    with it. So each exchange has a separate channel, and large messages go alone. Messages that were in
-    flight with the culprit may have been accepted. With `may_repeat` they are sent again, each alone, which
+    If a message makes the server close its channel, the answers for other messages in flight there are lost.
+    So each exchange has a separate channel, and large messages go alone. The server may have accepted
+    messages that were in flight with the cause. With `may_repeat` they are sent again, each alone, which
     shows which one is refused; otherwise the error is `Undecided`.
 
-    Nothing is written to a server that has announced a resource alarm. What was written and has no answer is
-    not written again on the same connection.
+    Nothing is written to a server that has announced a resource alarm. Messages that were written and have no
+    answer are not written again on the same connection.
     """
 
     def __init__(self, link: Link, unanswered: Unanswered[Channel], *, may_repeat: bool = True) -> None:
         self.declared: set[str] = set()
         self.exchanges: set[str] = set()
-        self.peculiar: set[str] = set()  # queues that exist with other arguments than ours
+        self.differing: set[str] = set()  # queues that exist with other arguments than ours
         self._link = link
         self._unanswered = unanswered
         self._may_repeat = may_repeat
@@ -85,12 +75,12 @@ class Publisher:
         return bool(self._link.blocked)
 
     async def send(self, posts: Sequence[Post]) -> None:
-        """Publish all of them; BrokerRefused if the server refused some."""
+        """Publish all posts; raise BrokerRefused if the server refused some."""
         if refused := await self.try_send(posts):
             raise refusal(refused, posts)
 
     async def try_send(self, posts: Sequence[Post]) -> Refusals:
-        """Publish, and return which were refused and why."""
+        """Publish, and return which posts were refused and why."""
         if posts and self._link.blocked:
             raise blocked_by(self._link.location, self._link.blocked)
         refused: Refusals = {}
@@ -145,7 +135,9 @@ class Publisher:
     async def _repeat(
         self, exchange: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
     ) -> None:
-        """Publish again what was in flight when the channel closed, so that only the culprit is refused."""
+        """Publish again the messages that were in flight when the channel closed, so that only the cause is
+        refused.
+        """
         bad = await self._declare_missing([posts[place] for place in places])
         refused |= {place: bad[posts[place].needs] for place in places if posts[place].needs in bad}
         left = [place for place in places if place not in refused]
@@ -172,10 +164,10 @@ class Publisher:
             raise closed from None
 
     async def declare(self, what: Queue | Exchange, *, exactly: bool = False) -> None:
-        """Create it, or agree with what exists, unless it must be `exactly` so.
+        """Create it. If it exists with other arguments, use it so, unless it must be `exactly` so.
 
-        A queue may exist with other arguments, and an exchange of another kind still takes messages. A user
-        who may not create them can still use existing ones.
+        An exchange of another kind still takes messages. A user who may not create queues and exchanges can
+        still use existing ones.
         """
         try:
             await self._link.run(*what.calls())
@@ -193,15 +185,13 @@ class Publisher:
                 if is_other:
                     raise
                 raise CannotDeclare(repr(what.name), refused) from None
-            self.peculiar.add(what.name)
+            self.differing.add(what.name)
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
 
     async def need(self, what: Queue | Exchange) -> None:
         """Declare it unless that was done; callers that need the same meanwhile wait for it."""
-        known, name = (
-            self.declared if isinstance(what, Queue) else self.exchanges,
-            str(type(what)) + what.name,
-        )
+        known = self.declared if isinstance(what, Queue) else self.exchanges
+        name = str(type(what)) + what.name
         async with self._declaring.setdefault(name, asyncio.Lock()):
             try:
                 if what.name not in known:
@@ -210,19 +200,19 @@ class Publisher:
                 self._declaring.pop(name, None)
 
     async def make(self, what: str, calls: Sequence[Call]) -> None:
-        """Declare and bind several things at once; raises CannotDeclare."""
+        """Declare and bind several things at once; raise CannotDeclare."""
         try:
             await self._link.run(*calls)
         except ChannelClosed as refused:
             raise CannotDeclare(what, refused) from None
 
     def forget_declared(self) -> None:
-        """Something was deleted: declare again what is needed."""
+        """Forget which queues and exchanges exist, because some were deleted."""
         self.declared.clear()
         self.exchanges.clear()
 
     async def _declare_missing(self, posts: Sequence[Post]) -> dict[str, str]:
-        """The queues and exchanges that cannot be declared, by `Post.needs`, and why."""
+        """Declare missing queues and exchanges; return why some cannot be declared, by `Post.needs`."""
         refused: dict[str, str] = {}
         for post in posts:
             what: Queue | Exchange | None = post.via if post.queue is None else post.queue
@@ -250,7 +240,9 @@ class Publisher:
             self._unanswered.add_accepted([post for place, post in wanted.items() if place not in refused])
 
     async def _not_answered(self, wanted: dict[int, Post], refused: Refusals) -> dict[int, Post]:
-        """What must still be sent of these, once the server has answered for what was sent before."""
+        """Wait for the answers to earlier sends of these messages; return the messages that must still be
+        sent.
+        """
         posts, places = [*wanted.values()], [*wanted]
         for batch, channel in self._unanswered.under_way(posts):
             try:
@@ -258,12 +250,12 @@ class Publisher:
             except BrokerError:
                 if batch.is_under_way:
                     raise
-        left = self._unanswered.left(posts)
-        refused |= {places[number]: FULL for number in left.refused}
-        return {places[number]: post for number, post in left.to_send.items()}
+        plan = self._unanswered.plan(posts)
+        refused |= {places[number]: FULL for number in plan.refused}
+        return {places[number]: post for number, post in plan.to_send.items()}
 
     async def _write(self, name: str, posts: dict[int, Post], refused: Refusals) -> dict[int, Post]:
-        """Publish these on one channel; returns those that no queue took."""
+        """Publish these on one channel; return those that no queue took."""
         channel = await self._open_channel(name)
         frames: dict[int, bytes] = {}
         for place, post in posts.items():
@@ -314,24 +306,12 @@ class Publisher:
 
 
 # ---- amqp async producer ---------------------------------------------------------------------------
-#
-# Publishing from an event loop, confirmed on return, on one connection.
-#
-# RabbitMQ cannot tell whether it has a message already. A connection that is cut before the confirmation
-# leaves the sender without an answer, so nothing is sent again by itself: it may have arrived, and would
-# run twice. The same message sent again by this producer is not written twice on one connection, and on
-# another one it is sent as redelivered (`Unanswered`).
 
 HEARTBEAT_S = 30
 
 
 class AmqpAsyncProducer:
-    """The producer for asyncio applications, on one connection.
-
-    RabbitMQ cannot tell whether it has a message already. After a connection was cut before the confirmation
-    nothing is sent again by itself: the message may have arrived, and would run twice. If the caller sends it
-    again, it is not written twice on one connection, and on another one it is sent as redelivered.
-    """
+    """The producer for asyncio applications, on one connection."""
 
     repeats = False
     capabilities = CAPABILITIES
@@ -347,11 +327,11 @@ class AmqpAsyncProducer:
         self._opening = asyncio.Lock()
 
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
-        """Send task messages, confirmed on return; `attempt.is_out` says whether some may have arrived after
-        an error.
+        """Send task messages, confirmed on return. After an error, `attempt.is_out` tells whether some may
+        have arrived.
         """
         publisher = await self._ready()
-        posts = outbox.sendable_tasks(batch, self._queues, cluster_now())
+        posts = publishing.sendable_tasks(batch, self._queues, cluster_now())
         try:
             news = await _announcements(publisher, posts)
             refused = await publisher.try_send([*news, *posts])
@@ -390,7 +370,7 @@ class AmqpAsyncProducer:
 
 
 async def _announcements(publisher: Publisher, posts: Sequence[Post]) -> list[Post]:
-    """Facts that announce the task queues that this connection has not declared yet."""
+    """Return facts that announce the task queues that this connection has not declared yet."""
     new = {
         post.queue.name
         for post in posts

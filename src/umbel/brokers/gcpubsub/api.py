@@ -18,8 +18,6 @@ from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerRefused
 
 # ---- api -------------------------------------------------------------------------------------------
-#
-# The calls to Pub/Sub's REST interface as values, and their answers as values.
 
 ACK_DEADLINE_MIN_S, ACK_DEADLINE_MAX_S = 10, 600
 ACK_IDS_MAX = 1000  # in one request, which may have 512 KiB
@@ -200,12 +198,6 @@ def _duration(seconds: float) -> str:
 
 
 # ---- topology --------------------------------------------------------------------------------------
-#
-# Topics and subscriptions that must exist before a message is sent or pulled.
-#
-# A topic without a subscription drops what is sent to it. So a sender to a queue creates both first, once
-# in its life, and again when somebody has deleted them. The calls are values: the blocking and the
-# asynchronous client make them in the same order.
 
 LETTERS_RETENTION_S = 7 * 86_400.0  # the default retention of a subscription
 LETTERS_EXPIRE_S = 31 * 86_400.0

@@ -30,15 +30,6 @@ from umbel.wire.envelope_redis import seal
 from umbel.wire.message import Outgoing
 
 # ---- claims ----------------------------------------------------------------------------------------
-#
-# Which owner holds which messages, until when.
-#
-# The ack deadline is the lease at Pub/Sub: it is extended here while the owner is alive, and a process that
-# is dead or cut off loses its messages when the deadline is over, after ten seconds at least. In addition
-# an owner that is silent for `lease_s` while its process lives loses its claims here, as on every broker.
-#
-# Pub/Sub does not say whether an acknowledgement came in time, except on exactly-once subscriptions. So a
-# claim counts as ended as soon as its deadline is over by this process's clock.
 
 log = logging.getLogger("umbel.brokers.gcpubsub")
 
@@ -294,11 +285,6 @@ def _next_in_turn(
 
 
 # ---- verdicts --------------------------------------------------------------------------------------
-#
-# What a worker decided on claimed messages, in the order that loses nothing.
-#
-# Everything that a verdict sends is published and confirmed before the message is acknowledged. A crash in
-# between repeats work. A verdict whose acknowledgement failed does not send again what it has sent.
 
 RESULTS = "Pub/Sub stores no results; set 'backend'"
 

@@ -41,19 +41,6 @@ from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Message
 
 # ---- consumer --------------------------------------------------------------------------------------
-#
-# Messages of one queue on their way from Pub/Sub to a claim.
-#
-# A claim pulls what it lacks and does not wait. A waiting worker has one pull in flight that waits at the
-# server, for one message: what is delivered to a pull whose process has died comes back only when its
-# deadline is over. A pull is never cancelled while the broker is open, so a caller that stops waiting loses
-# no message: it arrives here and waits for the next claim. When the broker is closed, closing the
-# connection shows Pub/Sub that nothing waits any more. The emulator does not notice that, so its pulls are
-# short, and are awaited.
-#
-# A message that is not due is held here if it is due soon. Otherwise it is left at Pub/Sub with a deadline
-# of up to ten minutes, and comes again then. Before Pub/Sub would drop it for its age it is published
-# again.
 
 FULL_PULL = 50  # if a pull returns so many, there may be more
 HOLD_S = 30.0  # a message that is due within this time waits here
@@ -234,13 +221,6 @@ class Consumer:
 
 
 # ---- fan-out ---------------------------------------------------------------------------------------
-#
-# A subscription for each listener, removed when the listener leaves and by Pub/Sub a day after its process
-# died.
-#
-# Requests go to a topic to which every node has a subscription. Replies go to one topic with the asking
-# client's id as their routing key. An emulator ignores the filter of a subscription, so the key is compared
-# here again.
 
 ACK_DEADLINE_S = 10
 AT_ONCE = 100

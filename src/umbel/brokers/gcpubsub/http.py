@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 
 # ---- address ---------------------------------------------------------------------------------------
-#
-# Which project an address means, and where its Pub/Sub is.
-#
-# `gcpubsub://projects/NAME`, as Celery writes it. `PUBSUB_EMULATOR_HOST` leads to an emulator, as for
-# Google's own libraries. Options after a `?`: `exactly_once=true`, and `endpoint=https://HOST` for a
-# regional endpoint.
 
 SCHEME = "gcpubsub"
 EMULATOR_VARIABLE = "PUBSUB_EMULATOR_HOST"
@@ -104,11 +98,6 @@ def _host_and_port(url: str, text: str, what: str, port: int) -> tuple[str, int]
 
 
 # ---- http ------------------------------------------------------------------------------------------
-#
-# HTTP/1.1 as far as Pub/Sub's REST interface needs it: a request as bytes, an answer from bytes.
-#
-# Pure: the blocking and the asynchronous link use the same reader. An answer has a length or comes in
-# chunks; one with neither ends with the connection. An answer larger than ANSWER_MAX_BYTES is an error.
 
 HEAD_MAX_BYTES = 64 * 1024
 ANSWER_MAX_BYTES = 64 * 2**20  # a pull of 10 MB, in base64, is 14 MB
@@ -232,8 +221,6 @@ def _strange(what: str) -> BrokerUnavailable:
 
 
 # ---- refusals --------------------------------------------------------------------------------------
-#
-# The errors for answers that report a failure, and for connections that fail, with what to do.
 
 _PERMANENT = "PERMANENT_FAILURE"
 
@@ -332,12 +319,6 @@ def _ack_marks(error: _Error) -> dict[str, str]:
 
 
 # ---- tokens ----------------------------------------------------------------------------------------
-#
-# Access tokens that identify us to Google; an emulator needs none.
-#
-# Google's own library finds the credentials as everywhere: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth
-# application-default login`, or the account of the machine. Fetching a token blocks, so an event loop
-# fetches it in a thread.
 
 SCOPE = "https://www.googleapis.com/auth/pubsub"
 

@@ -29,13 +29,6 @@ from umbel.wire.message import LATEST_S, Count, Message, Name, Outgoing, parse_i
 from umbel.wire.values import UNREADABLE
 
 # ---- names -----------------------------------------------------------------------------------------
-#
-# The topics and subscriptions that Celery 5.7 uses for queues and exchanges.
-#
-# An exchange is a topic of the same name. A queue is a subscription of its exchange's topic: the prefix and
-# the queue's name, in which a dot is a dash and other punctuation an underscore. The subscription filters
-# by the routing key, which is an attribute of each message. A queue of a fan-out exchange is a subscription
-# for each process, with an id behind its name.
 
 DEAD = "umbel.dead"
 ROUTING_KEY = "routing_key"
@@ -116,12 +109,6 @@ def checked_name(name: str, queue: str) -> str:
 
 
 # ---- posts -----------------------------------------------------------------------------------------
-#
-# A message in the form in which Pub/Sub carries it, and back.
-#
-# The data is the envelope that Celery's virtual transports share (`wire/envelope_redis.py`). What this
-# broker must remember of a message (how often it was started, that it may have run, when it is due) is in
-# attributes next to the routing key; Celery reads none of them.
 
 MESSAGE_MAX_BYTES = 10_000_000  # Pub/Sub's own limit, for data and attributes
 REQUEST_MAX_BYTES = 7_000_000  # of several messages in one request: in base64 still below ten million

@@ -36,8 +36,6 @@ from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.message import Outgoing
 
 # ---- blocking link ---------------------------------------------------------------------------------
-#
-# Calls to Pub/Sub from any thread, one after the other, on one connection.
 
 REPLY_S = 30.0
 _READ_BYTES = 256 * 1024
@@ -124,11 +122,6 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 # ---- pubsub producer -------------------------------------------------------------------------------
-#
-# Publishing from any thread, before or after a fork, confirmed on return.
-#
-# All threads share one connection and take turns. A forked child leaves its parent's connection alone and
-# opens its own. The connection speaks HTTP, not gRPC, whose threads do not survive a fork (decision 32).
 
 _producers: "WeakSet[PubsubProducer]" = WeakSet()
 

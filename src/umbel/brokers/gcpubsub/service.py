@@ -35,11 +35,6 @@ from umbel.errors import BrokerRefused, BrokerSilent
 from umbel.wire.message import Outgoing
 
 # ---- link ------------------------------------------------------------------------------------------
-#
-# Calls to Pub/Sub from an event loop, over connections that stay open.
-#
-# A call takes an idle connection or opens one. A connection whose answer was not read to its end is closed.
-# No link can be lost: each call stands alone, and a caller that gets BrokerUnavailable calls again.
 
 IDLE_MAX = 16
 REPLY_S = 30.0
@@ -115,8 +110,6 @@ class Link:
 
 
 # ---- service ---------------------------------------------------------------------------------------
-#
-# What the asynchronous broker and producer ask of Pub/Sub, each in one call.
 
 PULL_S = 120.0  # Pub/Sub ends an idle pull earlier
 EMULATOR_PULL_S = 3  # it does not notice that a waiting client has gone, and would still deliver to it
@@ -300,11 +293,6 @@ def _unbound(post: Post) -> str:
 
 
 # ---- pubsub async producer -------------------------------------------------------------------------
-#
-# Publishing from an event loop, confirmed on return.
-#
-# Pub/Sub cannot tell whether it has a message already. A connection that is cut before the answer leaves
-# the sender without one, so nothing is sent again by itself: it may have arrived, and would run twice.
 
 
 class PubsubAsyncProducer:

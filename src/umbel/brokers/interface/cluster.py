@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 # ---- fan out ---------------------------------------------------------------------------------------
-#
-# Messages to every listener: events, control requests, replies.
 
 
 class Broadcast(msgspec.Struct, frozen=True, gc=False):
@@ -67,8 +65,6 @@ class FanOut(BrokerInfo, Protocol):
 
 
 # ---- event log -------------------------------------------------------------------------------------
-#
-# Events, retained until every recorder has acknowledged them.
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
@@ -131,8 +127,6 @@ class EventLog(BrokerInfo, Protocol):
 
 
 # ---- cluster record --------------------------------------------------------------------------------
-#
-# What all nodes share through the broker, and how they see that a node is alive.
 
 
 class Evidence(Enum):

@@ -15,12 +15,6 @@ from umbel.protocol.shutdown import LinkChange
 from umbel.wire.signing import Keyring, Signer
 
 # ---- declared queue --------------------------------------------------------------------------------
-#
-# A queue as a project declares it, where that is not Umbel's plain queue.
-#
-# Other programs declare the same queues, and RabbitMQ closes the channel of a program that declares one
-# differently. So a broker that gets such a record declares exactly that. Plain data: the reader of a
-# project's settings fills it, and no broker knows where it comes from.
 
 
 class DeclaredExchange(msgspec.Struct, frozen=True):
@@ -60,8 +54,6 @@ class DeclaredQueue(msgspec.Struct, frozen=True):
 
 
 # ---- broker settings -------------------------------------------------------------------------------
-#
-# The settings of any broker.
 
 DEFAULT_LEASE_S = 10.0
 DEFAULT_PRIORITY_STEPS = (0, 3, 6, 9)
@@ -107,8 +99,6 @@ class BrokerSettings(msgspec.Struct, frozen=True):
 
 
 # ---- capabilities ----------------------------------------------------------------------------------
-#
-# What a transport supports, and why not where it does not; shown to users.
 
 _MISSING = {"fanout": "no fan-out"}
 Reserved = Mapping[str, str]
@@ -173,8 +163,6 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 # ---- broker connection -----------------------------------------------------------------------------
-#
-# The connection of one process to its broker, and the lease that depends on it.
 
 
 class Replaced(msgspec.Struct, frozen=True):

@@ -13,8 +13,6 @@ from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.records import Revoke
 
 # ---- messages --------------------------------------------------------------------------------------
-#
-# How they are sent, claimed and settled, and the verdicts and replies on the way.
 
 Tag = str | int
 """Names one claim of one message; opaque outside the broker that made it."""
@@ -225,8 +223,6 @@ class Messages(BrokerInfo, Protocol):
 
 
 # ---- producer --------------------------------------------------------------------------------------
-#
-# The synchronous face of a broker; AsyncProducer: the same for clients on an event loop.
 
 
 class Producer(Protocol):

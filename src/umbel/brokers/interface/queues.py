@@ -16,8 +16,6 @@ from umbel.wire.message import Message, Outgoing
 from umbel.wire.signing import split_voucher
 
 # ---- queues ----------------------------------------------------------------------------------------
-#
-# What waits in them, and the dead letters, for people and for monitoring.
 
 DEAD_LETTER_PEEK_MAX = 1000
 
@@ -92,8 +90,6 @@ class Queues(BrokerInfo, Protocol):
 
 
 # ---- failures --------------------------------------------------------------------------------------
-#
-# Messages of failed tasks, retained so that the tasks can be retried.
 
 RESEND_CHUNK = 200  # letters sent in one transaction: other processes wait while it runs
 
@@ -137,11 +133,6 @@ class Failures(BrokerInfo, Protocol):
 
 
 # ---- queue control ---------------------------------------------------------------------------------
-#
-# Pauses and resumes queues, and moves their waiting messages to another queue.
-#
-# A pause is one durable record in the broker, which every claim reads. So it also holds for workers that
-# start later or were cut off when it was set, and no message has to reach them.
 
 MOVED_AT_ONCE_MAX = 500
 PAUSED_MAX = 1000

@@ -16,7 +16,6 @@ client or by any worker.
 The event log is a stream that keeps events until every recorder has read them (`event_log.lua`).
 """
 
-import asyncio
 import logging
 import re
 from collections import deque
@@ -26,16 +25,14 @@ from time import monotonic
 from typing import Any
 
 from umbel.brokers.interface import Broadcast, EventLogState, LoggedEvent
-from umbel.brokers.links import ignore_link, link_of
+from umbel.brokers.links import LastingSubscription, ignore_link, link_of
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import append_arguments, fan_out, reply_commands
 from umbel.brokers.redis.scripts import script
-from umbel.chance import random
 from umbel.errors import BrokerError
 from umbel.patterns import Glob
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.shutdown import LinkChange
 from umbel.wire.control import REPLY_EXCHANGE, is_for_replies, patterns_on
 from umbel.wire.envelope_redis import unseal
@@ -155,7 +152,7 @@ async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> int:
     return sum(receivers for receivers in replies[:to_all] if isinstance(receivers, int))
 
 
-class RedisSubscription:
+class RedisSubscription(LastingSubscription):
     """A pub/sub subscription to one exchange; it reconnects by itself."""
 
     def __init__(
@@ -168,6 +165,7 @@ class RedisSubscription:
         timeout_s: float,
         on_link: Callable[[LinkChange], None] = ignore_link,
     ) -> None:
+        super().__init__()
         self._keys = keys
         self._exchange = exchange
         wanted = patterns_on(exchange, patterns)
@@ -178,7 +176,6 @@ class RedisSubscription:
         self._dropped = 0  # since the last warning
         self._heard: deque[tuple[str, bytes]] = deque()  # routing keys, and messages as they came
         self._heard_bytes = 0
-        self._arrived = asyncio.Event()
         self._link = Link(
             addresses,
             connect_timeout_s=timeout_s,
@@ -186,7 +183,7 @@ class RedisSubscription:
             resp3=True,
             on_push=self._take,
             on_connect=self._subscribe,
-            on_lost=self._arrived.set,
+            on_lost=self.arrived.set,
             name=link_of(exchange),
             on_link=on_link,
         )
@@ -199,35 +196,22 @@ class RedisSubscription:
         """Close the connection, which ends the subscription."""
         self._link.close()
 
-    async def __aiter__(self) -> AsyncIterator[Broadcast]:
-        failures = 0
-        while True:
-            while self._heard:
-                routing_key, payload = self._pop()
-                message = unseal(payload).message
-                yield Broadcast(self._exchange, routing_key, message.body, message.headers)
+    def next_broadcast(self) -> Broadcast | None:
+        """Return the next broadcast that has arrived, if any; log how many were dropped."""
+        if not self._heard:
             if self._dropped:
                 fields = {"exchange": self._exchange, "count": self._dropped}
                 log.warning("broadcasts dropped: received faster than they could be processed", extra=fields)
                 self._dropped = 0
-            self._arrived.clear()
-            try:
-                if self._link.is_connected and await self._is_heard_from():
-                    continue
-                # This also finds out that a silent connection is dead.
-                await self._link.call("PING")
-                failures = 0
-            except BrokerError:
-                failures += 1
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+            return None
+        routing_key, payload = self._pop()
+        message = unseal(payload).message
+        return Broadcast(self._exchange, routing_key, message.body, message.headers)
 
-    async def _is_heard_from(self) -> bool:
-        """Whether a message or a loss comes soon; if not, the connection is checked by a PING."""
-        try:
-            async with asyncio.timeout(KEEP_ALIVE_S):
-                return await self._arrived.wait()
-        except TimeoutError:
-            return False
+    async def wait_or_reconnect(self) -> None:
+        """Wait for a message or a loss; after silence, or a loss, the connection is checked by a PING."""
+        if not self._link.is_connected or not await self.has_arrived(KEEP_ALIVE_S):
+            await self._link.call("PING")
 
     async def _subscribe(self) -> None:
         # The replies come as pushes, one for each glob, so this waits for the echo of the PING.
@@ -254,7 +238,7 @@ class RedisSubscription:
             while len(self._heard) > BUFFERED_MAX or self._heard_bytes > BUFFERED_MAX_BYTES:
                 self._pop()
                 self._dropped += 1
-            self._arrived.set()
+            self.arrived.set()
 
     def _pop(self) -> tuple[str, bytes]:
         oldest = self._heard.popleft()
