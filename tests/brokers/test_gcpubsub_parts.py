@@ -16,11 +16,11 @@ from umbel.brokers.gcpubsub.http import (
 from umbel.brokers.gcpubsub.posts import (
     MESSAGE_MAX_BYTES,
     REQUEST_MAX,
-    Mark,
+    MessageState,
     Names,
     Post,
     read_letter,
-    read_mark,
+    read_state,
     requests,
     task,
 )
@@ -95,15 +95,15 @@ def test_what_is_too_large_or_due_too_late_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("attributes", "mark"),
     [
-        ({}, Mark()),
-        ({"umbel-starts": "2", "umbel-ran": "1", "umbel-due": "17.5"}, Mark(2, True, 17.5)),
-        ({"umbel-starts": "-1", "umbel-due": "nan"}, Mark()),
-        ({"umbel-starts": "9" * 400, "umbel-due": "1e999"}, Mark()),
-        ({"umbel-starts": "٣", "umbel-ran": "yes"}, Mark()),
+        ({}, MessageState()),
+        ({"umbel-starts": "2", "umbel-ran": "1", "umbel-due": "17.5"}, MessageState(2, True, 17.5)),
+        ({"umbel-starts": "-1", "umbel-due": "nan"}, MessageState()),
+        ({"umbel-starts": "9" * 400, "umbel-due": "1e999"}, MessageState()),
+        ({"umbel-starts": "٣", "umbel-ran": "yes"}, MessageState()),
     ],
 )
-def test_a_mark_is_read_or_marks_nothing(attributes: dict[str, str], mark: Mark) -> None:
-    assert read_mark(attributes) == mark
+def test_a_mark_is_read_or_marks_nothing(attributes: dict[str, str], mark: MessageState) -> None:
+    assert read_state(attributes) == mark
 
 
 def test_requests_hold_one_topic_in_order_within_the_limits() -> None:

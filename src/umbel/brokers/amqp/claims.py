@@ -19,6 +19,7 @@ from umbel.brokers.amqp.link import Link
 from umbel.brokers.amqp.signature_view import SignatureUse
 from umbel.brokers.amqp.streams import StartsView
 from umbel.brokers.interface import Delivery, Tag
+from umbel.brokers.owners import Owner, next_in_turn
 from umbel.clock import cluster_now
 
 T = TypeVar("T")
@@ -39,15 +40,12 @@ class Claimed(msgspec.Struct):
     used: SignatureUse | None = None  # the entry by which the claim has its signature
 
 
-class Owner:
-    """A worker that claims messages, with its consumers and the deadline of its lease."""
+class AmqpOwner(Owner):
+    """An owner with its consumers."""
 
-    def __init__(self, name: str, deadline: float) -> None:
-        self.name = name
-        self.deadline = deadline
-        self.is_new = True  # its lease is new, which was not reported to the owner yet
+    def __init__(self, name: str, ends: float) -> None:
+        super().__init__(name, ends)
         self.consumers: dict[str, Consumer] = {}
-        self.turn = -1  # the place of the queue that was served last
         self.waits = False  # it waits between claims, and an arrival wakes it
         self.was_served = False  # its last claim found something
         self.lock = asyncio.Lock()
@@ -82,7 +80,7 @@ class Claims:
         self._expires_all = expires_all
         self._on_deleted = on_deleted
         self._may_park = may_park
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, AmqpOwner] = {}
         self._arrivals = asyncio.Event()
 
     # -- owners ----------------------------------------------------------------------------------
@@ -92,17 +90,15 @@ class Claims:
         loop = asyncio.get_running_loop()
         owner = self._owners.get(name)
         if owner is not None:
-            owner.deadline = loop.time() + self._lease_s
+            owner.ends = loop.time() + self._lease_s
             return
-        owner = self._owners[name] = Owner(name, loop.time() + self._lease_s)
-        loop.call_at(owner.deadline, self._watch, owner)
+        owner = self._owners[name] = AmqpOwner(name, loop.time() + self._lease_s)
+        loop.call_at(owner.ends, self._watch, owner)
 
     def renew(self, name: str) -> bool:
         """Extend the owner's lease; False if it had ended before. A loss is reported once."""
         self.touch(name)
-        owner = self._owners[name]
-        stood, owner.is_new = not owner.is_new, False
-        return stood
+        return self._owners[name].had_lease()
 
     async def forget(self, name: str) -> int:
         """End the owner's consumers and claims; return the number of returned claims."""
@@ -148,18 +144,18 @@ class Claims:
             if consumer.is_open
         ]
 
-    def _watch(self, owner: Owner) -> None:
+    def _watch(self, owner: AmqpOwner) -> None:
         if self._owners.get(owner.name) is not owner or self._link.error is not None:
             return
         loop = asyncio.get_running_loop()
-        if loop.time() < owner.deadline:
-            loop.call_at(owner.deadline, self._watch, owner)
+        if loop.time() < owner.ends:
+            loop.call_at(owner.ends, self._watch, owner)
             return
         del self._owners[owner.name]
         held, _ = self._release(owner)
         self.lost += held
 
-    def _release(self, owner: Owner) -> tuple[int, list[asyncio.Future[Incoming]]]:
+    def _release(self, owner: AmqpOwner) -> tuple[int, list[asyncio.Future[Incoming]]]:
         ended = [tag for tag, claimed in self.active.items() if claimed.owner == owner.name]
         self._end_without_verdict(ended)
         ending = [consumer.release() for consumer in owner.consumers.values()]
@@ -251,7 +247,7 @@ class Claims:
             deliveries.append(delivery)
         return deliveries
 
-    async def _consumer(self, owner: Owner, queue: str) -> Consumer:
+    async def _consumer(self, owner: AmqpOwner, queue: str) -> Consumer:
         found = owner.consumers.get(queue)
         if found is not None and found.is_open:
             return found
@@ -293,7 +289,9 @@ class Claims:
             if sum(consumer.buffered for consumer in consumers) >= limit or not any(ready):
                 return
 
-    def _pick(self, owner: Owner, consumers: list[Consumer], limit: int) -> list[tuple[Consumer, Arrived]]:
+    def _pick(
+        self, owner: AmqpOwner, consumers: list[Consumer], limit: int
+    ) -> list[tuple[Consumer, Arrived]]:
         taken: list[tuple[Consumer, Arrived]] = []
         if len(consumers) == 1:
             (only,) = consumers
@@ -303,8 +301,8 @@ class Claims:
         for priority in sorted(
             {each for consumer in consumers for each in consumer.priorities}, reverse=True
         ):
-            while len(taken) < limit and (found := _next_in_turn(owner, consumers, priority)) is not None:
-                taken.append(found)
+            while len(taken) < limit and (found := next_in_turn(owner, consumers, priority)):
+                taken.append((consumers[found[0]], found[1]))
         return taken
 
     # -- waiting ---------------------------------------------------------------------------------
@@ -355,15 +353,3 @@ async def _for_queue(consumer: Consumer, asked: Awaitable[T]) -> T:
         return await asked
     except ChannelClosed as refused:
         raise QueueRefused(consumer.queue, refused) from None
-
-
-def _next_in_turn(
-    owner: Owner, consumers: Sequence[Consumer], priority: int
-) -> tuple[Consumer, Arrived] | None:
-    """A message from the first queue that has one, starting after the queue that was served last."""
-    for place in range(owner.turn + 1, owner.turn + 1 + len(consumers)):
-        consumer = consumers[place % len(consumers)]
-        for arrived in consumer.take(priority, 1):
-            owner.turn = place % len(consumers)
-            return consumer, arrived
-    return None

@@ -42,7 +42,6 @@ from umbel.brokers.refusals import partly_requeued, signed_for
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused, WireError
 from umbel.wire.message import COUNT_MAX, LATEST_S, UNREADABLE_CONTENT, Outgoing
-from umbel.wire.retried import requeued
 from umbel.wire.signing import HEADER, Signer
 
 PORTION = 100
@@ -106,15 +105,7 @@ class QueueOperations:
         async def send(letters: Sequence[DeadLetter]) -> dict[int, str]:
             posts: list[Post] = []
             for letter in letters:
-                outgoing = requeued(
-                    letter.queue,
-                    letter.message,
-                    starts=letter.starts,
-                    stored=letter.stored,
-                    signer=signer,
-                    now=now,
-                    even_if_used=even_if_used,
-                )
+                outgoing = letter.requeued(signer, now, even_if_used=even_if_used)
                 fresh = Start(letter.queue, letter.message.correlation_id, 0)
                 posts += [
                     publishing.entry(topology.STARTS, encode_record(fresh)),

@@ -1,6 +1,6 @@
 """What Google Pub/Sub can and cannot do for Umbel, and the operations that it refuses.
 
-Pub/Sub stores messages only: no results, leases, event log or revocations. The reasons are shown to users.
+Pub/Sub stores messages only: no results, leases, event log or revokes. The reasons are shown to users.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,5 @@
-"""HTTP: where the service is, one request and its answer as bytes, what an answer means, and access tokens.
+"""HTTP: the address of the service, one request and its answer as bytes, what an answer means, and access
+tokens.
 
 Pure but for the token, which google-auth fetches; that library is imported when a token is first needed. The
 asynchronous link and the blocking one both use it.
@@ -56,12 +57,12 @@ class Address:
         return self.host if self.tls and self.port == 443 else f"{self.host}:{self.port}"
 
     def tls_context(self) -> "ssl.SSLContext | None":
-        """The TLS settings with the system's certificates; None without TLS."""
+        """Return the TLS settings with the system's certificates; None without TLS."""
         return tls_context({}, where=f"Pub/Sub at {self}") if self.tls else None
 
 
 def address_from_url(url: str) -> Address:
-    """The address in a URL; raises BadURL with what to write instead."""
+    """Return the address in a URL; raise BadURL with what to write instead."""
     parts = urlsplit(url)
     if parts.scheme != SCHEME or parts.netloc != "projects":
         raise BadURL(url, f"a Pub/Sub address names a project: {_FORM}")
@@ -115,7 +116,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 def encode_request(
     verb: str, host: str, path: str, body: bytes, token: str = "", *, within_s: int | None = None
 ) -> bytes:
-    """The bytes of a request. `within_s` tells an emulator how long the answer may take."""
+    """Encode a request. `within_s` tells an emulator how long the answer may take."""
     lines = [
         f"{verb} {path} HTTP/1.1",
         f"host: {host}",
@@ -142,26 +143,21 @@ class AnswerReader:
         self._head: tuple[int, dict[str, str]] | None = None
         self._chunks: list[bytes] = []
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has arrived yet."""
-        return self._head is None and not self._data
-
     def feed(self, data: bytes) -> Answer | None:
-        """The answer if these bytes complete it; raises BrokerUnavailable for bytes that are not such an
-        answer.
+        """Return the answer if these bytes complete it; raise BrokerUnavailable for bytes that are not such
+        an answer.
         """
         self._data += data
         if self._head is None:
             place = self._data.find(_END)
             if place < 0:
                 if len(self._data) > HEAD_MAX_BYTES:
-                    raise _strange("a head without an end")
+                    raise _not_http("a head without an end")
                 return None
             self._head = _read_head(bytes(self._data[:place]))
             del self._data[: place + len(_END)]
         if len(self._data) > ANSWER_MAX_BYTES:
-            raise _strange(f"more than {ANSWER_MAX_BYTES} bytes")
+            raise _not_http(f"more than {ANSWER_MAX_BYTES} bytes")
         headers = self._head[1]
         if headers.get("transfer-encoding", "").lower() == "chunked":
             return self._done(b"".join(self._chunks)) if self._read_chunks() else None
@@ -172,7 +168,9 @@ class AnswerReader:
         return None
 
     def end(self) -> Answer | None:
-        """The connection has ended: an answer without a length is complete; None if the answer is cut off."""
+        """Return the answer when the connection has ended, if it has no length; None if the answer is cut
+        off.
+        """
         if self._head is None or {"content-length", "transfer-encoding"} & self._head[1].keys():
             return None
         return Answer(self._head[0], bytes(self._data), keeps_open=False)
@@ -187,7 +185,7 @@ class AnswerReader:
                 return True
             self._chunks.append(bytes(self._data[place + 2 : ends - 2]))
             if sum(map(len, self._chunks)) > ANSWER_MAX_BYTES:
-                raise _strange(f"more than {ANSWER_MAX_BYTES} bytes")
+                raise _not_http(f"more than {ANSWER_MAX_BYTES} bytes")
             del self._data[:ends]
         return False
 
@@ -201,7 +199,7 @@ def _read_head(head: bytes) -> tuple[int, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1."):
-        raise _strange(first[:80])
+        raise _not_http(first[:80])
     pairs = (line.partition(":") for line in lines)
     return _number(rest[:3], 10), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
@@ -212,11 +210,11 @@ def _number(text: str, base: int) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise _strange(text[:80])
+        raise _not_http(text[:80])
     return number
 
 
-def _strange(what: str) -> BrokerUnavailable:
+def _not_http(what: str) -> BrokerUnavailable:
     return BrokerUnavailable(f"the server does not answer as Pub/Sub does ({what!r}); check the address")
 
 
@@ -260,7 +258,7 @@ _decode = msgspec.json.Decoder(_ErrorBody).decode
 
 
 def error_of(answer: Answer, address: Address, what: str) -> BrokerError:
-    """The error for an answer that is not a success; `what` names the request."""
+    """Return the error for an answer that is not a success; `what` names the request."""
     try:
         error = _decode(answer.body).error
     except msgspec.DecodeError:
@@ -280,7 +278,7 @@ def error_of(answer: Answer, address: Address, what: str) -> BrokerError:
         case 429:
             return BrokerUnavailable(f"{where} is at its quota ({what}): {text}; raise the quota")
         case status if 400 <= status < 499 and status != 408:
-            failures = _ack_marks(error)
+            failures = _ack_failures(error)
             if failures:
                 late = frozenset(ack_id for ack_id, why in failures.items() if why.startswith(_PERMANENT))
                 return AcksRefused(f"{where} refused: {text}", late, frozenset(failures) - late)
@@ -289,7 +287,7 @@ def error_of(answer: Answer, address: Address, what: str) -> BrokerError:
 
 
 def unreachable(address: Address, problem: BaseException, timeout_s: float) -> BrokerUnavailable:
-    """The error for a connection that cannot be opened or does not answer, with what to check."""
+    """Return the error for a connection that cannot be opened or does not answer, with what to check."""
     where = f"cannot reach Pub/Sub at {address}"
     check = f"check {EMULATOR_VARIABLE}" if address.is_emulator else "check network and endpoint"
     if isinstance(problem, TimeoutError):
@@ -302,12 +300,12 @@ def unreachable(address: Address, problem: BaseException, timeout_s: float) -> B
 
 
 def cut_off(address: Address) -> BrokerUnavailable:
-    """The error for a connection that ended before its answer was complete."""
+    """Return the error for a connection that ended before its answer was complete."""
     return BrokerUnavailable(f"Pub/Sub at {address} closed the connection before it answered")
 
 
-def _ack_marks(error: _Error) -> dict[str, str]:
-    """For an exactly-once subscription: what became of each acknowledgement that failed, by its id."""
+def _ack_failures(error: _Error) -> dict[str, str]:
+    """Return why acknowledgements failed, by their ids; only an exactly-once subscription tells."""
     failures: dict[str, str] = {}
     for detail in error.details:
         try:
@@ -345,11 +343,11 @@ class Tokens:
         return str(credentials.token) if credentials is not None and credentials.valid else None
 
     def after_fork(self) -> None:
-        """In the child: another thread of the parent may have held the lock."""
+        """Replace the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threading.Lock()
 
     def fetch(self) -> str:
-        """A valid token; blocks. Raises AccessRefused without usable credentials."""
+        """Return a valid token; this blocks. Raise AccessRefused without usable credentials."""
         from google.auth import default
         from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
         from google.auth.transport.requests import Request

@@ -1,7 +1,7 @@
 """PubsubProducer: publishing from any thread, before or after a fork, confirmed on return.
 
 All threads share one connection and take turns. A forked child leaves its parent's connection alone and opens
-its own. The connection speaks HTTP, not gRPC, whose threads do not survive a fork (decision 32).
+another. The connection speaks HTTP, not gRPC, whose threads do not survive a fork (decision 32).
 """
 
 import os
@@ -53,7 +53,7 @@ class BlockingLink:
         self._socket: socket.socket | None = None
 
     def call(self, call: Call) -> bytes:
-        """The body of a successful answer; any other answer raises a BrokerError."""
+        """Return the body of a successful answer; any other answer raises a BrokerError."""
         token = self._tokens.known
         if token is None:
             token = self._tokens.fetch()
@@ -146,7 +146,7 @@ class PubsubProducer:
         _producers.add(self)
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
-        """Send task messages, confirmed on return; raises BrokerRefused if one was refused."""
+        """Send task messages, confirmed on return; raise BrokerRefused if one was refused."""
         with self._lock:
             for queue in {outgoing.queue for outgoing in batch if not outgoing.exchange}:
                 self._make(self._topology.make_queue(queue))
@@ -154,7 +154,7 @@ class PubsubProducer:
             self._send([posts.task(outgoing, self._topology.names, now) for outgoing in batch])
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
-        """Send to all who listen now; events are dropped, because no node can listen to them."""
+        """Send to all current listeners; events are dropped, because no node can listen to them."""
         deliverable = [message for message in batch if message.exchange != EVENT_EXCHANGE]
         if ttl_s <= 0 or not deliverable:
             return
@@ -164,7 +164,7 @@ class PubsubProducer:
             self._send([posts.broadcast(message) for message in deliverable])
 
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
-        """0: Pub/Sub has no event log, so nothing is logged."""
+        """Return 0: Pub/Sub has no event log, so nothing is logged."""
         return 0  # there is no event log
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class PubsubProducer:
             self._link.close()
 
     def after_fork(self) -> None:
-        """In the child: another thread of the parent may have held the lock."""
+        """Replace the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threading.RLock()
         self._tokens.after_fork()
         self._link.abandon()
@@ -190,8 +190,8 @@ class PubsubProducer:
                 raise BrokerRefused(f"cannot send a message to {targets}: {refused}") from None
 
     def _send_again(self, portion: Sequence[Post]) -> None:
-        """Send to a topic that was deleted since it was created here; BrokerRefused for one that this process
-        does not know.
+        """Send to a topic that was deleted since it was created here; BrokerRefused if this process does not
+        know it.
         """
         topic, names = portion[0].topic, self._topology.names
         queues = [queue for queue in self._topology.made if names.place(queue).topic == topic]

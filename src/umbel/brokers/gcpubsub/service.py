@@ -2,8 +2,8 @@
 
 A call takes an idle connection or opens one; a connection whose answer was not read to its end is closed. No
 link can be lost: each call stands alone, and a caller that gets BrokerUnavailable calls again. Pub/Sub cannot
-tell whether it has a message already, so the producer sends nothing again by itself after a connection was
-cut.
+tell whether it has a message already, so after a connection was cut the producer sends nothing again by
+itself.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Link:
         self._tls = address.tls_context()
 
     async def call(self, call: Call, *, timeout_s: float = REPLY_S) -> bytes:
-        """The body of a successful answer; any other answer raises a BrokerError."""
+        """Return the body of a successful answer; any other answer raises a BrokerError."""
         token = self._tokens.known
         if token is None:
             token = await asyncio.to_thread(self._tokens.fetch)
@@ -147,7 +147,9 @@ class Service:
     # -- making ----------------------------------------------------------------------------------
 
     async def make_queue(self, queue: str) -> int:
-        """Create the queue's topic and subscription if needed; the ack deadline of the subscription."""
+        """Create the queue's topic and subscription if needed; return the ack deadline of the
+        subscription.
+        """
         if queue not in self.topology.made:
             await self._make(self.topology.make_queue(queue))
         return self.topology.made[queue]
@@ -174,7 +176,9 @@ class Service:
     # -- sending ---------------------------------------------------------------------------------
 
     async def make_for(self, batch: Sequence[Outgoing]) -> dict[int, str]:
-        """Create the queues of these messages if needed; by their places, why some cannot be created."""
+        """Create the queues of these messages if needed; return why some cannot be created, by their
+        places.
+        """
         refused: dict[int, str] = {}
         problems: dict[str, str] = {}
         for place, outgoing in enumerate(batch):
@@ -190,7 +194,7 @@ class Service:
         return refused
 
     async def try_send(self, sent: Sequence[Post]) -> dict[int, str]:
-        """Publish; returns which were refused, by their places, and why."""
+        """Publish; return which posts were refused, by their places, and why."""
         refused: dict[int, str] = {}
         turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -241,7 +245,7 @@ class Service:
             raise
 
     async def acknowledge(self, subscription: str, ack_ids: Sequence[str]) -> frozenset[str]:
-        """Acknowledge deliveries; returns those that were too late, which only exactly-once subscriptions
+        """Acknowledge deliveries; return those that were too late, which only exactly-once subscriptions
         report.
         """
         late: set[str] = set()
@@ -262,7 +266,7 @@ class Service:
     async def set_deadline(
         self, subscription: str, ack_ids: Sequence[str], deadline_s: int
     ) -> frozenset[str]:
-        """Set the deadlines; returns those that were lost already, which only exactly-once subscriptions
+        """Set the deadlines; return those that were lost already, which only exactly-once subscriptions
         report.
         """
         late: set[str] = set()
@@ -310,8 +314,8 @@ class PubsubAsyncProducer:
         self._service = Service(settings)
 
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
-        """Send task messages, confirmed on return; `attempt.is_out` says whether some may have arrived after
-        an error.
+        """Send task messages, confirmed on return. After an error, `attempt.is_out` tells whether some may
+        have arrived.
         """
         if refused := await self._service.make_for(batch):
             raise BrokerRefused(f"cannot send a message: {refused[min(refused)]}")
@@ -327,4 +331,4 @@ class PubsubAsyncProducer:
         self._service.close()
 
     def abandon(self) -> None:
-        """Nothing to do: the event loop is closed, and the connections with it."""
+        """Do nothing: the event loop is closed, and its connections are too."""

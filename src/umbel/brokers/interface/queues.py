@@ -13,7 +13,8 @@ import msgspec
 from umbel.brokers.interface.connection import BrokerInfo
 from umbel.brokers.interface.messages import Delivery
 from umbel.wire.message import Message, Outgoing
-from umbel.wire.signing import split_voucher
+from umbel.wire.retried import requeued
+from umbel.wire.signing import Signer, split_voucher
 
 # ---- queues ----------------------------------------------------------------------------------------
 
@@ -53,6 +54,18 @@ class DeadLetter(msgspec.Struct, frozen=True):
     def reason(self) -> str:
         """The reason without the voucher, for people."""
         return split_voucher(self.stored)[0]
+
+    def requeued(self, signer: Signer | None, now: float, *, even_if_used: bool) -> Outgoing:
+        """Return the message that goes back to the queue, marked as redelivered (`wire/retried.py`)."""
+        return requeued(
+            self.queue,
+            self.message,
+            starts=self.starts,
+            stored=self.stored,
+            signer=signer,
+            now=now,
+            even_if_used=even_if_used,
+        )
 
 
 class Queues(BrokerInfo, Protocol):

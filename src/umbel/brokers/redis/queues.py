@@ -39,7 +39,6 @@ from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.message import Outgoing
-from umbel.wire.retried import requeued
 from umbel.wire.signing import Signer
 from umbel.wire.values import UNREADABLE
 
@@ -182,15 +181,7 @@ async def requeue_letters(
         if not letter.queue and not letter.message.exchange:
             problems[place] = f"dead letter {letter_id} cannot be requeued: its queue is not known"
             continue
-        outgoing = requeued(
-            letter.queue,
-            letter.message,
-            starts=letter.starts,
-            stored=letter.stored,
-            signer=signer,
-            now=cluster_now(),
-            even_if_used=even_if_used,
-        )
+        outgoing = letter.requeued(signer, cluster_now(), even_if_used=even_if_used)
         try:
             first, *others = await route([outgoing])
             ((_, key, envelope),) = push(keys, [first])
