@@ -88,14 +88,12 @@ class Backend(Protocol):
 
     def shares_settle(self, broker_url: str) -> bool:
         """Whether `Broker.settle` of the broker with this address can store results here."""
-        ...
 
     def store(self, results: Sequence[StoredResult]) -> None:
         """Store results; a stored SUCCESS stays. BrokerRefused names the refused ones."""
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
         """Return the stored results. An unreachable store raises BrokerUnavailable after the time-out."""
-        ...
 
     def wait(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
@@ -105,7 +103,6 @@ class Backend(Protocol):
         With `take`: until all tasks have one, or `take` has enough. Each result is read once, so the work for
         many tasks is in proportion to their number, in whatever order they end.
         """
-        ...
 
     async def wait_async(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
@@ -116,40 +113,33 @@ class Backend(Protocol):
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
         """Read like `read`, without blocking the event loop."""
-        ...
 
     def forget(self, task_ids: Iterable[str]) -> None:
         """Delete results."""
 
     def start_chord(self, group_id: str, size: int) -> None:
         """Begin a chord with this number of parts."""
-        ...
 
     def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
         """Count the part, once however often it is delivered; return all parts in order when none is missing.
 
         None while parts are missing, and when the chord has ended already.
         """
-        ...
 
     def claim_chord(self, group_id: str, by: str) -> bool:
         """Whether `by`, the task with the last part, may send the body. The same task may claim it again."""
-        ...
 
     def grow_chord(self, group_id: str, task_id: str) -> None:
         """Let the chord wait for one more part, that of this task; each task counts once."""
-        ...
 
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         """Send these messages, if the backend is the broker as well, and record that the chord is done.
 
         Messages that the broker refuses become dead letters, and are returned.
         """
-        ...
 
     def save_group(self, group_id: str, payload: bytes) -> None:
         """Store which results belong to a group (`wire/result.py`), as long as results are retained."""
-        ...
 
     def read_group(self, group_id: str) -> bytes | None:
         """Return the payload that `save_group` stored; None if there is none."""

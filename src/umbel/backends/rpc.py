@@ -49,17 +49,14 @@ class Inbox(Protocol):
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
         """Block until results arrive; return task ids and payloads. BrokerError: the connection is lost."""
-        ...
 
     def interrupt(self) -> None:
         """Make `receive` fail; called from another thread."""
-        ...
 
     def close(self) -> None:
         """Close the socket without a goodbye: it has failed, or it belongs to the parent of this forked
         process.
         """
-        ...
 
 
 class Post(Protocol):
@@ -70,11 +67,9 @@ class Post(Protocol):
 
     def send(self, results: Sequence[StoredResult]) -> None:
         """Send each result to its `reply_to`."""
-        ...
 
     def open(self, address: str) -> Inbox:
         """Open an inbox for the address; results that are sent after this returns are received."""
-        ...
 
     def close(self) -> None:
         """Close the connection for sending."""

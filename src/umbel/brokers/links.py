@@ -1,9 +1,9 @@
-"""Links and listeners: the part that all brokers share.
+"""Links and listeners: what all brokers share about connections that are lost.
 
-`ConfiguredBroker` holds the settings, the listeners and the signer of a broker. `LinkWatch` reports each
+`ConfiguredBroker` has the settings, the listeners and the signer of a broker. `LinkWatch` reports each
 connection that is lost, restored or given up. A worker must know of every one, however short the outage was:
 broadcasts sent meanwhile are missed, and on RabbitMQ the claims made on that connection go back to the
-server.
+server. `LastingSubscription` is the loop of a listener through lost connections.
 
 The id of the cluster is never made here. It is stored by a command, or by a worker whose settings name it. A
 broker that lost its id would otherwise get a new one, and refuse every signed message that waits there.
@@ -31,7 +31,7 @@ _SUBSCRIPTIONS = {REQUEST_EXCHANGE: MAILBOX, EVENT_EXCHANGE: EVENTS}
 
 
 def link_of(exchange: str) -> str:
-    """The name of a subscription's link; empty for subscriptions that serve one request."""
+    """Return the name of a subscription's link; empty for subscriptions that serve one request."""
     return _SUBSCRIPTIONS.get(exchange, "")
 
 
@@ -161,8 +161,9 @@ class ConfiguredBroker:
 
 
 async def signer_at(broker: ClusterRecord, settings: BrokerSettings) -> Signer | None:
-    """The signer for a broker that was just opened, or None. A worker stores the cluster id that its settings
-    name, and raises NoClusterId if there is none.
+    """Return the signer for a broker that was just opened, or None.
+
+    A worker stores the cluster id that its settings name, and raises NoClusterId if there is none.
     """
     keyring, named = settings.keyring, settings.signing_cluster
     if keyring is None:

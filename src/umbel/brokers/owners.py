@@ -31,7 +31,6 @@ class Buffer(Protocol[T_co]):
 
     def take(self, priority: int, limit: int) -> Sequence[T_co]:
         """Take up to `limit` messages of this priority."""
-        ...
 
 
 def next_in_turn(owner: Owner, buffers: Sequence[Buffer[T]], priority: int) -> tuple[int, T] | None:

@@ -62,7 +62,6 @@ class View(Protocol):
         """Prepare for a new stream of the same name, because the server lost the old one; retain what is
         still true.
         """
-        ...
 
 
 class EntryReader(Generic[RecordT]):
