@@ -8,6 +8,7 @@ from umbel.brokers.gcpubsub.http import (
     AcksRefused,
     Answer,
     AnswerReader,
+    Call,
     NotFound,
     address_from_url,
     encode_request,
@@ -159,7 +160,9 @@ def test_an_answer_is_read_in_whatever_pieces_it_comes() -> None:
             for first in range(0, len(data), size):
                 answer = answer or reader.feed(data[first : first + size])
             assert answer == Answer(status, b"hello", True)
-    assert b"authorization: Bearer t\r\n" in encode_request("GET", "h", "/", b"", "t")
+    assert b"authorization: Bearer t\r\n" in encode_request(
+        Call("GET", "/", b"", "x"), address_from_url(URL), "t"
+    )
 
 
 @pytest.mark.parametrize(

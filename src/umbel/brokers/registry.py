@@ -84,7 +84,7 @@ SCHEMES = tuple(_BY_SCHEME)
 
 
 def open_broker(settings: BrokerSettings) -> Broker:
-    """The asynchronous broker for a worker or command; call its `open()` in its event loop."""
+    """Return the asynchronous broker for a worker or command; call its `open()` in its event loop."""
     if not settings.coordination_store:
         broker: Broker = _open("broker", settings)
         return broker
@@ -97,7 +97,7 @@ def open_broker(settings: BrokerSettings) -> Broker:
 
 
 def open_producer(settings: BrokerSettings) -> Producer:
-    """The synchronous producer for clients and running tasks."""
+    """Return the synchronous producer for clients and running tasks."""
     if not settings.coordination_store:
         producer: Producer = _open("producer", settings)
         return producer
@@ -107,7 +107,7 @@ def open_producer(settings: BrokerSettings) -> Producer:
 
 
 def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
-    """The producer for the clients of one event loop."""
+    """Return the producer for the clients of one event loop."""
     if not settings.coordination_store:
         producer: AsyncProducer = _open("async_producer", settings)
         return producer
@@ -117,7 +117,7 @@ def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
 
 
 def look_into(settings: BrokerSettings) -> "PendingWork":
-    """A view of the pending work in the embedded broker's file, for tests that wait for it."""
+    """Return a view of the pending work in the embedded broker's file, for tests that wait for it."""
     from umbel.brokers.sqlite.clients import PendingWork
 
     return PendingWork(settings)
@@ -142,7 +142,7 @@ def refuse_reserved_on(settings: BrokerSettings, queue: str) -> None:
 
 
 def _pair(settings: BrokerSettings) -> tuple[BrokerSettings, BrokerSettings]:
-    """The settings for the broker of messages, and for its coordination store."""
+    """Return the settings for the broker of messages, and for its coordination store."""
     store = settings.coordination_store
     if _parts(settings.url) is not _PUBSUB:
         raise BadURL(

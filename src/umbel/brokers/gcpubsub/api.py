@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from umbel.brokers.gcpubsub.http import AlreadyExists
+from umbel.brokers.gcpubsub.http import Address, AlreadyExists, Call
 from umbel.brokers.gcpubsub.posts import DEAD, Names, Place, Post
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerRefused
@@ -23,16 +23,6 @@ ACK_DEADLINE_MIN_S, ACK_DEADLINE_MAX_S = 10, 600
 ACK_IDS_MAX = 1000  # in one request, which may have 512 KiB
 DELIVERIES_MAX = 100  # then Pub/Sub moves a message to the dead letters; the maximum that it allows
 FAN_OUT_RETENTION_S = 600
-
-
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """One request. `what` describes it in error texts."""
-
-    verb: str
-    path: str
-    body: bytes
-    what: str
-    within_s: int | None = None  # how long the emulator may take to answer
 
 
 class PubsubMessage(msgspec.Struct, frozen=True, gc=False):
@@ -203,34 +193,40 @@ def next_of(calls: Calls, answer: bytes | BrokerRefused | None) -> Call | None:
 class Topology:
     """The topics and subscriptions that this process has created, and the calls that create the rest."""
 
-    def __init__(self, settings: BrokerSettings, project: str, *, exactly_once: bool) -> None:
-        self._settings = settings
-        self._project = project
-        self._exactly_once = exactly_once
+    def __init__(self, settings: BrokerSettings, address: Address) -> None:
+        self.expires_s = settings.subscription_expires_s  # of unused subscriptions; topics retain as long
+        self._project = address.project
+        self._exactly_once = settings.exactly_once or address.exactly_once
         self.names = Names(settings)
         self.ack_deadline_s = ack_deadline(settings.lease_s)
         self.made: dict[str, int] = {}  # by queue, the ack deadline of its subscription
         self.topics: set[str] = set()
 
-    def forget(self, topic: str) -> None:
-        """Forget a deleted topic: it and its queues must be created again."""
-        self.topics.discard(topic)
-        self.made = {
-            queue: deadline for queue, deadline in self.made.items() if self.names.place(queue).topic != topic
-        }
-
-    def make_topic(self, topic: str, retention_s: float) -> Calls:
+    def make_topic(self, topic: str) -> Calls:
         """Yield the calls that create the topic, unless that was done."""
         if topic in self.topics:
             return
+        retention_s = LETTERS_RETENTION_S if topic == DEAD else self.expires_s
         _unless_there((yield make_topic(self._project, topic, retention_s)))
         self.topics.add(topic)
+
+    def make_again(self, topic: str) -> Calls:
+        """Yield the calls that create a deleted topic and the subscriptions of its queues again."""
+        queues = [queue for queue in self.made if self.names.place(queue).topic == topic]
+        self.topics.discard(topic)
+        for queue in queues:
+            del self.made[queue]
+        if topic == DEAD:
+            yield from self.make_dead()
+        yield from self.make_topic(topic)
+        for queue in queues:
+            yield from self.make_queue(queue)
 
     def make_dead(self) -> Calls:
         """Yield the calls that create topic and subscription of the dead letters, unless that was done."""
         if DEAD in self.topics:
             return
-        yield from self.make_topic(DEAD, LETTERS_RETENTION_S)
+        yield from self.make_topic(DEAD)
         self.topics.discard(DEAD)
         subscribing = make_subscription(
             self._project,
@@ -247,15 +243,15 @@ class Topology:
         """Yield the calls that create topic and subscription of the queue, unless that was done."""
         if queue in self.made:
             return
-        place, expires_s = self.names.place(queue), self._settings.subscription_expires_s
+        place = self.names.place(queue)
         yield from self.make_dead()
-        yield from self.make_topic(place.topic, expires_s)
+        yield from self.make_topic(place.topic)
         subscribing = make_subscription(
             self._project,
             place,
             ack_deadline_s=self.ack_deadline_s,
-            retention_s=expires_s,
-            expires_s=expires_s,
+            retention_s=self.expires_s,
+            expires_s=self.expires_s,
             exactly_once=self._exactly_once,
             counts_deliveries_into=DEAD,
         )

@@ -179,7 +179,7 @@ class PubsubBroker(ConfiguredBroker, Unsupported):
         if ttl_s <= 0 or not deliverable:
             return None
         for exchange in {message.exchange for message in deliverable}:
-            await self._service.make_topic(exchange, self._settings.subscription_expires_s)
+            await self._service.make_topic(exchange)
         sent = [posts.broadcast(message) for message in deliverable]
         if refused := await self._service.try_send(sent):
             raise _refusal(refused)
@@ -198,7 +198,6 @@ class PubsubBroker(ConfiguredBroker, Unsupported):
             self._service,
             exchange,
             patterns,
-            expires_s=self._settings.subscription_expires_s,
             on_link=self._tell_link,
         )
         self._leaving[subscription] = None

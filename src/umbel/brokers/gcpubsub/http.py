@@ -100,9 +100,21 @@ def _host_and_port(url: str, text: str, what: str, port: int) -> tuple[str, int]
 
 # ---- http ------------------------------------------------------------------------------------------
 
+REPLY_S = 30.0
+READ_BYTES = 256 * 1024  # at once
 HEAD_MAX_BYTES = 64 * 1024
 ANSWER_MAX_BYTES = 64 * 2**20  # a pull of 10 MB, in base64, is 14 MB
 _END = b"\r\n\r\n"
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One request. `what` describes it in error texts."""
+
+    verb: str
+    path: str
+    body: bytes
+    what: str
+    within_s: int | None = None  # how long the emulator may take to answer
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -113,22 +125,20 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     keeps_open: bool  # the connection can be used again
 
 
-def encode_request(
-    verb: str, host: str, path: str, body: bytes, token: str = "", *, within_s: int | None = None
-) -> bytes:
-    """Encode a request. `within_s` tells an emulator how long the answer may take."""
+def encode_request(call: Call, address: Address, token: str) -> bytes:
+    """Encode a request; the token may be empty."""
     lines = [
-        f"{verb} {path} HTTP/1.1",
-        f"host: {host}",
+        f"{call.verb} {call.path} HTTP/1.1",
+        f"host: {address.authority}",
         "accept: application/json",
         "content-type: application/json",
-        f"content-length: {len(body)}",
+        f"content-length: {len(call.body)}",
     ]
-    if within_s is not None:
-        lines.append(f"grpc-timeout: {within_s}S")
+    if call.within_s is not None:
+        lines.append(f"grpc-timeout: {call.within_s}S")
     if token:
         lines.append(f"authorization: Bearer {token}")
-    return "\r\n".join(lines).encode() + _END + body
+    return "\r\n".join(lines).encode() + _END + call.body
 
 
 class AnswerReader:
@@ -255,6 +265,13 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 _decode = msgspec.json.Decoder(_ErrorBody).decode
+
+
+def body_of(answer: Answer, call: Call, address: Address) -> bytes:
+    """Return the body of a successful answer; any other answer raises a BrokerError."""
+    if answer.status >= 300:
+        raise error_of(answer, address, call.what)
+    return answer.body
 
 
 def error_of(answer: Answer, address: Address, what: str) -> BrokerError:

@@ -22,6 +22,7 @@ import msgspec
 
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.interface import Broadcast, BrokerSettings, DeadLetter, DeclaredQueue
+from umbel.brokers.refusals import unbound
 from umbel.errors import BrokerRefused, WireError
 from umbel.wire.control import REQUEST_EXCHANGE
 from umbel.wire.envelope_redis import seal, seal_broadcast, unseal
@@ -213,6 +214,11 @@ def checked_post(post: Post) -> Post:
             f"({MESSAGE_MAX_BYTES:,}): store large data elsewhere and send its address"
         )
     return post
+
+
+def unbound_post(post: Post) -> str:
+    """Return why a post reaches no queue: its topic does not exist."""
+    return unbound(post.topic, post.attributes.get(ROUTING_KEY, ""))
 
 
 def requests(posts: Sequence[Post]) -> Iterator[list[int]]:

@@ -12,23 +12,26 @@ from time import monotonic
 from weakref import WeakSet
 
 from umbel.brokers.gcpubsub import api, posts
-from umbel.brokers.gcpubsub.api import Call, Calls, Topology, next_of
+from umbel.brokers.gcpubsub.api import Calls, Topology, next_of
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import (
+    READ_BYTES,
+    REPLY_S,
     Address,
     Answer,
     AnswerReader,
+    Call,
     NotFound,
     Tokens,
     address_from_url,
+    body_of,
     cut_off,
     encode_request,
-    error_of,
     unreachable,
 )
 from umbel.brokers.gcpubsub.posts import Post
 from umbel.brokers.interface import Broadcast, BrokerSettings
-from umbel.brokers.refusals import unbound, unsupported_blocking
+from umbel.brokers.refusals import unsupported_blocking
 from umbel.brokers.tls import nothing_to_read
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
@@ -36,9 +39,6 @@ from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.message import Outgoing
 
 # ---- blocking link ---------------------------------------------------------------------------------
-
-REPLY_S = 30.0
-_READ_BYTES = 256 * 1024
 
 
 class BlockingLink:
@@ -57,7 +57,7 @@ class BlockingLink:
         token = self._tokens.known
         if token is None:
             token = self._tokens.fetch()
-        request = encode_request(call.verb, self.address.authority, call.path, call.body, token)
+        request = encode_request(call, self.address, token)
         connection, answer = self._connection(), None
         try:
             connection.settimeout(REPLY_S)
@@ -68,9 +68,7 @@ class BlockingLink:
         finally:
             if answer is None or not answer.keeps_open:
                 self.close()
-        if answer.status >= 300:
-            raise error_of(answer, self.address, call.what)
-        return answer.body
+        return body_of(answer, call, self.address)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -103,7 +101,7 @@ class BlockingLink:
         answers, ends = AnswerReader(), monotonic() + REPLY_S
         while True:
             connection.settimeout(max(0.01, ends - monotonic()))
-            data = connection.recv(_READ_BYTES)
+            data = connection.recv(READ_BYTES)
             answer = answers.feed(data) if data else answers.end()
             if answer is not None:
                 return answer
@@ -135,13 +133,11 @@ class PubsubProducer:
     cluster_id = unsupported_blocking(CAPABILITIES.reasons["signatures"])
 
     def __init__(self, settings: BrokerSettings) -> None:
-        self._settings = settings
         address = address_from_url(settings.url)
         self._project = address.project
         self._tokens = Tokens(address)
         self._link = BlockingLink(address, self._tokens, connect_timeout_s=settings.connect_timeout_s)
-        exactly_once = settings.exactly_once or address.exactly_once
-        self._topology = Topology(settings, address.project, exactly_once=exactly_once)
+        self._topology = Topology(settings, address)
         self._lock = threading.RLock()
         _producers.add(self)
 
@@ -160,7 +156,7 @@ class PubsubProducer:
             return
         with self._lock:
             for exchange in {message.exchange for message in deliverable}:
-                self._make(self._topology.make_topic(exchange, self._settings.subscription_expires_s))
+                self._make(self._topology.make_topic(exchange))
             self._send([posts.broadcast(message) for message in deliverable])
 
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
@@ -181,30 +177,18 @@ class PubsubProducer:
     def _send(self, sent: Sequence[Post]) -> None:
         for places in posts.requests(sent):
             portion = [sent[place] for place in places]
+            topic = portion[0].topic
+            was_made = topic in self._topology.topics
             try:
                 self._link.call(api.publish(self._project, portion))
             except NotFound:
-                self._send_again(portion)
+                if not was_made:
+                    raise BrokerRefused(f"cannot send a message: {posts.unbound_post(portion[0])}") from None
+                self._make(self._topology.make_again(topic))  # it was deleted
+                self._link.call(api.publish(self._project, portion))
             except BrokerRefused as refused:
                 targets = ", ".join(sorted({repr(post.target) for post in portion})[:3])
                 raise BrokerRefused(f"cannot send a message to {targets}: {refused}") from None
-
-    def _send_again(self, portion: Sequence[Post]) -> None:
-        """Send to a topic that was deleted since it was created here; BrokerRefused if this process does not
-        know it.
-        """
-        topic, names = portion[0].topic, self._topology.names
-        queues = [queue for queue in self._topology.made if names.place(queue).topic == topic]
-        was_known = topic in self._topology.topics
-        self._topology.forget(topic)
-        if not queues and not was_known:
-            raise BrokerRefused(
-                f"cannot send a message: {unbound(topic, portion[0].attributes.get('routing_key', ''))}"
-            )
-        for queue in queues:
-            self._make(self._topology.make_queue(queue))
-        self._make(self._topology.make_topic(topic, self._settings.subscription_expires_s))
-        self._link.call(api.publish(self._project, portion))
 
     def _make(self, calls: Calls) -> None:
         answer: bytes | BrokerRefused | None = None

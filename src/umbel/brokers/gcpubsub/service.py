@@ -12,24 +12,27 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from umbel.brokers.gcpubsub import api, posts
-from umbel.brokers.gcpubsub.api import Call, Calls, Received, Topology, next_of
+from umbel.brokers.gcpubsub.api import Calls, Received, Topology, next_of
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import (
+    READ_BYTES,
+    REPLY_S,
     AcksRefused,
     Address,
     Answer,
     AnswerReader,
+    Call,
     NotFound,
     Tokens,
     address_from_url,
+    body_of,
     cut_off,
     encode_request,
-    error_of,
     unreachable,
 )
 from umbel.brokers.gcpubsub.posts import DEAD, Names, Post
 from umbel.brokers.interface import Attempt, BrokerSettings
-from umbel.brokers.refusals import unbound, unsupported
+from umbel.brokers.refusals import unsupported
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused, BrokerSilent
 from umbel.wire.message import Outgoing
@@ -37,8 +40,6 @@ from umbel.wire.message import Outgoing
 # ---- link ------------------------------------------------------------------------------------------
 
 IDLE_MAX = 16
-REPLY_S = 30.0
-_READ_BYTES = 256 * 1024
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -57,9 +58,7 @@ class Link:
         token = self._tokens.known
         if token is None:
             token = await asyncio.to_thread(self._tokens.fetch)
-        request = encode_request(
-            call.verb, self.address.authority, call.path, call.body, token, within_s=call.within_s
-        )
+        request = encode_request(call, self.address, token)
         streams = await self._connection()
         answer: Answer | None = None
         try:
@@ -71,9 +70,7 @@ class Link:
             raise unreachable(self.address, error, timeout_s) from None
         finally:
             self._put_back(streams, answer)
-        if answer.status >= 300:
-            raise error_of(answer, self.address, call.what)
-        return answer.body
+        return body_of(answer, call, self.address)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -95,7 +92,7 @@ class Link:
     async def _read(self, reader: asyncio.StreamReader) -> Answer:
         answers = AnswerReader()
         while True:
-            data = await reader.read(_READ_BYTES)
+            data = await reader.read(READ_BYTES)
             answer = answers.feed(data) if data else answers.end()
             if answer is not None:
                 return answer
@@ -124,8 +121,7 @@ class Service:
         self.address = address_from_url(settings.url)
         self.project = self.address.project
         self.link = Link(self.address, Tokens(self.address), connect_timeout_s=settings.connect_timeout_s)
-        exactly_once = settings.exactly_once or self.address.exactly_once
-        self.topology = Topology(settings, self.project, exactly_once=exactly_once)
+        self.topology = Topology(settings, self.address)
         self._making = asyncio.Lock()
 
     @property
@@ -159,10 +155,14 @@ class Service:
         if DEAD not in self.topology.topics:
             await self._make(self.topology.make_dead())
 
-    async def make_topic(self, topic: str, retention_s: float) -> None:
+    async def make_topic(self, topic: str) -> None:
         """Create the topic if needed."""
         if topic not in self.topology.topics:
-            await self._make(self.topology.make_topic(topic, retention_s))
+            await self._make(self.topology.make_topic(topic))
+
+    async def make_again(self, topic: str) -> None:
+        """Create a deleted topic and the subscriptions of its queues again."""
+        await self._make(self.topology.make_again(topic))
 
     async def _make(self, calls: Calls) -> None:
         async with self._making:
@@ -207,19 +207,14 @@ class Service:
         return refused
 
     async def _send(self, sent: list[Post]) -> Mapping[int, str]:
+        topic = sent[0].topic
+        was_made = topic in self.topology.topics
         try:
             await self.link.call(api.publish(self.project, sent))
         except NotFound:
-            topic = sent[0].topic
-            queues = [queue for queue in self.topology.made if self.names.place(queue).topic == topic]
-            is_dead = topic == DEAD and DEAD in self.topology.topics
-            self.topology.forget(topic)
-            if not queues and not is_dead:
-                return {place: _unbound(post) for place, post in enumerate(sent)}
-            for queue in queues:  # the topic was deleted
-                await self.make_queue(queue)
-            if is_dead:
-                await self.make_dead()
+            if not was_made:
+                return {place: posts.unbound_post(post) for place, post in enumerate(sent)}
+            await self.make_again(topic)  # it was deleted
             await self.link.call(api.publish(self.project, sent))
         except BrokerRefused as refused:
             if len(sent) == 1:
@@ -290,10 +285,6 @@ async def run_together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(coroutine)
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
-
-
-def _unbound(post: Post) -> str:
-    return unbound(post.topic, post.attributes.get("routing_key", ""))
 
 
 # ---- pubsub async producer -------------------------------------------------------------------------

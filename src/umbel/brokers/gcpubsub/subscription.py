@@ -39,14 +39,12 @@ class PubsubSubscription:
         exchange: str,
         patterns: Sequence[str],
         *,
-        expires_s: float,
         on_link: Callable[[LinkChange], None],
     ) -> None:
         self._service = service
         self._exchange = exchange
         self._keys = frozenset(patterns)
         self._to_all = exchange == REQUEST_EXCHANGE
-        self._expires_s = expires_s
         self._watch = LinkWatch(link_of(exchange), on_link)
         self._places = [self._place(pattern) for pattern in patterns]
         self._entering: asyncio.Task[None] | None = None
@@ -87,20 +85,19 @@ class PubsubSubscription:
     async def _make(self) -> None:
         retention_s = float(api.FAN_OUT_RETENTION_S)
         for place in self._places:
-            await self._service.make_topic(self._exchange, self._expires_s)
+            await self._service.make_topic(self._exchange)
             call = api.make_subscription(
                 self._service.project,
                 place,
                 ack_deadline_s=ACK_DEADLINE_S,
                 retention_s=retention_s,
-                expires_s=self._expires_s,
+                expires_s=self._service.topology.expires_s,
                 is_filtered=not self._to_all,
             )
             try:
                 await self._service.link.call(call)
             except NotFound:  # the topic was deleted
-                self._service.topology.forget(self._exchange)
-                await self._service.make_topic(self._exchange, self._expires_s)
+                await self._service.make_again(self._exchange)
                 await self._service.link.call(call)
 
     async def _listen(self, place: Place, inbox: "asyncio.Queue[list[Received]]") -> None:
