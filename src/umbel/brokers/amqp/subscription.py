@@ -42,9 +42,13 @@ class AmqpSubscription(LastingSubscription):
         self._waiting: deque[Incoming] = deque()
 
     async def enter(self) -> None:
-        """Declare, bind and consume the queue; broadcasts from now on arrive."""
+        """Declare, bind and consume the queue; broadcasts from now on arrive.
+
+        If this fails or is cancelled, `leave` closes the channel.
+        """
+        self._queue = None
         session = await self._sessions.get()
-        channel = await session.link.channel()
+        self._channel = channel = await session.link.channel()
         queue = topology.listening_queue(
             self._exchange, self._patterns, str(uuid4()), unread_ttl_s=self._unread_ttl_s
         )
@@ -55,7 +59,7 @@ class AmqpSubscription(LastingSubscription):
         channel.on_end = self._note_ended
         await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
         await channel.call(Method.BASIC_CONSUME, 0, queue.name, "s", False, False, False, False, {})
-        self._channel, self._queue = channel, queue
+        self._queue = queue
         self._watch.restored()
 
     async def leave(self) -> None:
