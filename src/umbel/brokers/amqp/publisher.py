@@ -14,7 +14,7 @@ on one connection, and are flagged as redelivered on another (`Unanswered`).
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from umbel.brokers.amqp import publishing, topology
 from umbel.brokers.amqp.confirms import Unanswered
@@ -107,6 +107,22 @@ class Publisher:
         if self._unanswered.given_up:
             self._unanswered.forget(posts)
         return refused
+
+    async def announce_and_try_send(self, posts: Sequence[Post], known: Collection[str] = ()) -> Refusals:
+        """Publish, and return which posts were refused and why. Task queues that were not declared here yet
+        are announced to all nodes first, unless they are `known`.
+        """
+        new = {
+            post.queue.name
+            for post in posts
+            if post.queue is not None and post.queue.is_task and post.queue.name not in self.declared
+        }.difference(known)
+        if not new:
+            return await self.try_send(posts)
+        await self.need(topology.stream_of_facts())
+        news = [entry(topology.FACTS, encode_record(QueueFact(name))) for name in sorted(new)]
+        refused = await self.try_send([*news, *posts])
+        return {place - len(news): why for place, why in refused.items() if place >= len(news)}
 
     async def _publish_together(
         self, exchange: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
@@ -333,17 +349,15 @@ class AmqpAsyncProducer:
         publisher = await self._ready()
         posts = publishing.sendable_tasks(batch, self._queues, cluster_now())
         try:
-            news = await _announcements(publisher, posts)
-            refused = await publisher.try_send([*news, *posts])
+            refused = await publisher.announce_and_try_send(posts)
         except AccessRefused:  # the server's answer: it accepted nothing of what goes straight to queues
             attempt.is_out = any(post.exchange for post in posts)
             raise
         except BaseException:
             attempt.is_out = self._unanswered.may_have_arrived(posts)
             raise
-        of_posts = {place - len(news): why for place, why in refused.items() if place >= len(news)}
-        if of_posts:
-            raise refusal(of_posts, posts)
+        if refused:
+            raise refusal(refused, posts)
 
     async def close(self) -> None:
         """Close the connection; the next send opens another."""
@@ -367,15 +381,3 @@ class AmqpAsyncProducer:
     async def _open_at(self, location: Location) -> Link:
         name = f"umbel client {os.getpid()}"
         return await open_link(location, timeout_s=self._timeout_s, heartbeat_s=HEARTBEAT_S, name=name)
-
-
-async def _announcements(publisher: Publisher, posts: Sequence[Post]) -> list[Post]:
-    """Return facts that announce the task queues that this connection has not declared yet."""
-    new = {
-        post.queue.name
-        for post in posts
-        if post.queue is not None and post.queue.is_task and post.queue.name not in publisher.declared
-    }
-    if new:
-        await publisher.need(topology.stream_of_facts())
-    return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in sorted(new)]

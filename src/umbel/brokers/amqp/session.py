@@ -187,9 +187,7 @@ class Session:
 
     async def try_send(self, posts: Sequence[Post]) -> Refusals:
         """Publish, announce new task queues, and return which messages were refused."""
-        news = self._announcements(posts)
-        refused = await self.publisher.try_send([*news, *posts])
-        return {place - len(news): why for place, why in refused.items() if place >= len(news)}
+        return await self.publisher.announce_and_try_send(posts, self.views.facts.queues)
 
     @contextmanager
     def all_or_again(self, posts: Sequence[Post]) -> Iterator[None]:
@@ -317,15 +315,6 @@ class Session:
         tails = await self._new_tails()
         self._on_lost(lost)
         return tails
-
-    def _announcements(self, posts: Sequence[Post]) -> list[Post]:
-        known, declared = self.views.facts.queues, self.publisher.declared
-        new = {
-            post.queue.name
-            for post in posts
-            if post.queue is not None and post.queue.name not in declared and post.queue.is_task
-        }
-        return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in new - known]
 
 
 class Sessions:
