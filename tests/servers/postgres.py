@@ -62,18 +62,12 @@ class PostgresServer:
         return ask_postgres(self.url(), query)
 
     def start(self) -> None:
-        self.launch()
-        self.await_start()
-
-    def launch(self) -> subprocess.Popen[bytes]:
         if not (self.directory / "data").exists():
             self._make_files()
         given = {"port": str(self.port), **SETTINGS, **self.options}
         settings = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
         self._process = self._run("postgres", ["-D", str(self.directory / "data"), *settings])
-        return self._process
-
-    def await_start(self) -> None:
+        ends_with_run(self._process, self.directory, "INT")
         wait_until(self._answers, what=f"PostgreSQL on port {self.port}")
 
     def stop(self, sign: signal.Signals = signal.SIGINT) -> None:
@@ -146,8 +140,7 @@ def shared_postgres() -> PostgresServer:
 
 def _start_for_run(directory: Path) -> dict[str, Any]:
     server = PostgresServer(directory)
-    ends_with_run(server.launch(), "INT")
-    server.await_start()
+    server.start()
     return {"directory": str(directory), "port": server.port}
 
 

@@ -50,7 +50,7 @@ class Emulator:
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def launch(self) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
         jar, java = emulator_jar(), shutil.which("java")
         assert jar and java, MISSING
         # A small heap, and no second compiler: it is warm sooner.
@@ -60,9 +60,7 @@ class Emulator:
             self._process = subprocess.Popen(
                 command, cwd=self.directory, stdout=log, stderr=log, process_group=0
             )
-        return self._process
-
-    def await_start(self) -> None:
+        ends_with_run(self._process, self.directory, "KILL")
         wait_until(self._answers, what="the Pub/Sub emulator")
 
     def _answers(self) -> bool:
@@ -96,8 +94,7 @@ def _host() -> str:
 
 def _start_for_run(directory: Path) -> dict[str, Any]:
     emulator = Emulator(directory, free_port())
-    ends_with_run(emulator.launch(), "KILL")
-    emulator.await_start()
+    emulator.start()
     return {"host": emulator.host}
 
 

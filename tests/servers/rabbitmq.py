@@ -119,11 +119,6 @@ class RabbitServer:
         self.evaluate(f"vm_memory_monitor:set_vm_memory_high_watermark({fraction}).")
 
     def start(self) -> None:
-        self.launch()
-        self.await_start()
-
-    def launch(self) -> subprocess.Popen[bytes]:
-        """Begin to start, which takes seconds."""
         program = PROGRAMS / "rabbitmq-server"
         assert program.exists(), "RabbitMQ is missing: apt-get install rabbitmq-server"
         self._write_settings()
@@ -134,11 +129,10 @@ class RabbitServer:
                 env=self._environment(),
                 stdout=log,
                 stderr=log,
-                process_group=0,  # what Ctrl-C ends is the tests; they end the server
+                process_group=0,  # Ctrl-C ends the tests; they end the server
             )
-        return self._process
-
-    def await_start(self) -> None:
+        epmd = f"epmd -port {(self.beside or self).ports[2]} -kill >/dev/null 2>&1"  # has a group of its own
+        ends_with_run(self._process, self.directory, "KILL", epmd)
         wait_until(self._answers, deadline_s=START_S, what=f"RabbitMQ in {self.directory}")
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
@@ -267,9 +261,7 @@ def shared_server() -> RabbitServer:
 
 def _start_for_run(directory: Path) -> dict[str, Any]:
     server = RabbitServer(directory, certificates=make_certificates(directory))
-    # Nothing of it is used again, so it need not stop in order. Its port mapper has a group of its own.
-    ends_with_run(server.launch(), "KILL", f"epmd -port {server.ports[2]} -kill >/dev/null 2>&1")
-    server.await_start()
+    server.start()
     return {"directory": str(directory), "ports": server.ports}
 
 

@@ -9,6 +9,7 @@ import atexit
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,15 +20,18 @@ from typing import Any
 
 END_S = 60.0
 
-_GUARD = 'flock "$0/alive" true; sh "$0/ends"; rm -rf "$0"'
-# Only a process that works in the folder of the run is ended: its number may be of another one by now.
+# Without flock there is no guard, and nothing is removed.
+_GUARD = 'flock "$0/alive" true || exit; sh "$0/ends"; rm -rf "$0"'
+# A process is ended only if it works in or below the folder of its server: its number may be another one's by now.
 _ENDS = """\
-is_ours() { case $(readlink "/proc/$1/cwd") in "%s"/*) true ;; *) false ;; esac }
-end() {
+works_there() { case $(readlink "/proc/$1/cwd") in "$2" | "$2"/*) true ;; *) false ;; esac }
+end() {  # SIGNAL PID FOLDER COMMAND
+    works_there "$2" "$3" || return
+    kill -s "$1" -- "-$2"
     tries=0
-    is_ours "$2" && kill -s "$1" -- "-$2"
-    while is_ours "$2" && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
-    is_ours "$2" && kill -s KILL -- "-$2"
+    while works_there "$2" "$3" && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+    works_there "$2" "$3" && kill -s KILL -- "-$2"
+    eval "$4"
 }
 """
 
@@ -49,7 +53,7 @@ def begin_run() -> Path:
     """The folder of a new run, of which this process is the controlling one."""
     folder = Path(tempfile.mkdtemp(prefix="umbel-tests-"))
     folder.chmod(0o711)  # PostgreSQL runs as another user, in a folder of its own
-    (folder / "ends").write_text(_ENDS % folder)
+    (folder / "ends").write_text(_ENDS)
     lock = os.open(folder / "alive", os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
     # Not in the group of the terminal: Ctrl-C must not end it.
@@ -86,14 +90,15 @@ def once(name: str, start: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         return found
 
 
-def ends_with_run(process: subprocess.Popen[bytes], sign: str, *lines: str) -> None:
-    """Send this signal to the group of the process at the end, then run these lines of shell.
+def ends_with_run(process: subprocess.Popen[bytes], folder: Path, sign: str, then: str = "true") -> None:
+    """If the process still runs when the run ends, send this signal to its group, and then run this command.
 
-    The process leads its group, and works in the folder that `once` gave it.
+    The process leads its group, and works in or below the folder.
     """
     _processes.append(process)
+    words = ("end", sign, str(process.pid), str(folder.resolve()), then)
     with (_run() / "ends").open("a") as script:
-        script.write("".join(f"{line}\n" for line in (f"end {sign} {process.pid}", *lines)))
+        script.write(f"{shlex.join(words)}\n")
 
 
 def _run() -> Path:
