@@ -30,7 +30,7 @@ static:
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m scripts.links
 
-# Tests wait more than they work, so three processes share their files; each has servers of its own.
+# Tests wait more than they work, so three processes share their files. Servers that take long to start serve all three.
 # What else they need is installed while the checks run. In a new checkout, one process compiles the tests for all.
 test: setup ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup tests & trap wait EXIT; $(MAKE) --no-print-directory static; wait $$!
@@ -48,7 +48,7 @@ soak: check ## the same scenarios at full counts, and a few mutants of each modu
 
 mutants: setup ## do a module's tests notice when it is wrong? (ARGS="--module lease --all")
 	@scripts/setup servers
-	@$(BIN)/python -m tests.mutants $(ARGS)
+	@$(BYTECODE); $(BIN)/python -m tests.mutants $(ARGS)
 
 sim: setup ## the full set of simulations: 200,000 elections under faults, mutants, every course of one (ARGS=mutants)
 	@$(BIN)/python -m tests.sim.full $(ARGS)

@@ -22,7 +22,7 @@ END_S = 60.0
 
 # Without flock there is no guard, and nothing is removed.
 _GUARD = 'flock "$0/alive" true || exit; sh "$0/ends"; rm -rf "$0"'
-# A process is ended only if it works in or below the folder of its server: its number may be another one's by now.
+# A process is ended only if it works in or below the folder of its server, since numbers are used again.
 _ENDS = """\
 works_there() { case $(readlink "/proc/$1/cwd") in "$2" | "$2"/*) true ;; *) false ;; esac }
 end() {  # SIGNAL PID FOLDER COMMAND
