@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 from umbel.app.request import current_request
 from umbel.app.types import ResultTypes
 from umbel.app.waiting import warn_on_loop
-from umbel.backends.interface import Addressed, Backend
+from umbel.backends.interface import Backend
 from umbel.errors import (
     BadValue,
     BrokerError,
@@ -186,9 +186,7 @@ class AsyncResult(Generic[R]):
         """
         if self._eager is not None:  # in eager mode there is no message to retry
             raise NotKept.of(self.id)
-        backend = self.app.backend
-        reply_to = backend.reply_to if isinstance(backend, Addressed) else None
-        new_id = self.app.control.retry(self.id, reply_to=reply_to, timeout=timeout)
+        new_id = self.app.control.retry(self.id, reply_to=self.app.backend.reply_to or None, timeout=timeout)
         return type(self)(new_id, app=self.app, types=self._types)
 
     async def aretry(self, *, timeout: float = RETRY_WAIT_S) -> Self:

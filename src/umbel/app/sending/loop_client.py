@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from umbel.app.event_feed import EventFeed
 from umbel.app.request import Request
-from umbel.app.sending.preparation import address_of, collected_steps
+from umbel.app.sending.preparation import collected_steps
 from umbel.app.sending.publication import Batches, Publication
 from umbel.app.sending.signing import read_cluster_id
 from umbel.app.waiting import Patience
-from umbel.backends.interface import Backend, Lasting
+from umbel.backends.interface import Backend
 from umbel.backends.registry import sends_results
 from umbel.brokers.interface import BATCH_MAX, AsyncProducer, Attempt
 from umbel.brokers.registry import open_async_producer
@@ -263,7 +263,6 @@ class LoopClient:
         self._producer: AsyncProducer | None = None
         self._sending = 0  # sends that use the producer
         self._backend: Backend | None = None
-        self._lasting: Lasting | None = None
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="umbel client")
         self._free = asyncio.Semaphore(THREADS_MAX)
         self._guard: AsyncGenerator[None, None] | None = None
@@ -381,9 +380,7 @@ class LoopClient:
                     await self._begin()
                     backend = await self.in_thread(lambda: self._app.backend)
                     self.check_open()
-                    if isinstance(backend, Lasting):
-                        backend.hold_connection()
-                        self._lasting = backend
+                    backend.hold_connection()
                     self._backend = backend
         return self._backend
 
@@ -427,8 +424,8 @@ class LoopClient:
         if self._process == os.getpid():
             if self._producer is not None:
                 self._producer.abandon()
-            if self._lasting is not None:
-                self._lasting.abandon_connection(self.loop)
+            if self._backend is not None:
+                self._backend.abandon_connection(self.loop)
             self.sent.abandon()
             self._threads.shutdown(wait=False)
 
@@ -470,11 +467,11 @@ class LoopClient:
         self.is_closed = True
         self._on_end(self)
         producer, self._producer = self._producer, None
-        lasting, self._lasting, self._backend = self._lasting, None, None
+        backend, self._backend = self._backend, None
         await self.events.close()
         await self.sent.close(self._app.settings.connect_timeout_s)
-        if lasting is not None:
-            lasting.release_connection()
+        if backend is not None:
+            backend.release_connection()
         if producer is not None and not self._sending:
             await producer.close()
         self._threads.shutdown(wait=False)
@@ -529,7 +526,9 @@ class Clients:
         if app.signing_cluster.is_unknown() and open_block(app) is None:
             await client.learn_cluster(deadline)
         if sends_results(settings.backend) and not settings.task_ignore_result:
-            await client.on_backend(address_of, "cannot get the address for results", deadline)
+            await client.on_backend(
+                lambda backend: backend.reply_to, "cannot get the address for results", deadline
+            )
         with collected_steps() as steps:
             made = make()
         if steps:

@@ -31,7 +31,7 @@ from umbel.app.sending.signing import signed
 from umbel.app.settings import Settings
 from umbel.app.types import CallTypes
 from umbel.app.waiting import patiently
-from umbel.backends.interface import Addressed, Backend
+from umbel.backends.interface import Backend
 from umbel.backends.registry import sends_results
 from umbel.brokers.registry import check_limits_on
 from umbel.clock import cluster_now
@@ -356,12 +356,7 @@ def _reply_to(app: "App", options: SendOptions, defaults: SendDefaults, *, wants
     if not wants_result or not defaults.sends_results:
         return ""
     backend = app.backend
-    return patiently(lambda: address_of(backend), defaults.settings.publish_timeout_s)
-
-
-def address_of(backend: Backend) -> str:
-    """The address at which this process receives results; "" if the backend stores them."""
-    return backend.reply_to if isinstance(backend, Addressed) else ""
+    return patiently(lambda: backend.reply_to, defaults.settings.publish_timeout_s)
 
 
 def instant(value: datetime | str | float) -> float:
