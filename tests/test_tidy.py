@@ -36,6 +36,7 @@ SHORT_BECAUSE = {
     "src/umbel/__main__.py": "the entry point of `python -m umbel`",
     "src/umbel/version.py": "the build reads the version from it",
     "src/umbel/chance.py": "loaded everywhere; apart from Python's `random`, whose numbers are the project's",
+    "src/umbel/app/running/async_tracer.py": "with asyncio, which few children need",
     "src/umbel/backends/registry.py": "the interface may not know the backends, nor they one another",
     "src/umbel/brokers/owners.py": "RabbitMQ and Pub/Sub share it, and do not know one another",
     "src/umbel/cli/exits.py": "`umbel health` loads it, and little else",

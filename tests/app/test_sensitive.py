@@ -1,6 +1,5 @@
 """`sensitive=` arguments: what they hold stands in no text that leaves the processes it is meant for."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from umbel import App, Reject, Task
 from umbel.app.options import sensitive_of
 from umbel.app.running.tracer import Tracer, traceback_text
+from umbel.app.task import Parameters
 from umbel.brokers.interface import Delivery
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import Job, Outcome, UserEvent
@@ -51,7 +51,7 @@ def made_app(told: list[UserEvent]) -> tuple[App, Tracer]:
             self.send_event("task-seen", what=str(password), deep=[{"card": card}])
         return {"session": password, "card": card}
 
-    return app, Tracer(app, hostname="w@host", tell=told.append)
+    return app, Tracer(app, hostname="w@host", send_event=told.append)
 
 
 def outward(outcome: Outcome, told: list[UserEvent]) -> Iterator[str]:
@@ -132,10 +132,10 @@ def test_a_parameter_that_does_not_exist_cannot_be_sensitive() -> None:
 def test_parameters_are_found_however_they_are_given() -> None:
     def function(a: int, b: int, /, c: int, *rest: int, d: int, **more: int) -> None: ...
 
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = Parameters("t", function)
 
     def hidden(*names: str) -> tuple[list[Any], dict[str, Any]]:
-        found = sensitive_of("t", names, parameters)
+        found = sensitive_of(names, parameters)
         assert found is not None
         return found.hide([1, 2, 3, 4, 5], {"d": 6, "e": 7})
 
@@ -161,7 +161,7 @@ def test_plain_data_stays_plain(data: Any) -> None:
 
 
 def test_sensitive_is_nothing_without_names() -> None:
-    assert sensitive_of("t", (), []) is None
+    assert sensitive_of((), Parameters("t", print)) is None
     assert Sensitive(frozenset({"a"})).hide([1], {"a": 2}) == ([1], {"a": HIDDEN})
 
 

@@ -86,8 +86,8 @@ def pool_settings(settings: Settings, host: HostSpec, node: str, logs: ChildLogs
         start_timeout_s=settings.worker_start_timeout_s,
         start_attempts=settings.worker_start_attempts,
         max_tasks_per_child=settings.worker_max_tasks_per_child,
-        max_memory_bytes=size_bytes("worker_max_memory_per_child", settings.worker_max_memory_per_child),
-        max_memory_hard_bytes=size_bytes("worker_max_memory_hard", settings.worker_max_memory_hard),
+        max_memory_bytes=size_bytes(settings.worker_max_memory_per_child),
+        max_memory_hard_bytes=size_bytes(settings.worker_max_memory_hard),
     )
 
 

@@ -10,7 +10,7 @@ from time import time
 from typing import Any, Protocol
 
 from umbel.app.app import App
-from umbel.app.request import Request, RequestScope, keeps_result, request_of
+from umbel.app.request import Request, RequestScope, request_of, stores_result
 from umbel.app.running.follow_ups import after_failure, part_ended, steps_that_never_run
 from umbel.app.sending.preparation import queue_of
 from umbel.app.settings import Settings
@@ -189,7 +189,7 @@ class NativeEndings:
         headers = read_headers(message)
         results: list[StoredResult] = []
         known = self._app.tasks.get(headers.task)
-        if keeps_result(headers, known.options if known else None, self._app.settings):
+        if stores_result(headers, known.options if known else None, self._app.settings):
             results.append(encode_failure(headers.id, described, None, status=status, done_at=done_at))
         try:
             call = decode_task(message, accept=self._app.settings.accept_content)

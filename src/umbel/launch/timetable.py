@@ -64,7 +64,7 @@ class PeriodicState:
         return {
             "name": self.periodic.name,
             "task": self.periodic.signature.task,
-            "rule": self.periodic.said,
+            "rule": self.periodic.rule_text,
             "catch_up": str(self.periodic.entry.catch_up),
             "last": None if self.last_us is None else _iso(self.last_us),
             "next": None if self.paused else _iso(self.next_us),

@@ -74,7 +74,7 @@ def make_worker(
         control_mailbox=settings.control_mailbox,
         open_broker=lambda: open_broker(replace(of_broker, connection_name=MAILBOX)),
         control_allow=settings.control_allow,
-        outbox=outbox_settings(settings, of_broker, found.app.tell_sent),
+        outbox=outbox_settings(settings, of_broker, found.app.sent_events.send),
         scheduler_lease_s=settings.scheduler_lease_s,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
