@@ -36,6 +36,7 @@ SHORT_BECAUSE = {
     "src/umbel/__main__.py": "the entry point of `python -m umbel`",
     "src/umbel/version.py": "the build reads the version from it",
     "src/umbel/chance.py": "loaded everywhere; apart from Python's `random`, whose numbers are the project's",
+    "src/umbel/backoff.py": "brokers, clients and workers load it, and little else",
     "src/umbel/backends/registry.py": "the interface may not know the backends, nor they one another",
     "src/umbel/brokers/refusals.py": "child processes load it, and nothing else of the brokers",
     "src/umbel/cli/exits.py": "`umbel health` loads it, and little else",

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.worker.recorded import FOLLOW_UP, QUEUE, TAG, delivery_of, result_of
+from umbel import backoff
 from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return, Settled, Started, Tag, Verdict
 from umbel.brokers.interface.connection import Capabilities
 from umbel.brokers.sqlite.broker import CAPABILITIES
@@ -407,12 +408,12 @@ def test_what_the_broker_cannot_take_now_is_kept_and_nothing_is_done_twice(
     waited: list[tuple[int, str]] = []
     benches: list[Bench] = []
 
-    def wait_s(failures: int, chance: float) -> float:
+    def wait_s(failures: int, chance: float, **_limits: float) -> float:
         assert 0 <= chance < 1
         waited.append((failures, benches[0].settler.problem))
         return 0.0
 
-    monkeypatch.setattr(settle, "reconnect_wait_s", wait_s)
+    monkeypatch.setattr(backoff, "reconnect_wait_s", wait_s)
 
     async def scenario(bench: Bench) -> None:
         benches.append(bench)
@@ -706,7 +707,7 @@ def test_what_cannot_be_written_has_no_after() -> None:
 def test_work_after_settling_is_tried_again_and_given_up_in_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(settle, "reconnect_wait_s", lambda *_: 0.0)
+    monkeypatch.setattr(backoff, "reconnect_wait_s", lambda *_, **_limits: 0.0)
     asked: list[tuple[bytes, ...]] = []
 
     def do(work: Sequence[bytes]) -> None:

@@ -8,14 +8,16 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn, TypeVar
 
+from umbel.backoff import Backoff
 from umbel.brokers.coordination import CoordinationStore
-from umbel.brokers.interface import ClusterRecord
+from umbel.brokers.interface import Broadcast, ClusterRecord
 from umbel.chance import uniform
 from umbel.clock import boot_time_s
 from umbel.control.client import ControlClient
-from umbel.errors import BrokerError
+from umbel.errors import AccessRefused, BrokerError
 from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.leadership.lease import (
     AcquireReplied,
@@ -94,6 +96,34 @@ async def fairly(
         if time.monotonic() >= turn_ends:
             await asyncio.sleep(rest_s(time.thread_time() - used_s))
             turn_ends, used_s = time.monotonic() + TURN_S, time.thread_time()
+
+
+async def listen(
+    subscribe: Callable[[], AbstractAsyncContextManager[AsyncIterable[Broadcast]]],
+    take: Callable[[Broadcast], Awaitable[None]],
+    *,
+    is_open: asyncio.Event,
+    report: Callable[[BrokerError | None], None],
+) -> NoReturn:
+    """Hand each broadcast of a subscription to `take` until cancelled; subscribe again after each failure.
+
+    `report` is called with None whenever a subscription is open, else with its error. `is_open` is set by the
+    first that is open; an AccessRefused before that is raised, because a retry would not help.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            async with subscribe() as subscription:
+                is_open.set()
+                backoff.reset()
+                report(None)
+                async for broadcast in fairly(subscription):
+                    await take(broadcast)
+        except BrokerError as error:
+            if isinstance(error, AccessRefused) and not is_open.is_set():
+                raise
+            report(error)
+            await backoff.pause()
 
 
 async def _next_event(

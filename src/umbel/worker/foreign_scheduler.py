@@ -15,9 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from umbel.chance import random
+from umbel.backoff import Backoff
 from umbel.pools.guard import Raised, call_guarded
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.wire.message import Outgoing
 
 log = logging.getLogger("umbel.worker.scheduler")
@@ -100,15 +99,15 @@ class SchedulerThread:
         self.over.set()
 
     def _lead(self) -> None:
-        failures = 0
+        backoff = Backoff(most_s=RETRY_MAX_S)
         while not self._asked.is_set():
             happened = call_guarded(self._go_on)
             if isinstance(happened, Raised):
-                failures += 1
                 log.error("scheduler raised an exception; retrying", exc_info=happened.error)
-                wait_s = reconnect_wait_s(failures, random(), most_s=RETRY_MAX_S)
+                wait_s = backoff.wait_s()
             else:
-                failures, wait_s = 0, happened.value
+                backoff.reset()
+                wait_s = happened.value
             self._asked.wait(wait_s)
         if self._scheduler is not None:
             closed = call_guarded(self._scheduler.close, self._lost)

@@ -16,9 +16,8 @@ from contextlib import nullcontext, suppress
 from subprocess import DEVNULL, PIPE, Popen
 from typing import NamedTuple
 
+from umbel.backoff import Backoff
 from umbel.brokers.links import MAILBOX, MAIN
-from umbel.chance import random
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.machine import Tick
 from umbel.protocol.shutdown import (
     CallFailed,
@@ -40,8 +39,9 @@ from umbel.protocol.shutdown import (
 
 log = logging.getLogger("umbel.worker")
 STOP_S = 5.0
-WELL_S = 60.0  # after a run of this length the retry pauses start over
-WAIT_MAX_S = 60.0  # the longest pause between restarts
+WELL_S = 60.0  # after a run of this length the pauses between restarts start with the shortest
+PAUSE_MAX_S = 60.0
+NOTHING_TO_DO_S = 1.0  # pause after exit code 0
 WITH_PARENT = "--with-parent"
 
 
@@ -62,22 +62,24 @@ def sidecar_command(name: str, app_name: str | None, *options: str) -> list[str]
 async def run_sidecar(
     process: Sidecar, *, until_due: Callable[[], Awaitable[None]] | None = None, stop_s: float = STOP_S
 ) -> None:
-    """Run the process until cancelled, and restart it whenever it ends; exit code 0 means there was nothing
-    to do.
+    """Run the process until cancelled, and restart it whenever it ends.
 
-    `until_due` returns when it may start. `stop_s`: how long it may take to end after SIGTERM.
+    Exit code 0 means that there was nothing to do, and is no failure. `until_due` returns when the process
+    may start. `stop_s`: how long it may take to end after SIGTERM.
     """
-    loop, failures = asyncio.get_running_loop(), 0
+    loop, backoff = asyncio.get_running_loop(), Backoff(most_s=PAUSE_MAX_S)
     while True:
         began = loop.time()
         if until_due is not None:
             await until_due()
         code = await _run(process, stop_s)
-        failures = 1 if loop.time() - began > WELL_S else failures + 1
+        if not code or loop.time() - began > WELL_S:
+            backoff.reset()
+        wait_s = backoff.wait_s() if code else NOTHING_TO_DO_S
         if code:
-            fields = {"code": code, "failures": failures}
+            fields = {"code": code, "failures": backoff.failures}
             log.warning("%s process ended; restarting it", process.what, extra=fields)
-        await asyncio.sleep(reconnect_wait_s(failures, random(), most_s=WAIT_MAX_S))
+        await asyncio.sleep(wait_s)
 
 
 async def _run(sidecar: Sidecar, stop_s: float) -> int | str:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from umbel.backends.interface import Backend
+from umbel.backoff import Backoff
 from umbel.brokers.interface import (
     Ack,
     Bury,
@@ -25,12 +26,10 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
-from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.event_loop import OffLoop
 from umbel.pools.guard import Raised, Returned, await_guarded
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.wire.call import holding_of
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.context import AfterSettle, Counters, Ending
@@ -230,21 +229,21 @@ class Settler:
 
     async def run(self) -> None:
         """Settle what gathers, with retries while the broker is unavailable, until cancelled."""
-        failures = 0
+        backoff = Backoff()
         while True:
             await self._gathered.wait()
             self._gathered.clear()
             try:
                 await self._settle_gathered()
             except BrokerError as error:
-                failures += 1
                 self._note_failure(error)
                 self._gathered.set()
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                await backoff.pause()
                 continue
-            if failures:
+            if backoff.failures:
+                backoff.reset()
                 self._outages.worked(PART)
-                failures, self.problem = 0, ""
+                self.problem = ""
             if not self.pending and not self._uniques:
                 self._idle.set()
 
@@ -520,10 +519,9 @@ class AfterSettling:
             self._idle.set()
 
     async def _attempt(self, do: AfterSettle, batch: Sequence[bytes]) -> None:
-        attempts = 1
-        while (error := await _done(do, batch)) is not None and attempts < ATTEMPTS_MAX:
-            await asyncio.sleep(reconnect_wait_s(attempts, random()))
-            attempts += 1
+        backoff = Backoff()
+        while (error := await _done(do, batch)) is not None and backoff.failures < ATTEMPTS_MAX - 1:
+            await backoff.pause()
         if error is None:
             return
         fields = {"count": len(batch), "attempts": ATTEMPTS_MAX}

@@ -11,15 +11,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from umbel.backoff import Backoff
 from umbel.brokers.interface import Delivery, Messages, Refused
-from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, PoolError
 from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, UserEvent
 from umbel.protocol.delivery.delivery import PATIENCE_S, AdmissionPolicy, ClaimAhead, Refusal
 from umbel.protocol.delivery.revoked import RevokedTasks
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.delivery.trust import UNSIGNED
 from umbel.protocol.shutdown import LinkChange, LinkLost
 from umbel.worker.bootsteps import Step
@@ -405,22 +404,20 @@ class Tasks(Step):
     # -- from the broker -------------------------------------------------------------------------
 
     async def _consume(self) -> None:
-        failures, outages = 0, self._context.outages
+        backoff, outages = Backoff(), self._context.outages
         while not self._stopping:
             try:
                 idle_for = await self._take_some()
-                if failures:  # before a wait, which may be long
+                if backoff.failures:  # before a wait, which may be long
                     outages.worked(self.name)
                     self._claim_problem = ""
                 if idle_for:
                     await self._wait_for_messages(idle_for)
+                backoff.reset()
             except BrokerError as error:
-                failures += 1
                 outages.failed(self.name, error)
                 self._claim_problem = f"cannot fetch messages: {error}"
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
-                continue
-            failures = 0
+                await backoff.pause()
         try:  # what was prefetched goes to other workers now, not only when the last task has ended
             await self._leave_queues(is_busy=False)
         except BrokerError as error:  # the broker returns it when this worker disconnects

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from umbel.backoff import Backoff
 from umbel.brokers.interface import Broker, BrokerConnection
 from umbel.brokers.links import MAILBOX
 from umbel.clock import this_moment
@@ -20,7 +21,6 @@ from umbel.control.state import ControlState
 from umbel.errors import BrokerError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.clock import LamportClock
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.pidbox import Mailbox, MemberReport
 from umbel.protocol.shutdown import Closed, LinkChange
 from umbel.worker.bootsteps import Step
@@ -177,16 +177,13 @@ class GreenMailbox:
             await broker.close()
 
     async def _open(self, broker: BrokerConnection) -> None:
-        failures = 0
+        backoff = Backoff()
         while True:
             try:
-                await broker.open()
+                return await broker.open()
             except BrokerError as error:
-                failures += 1
                 self._report(error)
-                await asyncio.sleep(reconnect_wait_s(failures, 0.5))
-            else:
-                return
+                await backoff.pause()
 
     async def _tell_when_open(self, shell: MailboxShell) -> None:
         await shell.is_open.wait()

@@ -13,15 +13,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from umbel.backoff import Backoff
 from umbel.brokers.interface import Broadcast, FanOut
-from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER, Command, Panel
 from umbel.control.state import ControlState
-from umbel.coordination.driver import fairly
-from umbel.errors import AccessRefused, BrokerError, BrokerRefused, WireError
+from umbel.coordination.driver import listen
+from umbel.errors import BrokerError, BrokerRefused, WireError
 from umbel.pools.guard import Raised, Returned, call_guarded
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.delivery.trust import Signed, unbound_doubt
 from umbel.protocol.pidbox import Handle, Mailbox, Malformed, MemberReport, Refused, Request, RequestIgnored
 from umbel.wire.control import REQUEST_EXCHANGE, decode_request, encode_reply
@@ -127,7 +126,12 @@ class MailboxShell:
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(self._send_replies())
             self._group.create_task(self._carry_out())
-            await self._listen()
+            await listen(
+                lambda: self._broker.subscribe(REQUEST_EXCHANGE, [self._node]),
+                self._take_when_replies_fit,
+                is_open=self.is_open,
+                report=self._note_listening,
+            )
 
     async def send_last_replies(self) -> None:
         """Try to send queued replies; called when `run` has ended."""
@@ -139,24 +143,13 @@ class MailboxShell:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _listen(self) -> None:
-        failures = 0
-        while True:
-            try:
-                async with self._broker.subscribe(REQUEST_EXCHANGE, [self._node]) as requests:
-                    self.is_open.set()
-                    failures = 0
-                    self._report(None)
-                    async for broadcast in fairly(requests):
-                        self._take(broadcast)
-                        await self._has_room.wait()
-            except BrokerError as error:
-                if isinstance(error, AccessRefused) and not self.is_open.is_set():
-                    raise
-                failures += 1
-                self.resets += 1
-                self._report(error)
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+    def _note_listening(self, error: BrokerError | None) -> None:
+        self.resets += error is not None
+        self._report(error)
+
+    async def _take_when_replies_fit(self, broadcast: Broadcast) -> None:
+        self._take(broadcast)
+        await self._has_room.wait()
 
     def _take(self, broadcast: Broadcast) -> None:
         try:
@@ -270,18 +263,17 @@ class MailboxShell:
         return self._members_told
 
     async def _send_replies(self) -> None:
-        failures = 0
+        backoff = Backoff()
         while True:
             await self._to_send.wait()
             self._to_send.clear()
             try:
                 await self._send_waiting()
-                failures = 0
+                backoff.reset()
             except BrokerError as error:
-                failures += 1
                 log.debug("cannot send control replies; retrying", extra={"why": str(error)})
                 self._to_send.set()
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                await backoff.pause()
 
     async def _send_waiting(self) -> None:
         while self._replies:

@@ -15,13 +15,12 @@ from typing import Any
 from umbel.brokers.coordination import CoordinationStore
 from umbel.brokers.interface import Broadcast, ClusterRecord, FanOut
 from umbel.brokers.links import EVENTS, MAIN
-from umbel.chance import choice, random, uniform
+from umbel.chance import choice, uniform
 from umbel.control.client import ControlClient
 from umbel.coordination.driver import Change as LeaseChange
-from umbel.coordination.driver import Inquiries, LeaseKeeper, drive, fairly
-from umbel.errors import AccessRefused, BrokerError, WireError
+from umbel.coordination.driver import Inquiries, LeaseKeeper, drive, listen
+from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.leadership.lease import LeadershipLost, LeaseAcquired, LeaseReleased, LeaseSettings
 from umbel.protocol.membership.gossip import Membership
 from umbel.protocol.membership.members import (
@@ -340,26 +339,20 @@ class Gossip(Step):
     async def _listen(
         self, patterns: Sequence[str], before: Sequence[asyncio.Task[None]], observing: Observe
     ) -> None:
-        failures = 0
-        while True:
-            try:
-                ttl_s = self._context.settings.heartbeat_interval_s  # older events are worthless (S6)
-                subscribing = self._fan_out.subscribe(EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s)
-                async with subscribing as subscription:
-                    self._context.outages.worked(self.name)
-                    for ear in before:
-                        ear.cancel()
-                    failures, before = 0, ()
-                    self._hears.set()
-                    self._tell(observing)
-                    async for broadcast in fairly(subscription):
-                        await self._take(broadcast)
-            except BrokerError as error:
-                if isinstance(error, AccessRefused) and not self._hears.is_set():
-                    raise
-                self._context.outages.failed(self.name, error)
-                failures += 1
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+        def report(error: BrokerError | None) -> None:
+            self._context.outages.report(self.name, error)
+            if error is None:
+                for ear in before:
+                    ear.cancel()
+                self._tell(observing)
+
+        ttl_s = self._context.settings.heartbeat_interval_s  # older events are worthless (S6)
+        await listen(
+            lambda: self._fan_out.subscribe(EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s),
+            self._take,
+            is_open=self._hears,
+            report=report,
+        )
 
     def _note_link(self, change: LinkChange) -> None:
         """Suspend failure detection while this node receives no events, or may be about to notice that."""
