@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,6 +36,7 @@ class Recorder:
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
     keyring: None = None
+    url: str = "sqlite:///queue.db"
     signer: None = None
     capabilities: Capabilities = CAPABILITIES
     recorded: bool = True
@@ -108,22 +108,26 @@ def play(
 ) -> None:
     async def bounded() -> None:
         recorder, counters, settled, refused = Recorder(), Counters(), list[int](), list[Refused]()
-        after, kept = list[bytes](), RetainedOutcomes(monotonic, confirmed=confirmed)
-        settler = Settler(
-            cast("Any", recorder),
-            cast("Any", SimpleNamespace(store=recorder.store)),
-            counters,
+        if not confirmed:
+            recorder.capabilities = replace(CAPABILITIES, transport="amqp")
+        context = SimpleNamespace(
+            broker=recorder,
+            backend=SimpleNamespace(store=recorder.store, shares_settle=lambda _url: together),
+            counters=counters,
             outages=Outages(),
             store_outages=Outages("result store"),
-            kept=kept,
-            together=together,
-            events=recorder,
+            settings=SimpleNamespace(after_settle=None),
+        )
+        settler = Settler(
+            cast("Any", context),
+            cast("Any", recorder),
             refused=refused.extend,
             settled=lambda: settled.append(settler.pending),
-            after=after.extend,
         )
+        after = list[bytes]()
+        cast("Any", settler.after).add = after.extend
         async with asyncio.timeout(10.0):  # what never settles is a mutant, or a mistake
-            await scenario(Bench(recorder, settler, counters, settled, refused, after, kept))
+            await scenario(Bench(recorder, settler, counters, settled, refused, after, settler.retained))
 
     asyncio.run(bounded())
 
@@ -363,20 +367,19 @@ def test_an_outcome_whose_message_came_back_is_settled_with_the_new_claim(
         await bench.settler.flush()
         again = Ack(8, [RESULT]) if conflicts else Ack(8)  # the rest was applied
         assert bench.asked == [("settle", [Ack(TAG, [RESULT])]), ("settle", [again])]
-        assert (bench.settler.outcomes, bench.settler.pending, bench.kept.came_back) == ({}, 0, {})
+        assert (bench.settler.pending, bench.kept.came_back) == (0, {})
 
     play(scenario)
 
 
-def test_only_an_outcome_ends_the_wait_for_it() -> None:
+def test_an_outcome_waits_until_it_is_settled_and_nothing_else_does() -> None:
     async def scenario(bench: Bench) -> None:
-        bench.settler.outcomes[TAG] = delivery_of()
         bench.settler.add(Started(TAG))
-        await bench.settler.flush()
-        assert bench.settler.outcomes == {TAG: delivery_of()}
+        assert bench.settler.waiting_outcome(delivery_of()) is None
         bench.settler.add_outcome(Ack(TAG), delivery_of())
+        assert bench.settler.waiting_outcome(delivery_of()) == TAG
         await bench.settler.flush()
-        assert bench.settler.outcomes == {}
+        assert bench.settler.waiting_outcome(delivery_of()) is None
 
     play(scenario)
 
@@ -498,8 +501,8 @@ def test_failures_that_the_broker_refuses_to_keep_hold_up_nothing(caplog: pytest
     async def scenario(bench: Bench) -> None:
         error = BrokerRefused("umbel.failed is another kind of key")
         bench.recorder.refuses = lambda what, _: error if what == "keep" else None
-        bench.settler.keep_failed(failed, "broke")
-        bench.settler.keep_failed(failed, "broke too")
+        bench.settler.retain_failed(failed, "broke")
+        bench.settler.retain_failed(failed, "broke too")
         bench.settler.report([RESULT], ())
         bench.settler.add(Ack(1))
         await run_until_drained(bench)

@@ -67,16 +67,25 @@ async def drive(
     perform: Callable[[EffectT], Awaitable[None]],
     *,
     now: Callable[[], Instant] = instant,
+    on_fault: Callable[[Exception], None] | None = None,
 ) -> NoReturn:
     """Feed one machine from one inbox until cancelled.
 
     Exactly one task drives a machine: step() never awaits, so the machine needs no lock, and its effects are
-    performed in the order it asked for them.
+    performed in the order in which it returns them. `on_fault` gets an exception of the machine, which costs
+    one event then, and not the process: for machines whose events come from other nodes.
     """
     turn_ends = time.monotonic() + TURN_S
     while True:
         event = await _next_event(machine, inbox, now)
-        for effect in machine.step(event, now()):
+        try:
+            effects = machine.step(event, now())
+        except Exception as error:  # of the machine: an internal error
+            if on_fault is None:
+                raise
+            on_fault(error)
+            effects = []
+        for effect in effects:
             await perform(effect)
         if time.monotonic() >= turn_ends:
             await asyncio.sleep(0)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from umbel.control.state import ControlState, describe_step
 from umbel.errors import BadBootsteps
-from umbel.pools.guard import Raised, call_guarded
 from umbel.worker.user_code import HookRun
 
 # ---- bootsteps -------------------------------------------------------------------------------------
@@ -130,23 +129,25 @@ class UserStep(Step):
         await self._wait_for(HookRun(name, work, timeout_s=self._timeout_s))
 
     def _start(self) -> None:
-        made = call_guarded(self._kind)
-        if isinstance(made, Raised):
-            self._complain("cannot be created", made.error)
-            return
-        self._made = made.value
-        self._started = self._call("start")
+        try:
+            self._made = self._kind()
+        except (Exception, SystemExit) as error:  # of a class that users wrote
+            self._log_error("cannot be created", error)
+        else:
+            self._started = self._call("start")
 
     def _stop(self) -> None:
         self._call("stop")
 
     def _call(self, method: str) -> bool:
-        happened = call_guarded(getattr(self._made, method, _nothing), self._worker)
-        if isinstance(happened, Raised):
-            self._complain(f"raised an exception in {method}()", happened.error)
-        return not isinstance(happened, Raised)
+        try:
+            getattr(self._made, method, _nothing)(self._worker)
+        except (Exception, SystemExit) as error:  # of a method that users wrote
+            self._log_error(f"raised an exception in {method}()", error)
+            return False
+        return True
 
-    def _complain(self, problem: str, error: BaseException) -> None:
+    def _log_error(self, problem: str, error: BaseException) -> None:
         text = "bootstep %s; worker continues without it"
         log.error(text, problem, extra={"step": self.name}, exc_info=error)
 

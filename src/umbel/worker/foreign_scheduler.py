@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from umbel.backoff import Backoff
-from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Outgoing
 
 log = logging.getLogger("umbel.worker.scheduler")
@@ -101,19 +100,19 @@ class SchedulerThread:
     def _lead(self) -> None:
         backoff = Backoff(most_s=RETRY_MAX_S)
         while not self._asked.is_set():
-            happened = call_guarded(self._go_on)
-            if isinstance(happened, Raised):
-                log.error("scheduler raised an exception; retrying", exc_info=happened.error)
-                wait_s = backoff.wait_s()
-            else:
+            try:
+                wait_s = self._go_on()
                 backoff.reset()
-                wait_s = happened.value
+            except (Exception, SystemExit) as error:  # of the other library's scheduler
+                log.error("scheduler raised an exception; retrying", exc_info=error)
+                wait_s = backoff.wait_s()
             self._asked.wait(wait_s)
         if self._scheduler is not None:
-            closed = call_guarded(self._scheduler.close, self._lost)
-            if isinstance(closed, Raised):
+            try:
+                self._scheduler.close(self._lost)
+            except (Exception, SystemExit) as error:  # of the other library's scheduler
                 text = "scheduler raised an exception in close(); what it had not saved may be lost"
-                log.error(text, exc_info=closed.error)
+                log.error(text, exc_info=error)
 
     def _go_on(self) -> float:
         if self._scheduler is None:

@@ -104,7 +104,7 @@ class Stopping:
 
     def _heard(self, signum: signal.Signals) -> None:
         self.quit() if signum is QUITTING else self.ask()
-        self._notices.stopping(signum.name, _HOW.get(self._machine.phase, "cold"))
+        self._notices.call("stopping", signal=signum.name, how=_HOW.get(self._machine.phase, "cold"))
 
     async def asked(self) -> None:
         """Return when a stop was requested."""
@@ -340,7 +340,7 @@ class Worker:
         self._context.settings.hooks.shutdown()
 
     def _tell_the_rest(self) -> None:
-        self._context.notices.wait_told(self._context.settings.hooks.timeout_s)
+        self._context.notices.wait_called(self._context.settings.hooks.timeout_s)
 
     async def _put_down(self, started: list[Step]) -> None:
         for step in reversed(started):

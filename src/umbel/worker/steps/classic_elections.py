@@ -25,7 +25,7 @@ from umbel.protocol.election.events import HandlerEnded, Phase, PublishElected, 
 from umbel.protocol.leadership.coordination import NAMESPACE, ElectionRequest, Policy, election_key
 from umbel.protocol.membership.members import Member
 from umbel.wire import coordination as wire
-from umbel.worker.context import GuardedMachine, WorkerContext
+from umbel.worker.context import WorkerContext
 from umbel.worker.events import Events
 from umbel.worker.user_code import HandlerThreads
 
@@ -93,8 +93,7 @@ class ClassicElectionsShell:
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Drive the machine until cancelled."""
-        machine: GuardedMachine[Event, Effect] = GuardedMachine(self._machine, self._counters)
-        await drive(machine, self._inbox, self._perform)
+        await drive(self._machine, self._inbox, self._perform, on_fault=self._context.note_election_fault)
 
     def begin_stop(self) -> None:
         """Enter no new election."""

@@ -57,7 +57,7 @@ from umbel.protocol.leadership.lease import LeaseAcquired, LeaseSettings
 from umbel.protocol.membership.members import Change, Joined, Member, MemberState
 from umbel.wire import coordination as wire
 from umbel.worker.bootsteps import Step
-from umbel.worker.context import GuardedMachine, WorkerContext
+from umbel.worker.context import WorkerContext
 from umbel.worker.events import Events
 from umbel.worker.steps.gossip import Gossip, announced_lease
 from umbel.worker.steps.heart import Heart
@@ -233,8 +233,7 @@ class StoreElections:
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Drive the machine until cancelled."""
         self._group = group
-        machine: GuardedMachine[Event, Effect] = GuardedMachine(self._machine, self._counters)
-        await drive(machine, self._inbox, self._perform)
+        await drive(self._machine, self._inbox, self._perform, on_fault=self._context.note_election_fault)
 
     def begin_stop(self) -> None:
         """Take part in no new election."""

@@ -126,7 +126,7 @@ class Heart(Step):
                     await self._mark(freq_s)
                 self._events.tell(kind.value, freq=freq_s, **self._fields())
                 if kind is BeatKind.BEAT:
-                    self._context.notices.heartbeat()
+                    self._context.notices.call("heartbeat")
                     await self._mark(freq_s)
 
     async def _mark(self, freq_s: float) -> None:
