@@ -23,7 +23,7 @@ from umbel.cli.options import (
     timeout_option,
 )
 from umbel.control.client import ControlClient
-from umbel.control.state import REVOKE_RETENTION_S
+from umbel.control.panel import REVOKE_RETENTION_S
 from umbel.launch.loading import find_app
 from umbel.protocol.pidbox import Answers
 from umbel.wire.control import ClockReply, OwnStats, Stats, typed

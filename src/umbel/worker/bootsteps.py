@@ -7,11 +7,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from umbel.control.state import ControlState, describe_step
+from umbel.control.panel import describe_step
 from umbel.errors import BadBootsteps
 from umbel.worker.user_code import HookRun
+
+if TYPE_CHECKING:
+    from umbel.worker.remote.view import WorkerView
 
 # ---- bootsteps -------------------------------------------------------------------------------------
 #
@@ -104,7 +107,7 @@ class UserStep(Step):
     """Runs the class's methods in threads."""
 
     def __init__(
-        self, kind: type[Any], worker: ControlState, *, timeout_s: float, wait_for: "Callable[[HookRun], Any]"
+        self, kind: type[Any], worker: "WorkerView", *, timeout_s: float, wait_for: "Callable[[HookRun], Any]"
     ) -> None:
         super().__init__()
         self.name, self.requires = describe_step(kind)  # type: ignore[misc]

@@ -43,7 +43,7 @@ from umbel.worker.delivery.task_events import TaskEvents
 from umbel.worker.events import Events
 from umbel.worker.remote.control import Control
 from umbel.worker.remote.mailbox import MailboxFigures
-from umbel.worker.remote.view import WorkerParts, WorkerState
+from umbel.worker.remote.view import WorkerParts, WorkerView
 from umbel.worker.run_directory import refuse_second
 from umbel.worker.sidecar import Outages
 from umbel.worker.steps.cluster_clock import ClusterClock
@@ -246,7 +246,7 @@ class Worker:
             stop=self._stopping.ask,
             steps=self._step_graph,
         )
-        self._state = state = WorkerState(parts)
+        self._view = view = WorkerView(parts)
         connection = Connection(
             context,
             # Peers may have declared this node lost: it comes online again, with a reserved clock.
@@ -261,7 +261,7 @@ class Worker:
             PoolStep(context, tasks),
             events,
             StateStore(context, events, saved),
-            Control(context, events.clock, state, mailbox, mingle.look_around, members=state.known),
+            Control(context, events.clock, view, mailbox, mingle.look_around, members=view.known_members),
             mingle,
             heart,
             gossip,
@@ -279,7 +279,7 @@ class Worker:
 
     def _user_step(self, kind: type[Any]) -> UserStep:
         timeout_s = self._context.settings.hooks.timeout_s
-        return UserStep(kind, self._state, timeout_s=timeout_s, wait_for=self._stopping.wait_for)
+        return UserStep(kind, self._view, timeout_s=timeout_s, wait_for=self._stopping.wait_for)
 
     def _step_graph(self) -> dict[str, list[str]]:
         return step_graph(self._order)
@@ -294,7 +294,7 @@ class Worker:
         for name, rules in tasks.items():
             self._tasks.policy.change(name, rules)
         for queue in queues:
-            self._state.add_queue(queue)
+            self._view.add_queue(queue)
 
     async def run(self) -> None:
         """Run until a stop is requested; raises the first error, after all steps have stopped."""

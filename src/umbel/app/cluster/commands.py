@@ -15,7 +15,7 @@ from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.request import Request, RequestScope
 from umbel.app.sending.preparation import is_trusted, signed_once
 from umbel.clock import cluster_now
-from umbel.control.state import REVOKE_RETENTION_S
+from umbel.control.panel import REVOKE_RETENTION_S
 from umbel.errors import ConfigurationError, ElectionError
 from umbel.protocol.delivery.trust import UNSIGNED, Signed, age_doubt
 from umbel.wire.signing import HEADER as SIGNATURE

@@ -30,8 +30,8 @@ from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, ControlClient, make_request
 from umbel.control.failures import retry_one
+from umbel.control.panel import REVOKE_RETENTION_S
 from umbel.control.queue_pauses import PauseOutcome, move_messages, pause_queue, resume_queue
-from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import BrokerSilent, BrokerUnavailable, UmbelError
 from umbel.protocol.pidbox import ANSWERS_S, Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from umbel.control.state import NO_HANDLER
+from umbel.control.panel import NO_HANDLER
 from umbel.coordination.driver import drive
 from umbel.protocol.election.classic import (
     CLASSIC_VERSION,

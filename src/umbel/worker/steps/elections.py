@@ -16,7 +16,7 @@ from umbel.brokers.coordination import CoordinationStore
 from umbel.brokers.interface import ClusterRecord
 from umbel.chance import uniform
 from umbel.control.client import ControlClient
-from umbel.control.state import ELECTION_REFUSED, NO_HANDLER, NOT_NOW
+from umbel.control.panel import ELECTION_REFUSED, NO_HANDLER, NOT_NOW
 from umbel.coordination.driver import Change as LeaseChange
 from umbel.coordination.driver import LeaseKeeper, drive, instant
 from umbel.errors import BrokerError, WireError
