@@ -7,10 +7,9 @@ that of the letter, so a retry that is repeated after a lost reply is the same t
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID, uuid5
 
-from umbel.brokers.interface import DeadLetter, Failures, Queues, Resend
+from umbel.brokers.interface import Broker, DeadLetter, Resend
 from umbel.clock import cluster_now
 from umbel.errors import BadMessage, BrokerRefused, NotKept, WireError
 from umbel.patterns import fits_glob
@@ -31,10 +30,6 @@ _NAMESPACE = UUID("8a1f5a55-6b1f-5a0e-9b53-2d6a1d0f6f2e")
 def hides_everything(_name: str | None) -> bool:
     """Return True: without an app it is unknown which arguments are sensitive, so all are hidden."""
     return True
-
-
-class FailureBroker(Failures, Queues, Protocol):
-    """Both places where messages of failed tasks are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +123,7 @@ class RetryOutcome:
 
 
 async def find_failed(
-    broker: FailureBroker, wanted: FailureFilter, hides: Hides = hides_nothing
+    broker: Broker, wanted: FailureFilter, hides: Hides = hides_nothing
 ) -> list[FailedTask]:
     """Return matching failed tasks, newest first. `hides`: whose unmasked arguments are hidden."""
     letters: list[DeadLetter] = []
@@ -164,7 +159,7 @@ def failed_task(letter: DeadLetter, hides: Hides = hides_nothing) -> FailedTask 
 
 
 async def retry_failed(
-    broker: FailureBroker,
+    broker: Broker,
     chosen: Iterable[FailedTask],
     *,
     accept: Collection[str] = ANY_CONTENT,
@@ -222,7 +217,7 @@ def _age_of(failed: FailedTask) -> float:
 
 
 async def retry_one(
-    broker: FailureBroker, task_id: str, *, accept: Collection[str], reply_to: str | None = None
+    broker: Broker, task_id: str, *, accept: Collection[str], reply_to: str | None = None
 ) -> str:
     """Return the id of the new task. NotKept: the task has no message. BrokerRefused: it was not sent."""
     found = await find_failed(broker, FailureFilter(ids=(task_id,)))

@@ -9,20 +9,16 @@ consumes it; pausing again stops it.
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import PAUSED_MAX, Pause, QueueControl, Queues
+from umbel.brokers.interface import PAUSED_MAX, Broker, Pause, Queues
 from umbel.clock import cluster_now
 from umbel.control.client import ControlClient
 from umbel.control.commands import queue_name_problem
 from umbel.errors import BrokerRefused, ConfigurationError
 from umbel.protocol.pidbox import Answers
-
-
-class QueueBroker(Queues, QueueControl, Protocol):
-    """The broker's calls that pausing and moving need."""
 
 
 class PauseOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +39,7 @@ class PauseOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def pause_queue(
-    broker: QueueBroker, asker: ControlClient, queue: str, *, timeout_s: float | None
+    broker: Broker, asker: ControlClient, queue: str, *, timeout_s: float | None
 ) -> PauseOutcome:
     """Pause the queue: no worker claims from it until it is resumed; running tasks go on."""
     _check_names(queue)
@@ -66,7 +62,7 @@ async def pause_queue(
 
 
 async def resume_queue(
-    broker: QueueBroker, asker: ControlClient, queue: str, *, timeout_s: float | None
+    broker: Broker, asker: ControlClient, queue: str, *, timeout_s: float | None
 ) -> PauseOutcome:
     """Resume the queue, and send `add_consumer` to the nodes that were sent `cancel_consumer`."""
     _check_names(queue)
@@ -87,7 +83,7 @@ async def count_waiting(broker: Queues, queue: str) -> int:
 
 
 async def move_messages(
-    broker: QueueBroker,
+    broker: Broker,
     source: str,
     target: str,
     *,

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import time
 
 from umbel.backoff import Backoff
-from umbel.brokers.interface import BrokerConnection, Replaced
+from umbel.brokers.interface import Replaced
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
 from umbel.protocol.shutdown import LinkChange, LinkLost
 from umbel.worker.bootsteps import Step
@@ -48,7 +48,7 @@ class Connection(Step):
     ) -> None:
         super().__init__()
         self._context = context
-        self._broker: BrokerConnection = context.broker
+        self._broker = context.broker
         self._owner = context.identity.owner
         self._opened = False
         self.problem = ""  # why the lease cannot be renewed now

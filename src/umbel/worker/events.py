@@ -19,7 +19,7 @@ from contextlib import suppress
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Broadcast, ClusterRecord, EventLog, FanOut
+from umbel.brokers.interface import Broadcast
 from umbel.errors import AccessRefused, BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, TASK_GROUP, EventStamper
 from umbel.events.types import TaskEvent, tag_of
@@ -62,9 +62,6 @@ class Events(Step):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__()
         self._context = context
-        self._fan_out: FanOut = context.broker
-        self._event_log: EventLog = context.broker
-        self._cluster: ClusterRecord = context.broker
         self._asked_for = context.settings.send_task_events
         self._enabled = False
         self.recorded = False  # whether a recorder runs
@@ -127,7 +124,7 @@ class Events(Step):
 
     async def start(self) -> None:
         """Read the broker's clock, look for recorders, begin to send."""
-        self._reservation.begin(await self._cluster.coordination.raise_clock(0))
+        self._reservation.begin(await self._context.broker.coordination.raise_clock(0))
         await self.look_for_recorders()
         self.run_in_background(self._send_on())
         self.run_in_background(self._watch())
@@ -276,7 +273,7 @@ class Events(Step):
         if (wanted := self._reservation.wanted) is not None:
             try:
                 async with asyncio.timeout(RESERVE_S):
-                    self._reservation.raised(await self._cluster.coordination.raise_clock(wanted))
+                    self._reservation.raised(await self._context.broker.coordination.raise_clock(wanted))
             except (BrokerError, TimeoutError) as error:
                 self._context.outages.failed(MARK, error)
                 return
@@ -300,17 +297,17 @@ class Events(Step):
         key = routing_key_of_list(TASK_GROUP)
         messages += [Broadcast(EVENT_EXCHANGE, key, body, headers) for body, _ in in_lists(of_tasks)]
         if messages:
-            await self._fan_out.broadcast(messages, ttl_s=EVENT_TTL_S)
+            await self._context.broker.broadcast(messages, ttl_s=EVENT_TTL_S)
         beats = [Broadcast(EVENT_EXCHANGE, key, body, headers) for key, body in alone if key == BEAT_KEY]
         if beats:
-            await self._fan_out.broadcast(beats, ttl_s=self._beat_ttl_s)
+            await self._context.broker.broadcast(beats, ttl_s=self._beat_ttl_s)
 
     async def _log(self, batch: list[EncodedEvent]) -> int:
         """Write a batch to the event log before it is broadcast, so that the header LOGGED is true."""
         if not self.recorded:
             return 0
         entries, counts = by_type(batch)
-        return await self._event_log.log_events(entries, counts=counts)
+        return await self._context.broker.log_events(entries, counts=counts)
 
     async def _watch(self) -> None:
         while True:
@@ -318,13 +315,13 @@ class Events(Step):
             try:
                 await self.look_for_recorders()
                 least = self._reservation.wanted or self._reservation.mark
-                self._reservation.catch_up(await self._cluster.coordination.raise_clock(least))
+                self._reservation.catch_up(await self._context.broker.coordination.raise_clock(least))
                 self._context.outages.worked(MARK)
             except BrokerError as error:
                 log.debug("cannot check whether a recorder is running; retrying", extra={"why": str(error)})
 
     async def look_for_recorders(self) -> None:
         """Log events from now on if a recorder is registered; a new recorder requests this check."""
-        if self._event_log.capabilities.event_log:
-            self.recorded = bool(await self._event_log.recorders())
+        if self._context.broker.capabilities.event_log:
+            self.recorded = bool(await self._context.broker.recorders())
             self._note_listeners()

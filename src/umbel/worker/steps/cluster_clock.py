@@ -10,7 +10,6 @@ import logging
 from typing import Any
 
 from umbel import clock
-from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import instant
 from umbel.errors import BrokerError
 from umbel.protocol.cluster_time import OWN, ClockCorrection, ClusterTime
@@ -41,7 +40,6 @@ class ClusterClock(Step):
     def __init__(self, context: WorkerContext, gossip: Gossip, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
-        self._cluster: ClusterRecord = context.broker
         self._machine = ClusterTime()
         self._judged = ClockCorrection(0.0, "", 1)
         self._said = ""
@@ -104,7 +102,7 @@ class ClusterClock(Step):
     async def _read_store(self) -> None:
         try:
             before = instant()
-            at_s = await self._cluster.store_time()
+            at_s = await self._context.broker.store_time()
             if at_s is not None:
                 answered = instant()
                 self._machine.hear_store(at_s, answered.boot_s - before.boot_s, answered)

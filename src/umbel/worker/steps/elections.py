@@ -13,7 +13,6 @@ from time import monotonic, time
 from typing import Any, Protocol, TypeVar
 
 from umbel.brokers.coordination import CoordinationStore
-from umbel.brokers.interface import ClusterRecord
 from umbel.chance import uniform
 from umbel.control.client import ControlClient
 from umbel.control.panel import ELECTION_REFUSED, NO_HANDLER, NOT_NOW
@@ -164,7 +163,6 @@ class StoreElections:
     def __init__(self, context: WorkerContext, events: Events) -> None:
         identity, settings = context.identity, context.settings
         self._context = context
-        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._counters = context.counters
         self._node = identity.node
@@ -224,7 +222,7 @@ class StoreElections:
 
     async def sweep(self) -> None:
         """Look for elections without a holder and claim each; the sweeper calls this every few seconds."""
-        found = await self._calls.attempt(self._cluster.coordination.unfinished_elections(SWEPT_MAX))
+        found = await self._calls.attempt(self._context.broker.coordination.unfinished_elections(SWEPT_MAX))
         for _, record in found or ():
             self._put(Swept(record.request))
 

@@ -13,7 +13,7 @@ from time import time
 from typing import Any
 
 from umbel.brokers.coordination import CoordinationStore
-from umbel.brokers.interface import Broadcast, ClusterRecord, FanOut
+from umbel.brokers.interface import Broadcast, ClusterRecord
 from umbel.brokers.links import EVENTS, MAIN
 from umbel.chance import choice, uniform
 from umbel.control.client import ControlClient
@@ -191,8 +191,6 @@ class Gossip(Step):
     def __init__(self, context: WorkerContext, events: Events, heart: Heart, asker: ControlClient) -> None:
         super().__init__()
         self._context = context
-        self._fan_out: FanOut = context.broker
-        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._heart = heart
         identity = context.identity
@@ -207,11 +205,11 @@ class Gossip(Step):
         self._listeners: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._watchers: list[Callable[[Change], None]] = []
         self._hooks = HookQueue(context.settings.node_hooks)
-        self._inquiries = Inquiries(asker, self._cluster, self._tell)
+        self._inquiries = Inquiries(asker, self._context.broker, self._tell)
         self._ears: list[asyncio.Task[None]] = []  # subscriptions; the last one stays
         self._hears = asyncio.Event()
         self._candidate = ObserverCandidate(
-            self._cluster.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
+            self._context.broker.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
         )
         self.undecodable = 0
         self.is_on = False  # without gossip a node knows only itself
@@ -259,7 +257,7 @@ class Gossip(Step):
 
     async def start(self) -> None:
         """Subscribe to events and wait briefly for that; off where events cannot be received."""
-        capabilities = self._fan_out.capabilities
+        capabilities = self._context.broker.capabilities
         if self._context.settings.without_gossip:
             log.info("gossip disabled by without_gossip")
             return
@@ -348,7 +346,7 @@ class Gossip(Step):
 
         ttl_s = self._context.settings.heartbeat_interval_s  # older events are worthless (S6)
         await listen(
-            lambda: self._fan_out.subscribe(EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s),
+            lambda: self._context.broker.subscribe(EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s),
             self._take,
             is_open=self._hears,
             report=report,

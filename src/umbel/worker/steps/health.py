@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from umbel.brokers.interface import Queues, ready_for
+from umbel.brokers.interface import ready_for
 from umbel.errors import BrokerError, ConfigurationError, WorkerStalled
 from umbel.pools.prefork.kernel import resident_bytes
 from umbel.protocol.pool.autoscale import StallWatch
@@ -246,7 +246,6 @@ class Watchdog(Step):
     def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
-        self._queues: Queues = context.broker
         self._tasks = tasks
         self._watch = StallWatch(patience_s=PATIENCE_S)
 
@@ -274,7 +273,7 @@ class Watchdog(Step):
 
     async def _ready(self) -> int | None:
         try:
-            depths = await self._queues.queues(self._context.queues)
+            depths = await self._context.broker.queues(self._context.queues)
         except BrokerError:
             return None
         return ready_for(self._context.queues, depths)

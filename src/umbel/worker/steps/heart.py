@@ -14,7 +14,6 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from umbel.brokers.interface import ClusterRecord
 from umbel.chance import uniform
 from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
@@ -53,7 +52,6 @@ class Heart(Step):
     def __init__(self, context: WorkerContext, events: Events) -> None:
         super().__init__()
         self._context = context
-        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._is_on = not context.settings.without_heartbeat
         self._machine = Heartbeat(context.settings.heartbeat_interval_s, uniform)
@@ -133,7 +131,7 @@ class Heart(Step):
         identity = self._context.identity
         try:
             async with asyncio.timeout(freq_s):
-                await self._cluster.mark_alive(
+                await self._context.broker.mark_alive(
                     identity.node, identity.incarnation, ttl_s=MARK_INTERVALS * freq_s
                 )
         except (BrokerError, TimeoutError) as error:

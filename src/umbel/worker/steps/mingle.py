@@ -15,7 +15,6 @@ from contextlib import suppress
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import ClusterRecord
 from umbel.brokers.links import MAILBOX, MAIN
 from umbel.clock import cluster_now
 from umbel.control.client import ControlClient
@@ -60,7 +59,6 @@ class Mingle(Step):
     ) -> None:
         super().__init__()
         self._context = context
-        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._asker = asker
         self._tasks = tasks
@@ -76,7 +74,7 @@ class Mingle(Step):
 
         It sends a ping for itself, which all others ignore.
         """
-        is_waited_for = self._cluster.capabilities.transport not in ONLY_OURS
+        is_waited_for = self._context.broker.capabilities.transport not in ONLY_OURS
         if is_waited_for and not self._context.settings.without_mingle:
             with suppress(BrokerError):
                 listeners = await self._asker.tell("ping", destination=[self._context.identity.node])
@@ -84,7 +82,7 @@ class Mingle(Step):
 
     async def start(self) -> None:
         """Read the broker's revokes and say hello to the other nodes."""
-        capabilities = self._cluster.capabilities
+        capabilities = self._context.broker.capabilities
         if self._context.settings.without_mingle:
             log.info("mingle disabled by without_mingle")
             return
@@ -200,14 +198,14 @@ class Mingle(Step):
                 "unreadable revokes in the hello of another node skipped",
                 extra={"peer": peer, "count": learned.bad},
             )
-        is_recorded = "ages" in hello or not self._cluster.capabilities.revokes
+        is_recorded = "ages" in hello or not self._context.broker.capabilities.revokes
         if learned.news and not is_recorded:  # Umbel's nodes have read them in the record already
             self._context.outages.consequence(
                 log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
             )
             news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
             try:
-                await self._cluster.revoke(news)
+                await self._context.broker.revoke(news)
             except BrokerError as error:
                 log.error(
                     "cannot save revokes received from another node; this worker applies them until it stops",

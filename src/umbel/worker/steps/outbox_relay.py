@@ -4,7 +4,6 @@ import asyncio
 import logging
 from time import time
 
-from umbel.brokers.interface import ClusterRecord
 from umbel.clock import cluster_now
 from umbel.coordination.driver import Change
 from umbel.errors import BrokerError, OutboxUnavailable
@@ -38,7 +37,6 @@ class RelayCandidate:
     ) -> None:
         assert context.settings.outbox is not None
         self._context = context
-        self._cluster: ClusterRecord = context.broker
         self._settings = context.settings.outbox
         self._address = address
         self.keeper = announced_lease(
@@ -127,7 +125,7 @@ class RelayCandidate:
             progress, keeper = self._progress, self.keeper
             try:
                 async with asyncio.timeout(NOTE_S):
-                    await self._cluster.coordination.update_lease(
+                    await self._context.broker.coordination.update_lease(
                         keeper.name, keeper.holder, keeper.term, encode_progress(progress)
                     )
                 self._noted = progress

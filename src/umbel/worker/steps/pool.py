@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from umbel.brokers.interface import Queues, ready_for
+from umbel.brokers.interface import ready_for
 from umbel.errors import BrokerError
 from umbel.pools.interface import PoolListener
 from umbel.protocol.pool.autoscale import Autoscale, Load, SizeLimits
@@ -51,7 +51,6 @@ class Autoscaler(Step):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__()
         self._context = context
-        self._queues: Queues = context.broker
         settings = context.settings
         self._machine: Autoscale | None = None
         if settings.autoscale is not None:
@@ -105,7 +104,7 @@ class Autoscaler(Step):
 
     async def _ready(self) -> int:
         try:
-            depths = await self._queues.queues(self._context.queues)
+            depths = await self._context.broker.queues(self._context.queues)
         except BrokerError:  # nothing could be fetched from it either
             return 0
         return ready_for(self._context.queues, depths)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from umbel.brokers.coordination import CoordinationStore
-from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import Change, LeaseKeeper, drive
 from umbel.errors import BrokerError, BrokerUnavailable
 from umbel.pools.event_loop import OffLoop
@@ -75,7 +74,6 @@ class Scheduler(Step):
     def __init__(self, context: WorkerContext, events: Events, gossip: Gossip) -> None:
         super().__init__()
         self._context = context
-        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._gossip = gossip
         self._tasks: Mapping[str, PeriodicTask] = context.settings.periodic
@@ -87,7 +85,7 @@ class Scheduler(Step):
         """Begin to campaign, if the app has periodic tasks and the broker has leases."""
         if not self._tasks:
             return
-        capabilities = self._cluster.capabilities
+        capabilities = self._context.broker.capabilities
         if not capabilities.leases:
             log.warning("periodic tasks disabled: %s", capabilities.why_not("leases"))
             return
@@ -141,7 +139,7 @@ class Scheduler(Step):
     async def _send(self, send: SendSlots) -> Event:
         assert self._keeper is not None
         batch = [message for slot in send.slots for message in self._tasks[slot.name].messages(slot.at_us)]
-        store, term = self._cluster.coordination, self._keeper.term
+        store, term = self._context.broker.coordination, self._keeper.term
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 done = self._keeper.still_mine() and await store.fenced_publish(
@@ -164,7 +162,7 @@ class Scheduler(Step):
             return Unsure()
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                found = await self._cluster.coordination.read_lease(SCHEDULER_LEASE)
+                found = await self._context.broker.coordination.read_lease(SCHEDULER_LEASE)
         except (BrokerError, TimeoutError):
             return Unsure()
         mine = (found.holder, found.term) == (self._keeper.holder, self._keeper.term)
@@ -187,7 +185,7 @@ class Scheduler(Step):
 
     async def _pauses(self) -> PausesRead:
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            found = await self._cluster.coordination.read_lease(PAUSES_LEASE)
+            found = await self._context.broker.coordination.read_lease(PAUSES_LEASE)
         return PausesRead(decode_pauses(found.data))
 
 
@@ -210,7 +208,6 @@ class ForeignSchedulerStep(Step):
     def __init__(self, context: WorkerContext, events: Events, gossip: Gossip) -> None:
         super().__init__()
         self._context = context
-        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._gossip = gossip
         self._keeper: LeaseKeeper | None = None
@@ -222,7 +219,7 @@ class ForeignSchedulerStep(Step):
         """Begin to campaign, if the app has such a scheduler and the broker has leases."""
         if self._context.settings.scheduler is None:
             return
-        capabilities = self._cluster.capabilities
+        capabilities = self._context.broker.capabilities
         if not capabilities.leases:
             log.warning("scheduler disabled: %s", capabilities.why_not("leases"))
             return
@@ -256,7 +253,7 @@ class ForeignSchedulerStep(Step):
         assert make is not None
         if isinstance(change, LeaseAcquired):
             self._term = SchedulerTerm(
-                self._cluster.coordination, self._keeper, change.term, self._context.counters
+                self._context.broker.coordination, self._keeper, change.term, self._context.counters
             )
             self._thread = SchedulerThread(make, self._term, self._turn)
         else:
