@@ -102,8 +102,8 @@ def test_heartbeats_are_heard_while_the_log_cannot_be_written(
             node.events.adopt(group)
             await node.events.start()
             for _ in range(100):
-                node.events.tell("task-started", uuid="t")
-            node.events.tell(HEARTBEAT, freq=2.0)
+                node.events.send("task-started", uuid="t")
+            node.events.send(HEARTBEAT, freq=2.0)
             async for _ in heard:
                 break
             await node.events.end_background()
@@ -121,7 +121,7 @@ def test_a_worker_whose_steps_were_cancelled_logs_its_last_outcomes_itself(
             node.events.adopt(group)
             await node.events.start()
             await cancelled(node.events)
-            node.events.tell("task-succeeded", uuid="t")
+            node.events.send("task-succeeded", uuid="t")
             await node.events.logged()
             assert not caplog.messages  # or it waited for nobody, and gave up
         (entry,) = await node.broker.read_events("recorder", 10)

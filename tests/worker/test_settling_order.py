@@ -21,7 +21,7 @@ from umbel.worker.context import Counters, Ending
 from umbel.worker.delivery import settle
 from umbel.worker.delivery.claimed import RetainedOutcomes
 from umbel.worker.delivery.settle import BATCH_MAX, AfterSettling, Settler
-from umbel.worker.sidecar import Outages
+from umbel.worker.outages import Outages
 
 RESULT, SENT = result_of("SUCCESS"), [FOLLOW_UP]
 

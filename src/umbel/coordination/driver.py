@@ -201,7 +201,7 @@ class LeaseKeeper:
         """Return whether the lease is certainly held now, by the local clock."""
         return self._lease.still_mine(instant())
 
-    def release_heard(self) -> None:
+    def note_release(self) -> None:
         """Try to acquire the lease now, because its holder announced a release."""
         if not self._inbox.full():
             self._inbox.put_nowait(ReleaseReceived())

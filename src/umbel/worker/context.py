@@ -19,7 +19,8 @@ from umbel.protocol.pool.autoscale import COOL_DOWN_S
 from umbel.protocol.shutdown import Shutdown
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.foreign_scheduler import FOREIGN_LEASE, MakeScheduler
-from umbel.worker.sidecar import Outages, Sidecar
+from umbel.worker.outages import Outages
+from umbel.worker.sidecar import Sidecar
 from umbel.worker.user_code import Handler, LifeHooks, NoticeHooks, Notices
 
 if TYPE_CHECKING:
@@ -244,6 +245,11 @@ class WorkerContext(msgspec.Struct, frozen=True):
             return None
         signer = self.broker.signer
         return UNSIGNED if delivery.unsigned or signer is None else signer.cluster.id
+
+    def log_leadership(self, logger: logging.Logger, what: str, phase: str, term: int, **fields: str) -> None:
+        """Log that this node acquired, lost or released a lease; during an outage that is counted instead."""
+        text, known = f"{what} {phase}", self.log_fields(**fields, term=term)
+        self.outages.consequence(logger, logging.INFO, text, named=text, **known)
 
     def note_election_fault(self, error: Exception) -> None:
         """Count and log an internal error in a machine of elections, which another node's event may cause."""

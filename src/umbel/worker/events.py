@@ -142,11 +142,11 @@ class Events(Step):
                 fields = {"why": str(error), "count": len(self._waiting)}
                 log.warning("last events could not be sent before shutdown; dropped", extra=fields)
 
-    def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
+    def send(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
         """Queue one event; never blocks."""
-        self.tell_fields(event_type, fields, at=at)
+        self.send_fields(event_type, fields, at=at)
 
-    def tell_fields(
+    def send_fields(
         self, event_type: str, fields: dict[str, Any], *, at: float | None = None, blind: bool = False
     ) -> None:
         """Queue one event with field names from outside. `blind`: without a clock value."""
@@ -161,7 +161,7 @@ class Events(Step):
         except WireError as error:
             self._drop_unsendable(event_type, error)
 
-    def tell_task(self, of: type[TaskEvent], at: float, *values: Any) -> None:
+    def send_task(self, of: type[TaskEvent], at: float, *values: Any) -> None:
         """Queue an event of a task: `values` are those of `told_fields`."""
         if not self._has_room():
             return

@@ -22,7 +22,7 @@ from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
 from umbel.protocol.leadership.lease import LeaseAcquired, LeaseSettings
 from umbel.stores.interface import Where
 from umbel.text import without_password
-from umbel.worker.sidecar import Outages
+from umbel.worker.outages import Outages
 from umbel.worker.steps.recorder import RECORDER_LEASE
 
 log = logging.getLogger("umbel.history")

@@ -41,11 +41,11 @@ from umbel.worker.daemon import receives_signals, stacks_on_signal
 from umbel.worker.delivery.take import Tasks
 from umbel.worker.delivery.task_events import TaskEvents
 from umbel.worker.events import Events
+from umbel.worker.outages import Outages
 from umbel.worker.remote.control import Control
 from umbel.worker.remote.mailbox import MailboxFigures
 from umbel.worker.remote.view import WorkerParts, WorkerView
 from umbel.worker.run_directory import refuse_second
-from umbel.worker.sidecar import Outages
 from umbel.worker.steps.cluster_clock import ClusterClock
 from umbel.worker.steps.elections import ElectionsStep
 from umbel.worker.steps.gossip import Gossip
@@ -267,9 +267,9 @@ class Worker:
             gossip,
             elections,
             tasks,
-            Scheduler(context, events, gossip),
-            ForeignSchedulerStep(context, events, gossip),
-            OutboxStep(context, events, gossip),
+            Scheduler(context, gossip),
+            ForeignSchedulerStep(context, gossip),
+            OutboxStep(context, gossip),
             Health(context, connection, tasks),
             Metrics(context, tasks, meters),
             Watchdog(context, tasks),

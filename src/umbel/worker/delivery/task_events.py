@@ -82,12 +82,12 @@ class TaskEvents:
         if isinstance(headers.umbel_starts, int):
             more[EARLIER_STARTS] = headers.umbel_starts
         if not more:
-            self.step.tell_task(TaskReceived, at, headers.id, headers.retries, *described)
+            self.step.send_task(TaskReceived, at, headers.id, headers.retries, *described)
             return
         fields = dict(
             zip(encoded_fields(TaskReceived), (headers.id, headers.retries, *described), strict=True)
         )
-        self.step.tell_fields(tag_of(TaskReceived), fields | more, at=at)
+        self.step.send_fields(tag_of(TaskReceived), fields | more, at=at)
 
     def started(self, claimed: Claimed, at: float) -> None:
         """Send `task-started`, once."""
@@ -101,7 +101,7 @@ class TaskEvents:
             self.started(claimed, custom.at)
             ours = {"uuid": claimed.headers.id, "retries": claimed.headers.retries}
             fields = msgspec.json.decode(custom.fields) | ours
-            self.step.tell_fields(custom.event_type, fields, at=custom.at, blind=custom.blind)
+            self.step.send_fields(custom.event_type, fields, at=custom.at, blind=custom.blind)
 
     def ended(self, claimed: Claimed, outcome: Outcome) -> None:
         """Measure a run and send the event of its outcome."""
@@ -129,7 +129,7 @@ class TaskEvents:
     def refused(self, headers: TaskHeaders, error: Exception) -> None:
         """Send `task-failed` for a message that its queue refused."""
         if self.wanted:
-            self.step.tell_task(TaskFailed, time(), headers.id, headers.retries, repr(error), "")
+            self.step.send_task(TaskFailed, time(), headers.id, headers.retries, repr(error), "")
 
     def revoked(self, claimed: Claimed, *, expired: bool, signal: str = "") -> None:
         """Send `task-revoked`. `signal`: the task was running, and was terminated with that signal."""
@@ -146,7 +146,7 @@ class TaskEvents:
     def _send(self, of: type[TaskEvent], claimed: Claimed, *values: Any, at: float | None = None) -> None:
         self.delivered(claimed)
         headers = claimed.headers
-        self.step.tell_task(of, time() if at is None else at, headers.id, headers.retries, *values)
+        self.step.send_task(of, time() if at is None else at, headers.id, headers.retries, *values)
 
     def _count(self, claimed: Claimed, end: str) -> None:
         if self._meters is not None:

@@ -27,6 +27,7 @@ from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.protocol.delivery.sensitive import MASK
+from umbel.protocol.membership.observers import OBSERVER_LEASES
 from umbel.protocol.pidbox import MemberReport
 from umbel.text import each_url, without_password
 from umbel.version import VERSION
@@ -36,8 +37,9 @@ from umbel.worker.context import WorkerContext
 from umbel.worker.delivery.claimed import Claimed
 from umbel.worker.delivery.take import Tasks
 from umbel.worker.events import Events
+from umbel.worker.foreign_scheduler import FOREIGN_LEASE
 from umbel.worker.remote.mailbox import MailboxFigures
-from umbel.worker.steps.gossip import Gossip, list_leases
+from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.pool import Autoscaler
@@ -46,6 +48,8 @@ SHOWN_MAX = 10_000  # requests in one reply
 SCHEDULE_PRIORITY = 6  # of Celery's timer; part of the form of replies
 SAMPLES_MAX = 100
 SETTLED_BEATS = 4
+CLUSTER_LEASES = ("scheduler", FOREIGN_LEASE, "recorder", "coord-sweeper", *OBSERVER_LEASES)
+READ_LEASES_S = 5.0
 GENTLE_SIGNAL = "SIGTERM"  # the default of callers: the task is interrupted first
 CANCEL_AGAIN_S = (0.1, 0.5)  # interrupt again, in case the task could not be interrupted yet
 CANCEL_GRACE_S, TERMINATE_GRACE_S = 2.0, 5.0
@@ -506,10 +510,27 @@ class WorkerView:
         return self._parts.elect(request)
 
     async def leases(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the named leases as rows, or those of the cluster and the outboxes that are held."""
-        outbox, owner = self._context.settings.outbox, self._context.identity.owner
-        also = outbox.leases if outbox is not None else ()
-        return await list_leases(self._context.broker, owner, names, also=also)
+        """Return the named leases as rows, or those of the cluster and the outboxes that are held.
+
+        Leases of apps are found by name only: the store has no list of them.
+        """
+        outbox, owner, broker = (
+            self._context.settings.outbox,
+            self._context.identity.owner,
+            self._context.broker,
+        )
+        if not broker.capabilities.leases:
+            return []
+        rows = []
+        async with asyncio.timeout(READ_LEASES_S):
+            for name in names or (*CLUSTER_LEASES, *(outbox.leases if outbox else ())):
+                found = await broker.coordination.read_lease(name)
+                if found.holder or names:
+                    is_mine = found.holder == owner or found.holder.startswith(f"{owner}.")
+                    left_s = round(max(0.0, found.left_s), 1)
+                    row = {"name": name, "holder": found.holder, "term": found.term}
+                    rows.append({**row, "left_s": left_s, "mine": is_mine})
+        return rows
 
     def enable_task_events(self) -> bool:
         """Send task events from now on; false if they were enabled already."""

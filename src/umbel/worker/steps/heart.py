@@ -31,7 +31,6 @@ from umbel.protocol.membership.heartbeat import (
     Lagged,
     Resized,
 )
-from umbel.protocol.membership.observers import GossipMode
 from umbel.version import VERSION
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
@@ -56,7 +55,6 @@ class Heart(Step):
         self._is_on = not context.settings.without_heartbeat
         self._machine = Heartbeat(context.settings.heartbeat_interval_s, uniform)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
-        self._mode = GossipMode.FULL  # the gossip mode that the beats announce
         self._on_lag: list[Callable[[str], None]] = []
         self._announced: dict[str, Callable[[], str]] = {}
 
@@ -72,10 +70,6 @@ class Heart(Step):
     def announce(self, field: str, value: Callable[[], str]) -> None:
         """Add a field to every event of this step."""
         self._announced[field] = value
-
-    def tell_mode(self, mode: GossipMode) -> None:
-        """Set the gossip mode that the events announce from now on."""
-        self._mode = mode
 
     async def start(self) -> None:
         """Announce this node and begin to beat."""
@@ -122,7 +116,7 @@ class Heart(Step):
             case Beat(kind, freq_s):
                 if kind is BeatKind.ONLINE:
                     await self._mark(freq_s)
-                self._events.tell(kind.value, freq=freq_s, **self._fields())
+                self._events.send(kind.value, freq=freq_s, **self._fields())
                 if kind is BeatKind.BEAT:
                     self._context.notices.call("heartbeat")
                     await self._mark(freq_s)
@@ -148,6 +142,5 @@ class Heart(Step):
             "sw_ver": VERSION,
             "sw_sys": platform.system(),
             "cver": 2,
-            "gossip": self._mode.value,
             **{field: value() for field, value in self._announced.items()},
         }
