@@ -21,7 +21,7 @@ def test_only_a_worker_with_free_children_is_stalled(
     free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose children are all busy claims nothing ahead after a while, for as long as its tasks take."""
-    monkeypatch.setattr(health, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(health, "CHECK_EVERY_S", 0.01)
     monkeypatch.setattr(health, "PATIENCE_S", 0.02)
     looks = Mock(return_value=free)
 
@@ -38,7 +38,7 @@ def test_only_a_worker_with_free_children_is_stalled(
         )
         tasks = SimpleNamespace(cannot_settle=False)
         step = Watchdog(cast(Any, context), cast(Any, tasks))
-        looking = asyncio.create_task(step._look_on())
+        looking = asyncio.create_task(step._watch_queues())
         await eventually(
             AsyncMock(side_effect=lambda: looks.call_count >= 20 or looking.done()), what="looks"
         )

@@ -19,9 +19,9 @@ from umbel.wire.message import TIME_LIMIT_MAX_S, is_name
 if TYPE_CHECKING:
     from umbel.worker.remote.view import WorkerView
 
-# ---- commands that only read a worker's state ------------------------------------------------------
-#
-# Whether it answers, its settings, its counters.
+log = logging.getLogger("umbel.control")
+
+# ---- the state of a worker -------------------------------------------------------------------------
 
 panel = Panel()  # all families of commands register here
 
@@ -90,11 +90,7 @@ def _described(name: str, rules: TaskRules, items: list[str]) -> str:
     return f"{name} [{' '.join(shown)}]" if shown else name
 
 
-# ---- cluster ---------------------------------------------------------------------------------------
-#
-# Commands by which nodes exchange what all must know: members, leases, elections, events.
-
-log = logging.getLogger("umbel.control")
+# ---- members, leases, elections, events ------------------------------------------------------------
 
 REVOKED_AT_ONCE_MAX = 50_000
 TASK_ID_MAX = 1000
@@ -169,9 +165,7 @@ def ids_in(given: Any) -> list[str]:
     return list(dict.fromkeys(ids))[:REVOKED_AT_ONCE_MAX]
 
 
-# ---- commands about single tasks -------------------------------------------------------------------
-#
-# Running, waiting, revoked.
+# ---- tasks -----------------------------------------------------------------------------------------
 
 DEFAULT_SIGNAL = "SIGTERM"
 SHOWN_REVOKED_MAX = 50_000
@@ -297,8 +291,6 @@ def signal_name(given: Any) -> str:
 
 
 # ---- limits ----------------------------------------------------------------------------------------
-#
-# Commands that change the limits of tasks while the worker runs.
 
 
 @panel.control_command(args=[("task_name", str), ("rate_limit", str)], signature="TASK RATE")
@@ -337,8 +329,6 @@ def time_limit(
 
 
 # ---- queues ----------------------------------------------------------------------------------------
-#
-# Commands about what a worker consumes.
 
 QUEUE_NAME_MAX = 200
 
@@ -418,9 +408,7 @@ def queue_map(name: str) -> dict[str, Any]:
     }
 
 
-# ---- commands about the process itself -------------------------------------------------------------
-#
-# Its pool, its memory, its shutdown.
+# ---- the process: pool, memory, shutdown -----------------------------------------------------------
 
 GROW_MAX = 1000
 GRAPHED_MAX, GRAPH_DEPTH_MAX = 1000, 20
@@ -538,11 +526,6 @@ def _checked(n: int) -> int:
 
 def _shown(mebibytes: float) -> str:
     return f"{mebibytes:.3f}MB"
-
-
-# ---- commands --------------------------------------------------------------------------------------
-#
-# The built-in commands; the shapes of replies are Celery's (wire 5.3 to 5.5).
 
 
 def builtin_panel() -> Panel:

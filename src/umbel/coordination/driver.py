@@ -1,7 +1,7 @@
 """Drivers: the asyncio shells that the worker, the app and the monitor share.
 
-drive() runs any machine of the cluster, fairly() keeps a busy subscription from starving the loop, and
-LeaseKeeper campaigns for one lease.
+drive() runs a machine of the cluster, listen() a subscription, LeaseKeeper a campaign for a lease; Inquiries
+asks about silent nodes.
 """
 
 import asyncio
@@ -40,12 +40,10 @@ from umbel.protocol.machine import ClusterMachine, Tick
 from umbel.protocol.membership.members import Answered, Member, MemberState, Probed
 from umbel.protocol.membership.members import Event as MembersEvent
 
-# ---- drive() ---------------------------------------------------------------------------------------
+# ---- machines and subscriptions --------------------------------------------------------------------
 #
-# The asyncio shell around any machine of the cluster; fairly(): the same for a subscription.
-#
-# Neither occupies the loop for longer than TURN_S when input comes faster than it is handled: an await that
-# returns at once does not let other tasks run.
+# drive() and fairly() occupy the loop for TURN_S at most when input comes faster than it is handled: an await
+# that returns at once does not let other tasks run.
 #
 # Deadlines are on the boot clock, which counts the time a machine was suspended; the loop's clock does not.
 # So a wait for a deadline checks the boot clock at least every RECHECK_S.
@@ -154,8 +152,6 @@ async def _next_event(
 
 
 # ---- lease keeper ----------------------------------------------------------------------------------
-#
-# One campaign for one lease; the shell of `protocol/leadership/lease.py`.
 
 log = logging.getLogger("umbel.leases")
 INBOX_MAX = 100
@@ -164,7 +160,10 @@ Change = LeaseAcquired | LeadershipLost | LeaseReleased
 
 
 class LeaseKeeper:
-    """A campaign. `holder` must be a name that no other campaign has. `changed` is called on the loop."""
+    """One campaign for one lease; the shell of `protocol/leadership/lease.py`.
+
+    `holder` must be a name that no other campaign has. `changed` is called on the loop.
+    """
 
     def __init__(
         self,
@@ -244,11 +243,6 @@ class LeaseKeeper:
 
 
 # ---- inquiries -------------------------------------------------------------------------------------
-#
-# Asks about a node that is new or silent, and gives the answers to the membership machine.
-#
-# The machine does not wait: a suspect's time runs during the requests. The number of waiting and of running
-# requests is limited, and newcomers leave room for suspects.
 
 inquiry_log = logging.getLogger("umbel.coordination")
 
@@ -259,7 +253,12 @@ TIMEOUT_S = 2.0
 
 
 class Inquiries:
-    """Asks the broker and nodes. `under_way`: tasks, which the owner cancels when it stops."""
+    """Asks about a node that is new or silent, and gives the answers to the membership machine.
+
+    The machine does not wait: a suspect's time runs during the requests. The number of waiting and of running
+    requests is limited, and newcomers leave room for suspects. `under_way`: tasks, which the owner cancels
+    when it stops.
+    """
 
     def __init__(
         self, asker: ControlClient, cluster: ClusterRecord, tell: Callable[[MembersEvent], None]

@@ -1,6 +1,8 @@
 """Bootsteps: the parts a worker is built from, Umbel's and users', and the order they start in (S1).
 
-Each step names the steps it requires; the order follows from that graph, and stopping is the reverse.
+Each step names the steps it requires; the order follows from that graph, and stopping is the reverse. Steps
+that do not depend on one another start in the order in which they were given, so the order is always the
+same.
 """
 
 import asyncio
@@ -16,13 +18,9 @@ from umbel.worker.user_code import HookRun
 if TYPE_CHECKING:
     from umbel.worker.remote.view import WorkerView
 
-# ---- bootsteps -------------------------------------------------------------------------------------
-#
-# The parts a worker is built from, and the order they start in (S1).
-#
-# Each step names the steps it requires; the order follows from that graph, and stopping is the reverse.
-# Steps that do not depend on one another start in the order they were given, so that the order is always
-# the same.
+log = logging.getLogger("umbel.worker.steps")
+
+# ---- steps -----------------------------------------------------------------------------------------
 
 
 class Step:
@@ -43,7 +41,7 @@ class Step:
         """Begin to work; the worker awaits this before it starts the next step."""
 
     async def stop(self) -> None:
-        """End in good order; called once, also after a start that failed half-way."""
+        """End the step's work; called once, also after a start that failed half-way."""
         await self.end_background()
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -92,19 +90,16 @@ def starting_order(steps: Sequence[Step]) -> list[Step]:
     return order
 
 
-# ---- user step -------------------------------------------------------------------------------------
-#
-# A bootstep that users wrote (`app.steps`), in the worker's graph of steps.
-#
-# A class with a `name`, the steps it `requires`, and `start(worker)` and `stop(worker)`, each of which may
-# be missing. Its methods are users' code: they run in threads, for up to `worker_hook_timeout_s`. What they
-# raise is logged, and the worker goes on. A step whose `start` raised or did not return is not stopped.
-
-log = logging.getLogger("umbel.worker.steps")
+# ---- steps of users --------------------------------------------------------------------------------
 
 
 class UserStep(Step):
-    """Runs the class's methods in threads."""
+    """A bootstep that users wrote (`app.steps`).
+
+    It is a class with a `name`, the steps it `requires`, and the methods `start(worker)` and `stop(worker)`,
+    each of which may be missing. The methods run in threads, for up to `worker_hook_timeout_s`. What they
+    raise is logged, and the worker goes on. A step whose `start` raised or did not return is not stopped.
+    """
 
     def __init__(
         self, kind: type[Any], worker: "WorkerView", *, timeout_s: float, wait_for: "Callable[[HookRun], Any]"

@@ -63,24 +63,23 @@ if TYPE_CHECKING:
     from umbel.events.meters import Meters
 
 
-# ---- stopping --------------------------------------------------------------------------------------
-#
-# The shell of `protocol/shutdown.py`: from signals and requests to an ordered shutdown.
-#
-# All other steps go on meanwhile: the worker sends heartbeats, holds its leases, answers remote control and
-# acknowledges tasks that end, until none runs.
-#
-# Signals win over everything else: a request cancels a start that is under way (`unless_asked`), and ends
-# the wait for a user's hook (`wait_for`).
+log = logging.getLogger("umbel.worker")
 
-TELL_EVERY_S = 10.0
+# ---- stopping --------------------------------------------------------------------------------------
+
+LOG_EVERY_S = 10.0
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 QUITTING = signal.SIGQUIT
 _HOW = {ShutdownPhase.WARM: "warm", ShutdownPhase.SOFT: "soft"}
 
 
 class Stopping:
-    """Takes stop requests, and tells the tasks step when to stop taking, interrupt or cut."""
+    """Turns signals and stop requests into an ordered shutdown.
+
+    All other steps go on meanwhile: the worker sends heartbeats, holds its leases, answers remote control and
+    acknowledges tasks that end, until no task runs. A request cancels a start that is under way
+    (`unless_asked`), and ends the wait for a user's hook (`wait_for`).
+    """
 
     def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
         self._machine = context.shutdown
@@ -102,7 +101,7 @@ class Stopping:
         self._hurry(True)
         self._step(QuitRequested())
 
-    def _heard(self, signum: signal.Signals) -> None:
+    def _take_signal(self, signum: signal.Signals) -> None:
         self.quit() if signum is QUITTING else self.ask()
         self._notices.call("stopping", signal=signum.name, how=_HOW.get(self._machine.phase, "cold"))
 
@@ -160,10 +159,10 @@ class Stopping:
             self._step(Tick())
 
     async def _wait(self) -> None:
-        tell_at = self._loop.time() + TELL_EVERY_S
+        log_at = self._loop.time() + LOG_EVERY_S
         deadline = self._machine.deadline
         try:
-            async with asyncio.timeout_at(tell_at if deadline is None else min(deadline, tell_at)):
+            async with asyncio.timeout_at(log_at if deadline is None else min(deadline, log_at)):
                 await self._tasks.changed()
         except TimeoutError:
             left_s = round(self._machine.left_s(self._loop.time()) or 0.0, 1)
@@ -195,7 +194,7 @@ class Stopping:
         if wanted and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: ignore a closed terminal
             wanted.remove(signal.SIGHUP)
         for signum in wanted:
-            self._loop.add_signal_handler(signum, self._heard, signum)
+            self._loop.add_signal_handler(signum, self._take_signal, signum)
         try:
             yield
         finally:
@@ -204,17 +203,14 @@ class Stopping:
 
 
 # ---- worker ----------------------------------------------------------------------------------------
-#
-# Builds the steps, supervises them, runs until it is asked to stop.
-#
-# An error in any step's background work ends the worker: it stops its steps in order, logs the error and
-# exits non-zero. A worker never goes on with some of its steps failed.
-
-log = logging.getLogger("umbel.worker")
 
 
 class Worker:
-    """One worker process, built from its settings, broker, result backend and pool."""
+    """One worker process, built from its settings, broker, result backend and pool.
+
+    An error in any step's background work ends the worker: it stops its steps in order, logs the error and
+    exits non-zero. A worker never goes on with some of its steps failed.
+    """
 
     def __init__(self, settings: WorkerSettings, *, broker: Broker, backend: Backend, pool: Pool) -> None:
         saved = read_saved_state(saved_state_file(settings.run_directory, settings.node, broker.url))
@@ -328,21 +324,21 @@ class Worker:
                 await self._stopping.drain()  # while every step goes on
                 await self._stopping.wait_for(hook)
             finally:
-                await self._put_down(started)
+                await self._stop_steps(started)
                 if self._context.notices.wanted:
-                    await self._stopping.wait_for(self._hook("notices", self._tell_the_rest))
+                    await self._stopping.wait_for(self._hook("notices", self._wait_for_notices))
 
     def _hook(self, name: str, hook: Hook) -> HookRun:
         return HookRun(name, hook, timeout_s=self._context.settings.hooks.timeout_s)
 
     def _shut_down(self) -> None:
-        self._tell_the_rest()  # first: the notice of the stop request
+        self._wait_for_notices()  # first: the notice of the stop request
         self._context.settings.hooks.shutdown()
 
-    def _tell_the_rest(self) -> None:
+    def _wait_for_notices(self) -> None:
         self._context.notices.wait_called(self._context.settings.hooks.timeout_s)
 
-    async def _put_down(self, started: list[Step]) -> None:
+    async def _stop_steps(self, started: list[Step]) -> None:
         for step in reversed(started):
             try:
                 await step.stop()
@@ -390,6 +386,6 @@ def _context(
 
 
 def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The plain error inside, so that a user reads one line and not a tree."""
+    """Return the plain error inside, so that a user reads one line and not a tree."""
     first = several.exceptions[0]
     return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first

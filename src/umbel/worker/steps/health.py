@@ -1,7 +1,4 @@
-"""Health: what a supervisor sees of a worker, and the watchdog that ends it when it stalls.
-
-The worker leaves word in its run directory for `umbel health`, and notifies systemd where that runs it.
-"""
+"""Health: what a supervisor sees of a worker, and the watchdog that ends it when it stalls."""
 
 import asyncio
 import logging
@@ -31,10 +28,6 @@ if TYPE_CHECKING:
 
 
 # ---- metrics ---------------------------------------------------------------------------------------
-#
-# This node's counters for Prometheus, served by a separate thread (`--metrics PORT`).
-#
-# The thread only reads: growing counters, and the pool's description. It never touches the loop.
 
 log = logging.getLogger("umbel.worker.metrics")
 COUNTED = (
@@ -50,7 +43,10 @@ COUNTED = (
 
 
 class Metrics(Step):
-    """The step that serves metrics."""
+    """The step that serves this node's counters for Prometheus, in a separate thread (`--metrics PORT`).
+
+    The thread only reads: growing counters, and the pool's description. It never touches the loop.
+    """
 
     name = "metrics"
     requires = ("tasks",)
@@ -121,15 +117,16 @@ class Metrics(Step):
         yield counter("umbel_child_restarts", "Processes beyond the first, by child.", labels, replaced)
 
 
-# ---- service ---------------------------------------------------------------------------------------
-#
-# Notifications to a service manager, if there is one (systemd, `Type=notify`): ready, alive, stopping.
-#
-# The address comes in `NOTIFY_SOCKET`. Without it, or if sending fails, the worker runs as usual.
+# ---- health ----------------------------------------------------------------------------------------
+
+health_log = logging.getLogger("umbel.worker.health")
 
 
 def notify_service_manager(*lines: str) -> bool:
-    """Send lines such as READY=1; return whether they were sent."""
+    """Send lines such as READY=1 to systemd (`Type=notify`); return whether they were sent.
+
+    The address comes in `NOTIFY_SOCKET`. Without it, or if sending fails, the worker runs as usual.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -140,17 +137,11 @@ def notify_service_manager(*lines: str) -> bool:
     return False
 
 
-# ---- health ----------------------------------------------------------------------------------------
-#
-# Writes the worker's status to the run directory about once a second, for `umbel health`.
-#
-# A service manager (systemd, `Type=notify`) is notified at the same time.
-
-health_log = logging.getLogger("umbel.worker.health")
-
-
 class Health(Step):
-    """The step that writes and removes the status file."""
+    """The step that writes the worker's status to the run directory every second, for `umbel health`.
+
+    A service manager is notified at the same time. The file is removed when the worker stops.
+    """
 
     name = "health"
     requires = ("tasks",)
@@ -227,18 +218,17 @@ class Health(Step):
 
 
 # ---- watchdog --------------------------------------------------------------------------------------
-#
-# Ends a worker that has free children and ready messages and fetches none.
-#
-# Whatever the cause, a restart by the supervisor is better than a process that only looks alive. The exit
-# code is not 0, and the last log line says why.
 
-LOOK_EVERY_S = 20.0
+CHECK_EVERY_S = 20.0
 PATIENCE_S = 60.0
 
 
 class Watchdog(Step):
-    """The step that compares queue depths, free children and received messages."""
+    """The step that ends a worker which has free children and ready messages and fetches none.
+
+    Whatever the cause, a restart by the supervisor is better than a process that only looks alive. The exit
+    code is not 0, and the last log line says why.
+    """
 
     name = "watchdog"
     requires = ("tasks",)
@@ -251,12 +241,12 @@ class Watchdog(Step):
 
     async def start(self) -> None:
         """Begin to watch."""
-        self.run_in_background(self._look_on())
+        self.run_in_background(self._watch_queues())
 
-    async def _look_on(self) -> None:
+    async def _watch_queues(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             if self._context.shutdown.is_stopping:  # a stopping worker fetches nothing on purpose
                 return
             # A worker that cannot settle has a reason to wait, and a restart would lose its outcomes.

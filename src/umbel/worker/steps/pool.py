@@ -10,13 +10,12 @@ from umbel.protocol.pool.autoscale import Autoscale, Load, SizeLimits
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 
-# ---- pool step -------------------------------------------------------------------------------------
-#
-# Starts the children before any message is claimed, and ends them after the last one.
+log = logging.getLogger("umbel.worker.autoscaler")
+CHECK_EVERY_S = 0.5
 
 
 class PoolStep(Step):
-    """The step that owns the pool's life."""
+    """The step that starts the children before any message is claimed, and ends them after the last one."""
 
     name = "pool"
 
@@ -34,16 +33,8 @@ class PoolStep(Step):
         await self._pool.stop(grace_s=0.0)
 
 
-# ---- autoscaler ------------------------------------------------------------------------------------
-#
-# Makes the pool larger or smaller, as its load and the queues require (F4).
-
-LOOK_EVERY_S = 0.5
-log = logging.getLogger("umbel.worker.autoscaler")
-
-
 class Autoscaler(Step):
-    """The step that resizes the pool; does nothing without `--autoscale`."""
+    """The step that resizes the pool as its load and the queues require; off without `--autoscale`."""
 
     name = "autoscaler"
     requires = ("tasks",)
@@ -65,7 +56,7 @@ class Autoscaler(Step):
     async def start(self) -> None:
         """Begin to resize, if it is on."""
         if self._machine is not None:
-            self.run_in_background(self._look_on(self._machine))
+            self.run_in_background(self._resize(self._machine))
 
     def limit(self, most: int | None, least: int | None) -> tuple[int, int]:
         """Change one bound or both; return both. Surplus children end when they are idle."""
@@ -85,10 +76,10 @@ class Autoscaler(Step):
         size = self._context.pool.describe()["max-concurrency"]
         return {"max": self._machine.most, "min": self._machine.least, "current": size, "qty": 0}
 
-    async def _look_on(self, machine: Autoscale) -> None:
+    async def _resize(self, machine: Autoscale) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             load = self._load()
             if machine.wants_depth(load):
                 ready = await self._ready()

@@ -1,4 +1,9 @@
-"""StateStore: saves the node's clock and incarnation, so that a restart continues from there."""
+"""StateStore: saves the node's clock and incarnation, so that a restart continues from there.
+
+A reader finds the old or the new file, whole, after SIGKILL, a full disk or a power cut. An unreadable file
+is set aside, once, and the node starts without it: the broker's clock and the wall clock serve. A run
+directory to which another user could have written is refused.
+"""
 
 import asyncio
 import logging
@@ -14,20 +19,17 @@ from umbel.worker.context import WorkerContext
 from umbel.worker.events import Events
 from umbel.worker.run_directory import open_run_directory, state_file
 
+log = logging.getLogger("umbel.worker.state_store")
+
 # ---- saved state -----------------------------------------------------------------------------------
-#
-# What a node keeps across restarts: its clock and its incarnation, in one small file.
-#
-# A reader finds the old or the new file, whole, after SIGKILL, a full disk or a power cut. An unreadable
-# file is set aside, once, and the node starts without it: the broker's clock and the wall clock serve. A
-# run directory to which another user could have written is refused.
-#
-# The incarnation grows from run to run, also if the wall clock is set back: peers ignore events of a run
-# that is older than the one they know.
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """The clock and incarnation of a node's last run."""
+    """The clock and incarnation of a node's last run.
+
+    The incarnation grows from run to run, also if the wall clock is set back: peers ignore events of a run
+    that is older than the one they know.
+    """
 
     node: str
     clock: int
@@ -101,20 +103,16 @@ def _set_aside(folder: PrivateFolder, name: str, error: Exception) -> None:
 
 
 # ---- state store -----------------------------------------------------------------------------------
-#
-# Saves the node's clock and incarnation, so that a restart continues from there.
-#
-# Saved at the start, every few seconds and at the end. A save that fails is logged once, and the worker
-# goes on with the file it saved before. Only one save runs at a time: a thread that saves cannot be
-# cancelled, so the last save waits for it.
-
-log = logging.getLogger("umbel.worker.state_store")
 
 SAVE_EVERY_S = 5.0
 
 
 class StateStore(Step):
-    """The step that saves the state."""
+    """The step that saves the state at the start, every few seconds and at the end.
+
+    A save that fails is logged once, and the worker goes on with the file it saved before. Only one save runs
+    at a time: a thread that saves cannot be cancelled, so the last save waits for it.
+    """
 
     name = "state_store"
     requires = ("events",)
