@@ -110,11 +110,9 @@ class Settler:
         self._verdicts: list[tuple[Verdict, Delivery | Outgoing | None]] = []
         self._singly = 0  # how many of these are settled one by one
         self._before: list[BeforeSettling] = []
-        # Of messages that were acknowledged before they ran.
-        self._failed: list[Refused] = []  # to be retained for a retry
-        self._results: list[StoredResult] = []
-        self._follow_ups: list[Outgoing] = []
-        self._work_after: list[bytes] = []
+        # Of messages that were acknowledged before they ran: messages to retain for a retry, results,
+        # follow-ups and work after settling.
+        self._reported: list[Refused | StoredResult | Outgoing | bytes] = []
         # When all verdicts are settled.
         self._dead: list[Refused] = []  # buried messages that the broker has lost
         self._unique_keys: list[tuple[str, str]] = []
@@ -125,11 +123,7 @@ class Settler:
     @property
     def pending(self) -> int:
         """How much is not settled, stored or sent yet; a worker with a lot of it claims nothing new."""
-        return len(self._verdicts) + len(self._before) + self._reported
-
-    @property
-    def _reported(self) -> int:
-        return len(self._results) + len(self._follow_ups) + len(self._work_after) + len(self._failed)
+        return len(self._verdicts) + len(self._before) + len(self._reported)
 
     # -- what is to be brought -------------------------------------------------------------------
 
@@ -155,15 +149,15 @@ class Settler:
     ) -> None:
         """Store results and send follow-ups of a message that was acknowledged before it ran."""
         if results or follow_ups or after:
-            self._results += results
-            self._follow_ups += follow_ups
+            self._reported += results
+            self._reported += follow_ups
             if after:
-                self._work_after.append(after)
+                self._reported.append(after)
             self._wake()
 
     def retain_failed(self, message: Outgoing, reason: str) -> None:
         """Store the message of a task that was acknowledged before it failed, for a retry."""
-        self._failed.append(Refused(message, reason))
+        self._reported.append(Refused(message, reason))
         self._wake()
 
     def resend(self, message: Outgoing) -> None:
@@ -268,18 +262,29 @@ class Settler:
         while self._before:
             await self._attempt(self._before[0])
             del self._before[0]
-        counts = [len(self._failed), len(self._results), len(self._follow_ups), len(self._work_after)]
+        count = len(self._reported)
         # What is reported from here on waits for the next round: its events may not be in the log yet.
         if self._events.recorded:
             await self._events.logged()
-        failed, results, follow_ups, work_after = counts
         # First the retained message: a failure whose result is visible can be retried.
-        await _bring(self._failed, self._retain, failed)
-        await _bring(self._results, self._store, results)
-        await _bring(self._follow_ups, self._publish, follow_ups)
-        self.after.add(self._work_after[:work_after])
-        del self._work_after[:work_after]
+        count = await self._bring_kind(Refused, self._retain, count)
+        count = await self._bring_kind(StoredResult, self._store, count)
+        count = await self._bring_kind(Outgoing, self._publish, count)
+        await self._bring_kind(bytes, self._add_after, count)
         self._settled()
+
+    async def _bring_kind(
+        self, kind: type[T], bring: Callable[[Sequence[T]], Awaitable[None]], count: int
+    ) -> int:
+        """Bring those of one kind among the first `count` reported parts; return how many of these remain."""
+        first = self._reported[:count]
+        if batch := [part for part in first if isinstance(part, kind)]:
+            await bring(batch)
+            self._reported[:count] = [part for part in first if not isinstance(part, kind)]
+        return count - len(batch)
+
+    async def _add_after(self, work: Sequence[bytes]) -> None:
+        self.after.add(work)
 
     async def _attempt(self, first: BeforeSettling) -> None:
         """Do the work once; return when it is done or given up, raise when it must be retried."""
@@ -411,7 +416,7 @@ class Settler:
                     if message is not None and isinstance(verdict, Bury):
                         self._dead.append(Refused(message, verdict.reason))
                     elif message is not None and isinstance(verdict, Ack) and verdict.keep:
-                        self._failed.append(Refused(message, verdict.keep))
+                        self._reported.append(Refused(message, verdict.keep))
                 case Return() if message is not None:
                     self._context.counters.unknown += 1
                     self.resend(message)
@@ -444,13 +449,11 @@ class Settler:
             )
 
 
-async def _bring(
-    gathered: list[T], bring: Callable[[Sequence[T]], Awaitable[object]], count: int | None = None
-) -> None:
-    """Bring the first `count` items of a list, or all, and remove them when that worked."""
-    if batch := tuple(gathered[:count]):
-        await bring(batch)
-        del gathered[: len(batch)]
+async def _bring(gathered: list[T], bring: Callable[[Sequence[T]], Awaitable[object]]) -> None:
+    """Bring all items of a list, and remove them when that worked."""
+    batch = tuple(gathered)
+    await bring(batch)
+    del gathered[: len(batch)]
 
 
 def _is_outage(error: Exception) -> bool:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
-from umbel.coordination.driver import Change, LeaseKeeper, drive
+from umbel.coordination.driver import Change, drive
 from umbel.errors import BrokerError
 from umbel.pools.event_loop import OffLoop
 from umbel.protocol.leadership.lease import LeadershipLost, LeaseAcquired, LeaseSettings
@@ -38,8 +38,6 @@ from umbel.worker.steps.gossip import PHASES, Gossip
 
 log = logging.getLogger("umbel.worker.scheduler")
 
-# ---- scheduler -------------------------------------------------------------------------------------
-
 SCHEDULER_LEASE = "scheduler"
 PAUSES_LEASE = "scheduler-pauses"
 PAUSES_EVERY_S = 1.0
@@ -53,48 +51,64 @@ def lease_settings(ttl_s: float) -> LeaseSettings:
     return LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, wait_s=ttl_s / 10)
 
 
-class Scheduler(Step):
-    """The step that campaigns for the lease and sends periodic tasks while this node leads.
+class SchedulerStep(Step):
+    """A step that sends periodic tasks while this node holds a lease.
 
-    Every worker whose app has periodic tasks is a candidate for the lease, and any may lead. The leader
-    publishes under the lease, together with the record of the slots that are done, so a worker that was cut
-    off sends nothing. Pauses are stored as the data of another lease, which is held only while they are
-    changed.
+    Every worker that has such tasks is a candidate for the lease, and any may lead.
+    """
+
+    requires = ("control", "gossip")
+
+    def __init__(self, context: WorkerContext, gossip: Gossip, lease: str) -> None:
+        super().__init__()
+        self._context = context
+        settings = lease_settings(context.settings.scheduler_lease_s)
+        self._keeper = gossip.campaign(lease, self._changed, settings=settings)
+
+    def _campaign(self, what: str) -> bool:
+        """Begin to campaign; return whether the broker has leases."""
+        capabilities = self._context.broker.capabilities
+        if not capabilities.leases:
+            log.warning("%s disabled: %s", what, capabilities.why_not("leases"))
+            return False
+        self.run_in_background(self._keeper.run())
+        return True
+
+    async def stop(self) -> None:
+        """End the scheduler, then release the lease."""
+        is_candidate = bool(self._background)
+        await self.end_background()
+        if is_candidate:
+            await self._keeper.stop()
+
+    def _changed(self, change: Change) -> None:
+        raise NotImplementedError
+
+
+# ---- Umbel's schedule ------------------------------------------------------------------------------
+
+
+class Scheduler(SchedulerStep):
+    """The step that sends the app's periodic tasks.
+
+    The leader publishes under the lease, together with the record of the slots that are done, so a worker
+    that was cut off sends nothing. Pauses are stored as the data of another lease, which is held only while
+    they are changed.
     """
 
     name = "scheduler"
-    requires = ("control", "gossip")
 
     def __init__(self, context: WorkerContext, gossip: Gossip) -> None:
-        super().__init__()
-        self._context = context
-        self._gossip = gossip
+        super().__init__(context, gossip, SCHEDULER_LEASE)
         self._tasks: Mapping[str, PeriodicTask] = context.settings.periodic
         self._schedule = Schedule([task.entry for task in self._tasks.values()])
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_MAX)
-        self._keeper: LeaseKeeper | None = None
 
     async def start(self) -> None:
         """Begin to campaign, if the app has periodic tasks and the broker has leases."""
-        if not self._tasks:
-            return
-        capabilities = self._context.broker.capabilities
-        if not capabilities.leases:
-            log.warning("periodic tasks disabled: %s", capabilities.why_not("leases"))
-            return
-        settings = lease_settings(self._context.settings.scheduler_lease_s)
-        self._keeper = self._gossip.campaign(SCHEDULER_LEASE, self._changed, settings=settings)
-        self.run_in_background(self._keeper.run())
-        self.run_in_background(drive(self._schedule, self._inbox, self._perform))
-        self.run_in_background(self._watch_pauses())
-
-    async def stop(self) -> None:
-        """End the schedule, then release the lease."""
-        await self.end_background()
-        if self._keeper is not None:
-            await self._keeper.stop()
-
-    # -- the lease -------------------------------------------------------------------------------
+        if self._tasks and self._campaign("periodic tasks"):
+            self.run_in_background(drive(self._schedule, self._inbox, self._perform))
+            self.run_in_background(self._watch_pauses())
 
     def _changed(self, change: Change) -> None:
         if isinstance(change, LeaseAcquired):
@@ -122,7 +136,6 @@ class Scheduler(Step):
                 log.warning("periodic task %s: %d missed runs skipped", name, count)
 
     async def _send(self, send: SendSlots) -> Event:
-        assert self._keeper is not None
         batch = [message for slot in send.slots for message in self._tasks[slot.name].messages(slot.at_us)]
         store, term = self._context.broker.coordination, self._keeper.term
         try:
@@ -141,7 +154,6 @@ class Scheduler(Step):
         return SlotsSent()
 
     async def _read_marks(self) -> Event:
-        assert self._keeper is not None
         await asyncio.sleep(ASK_AGAIN_S)
         if not self._keeper.still_mine():
             return Unsure()
@@ -154,7 +166,6 @@ class Scheduler(Step):
         return MarksRead(decode_marks(found.data)) if mine else Unsure()
 
     async def _read_pauses(self) -> Event:
-        assert self._keeper is not None
         while self._keeper.still_mine():
             with suppress(BrokerError, TimeoutError):
                 return await self._pauses()
@@ -177,37 +188,24 @@ class Scheduler(Step):
 # ---- foreign scheduler -----------------------------------------------------------------------------
 
 
-class ForeignSchedulerStep(Step):
+class ForeignSchedulerStep(SchedulerStep):
     """The step that runs a scheduler of another library, in a thread for each term as the leader.
 
-    Every worker that has one is a candidate for the lease, and any may lead. The state that the scheduler
-    leaves for the next leader is the data of the lease, as for Umbel's scheduler.
+    The state that the scheduler saves for the next leader is the data of the lease.
     """
 
     name = "foreign_scheduler"
-    requires = ("control", "gossip")
 
     def __init__(self, context: WorkerContext, gossip: Gossip) -> None:
-        super().__init__()
-        self._context = context
-        self._gossip = gossip
-        self._keeper: LeaseKeeper | None = None
+        super().__init__(context, gossip, context.settings.scheduler_lease)
         self._thread: SchedulerThread | None = None
         self._term: SchedulerTerm | None = None
         self._turn = threading.Lock()
 
     async def start(self) -> None:
         """Begin to campaign, if the app has such a scheduler and the broker has leases."""
-        settings, capabilities = self._context.settings, self._context.broker.capabilities
-        if settings.scheduler is None:
-            return
-        if not capabilities.leases:
-            log.warning("scheduler disabled: %s", capabilities.why_not("leases"))
-            return
-        self._keeper = self._gossip.campaign(
-            settings.scheduler_lease, self._changed, settings=lease_settings(settings.scheduler_lease_s)
-        )
-        self.run_in_background(self._keeper.run())
+        if self._context.settings.scheduler is not None:
+            self._campaign("scheduler")
 
     async def stop(self) -> None:
         """End the scheduler while the lease is held, so that it can save; then release the lease."""
@@ -219,14 +217,11 @@ class ForeignSchedulerStep(Step):
                 )
             except TimeoutError:
                 log.error("scheduler did not stop in time; the worker shuts down without waiting for it")
-        await self.end_background()
-        if self._keeper is not None:
-            await self._keeper.stop()
+        await super().stop()
 
     def _changed(self, change: Change) -> None:
         make = self._context.settings.scheduler
-        assert self._keeper is not None
-        assert make is not None
+        assert make is not None, "only a worker with a scheduler campaigns"
         if isinstance(change, LeaseAcquired):
             self._term = SchedulerTerm(
                 self._context.broker.coordination, self._keeper, change.term, self._context.counters
