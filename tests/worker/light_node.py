@@ -68,7 +68,7 @@ class LightNode:
         asker = ControlClient(self.broker)
         self.gossip = Gossip(self.context, self.events, self.heart, asker)
         self.mingle = Mingle(
-            self.context, self.events, asker, tasks, self.gossip, heard_time=lambda _node, _at_s: None
+            self.context, self.events, asker, tasks, self.gossip, take_time=lambda _node, _at_s: None
         )
         parts = WorkerParts(
             self.context,
@@ -89,7 +89,7 @@ class LightNode:
             self.events.clock,
             view,
             parts.mailbox,
-            self.mingle.look_around,
+            self.mingle.check_alone,
             members=tuple,
         )
         self._steps: list[Step] = [self.events, self.control, self.mingle, self.heart, self.gossip]

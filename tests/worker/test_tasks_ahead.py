@@ -91,7 +91,7 @@ def test_a_changed_limit_on_claims_is_used_at_once(tmp_path: Path, monkeypatch: 
                 return len(pool.jobs) == count
 
             await eventually(partial(submitted, 4), what="as many as the limit allows")
-            await asyncio.to_thread(tasks.hold_at_most, 6)
+            await asyncio.to_thread(tasks.limit_prefetch, 6)
             await eventually(partial(submitted, 6), what="the rest")
             tasks.stop_taking()
             await tasks.stop()

@@ -12,6 +12,7 @@ from tests.brokers.under_test import QUEUE, eventually, outgoing
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.errors import WorkerStalled
+from umbel.worker.context import WorkerContext
 from umbel.worker.steps import health
 from umbel.worker.steps.health import Watchdog
 
@@ -36,6 +37,7 @@ def test_only_a_worker_with_free_children_is_stalled(
             counters=SimpleNamespace(received=7),
             shutdown=SimpleNamespace(is_stopping=False),
         )
+        context.ready_messages = lambda: WorkerContext.ready_messages(cast(Any, context))
         tasks = SimpleNamespace(cannot_settle=False)
         step = Watchdog(cast(Any, context), cast(Any, tasks))
         looking = asyncio.create_task(step._watch_queues())

@@ -261,12 +261,12 @@ class Inquiries:
     """
 
     def __init__(
-        self, asker: ControlClient, cluster: ClusterRecord, tell: Callable[[MembersEvent], None]
+        self, asker: ControlClient, cluster: ClusterRecord, report: Callable[[MembersEvent], None]
     ) -> None:
         self.under_way: set[asyncio.Task[None]] = set()
         self._asker = asker
         self._cluster = cluster
-        self._tell = tell
+        self._report = report
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def probe(self, member: Member, group: asyncio.TaskGroup) -> None:
@@ -301,7 +301,7 @@ class Inquiries:
             inquiry_log.debug("cannot ping a silent node", extra={"suspect": member.node, "why": str(error)})
             return
         if member.node in answers.replies:
-            self._tell(Answered(member.node))
+            self._report(Answered(member.node))
 
     async def _probe(self, member: Member) -> None:
         try:
@@ -311,4 +311,4 @@ class Inquiries:
             fields = {"suspect": member.node, "why": str(error)}
             inquiry_log.debug("cannot ask other nodes about a silent node", extra=fields)
             return
-        self._tell(Probed(member.node, member.inc, member.pid, evidence.value))
+        self._report(Probed(member.node, member.inc, member.pid, evidence.value))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import AsyncProducer, Broker, Delivery
+from umbel.brokers.interface import AsyncProducer, Broker, Delivery, ready_for
 from umbel.control.panel import EVERYTHING, Panel
+from umbel.errors import BrokerError
 from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.delivery.trust import UNSIGNED
@@ -99,9 +100,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Mapping[str, TaskRules]
     end_without_running: EndWithoutRunning
     run_directory: Path
-    after_settle: AfterSettle | None = (
-        None  # does off the loop the work that outcomes and endings left for it
-    )
+    after_settle: AfterSettle | None = None  # called off the loop with the `after` of settled messages
     log_successes: bool = False  # at INFO
     children_log_endings: bool = False  # the children log how tasks end, so the worker does not
     app: Any = None  # for users' control commands; the worker itself does not use it
@@ -115,9 +114,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     signing_window_s: float = 86_400.0
     unbound_s: float = 86_400.0  # how long after the cluster got its id signatures of Umbel 0.3 are valid
     accept_unsigned: tuple[str, ...] = ()  # queues; "*": all
-    learn_cluster: Callable[[str], None] = lambda _: (
-        None
-    )  # called with the cluster id that signatures are bound to
+    # Called with the cluster id that signatures are bound to.
+    learn_cluster: Callable[[str], None] = lambda _: None
     heartbeat_interval_s: float = 2.0
     without_heartbeat: bool = False
     without_mingle: bool = False
@@ -245,6 +243,13 @@ class WorkerContext(msgspec.Struct, frozen=True):
             return None
         signer = self.broker.signer
         return UNSIGNED if delivery.unsigned or signer is None else signer.cluster.id
+
+    async def ready_messages(self) -> int | None:
+        """Return how many messages are ready in this worker's queues; None if the broker cannot be asked."""
+        try:
+            return ready_for(self.queues, await self.broker.queues(self.queues))
+        except BrokerError:
+            return None
 
     def log_leadership(self, logger: logging.Logger, what: str, phase: str, term: int, **fields: str) -> None:
         """Log that this node acquired, lost or released a lease; during an outage that is counted instead."""

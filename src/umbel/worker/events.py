@@ -72,7 +72,7 @@ class Events(Step):
         self._beat_ttl_s = BEAT_TTL_MIN_S
         self._arrived = asyncio.Event()
         self._failing = self._has_sent = False
-        self._told = 0  # how many events were ever queued
+        self._queued_count = 0  # how many events were ever queued
         self._logged = 0  # how many of these are in the log, without a gap
         self._log_grew = asyncio.Event()
         self._unlogged = 0  # outcomes settled before the log had them, not reported yet
@@ -83,7 +83,7 @@ class Events(Step):
             incarnation=context.identity.incarnation,
             clock=LamportClock(),
         )
-        self._teller = EventEncoder(stamper)
+        self._encoder = EventEncoder(stamper)
         self._reservation = ClockReservation(stamper.clock)
         self._headers = encode_event({"hostname": stamper.hostname})
         self._headers_logged = encode_event({"hostname": stamper.hostname, LOGGED: True})
@@ -91,7 +91,7 @@ class Events(Step):
     @property
     def clock(self) -> LamportClock:
         """The Lamport clock of this node."""
-        return self._teller.stamper.clock
+        return self._encoder.stamper.clock
 
     @property
     def clock_reserved(self) -> int:
@@ -157,7 +157,7 @@ class Events(Step):
             self._beat_ttl_s = max(BEAT_TTL_MIN_S, fields["freq"])
         when = time() if at is None else at
         try:
-            self._queue(self._teller.tell(event_type, fields, at=when, blind=blind))
+            self._queue(self._encoder.tell(event_type, fields, at=when, blind=blind))
         except WireError as error:
             self._drop_unsendable(event_type, error)
 
@@ -166,7 +166,7 @@ class Events(Step):
         if not self._has_room():
             return
         try:
-            self._queue(self._teller.tell_task(of, at, *values))
+            self._queue(self._encoder.tell_task(of, at, *values))
         except WireError as error:
             self._drop_unsendable(tag_of(of), error)
 
@@ -174,13 +174,13 @@ class Events(Step):
         if self._waiting_bytes < QUEUE_MAX_BYTES + more_bytes:
             return True
         self._context.counters.events_dropped += 1
-        self._teller.stamper.skip()
+        self._encoder.stamper.skip()
         return False
 
     def _queue(self, event: EncodedEvent) -> None:
         self._waiting.append(event)
         self._waiting_bytes += len(event[1])
-        self._told += 1
+        self._queued_count += 1
         self._arrived.set()
 
     def _drop_unsendable(self, event_type: str, error: WireError) -> None:
@@ -198,7 +198,7 @@ class Events(Step):
         """
         if not self.recorded:
             return
-        place = self._told
+        place = self._queued_count
         try:
             async with asyncio.timeout(LOG_WAIT_MAX_S):
                 if all(task.done() for task in self._background):  # after an error the sending task is gone
@@ -220,7 +220,7 @@ class Events(Step):
                     await self._send_waiting()
                 self._context.outages.worked(self.name)
                 self._failing, self._has_sent = False, True
-                self._tell_unlogged()
+                self._report_unlogged()
             except BrokerError as error:
                 if isinstance(error, AccessRefused) and not self._has_sent:
                     raise
@@ -231,7 +231,7 @@ class Events(Step):
                 self._arrived.set()
                 await asyncio.sleep(1.0)
 
-    def _tell_unlogged(self) -> None:
+    def _report_unlogged(self) -> None:
         """Report outcomes settled before they were logged, once the log works: an outage may be the cause."""
         if self._unlogged:
             self._context.outages.consequence(
@@ -285,7 +285,7 @@ class Events(Step):
 
     def _note_logged(self, count: int) -> None:
         """Note that the first `count` queued events are in the log, and all before them are gone."""
-        self._logged = self._told - len(self._waiting) + count
+        self._logged = self._queued_count - len(self._waiting) + count
         self._log_grew.set()
 
     async def _broadcast(self, batch: list[EncodedEvent], *, logged: bool) -> None:

@@ -65,12 +65,12 @@ class HookRun:
         self._over = asyncio.Event()
         threading.Thread(target=self._work, name=f"umbel-{name}", daemon=True).start()
 
-    def let_go(self) -> None:
-        """Do not wait for it any longer."""
+    def stop_waiting(self) -> None:
+        """End the wait for the hook."""
         self._over.set()
 
     async def ended(self) -> None:
-        """Return when the hook has returned, timed out or was let go; log the latter two."""
+        """Wait for the hook, and log it if it is slow, timed out or is no longer waited for."""
         why = "interrupted by a signal"
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -171,9 +171,7 @@ class NoticeHooks(msgspec.Struct, frozen=True):
     revoked: Callable[..., None] | None = None  # `terminated`: it was running, ended by `signal`; `expired`
     unknown: Callable[..., None] | None = None  # this worker has no such task
     rejected: Callable[..., None] | None = None  # it cannot be decoded; `error`; the message is unchanged
-    failed: Callable[..., None] | None = (
-        None  # without an outcome: lost, timed out, refused by the pool; `error`
-    )
+    failed: Callable[..., None] | None = None  # it has no outcome (lost, timed out, refused); `error`
 
 
 class Notices(HookQueue):

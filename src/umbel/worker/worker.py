@@ -128,14 +128,14 @@ class Stopping:
         """Wait until the hook has returned, its time is over, or a stop is requested (again)."""
         self._hook = hook
         if self._hurried:
-            hook.let_go()
+            hook.stop_waiting()
         await hook.ended()
         self._hook = None
 
     def _hurry(self, hurried: bool) -> None:
         self._hurried = self._hurried or hurried
         if self._hook is not None:
-            self._hook.let_go()
+            self._hook.stop_waiting()
 
     def _cancel_start(self) -> None:
         if self._start is not None:
@@ -225,7 +225,7 @@ class Worker:
         asker = ControlClient(context.broker)
         gossip = Gossip(context, events, heart, asker)
         clock = ClusterClock(context, gossip, tasks)
-        mingle = Mingle(context, events, asker, tasks, gossip, heard_time=clock.answered)
+        mingle = Mingle(context, events, asker, tasks, gossip, take_time=clock.answered)
         elections = ElectionsStep(context, events, gossip, heart)
         autoscaler = Autoscaler(context)
         mailbox = MailboxFigures()
@@ -257,7 +257,7 @@ class Worker:
             PoolStep(context, tasks),
             events,
             StateStore(context, events, saved),
-            Control(context, events.clock, view, mailbox, mingle.look_around, members=view.known_members),
+            Control(context, events.clock, view, mailbox, mingle.check_alone, members=view.known_members),
             mingle,
             heart,
             gossip,

@@ -196,7 +196,7 @@ class Tasks(Step):
         self._stopping = True
         if self._ahead_timer is not None:
             self._ahead_timer.cancel()
-        self.look_again()
+        self.wake()
         if self._background:
             for job in self._pool.withdraw():
                 self._endings.give_back(self._claimed.pop(job.number), ran=False)
@@ -220,7 +220,7 @@ class Tasks(Step):
         """End a wait in `changed`."""
         self._room.set()
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """End the wait for messages or for room, because queues or limits have changed."""
         self._room.set()
         self._idle.end()
@@ -231,7 +231,7 @@ class Tasks(Step):
             self._before_taking.pop(name, None)
         else:
             self._before_taking[name] = callback
-            self.look_again()
+            self.wake()
 
     # -- for remote control ----------------------------------------------------------------------
 
@@ -240,11 +240,11 @@ class Tasks(Step):
         """The messages that this worker parked until they are due."""
         return self._admission.scheduled
 
-    def hold_at_most(self, most: int) -> None:
+    def limit_prefetch(self, most: int) -> None:
         """Claim at most this many messages, running and waiting; claimed ones stay. Thread-safe."""
         self.prefetch_max = most
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self.look_again)
+            self._loop.call_soon_threadsafe(self.wake)
 
     def holding(self) -> list[Claimed]:
         """Return every message that was admitted here and has not ended."""
@@ -290,7 +290,7 @@ class Tasks(Step):
             else:
                 self._ahead.stall()
                 self._is_late = True
-                self.look_again()
+                self.wake()
         self._arm_ahead()
 
     def _has_unstarted(self, last: int) -> bool:

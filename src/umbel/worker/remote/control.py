@@ -34,7 +34,7 @@ log = logging.getLogger("umbel.worker.control")
 
 OPEN_S = 5.0
 STOP_S = 5.0
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 
 # ---- mailbox thread --------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class MailboxThread:
         ended = asyncio.wrap_future(self._stopped)
         while not ended.done():
             self._known = tuple(self._members())
-            await asyncio.wait([ended], timeout=LOOK_EVERY_S)
+            await asyncio.wait([ended], timeout=CHECK_EVERY_S)
         await ended
 
     async def opened(self) -> None:

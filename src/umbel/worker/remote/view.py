@@ -393,7 +393,7 @@ class WorkerView:
         if name not in self._context.queues:
             self._context.broker.capabilities.refuse_reserved(name)
             self._context.queues.append(name)
-            self._tasks.look_again()
+            self._tasks.wake()
 
     async def cancel_queue(self, name: str) -> None:
         """Stop consuming a queue; its prefetched messages are returned."""
@@ -410,7 +410,7 @@ class WorkerView:
         """Claim at most this many from now on; existing claims stay. ValueError below 1. Thread-safe."""
         if most < 1:
             raise ValueError(f"the prefetch limit must be at least 1, not {most}")
-        self._tasks.hold_at_most(most)
+        self._tasks.limit_prefetch(most)
 
     async def dead_letters(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest dead letters as rows."""

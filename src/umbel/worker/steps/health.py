@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from umbel.brokers.interface import ready_for
-from umbel.errors import BrokerError, ConfigurationError, WorkerStalled
+from umbel.errors import ConfigurationError, WorkerStalled
 from umbel.pools.prefork.kernel import resident_bytes
 from umbel.protocol.pool.autoscale import StallWatch
 from umbel.text import without_password
@@ -83,7 +82,7 @@ class Metrics(Step):
         log.info("metrics served", extra={"address": f"{host}:{self._server.server_port}"})
 
     async def stop(self) -> None:
-        """Stop the server."""
+        """Stop the server of the metrics."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -151,12 +150,12 @@ class Health(Step):
         self._context = context
         self._connection = connection
         self._tasks = tasks
-        self._complained = False
+        self._has_failed = False
         self._directory = Path.cwd()
         self._place = (context.settings.run_directory, context.identity.node, context.broker.url)
 
     async def start(self) -> None:
-        """Write the status and go on doing so."""
+        """Write the status now and every second."""
         self._write()
         notify_service_manager("READY=1")
         self.run_in_background(self._write_on())
@@ -196,7 +195,13 @@ class Health(Step):
             "stopping": shutdown.describe(asyncio.get_running_loop().time()),
             "counters": self._context.counters.as_dict(),
         }
-        self._leave(state)
+        try:
+            write_state(*self._place, state)
+        except (OSError, ConfigurationError) as error:
+            if not self._has_failed:
+                text = "cannot write the status file that `umbel health` reads; retrying"
+                health_log.error(text, extra={"why": str(error)})
+            self._has_failed = True
 
     def _replaced(self) -> dict[str, Any] | None:
         """Return when the broker's data was last replaced, and how many messages were unknown to it."""
@@ -204,17 +209,6 @@ class Health(Step):
             return None
         at, replaced = self._connection.replaced
         return {"at": at, "what": replaced.what, "unknown": replaced.unknown}
-
-    def _leave(self, state: dict[str, Any]) -> None:
-        try:
-            write_state(*self._place, state)
-        except (OSError, ConfigurationError) as error:
-            if not self._complained:
-                health_log.error(
-                    "cannot write the status file that `umbel health` reads; retrying",
-                    extra={"why": str(error)},
-                )
-            self._complained = True
 
 
 # ---- watchdog --------------------------------------------------------------------------------------
@@ -254,16 +248,9 @@ class Watchdog(Step):
             received = self._context.counters.received
             if not self._watch.is_idle(received=received, free=free):
                 continue
-            ready = await self._ready()
+            ready = await self._context.ready_messages()
             if self._watch.is_stalled(ready=ready, now=loop.time()):
                 raise WorkerStalled(
                     f"{ready} messages are ready and {free} could run, but none was fetched for "
                     f"{PATIENCE_S:.0f} s: this worker is stalled and stops; restart it"
                 )
-
-    async def _ready(self) -> int | None:
-        try:
-            depths = await self._context.broker.queues(self._context.queues)
-        except BrokerError:
-            return None
-        return ready_for(self._context.queues, depths)

@@ -38,7 +38,7 @@ from umbel.worker.events import Events
 
 log = logging.getLogger("umbel.worker.heart")
 
-MARK_INTERVALS = 3.0
+ALIVE_INTERVALS = 3.0
 INBOX_MAX = 1000
 
 
@@ -90,21 +90,21 @@ class Heart(Step):
 
     def beat(self) -> None:
         """Beat now: a command asked for it, or a peer suspects this node."""
-        self._tell(BeatNow())
+        self._put(BeatNow())
 
     def come_online(self) -> None:
         """Announce this node again, because peers declared it lost."""
-        self._tell(BeginBeats())
+        self._put(BeginBeats())
 
     def resized(self, nodes: int) -> None:
         """Adapt the interval to the number of nodes."""
-        self._tell(Resized(nodes))
+        self._put(Resized(nodes))
 
     def echoed(self, sent_at: float) -> None:
         """Record that a heartbeat of this node, sent at that time, came back from the broker."""
-        self._tell(Echoed(sent_at))
+        self._put(Echoed(sent_at))
 
-    def _tell(self, event: Event) -> None:
+    def _put(self, event: Event) -> None:
         if self._is_on and not self._inbox.full():  # a dropped event equals one that waits
             self._inbox.put_nowait(event)
 
@@ -115,18 +115,18 @@ class Heart(Step):
                     callback(reason)
             case Beat(kind, freq_s):
                 if kind is BeatKind.ONLINE:
-                    await self._mark(freq_s)
+                    await self._mark_alive(freq_s)
                 self._events.send(kind.value, freq=freq_s, **self._fields())
                 if kind is BeatKind.BEAT:
                     self._context.notices.call("heartbeat")
-                    await self._mark(freq_s)
+                    await self._mark_alive(freq_s)
 
-    async def _mark(self, freq_s: float) -> None:
+    async def _mark_alive(self, freq_s: float) -> None:
         identity = self._context.identity
         try:
             async with asyncio.timeout(freq_s):
                 await self._context.broker.mark_alive(
-                    identity.node, identity.incarnation, ttl_s=MARK_INTERVALS * freq_s
+                    identity.node, identity.incarnation, ttl_s=ALIVE_INTERVALS * freq_s
                 )
         except (BrokerError, TimeoutError) as error:
             log.debug(

@@ -55,7 +55,7 @@ class Mingle(Step):
         tasks: Tasks,
         gossip: Gossip,
         *,
-        heard_time: Callable[[object, object], None],
+        take_time: Callable[[object, object], None],
     ) -> None:
         super().__init__()
         self._context = context
@@ -63,16 +63,16 @@ class Mingle(Step):
         self._asker = asker
         self._tasks = tasks
         self._gossip = gossip
-        self._heard_time = heard_time
+        self._take_time = take_time
         self._revoked = tasks.revoked
         self._began_alone = False
         self._is_due = False  # events may have been lost since the last hello
-        self._saying = asyncio.Lock()
+        self._hello_lock = asyncio.Lock()
 
-    async def look_around(self) -> None:
-        """Find out whether any node listens, before this one does.
+    async def check_alone(self) -> None:
+        """Note whether this node is the first, before it listens.
 
-        It sends a ping for itself, which all others ignore.
+        It sends a ping for itself, which all others ignore, and the broker counts the receivers.
         """
         is_waited_for = self._context.broker.capabilities.transport not in ONLY_OURS
         if is_waited_for and not self._context.settings.without_mingle:
@@ -93,7 +93,7 @@ class Mingle(Step):
         outages.on_begin(lambda: self._gossip.strained("broker reconnected"))
         outages.on_link(self._note_link)
         if capabilities.transport in ONLY_OURS:  # it reports no links
-            outages.on_end(self._say_again)
+            outages.on_end(self._hello_again)
         await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS or self._began_alone:
             self.run_in_background(self._begin(BACKGROUND_WAIT_S))
@@ -108,7 +108,7 @@ class Mingle(Step):
     # -- asking ----------------------------------------------------------------------------------
 
     def _note_link(self, change: LinkChange) -> None:
-        """Ask again after a lost link for what was sent meanwhile, whether tasks are claimed or not."""
+        """Say hello again after a lost link, because revokes may have been sent meanwhile."""
         outages = self._context.outages
         if isinstance(change, LinkLost) and change.link in (MAIN, MAILBOX):
             self._note_due()
@@ -116,7 +116,7 @@ class Mingle(Step):
         elif self._is_due and outages.is_linked:
             self.run_in_background(self._catch_up())
 
-    def _say_again(self) -> None:
+    def _hello_again(self) -> None:
         self._note_due()
         self.run_in_background(self._catch_up())
 
@@ -125,8 +125,8 @@ class Mingle(Step):
         self._tasks.before_taking(self.name, self._catch_up)
 
     async def _catch_up(self) -> None:
-        """Say hello after a lost link, before any task is claimed, and apply what was revoked meanwhile."""
-        async with self._saying:  # waits for the answers of a hello under way, too
+        """Say hello after a lost link, before any task is claimed, and apply the revokes sent meanwhile."""
+        async with self._hello_lock:  # waits for the answers of a hello under way, too
             for _ in range(TRIES_MAX):
                 if not self._is_due:
                     break
@@ -136,9 +136,8 @@ class Mingle(Step):
                     self._is_due = True
             if not self._is_due:
                 self._tasks.before_taking(self.name, None)
-        self._context.outages.worked(
-            self.name
-        )  # a hello that failed is no separate outage: other parts fail too
+        # A hello that failed is no separate outage: other parts fail too.
+        self._context.outages.worked(self.name)
         self._tasks.drop_revoked()
 
     async def _relinked(self) -> None:
@@ -161,7 +160,7 @@ class Mingle(Step):
             revoked.adjust_clock(self._events.clock, others)
             for peer, reply in others.items():
                 if isinstance(reply, Mapping):
-                    self._heard_time(peer, reply.get("timestamp"))
+                    self._take_time(peer, reply.get("timestamp"))
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
         except BrokerError as error:
@@ -186,9 +185,8 @@ class Mingle(Step):
         members = self._gossip.introductions() if greeting.get("cver") == revoked.VERSION else []
         reply = revoked.answer(self._revoked, self._events.clock, members, cluster_now())
         await self._events.reserve_clock()
-        return reply | {
-            "timestamp": time()
-        }  # of the wall clock, uncorrected: one vote for the cluster's time
+        # The time of the wall clock, uncorrected: it counts as one vote for the cluster's time.
+        return reply | {"timestamp": time()}
 
     async def _take_in(self, peer: str, hello: Mapping[str, Any]) -> None:
         now = cluster_now()

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 
-from umbel.brokers.interface import ready_for
-from umbel.errors import BrokerError
 from umbel.pools.interface import PoolListener
 from umbel.protocol.pool.autoscale import Autoscale, Load, SizeLimits
 from umbel.worker.bootsteps import Step
@@ -82,7 +80,7 @@ class Autoscaler(Step):
             await asyncio.sleep(CHECK_EVERY_S)
             load = self._load()
             if machine.wants_depth(load):
-                ready = await self._ready()
+                ready = await self._context.ready_messages() or 0  # unknown: none could be fetched either
                 now_load = self._load()  # the load may have changed meanwhile
                 load = Load(now_load.size, now_load.busy, now_load.waiting + ready)
             for effect in machine.step(load, loop.time()):
@@ -92,10 +90,3 @@ class Autoscaler(Step):
     def _load(self) -> Load:
         pool = self._context.pool.describe()
         return Load(pool["max-concurrency"], len(pool["running"]), pool["waiting"])
-
-    async def _ready(self) -> int:
-        try:
-            depths = await self._context.broker.queues(self._context.queues)
-        except BrokerError:  # nothing could be fetched from it either
-            return 0
-        return ready_for(self._context.queues, depths)

@@ -18,7 +18,7 @@ from umbel.worker.sidecar import run_sidecar
 
 log = logging.getLogger("umbel.history")
 RECORDER_LEASE = "recorder"
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 SPREAD_S = 2.0
 STOP_S = 15.0  # to write the events it has read
 
@@ -58,4 +58,4 @@ class RecorderStep(Step):
                 if not lease.holder and not was_recorded:
                     return
                 was_recorded = bool(lease.holder)
-            await asyncio.sleep(LOOK_EVERY_S + (0 if was_recorded else uniform(0, SPREAD_S)))
+            await asyncio.sleep(CHECK_EVERY_S + (0 if was_recorded else uniform(0, SPREAD_S)))
