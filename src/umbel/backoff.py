@@ -1,7 +1,7 @@
 """Backoff: the growing pauses between the retries of a call to a broker, a store or a process.
 
 Each failure in a row doubles the pause, up to a limit. Jitter spreads the pauses, so that clients and workers
-that lost one server do not all come back at the same moment.
+that lost the same server do not all reconnect at the same moment.
 """
 
 from umbel.chance import random

@@ -53,11 +53,7 @@ class FailedTask:
 
     def text(self, name: str) -> str:
         """Return a field as text, for filters."""
-        match name:
-            case "queue" | "reason":
-                return str(getattr(self.letter, name))
-            case _:
-                return str(getattr(self, name))
+        return str(getattr(self.letter if name in ("queue", "reason") else self, name))
 
 
 FIELDS = ("task_id", "task", "queue", "reason", "root_id", "retry_of", "args", "kwargs", "sender", "kind")
@@ -139,7 +135,7 @@ async def find_failed(
 
 
 def failed_task(letter: DeadLetter, hides: Hides = hides_nothing) -> FailedTask | None:
-    """Return what the letter says of its task; None if it is not a task's message."""
+    """Return the task of a dead letter; None if it is not a task's message."""
     try:
         headers = read_headers(to_v2(letter.message))
     except WireError:
@@ -167,7 +163,7 @@ async def retry_failed(
     even_if_used: bool = False,
     only_verified: bool = False,
 ) -> RetryOutcome:
-    """Retry each task once, however many of its messages there are; options as for `again`."""
+    """Retry each task once, however many of its messages there are; options as for `retry_message`."""
     done = RetryOutcome()
     newest: list[tuple[FailedTask, Outgoing]] = []
     older: list[Resend] = []

@@ -2,7 +2,7 @@
 
 A command is a function of the worker's state and of keyword arguments; its return value is the reply. Whether
 it changes anything decides which workers allow it (`control_allow`). Its arguments have types, so that a
-command line can convert them and a wrong one is answered with what is wrong.
+command line can convert them, and the reply to a wrong argument is an error that names it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -3,7 +3,7 @@
 Umbel's workers read the pause at the broker whenever they claim. Celery's workers do not: those that consume
 the queue are sent `cancel_consumer` and, at the resume, `add_consumer`. The pause at the broker names them
 from before the first command until after the second, so a worker that obeys late, or whose pause was
-interrupted half-way, is not left idle for ever. A Celery worker that starts while the queue is paused
+interrupted half-way, does not stay idle for ever. A Celery worker that starts while the queue is paused
 consumes it; pausing again stops it.
 """
 

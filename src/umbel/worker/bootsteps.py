@@ -98,7 +98,7 @@ class UserStep(Step):
 
     It is a class with a `name`, the steps it `requires`, and the methods `start(worker)` and `stop(worker)`,
     each of which may be missing. The methods run in threads, for up to `worker_hook_timeout_s`. What they
-    raise is logged, and the worker goes on. A step whose `start` raised or did not return is not stopped.
+    raise is logged, and the worker continues. A step whose `start` raised or did not return is not stopped.
     """
 
     def __init__(
@@ -148,11 +148,6 @@ class UserStep(Step):
     def _log_error(self, problem: str, error: BaseException) -> None:
         text = "bootstep %s; worker continues without it"
         log.error(text, problem, extra={"step": self.name}, exc_info=error)
-
-
-def step_graph(steps: Sequence[Step]) -> dict[str, list[str]]:
-    """Return the steps in the order in which they start, each with what it requires."""
-    return {step.name: list(step.requires) for step in steps}
 
 
 def _nothing(_: object) -> None:

@@ -6,7 +6,7 @@ retries with growing pauses; `Outages` logs the beginning and the end once each.
 once, including idle ones. At the start the worker waits for the broker up to `broker_connection_wait_s`.
 
 If the broker's data was replaced (emptied, deleted, restored from a backup), that is logged once, with the
-number of messages that only this worker knows. Their tasks go on, and their results are stored (see
+number of messages that only this worker knows. Their tasks continue, and their results are stored (see
 `Settler`).
 """
 

@@ -9,7 +9,7 @@ long when it cannot be written (`logged`).
 
 Events carry this node's clock. It begins above the broker's high-water mark of the clock, and that mark is
 raised ahead of it, by a block, before events leave (`ClockReservation`). If raising it fails, events leave
-all the same: a node whose heartbeats are delayed is taken for lost.
+all the same, because a node whose heartbeats are late is declared lost.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Events(Step):
 
     @property
     def clock_reserved(self) -> int:
-        """The highest clock value that an event of this node may have left with."""
+        """The highest clock value that an event of this node may have carried."""
         return max(self.clock.value, self._reservation.mark)
 
     def enable_task_events(self) -> bool:

@@ -81,7 +81,7 @@ class Outages:
         self.worked(part) if error is None else self.failed(part, error)
 
     def closed(self, part: str) -> None:
-        """Note that this part ends, or makes no more calls."""
+        """Note that this part makes no more calls."""
         self._step(Closed(part))
 
     def reconciling(self, part: str) -> None:

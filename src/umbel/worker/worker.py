@@ -34,7 +34,7 @@ from umbel.protocol.shutdown import (
     TasksRunning,
 )
 from umbel.text import without_password
-from umbel.worker.bootsteps import Step, UserStep, starting_order, step_graph
+from umbel.worker.bootsteps import Step, UserStep, starting_order
 from umbel.worker.connection import Connection
 from umbel.worker.context import Counters, Identity, WorkerContext, WorkerSettings
 from umbel.worker.daemon import receives_signals, stacks_on_signal
@@ -76,8 +76,8 @@ _HOW = {ShutdownPhase.WARM: "warm", ShutdownPhase.SOFT: "soft"}
 class Stopping:
     """Turns signals and stop requests into an ordered shutdown.
 
-    All other steps go on meanwhile: the worker sends heartbeats, holds its leases, answers remote control and
-    acknowledges tasks that end, until no task runs. A request cancels a start that is under way
+    All other steps continue meanwhile: the worker sends heartbeats, holds its leases, answers remote control
+    and acknowledges tasks that end, until no task runs. A request cancels a start that is under way
     (`unless_asked`), and ends the wait for a user's hook (`wait_for`).
     """
 
@@ -209,7 +209,7 @@ class Worker:
     """One worker process, built from its settings, broker, result backend and pool.
 
     An error in any step's background work ends the worker: it stops its steps in order, logs the error and
-    exits non-zero. A worker never goes on with some of its steps failed.
+    exits non-zero. A worker never continues with some of its steps failed.
     """
 
     def __init__(self, settings: WorkerSettings, *, broker: Broker, backend: Backend, pool: Pool) -> None:
@@ -240,7 +240,7 @@ class Worker:
             mailbox,
             elect=elections.asked,
             stop=self._stopping.ask,
-            steps=self._step_graph,
+            steps=lambda: {step.name: list(step.requires) for step in self._order},
         )
         self._view = view = WorkerView(parts)
         connection = Connection(
@@ -276,9 +276,6 @@ class Worker:
     def _user_step(self, kind: type[Any]) -> UserStep:
         timeout_s = self._context.settings.hooks.timeout_s
         return UserStep(kind, self._view, timeout_s=timeout_s, wait_for=self._stopping.wait_for)
-
-    def _step_graph(self) -> dict[str, list[str]]:
-        return step_graph(self._order)
 
     @property
     def counters(self) -> Counters:

@@ -1,4 +1,4 @@
-"""Settling: brings to the broker what became of messages, and does what comes before and after that.
+"""Settling: reports to the broker how messages ended, and does the work before and after that.
 
 Verdicts gather while one batch is on its way, so an idle worker settles each message at once and a busy one
 settles large batches, without a timer. A batch that fails because the broker is unavailable is retried.
@@ -125,7 +125,7 @@ class Settler:
         """How much is not settled, stored or sent yet; a worker with a lot of it claims nothing new."""
         return len(self._verdicts) + len(self._before) + len(self._reported)
 
-    # -- what is to be brought -------------------------------------------------------------------
+    # -- for other parts -------------------------------------------------------------------------
 
     def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
         """Add the ack of a task that ended; if its claim has ended, its outcome is retained."""
@@ -404,7 +404,7 @@ class Settler:
         origins: Sequence[Delivery | Outgoing | None],
         unknown: frozenset[Tag],
     ) -> None:
-        """Save what came of claims that the broker no longer knows, because its data was replaced."""
+        """Save the outcomes of claims that the broker no longer knows, because its data was replaced."""
         for verdict, origin in zip(batch, origins, strict=True):
             if verdict.tag not in unknown:
                 continue
@@ -482,8 +482,7 @@ async def store_failed(broker: Broker, failed: Sequence[Refused]) -> None:
 
 
 class AfterSettling:
-    """Runs the app's `after_settle`: blocking work that comes after a message is settled, as data for the
-    app.
+    """Runs the app's `after_settle`: blocking work after a message is settled, given as data for the app.
 
     For example, a chord's part that was counted outside the broker is then recorded as done. The work runs
     off the loop, in the order of the settles, in batches. A batch that fails is retried, ATTEMPTS_MAX

@@ -68,13 +68,13 @@ class MailboxShell:
     users' commands, run concurrently, so that a `ping` is always answered. Users' commands run in new
     threads. `main`: the worker's loop, on which the others run, if this is not it.
 
-    In a flood requests are read in small shares, so that the worker goes on. A `ping` is answered when it is
+    In a flood requests are read in small portions, so that tasks continue. A `ping` is answered when it is
     read. Other commands wait for their turn, and are answered with an error when WAITING_MAX of them wait. At
     most HANDLED_MAX of Umbel's waiting commands and as many of users' run at a time; the next of its kind
     waits, others pass it. While the limit of queued replies is reached, no request is read: the flood waits
     at the broker, or in the subscription, which has a limit.
 
-    After a channel error the mailbox reconnects, and the worker goes on (P5). Requests sent meanwhile are
+    After a channel error the mailbox reconnects, and the worker continues (P5). Requests sent meanwhile are
     lost, on Redis as with Celery's workers; the caller sees which nodes did not answer.
     """
 

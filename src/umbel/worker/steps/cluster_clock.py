@@ -1,8 +1,7 @@
-"""ClusterClock: maintains this process's estimate of the cluster's time; the shell of
-`protocol/cluster_time.py`.
+"""ClusterClock: estimates the cluster's time in this process; the shell of `protocol/cluster_time.py`.
 
-The store's clock is read at the start and every STORE_EVERY_S; peers' clocks come with their heartbeats and
-with their answers to this node's hello. No task and no message costs a request.
+The store's clock is read at the start and every STORE_EVERY_S; peers send theirs with heartbeats and
+with the replies to this node's hello. No task and no message costs a request.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ class ClusterClock(Step):
             gossip.listen(event_type, self._take_heartbeat)
 
     async def start(self) -> None:
-        """Read the store's clock, correct this process's clock, and go on doing so."""
+        """Read the store's clock and correct this process's clock, now and periodically."""
         await self._read_store()
         self._judge()
         self.run_in_background(self._compare_clocks())

@@ -72,7 +72,7 @@ class ElectionRules:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Release what is still under way, after `run` has ended."""
+        """Cancel the calls that are still under way, after `run` has ended."""
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Drive the elections until cancelled."""

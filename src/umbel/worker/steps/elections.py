@@ -320,8 +320,9 @@ Take = Callable[[Mapping[str, Any]], None]
 class ElectionsStep(Step):
     """The step that connects gossip, the control command and the sweep with one set of rules.
 
-    Requests come by the control command `election`, news by gossip. Elections that were dropped come by the
-    sweep: every five seconds the holder of the lease `coord-sweeper` looks for elections without a holder.
+    The control command `election` brings requests, gossip the outcomes on other nodes. A sweep finds dropped
+    elections: every five seconds the holder of the lease `coord-sweeper` searches for elections that have no
+    holder.
     The setting `election_protocol` chooses the rules, the store's or the classic rules; API and handlers are
     the same. Heartbeats announce which rules a worker follows, or that it takes part in no election: a
     classic election waits for every member except those.

@@ -81,7 +81,7 @@ ASK_S = 2.0
 
 
 class ObserverCandidate:
-    """This node's part in the three leases whose holders observe all heartbeats of a large cluster.
+    """This node's campaign for one of the three leases whose holders observe all heartbeats.
 
     Eight nodes are candidates for each lease, chosen by their names, so that a large cluster does not load
     the store. The other nodes read one of the leases every minute or two and become candidates when it is
@@ -234,7 +234,7 @@ class Gossip(Step):
         self._put(Strained(reason))
 
     def introduce(self, introduced: Introduced) -> None:
-        """Take in what another node knows of a third."""
+        """Take in what another node knows about a third node."""
         self._put(introduced)
 
     def introductions(self) -> list[list[Any]]:

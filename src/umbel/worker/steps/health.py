@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from umbel.errors import ConfigurationError, WorkerStalled
 from umbel.pools.prefork.kernel import resident_bytes
@@ -22,6 +22,7 @@ from umbel.worker.run_directory import REFRESH_S, remove_state, write_state
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
 
     from umbel.events.meters import Meters
 
@@ -61,16 +62,9 @@ class Metrics(Step):
         if place is None or self._meters is None:
             return
         from prometheus_client import CollectorRegistry, start_http_server
-        from prometheus_client.registry import Collector
-
-        step = self
-
-        class Node(Collector):
-            def collect(self) -> Iterator["Metric"]:
-                return step.collect()
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(Node())
+        registry.register(cast("Collector", self))  # it calls `collect`
         host, port = place
         try:
             self._server, _ = start_http_server(port, host, registry)
@@ -88,7 +82,7 @@ class Metrics(Step):
             self._server.server_close()
 
     def collect(self) -> Iterator["Metric"]:
-        """Yield all metrics; called in the server's thread."""
+        """Yield all metrics; called in the thread of the server."""
         from umbel.exposition import counter, gauge, of_tasks
 
         assert self._meters is not None, "metrics are served where something is counted"
@@ -124,7 +118,7 @@ health_log = logging.getLogger("umbel.worker.health")
 def notify_service_manager(*lines: str) -> bool:
     """Send lines such as READY=1 to systemd (`Type=notify`); return whether they were sent.
 
-    The address comes in `NOTIFY_SOCKET`. Without it, or if sending fails, the worker runs as usual.
+    The address is in `NOTIFY_SOCKET`. Without it, or if sending fails, the worker runs as usual.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
@@ -220,8 +214,8 @@ PATIENCE_S = 60.0
 class Watchdog(Step):
     """The step that ends a worker which has free children and ready messages and fetches none.
 
-    Whatever the cause, a restart by the supervisor is better than a process that only looks alive. The exit
-    code is not 0, and the last log line says why.
+    Whatever the cause, a restart by the supervisor is better than a process that does no work. The exit code
+    is not 0, and the last log line gives the reason.
     """
 
     name = "watchdog"

@@ -1,4 +1,4 @@
-"""Heart: announces this node and its end, and beats; the shell of `protocol/membership/heartbeat.py`.
+"""Heart: announces this node, its heartbeats and its end; the shell of `protocol/membership/heartbeat.py`.
 
 The fields are those of Celery's heartbeats, so that Flower and Celery workers see this node. `freq` is the
 true interval, because peers take a node for lost after twice that time. With each beat the node renews its
@@ -72,7 +72,7 @@ class Heart(Step):
         self._announced[field] = value
 
     async def start(self) -> None:
-        """Announce this node and begin to beat."""
+        """Announce this node and begin to send heartbeats."""
         if not self._is_on:
             log.info("heartbeats disabled by without_heartbeat")
             return
@@ -89,7 +89,7 @@ class Heart(Step):
             await self._perform(effect)
 
     def beat(self) -> None:
-        """Beat now: a command asked for it, or a peer suspects this node."""
+        """Send a heartbeat now: a command requested it, or a peer suspects this node."""
         self._put(BeatNow())
 
     def come_online(self) -> None:

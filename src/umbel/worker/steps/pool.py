@@ -52,7 +52,7 @@ class Autoscaler(Step):
         return self._machine is not None
 
     async def start(self) -> None:
-        """Begin to resize, if it is on."""
+        """Begin to resize the pool, if the worker has bounds."""
         if self._machine is not None:
             self.run_in_background(self._resize(self._machine))
 

@@ -110,7 +110,7 @@ SAVE_EVERY_S = 5.0
 class StateStore(Step):
     """The step that saves the state at the start, every few seconds and at the end.
 
-    A save that fails is logged once, and the worker goes on with the file it saved before. Only one save runs
+    A save that fails is logged once, and the worker continues with the previous file. Only one save runs
     at a time: a thread that saves cannot be cancelled, so the last save waits for it.
     """
 
@@ -128,7 +128,7 @@ class StateStore(Step):
         self._path: Path = saved_state_file(context.settings.run_directory, identity.node, context.broker.url)
 
     async def start(self) -> None:
-        """Move the clock above the saved one, save, and go on saving."""
+        """Move the clock above the saved one, and save it now and periodically."""
         if self._saved is not None:
             self._events.clock.begin_above(self._saved.clock)
         await self._save()
