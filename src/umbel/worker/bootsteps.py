@@ -7,7 +7,7 @@ same.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from umbel.errors import BadBootsteps
 from umbel.worker.user_code import HookRun
 
 if TYPE_CHECKING:
+    from umbel.worker.context import WorkerContext
     from umbel.worker.remote.view import WorkerView
 
 log = logging.getLogger("umbel.worker.steps")
@@ -29,7 +30,8 @@ class Step:
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, context: "WorkerContext") -> None:
+        self._context = context
         self._group: asyncio.TaskGroup | None = None
         self._background: list[asyncio.Task[None]] = []
 
@@ -102,13 +104,16 @@ class UserStep(Step):
     """
 
     def __init__(
-        self, kind: type[Any], worker: "WorkerView", *, timeout_s: float, wait_for: "Callable[[HookRun], Any]"
+        self,
+        kind: type[Any],
+        context: "WorkerContext",
+        worker: "WorkerView",
+        wait_for: Callable[[HookRun], Awaitable[None]],
     ) -> None:
-        super().__init__()
+        super().__init__(context)
         self.name, self.requires = describe_step(kind)  # type: ignore[misc]
         self._kind = kind
         self._worker = worker
-        self._timeout_s = timeout_s
         self._wait_for = wait_for
         self._made: Any = None
         self._started = False
@@ -123,8 +128,8 @@ class UserStep(Step):
             await self._run("stop", self._stop)
 
     async def _run(self, what: str, work: Callable[[], None]) -> None:
-        name = f"{self.name}.{what}"
-        await self._wait_for(HookRun(name, work, timeout_s=self._timeout_s))
+        timeout_s = self._context.settings.hooks.timeout_s
+        await self._wait_for(HookRun(f"{self.name}.{what}", work, timeout_s=timeout_s))
 
     def _start(self) -> None:
         try:

@@ -46,8 +46,7 @@ class Connection(Step):
         on_replaced: Sequence[Callable[[], object]],
         on_lease_ended: Callable[[], None],
     ) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._broker = context.broker
         self._owner = context.identity.owner
         self._opened = False

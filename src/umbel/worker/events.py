@@ -60,8 +60,7 @@ class Events(Step):
     requires = ("connection",)
 
     def __init__(self, context: WorkerContext) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._asked_for = context.settings.send_task_events
         self._enabled = False
         self.recorded = False  # whether a recorder runs

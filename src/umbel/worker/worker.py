@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
@@ -270,12 +270,8 @@ class Worker:
             Metrics(context, tasks, meters),
             Watchdog(context, tasks),
             autoscaler,
-            *map(self._user_step, settings.steps),
+            *(UserStep(kind, context, view, self._stopping.wait_for) for kind in settings.steps),
         ]
-
-    def _user_step(self, kind: type[Any]) -> UserStep:
-        timeout_s = self._context.settings.hooks.timeout_s
-        return UserStep(kind, self._view, timeout_s=timeout_s, wait_for=self._stopping.wait_for)
 
     @property
     def counters(self) -> Counters:

@@ -109,8 +109,7 @@ class Tasks(Step):
     requires = ("connection", "events", "pool", "heart", "control", "gossip")
 
     def __init__(self, context: WorkerContext, events: TaskEvents) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._counters = context.counters
         self._broker = context.broker

@@ -168,8 +168,7 @@ class Control(Step):
         *,
         members: Members,
     ) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._view = view
         self._figures = figures
         self._members = members

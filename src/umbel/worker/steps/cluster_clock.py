@@ -37,8 +37,7 @@ class ClusterClock(Step):
     requires = ("connection",)
 
     def __init__(self, context: WorkerContext, gossip: Gossip, tasks: Tasks) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._machine = ClusterTime()
         self._judged = ClockCorrection(0.0, "", 1)
         self._logged = ""

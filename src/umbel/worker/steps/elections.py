@@ -332,8 +332,7 @@ class ElectionsStep(Step):
     requires = ("control", "gossip")
 
     def __init__(self, context: WorkerContext, events: Events, gossip: Gossip, heart: Heart) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._gossip = gossip
         self._rules: ElectionRules | None = None

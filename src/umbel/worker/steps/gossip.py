@@ -182,8 +182,7 @@ class Gossip(Step):
     requires = ("mingle", "heart")
 
     def __init__(self, context: WorkerContext, events: Events, heart: Heart, asker: ControlClient) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._heart = heart
         identity, settings = context.identity, context.settings

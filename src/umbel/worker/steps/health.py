@@ -52,8 +52,8 @@ class Metrics(Step):
     requires = ("tasks",)
 
     def __init__(self, context: WorkerContext, tasks: Tasks, meters: "Meters | None") -> None:
-        super().__init__()
-        self._context, self._tasks, self._meters = context, tasks, meters
+        super().__init__(context)
+        self._tasks, self._meters = tasks, meters
         self._server: Any = None
 
     async def start(self) -> None:
@@ -140,8 +140,7 @@ class Health(Step):
     requires = ("tasks",)
 
     def __init__(self, context: WorkerContext, connection: Connection, tasks: Tasks) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._connection = connection
         self._tasks = tasks
         self._has_failed = False
@@ -222,8 +221,7 @@ class Watchdog(Step):
     requires = ("tasks",)
 
     def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._tasks = tasks
         self._watch = StallWatch(patience_s=PATIENCE_S)
 

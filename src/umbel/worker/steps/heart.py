@@ -49,8 +49,7 @@ class Heart(Step):
     requires = ("state_store", "mingle")
 
     def __init__(self, context: WorkerContext, events: Events) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._is_on = not context.settings.without_heartbeat
         self._machine = Heartbeat(context.settings.heartbeat_interval_s, uniform)

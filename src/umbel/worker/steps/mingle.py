@@ -57,8 +57,7 @@ class Mingle(Step):
         *,
         take_time: Callable[[object, object], None],
     ) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._asker = asker
         self._tasks = tasks

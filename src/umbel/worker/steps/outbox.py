@@ -24,8 +24,7 @@ class OutboxStep(Step):
     requires = ("control", "gossip")
 
     def __init__(self, context: WorkerContext, gossip: Gossip) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._gossip = gossip
         self._candidates: list[RelayCandidate] = []
 

@@ -18,17 +18,16 @@ class PoolStep(Step):
     name = "pool"
 
     def __init__(self, context: WorkerContext, listener: PoolListener) -> None:
-        super().__init__()
-        self._pool = context.pool
+        super().__init__(context)
         self._listener = listener
 
     async def start(self) -> None:
         """Start the children."""
-        await self._pool.start(self._listener)
+        await self._context.pool.start(self._listener)
 
     async def stop(self) -> None:
         """End the children without a grace period: by now no task runs."""
-        await self._pool.stop(grace_s=0.0)
+        await self._context.pool.stop(grace_s=0.0)
 
 
 class Autoscaler(Step):
@@ -38,8 +37,7 @@ class Autoscaler(Step):
     requires = ("tasks",)
 
     def __init__(self, context: WorkerContext) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         settings = context.settings
         self._machine: Autoscale | None = None
         if settings.autoscale is not None:

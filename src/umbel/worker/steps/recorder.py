@@ -13,7 +13,6 @@ import logging
 from umbel.chance import uniform
 from umbel.errors import BrokerError
 from umbel.worker.bootsteps import Step
-from umbel.worker.context import WorkerContext
 from umbel.worker.sidecar import run_sidecar
 
 log = logging.getLogger("umbel.history")
@@ -28,10 +27,6 @@ class RecorderStep(Step):
 
     name = "recorder"
     requires = ("connection",)
-
-    def __init__(self, context: WorkerContext) -> None:
-        super().__init__()
-        self._context = context
 
     async def start(self) -> None:
         """Begin to watch, if a recorder is configured and the broker can record."""

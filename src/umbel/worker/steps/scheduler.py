@@ -60,8 +60,7 @@ class SchedulerStep(Step):
     requires = ("control", "gossip")
 
     def __init__(self, context: WorkerContext, gossip: Gossip, lease: str) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         settings = lease_settings(context.settings.scheduler_lease_s)
         self._keeper = gossip.campaign(lease, self._changed, settings=settings)
 

@@ -118,8 +118,7 @@ class StateStore(Step):
     requires = ("events",)
 
     def __init__(self, context: WorkerContext, events: Events, saved: SavedState | None) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._saved = saved
         self._failing = False
