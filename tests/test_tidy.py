@@ -52,6 +52,7 @@ SHORT_BECAUSE = {
     "src/umbel/web/action_events.py": "`umbel mark` loads it, without the dashboard",
     "src/umbel/web/problems.py": "raised by every part of the dashboard, and knows none",
     "src/umbel/worker/steps/outbox.py": "every worker loads it; the relay only those that have an outbox",
+    "src/umbel/worker/steps/recorder.py": "a step; the process that it starts is another subject",
 }
 
 # What came from outside is escaped there, part by part, so that it stands for itself.

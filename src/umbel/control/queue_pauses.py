@@ -143,6 +143,7 @@ def _unanswered(answers: Answers) -> set[str]:
 def _outcome(
     queue: str, changed: bool, obeyed: Sequence[str], asked: Sequence[Answers], *, paused: bool, again: str
 ) -> PauseOutcome:
+    """Return the outcome, with the command to repeat if nodes were silent or refused."""
     silent = {known.node for answers in asked for known in answers.silent}
     refused = {node: why for answers in asked for node, why in answers.refusals.items()}
     return PauseOutcome(

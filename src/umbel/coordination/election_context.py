@@ -29,10 +29,7 @@ class ElectionContext:
         return self._deadline_s
 
     def still_mine(self) -> bool:
-        """Return whether this node still leads.
-
-        A handler that returns after False counts as stopped, and another run follows.
-        """
+        """Return whether to go on. A handler that returns after False was stopped; another run follows."""
         self.stopped = bool(self.cancelled) or boot_time_s() >= self._deadline_s
         return not self.stopped
 

@@ -157,6 +157,7 @@ class Connection(Step):
             )
 
     async def _repeat(self, part: str, work: Callable[[], Awaitable[object]], *, every_s: float) -> None:
+        """Call the work periodically; after a failure the next call comes sooner, with growing pauses."""
         backoff, wait_s, outages = Backoff(), every_s, self._context.outages
         while True:
             await asyncio.sleep(wait_s)

@@ -227,6 +227,7 @@ def _log_own_stacks_soon() -> None:
 
 
 def _log_own_stacks() -> None:
+    """Log the stack of every thread except this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = [
         f"thread {names.get(number, number)} (innermost call last)\n{''.join(traceback.format_stack(frame))}"

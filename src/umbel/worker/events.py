@@ -211,6 +211,7 @@ class Events(Step):
             self._unlogged += 1
 
     async def _send_on(self) -> None:
+        """Send what is queued until cancelled. After a failure the queue stays, except older heartbeats."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -246,6 +247,10 @@ class Events(Step):
         self._context.counters.events_dropped += len(beats[:-1])
 
     async def _send_waiting(self) -> None:
+        """Log and broadcast the queue in batches.
+
+        A batch that cannot be logged is broadcast all the same. It stays queued, and both are repeated.
+        """
         if self._unsendable:
             why = "; ".join(f"{event_type}: {why}" for event_type, why in sorted(self._unsendable.items()))
             log.error("events cannot be encoded; dropped", extra={"why": why})
@@ -309,6 +314,7 @@ class Events(Step):
         return await self._context.broker.log_events(entries, counts=counts)
 
     async def _watch(self) -> None:
+        """Check periodically for recorders, and whether the broker's clock has passed this node's."""
         while True:
             await asyncio.sleep(RECORDER_CHECK_S)
             try:

@@ -145,6 +145,7 @@ class SchedulerThread:
         self.over.set()
 
     def _lead(self) -> None:
+        """Call `tick` until the term ends, then `close`. What the scheduler raises ends no term."""
         backoff = Backoff(most_s=RETRY_MAX_S)
         while not self._end_requested.is_set():
             try:

@@ -129,6 +129,7 @@ class Outages:
         return "" if began is None else f"{began.part}: {began.why}"
 
     def _step(self, event: OutageEvent | Tick) -> None:
+        """Feed the machine, log what it reports, and set the timer for its next deadline."""
         loop = asyncio.get_running_loop()
         for effect in self._machine.step(event, loop.time()):
             match effect:

@@ -108,6 +108,7 @@ class RecorderCandidate:
             self._outages.closed(PART)
 
     async def _wait_for_turn(self, campaign: asyncio.Task[None], stop: asyncio.Event) -> None:
+        """Return when this candidate holds the lease; report the process that records meanwhile, once."""
         reported = ""
         while not stop.is_set() and not (self._acquired.is_set() and self._keeper.still_mine()):
             if campaign.done():
@@ -121,6 +122,7 @@ class RecorderCandidate:
                     await stop.wait()
 
     async def _record(self, stop: asyncio.Event) -> None:
+        """Record while the lease is held, with a lake that is opened for this term."""
         lake = Lake(self._settings.lake, mode=self._settings.lake_mode)
         self.recorder = Recorder(
             self._broker,

@@ -144,6 +144,7 @@ def _open_to_read(directory: Path, of_any_user: bool) -> Iterator[PrivateFolder 
 
 
 def _read(folder: PrivateFolder, name: str) -> NodeState:
+    """Read a status file; one that is unreadable or stale counts as unhealthy, and `problem` says why."""
     stem = name.removesuffix(SUFFIX)
     try:
         fields = json.loads(folder.read(name))

@@ -159,6 +159,7 @@ class Stopping:
             self._step(Tick())
 
     async def _wait(self) -> None:
+        """Wait until a task ends or a deadline is due; log every ten seconds how many tasks still run."""
         log_at = self._loop.time() + LOG_EVERY_S
         deadline = self._machine.deadline
         try:
@@ -301,6 +302,7 @@ class Worker:
         self._stopping.ask()
 
     async def _run_steps(self, order: list[Step], group: asyncio.TaskGroup) -> None:
+        """Start the steps in order, wait for a stop request, drain, and stop them in the reverse order."""
         hooks, started = self._context.settings.hooks, list[Step]()
         with self._stopping.on_signals(), stacks_on_signal(self._context.pool):
             await self._stopping.wait_for(self._hook("worker_init", hooks.init))
@@ -341,6 +343,7 @@ class Worker:
         log.info("worker stopped", extra=self._context.log_fields(**happened))
 
     async def _ready(self) -> None:
+        """Log that the worker takes tasks, and call the hook `worker_ready`."""
         settings, pool = self._context.settings, self._context.pool.describe()
         fields = self._context.log_fields(
             pid=self._context.identity.pid,

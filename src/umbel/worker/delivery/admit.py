@@ -132,6 +132,7 @@ class Verification:
             raise
 
     def _is_usable(self, delivery: Delivery, proof: Signed, doubt: Doubt | None, now: float) -> bool:
+        """Return whether a signed message may be opened; otherwise it is buried. `doubt`: the broker's."""
         if doubt is Doubt.REPLAYED:
             self._endings.bury_untrusted(delivery, _COPY)
         elif doubt is not None:
@@ -199,6 +200,11 @@ class Adoption:
     async def _adopt(
         self, delivery: Delivery, running: Mapping[str, Claimed], claimed: Mapping[int, Claimed]
     ) -> bool:
+        """Let the run under way take over the new claim, or settle the outcome of a run that has ended.
+
+        The broker is asked whether the old claim has ended: a published copy has the same content, and the
+        claim of a copy must not replace the claim of the run.
+        """
         found = running.get(delivery.message.correlation_id)
         if found is not None and is_same_message(found.delivery, delivery):
             has_ended = await self._broker.ended([found.delivery.tag])
@@ -365,6 +371,7 @@ class Admission:
         return [claimed for claimed in admitted if claimed.number not in numbers]
 
     def _take_up(self, claimed: Claimed) -> Claimed | None:
+        """Count and announce a message that may run; None if the pool cannot run it, which buries it."""
         delivery = claimed.delivery
         if self._events.noted:
             self._events.received(claimed)
@@ -404,6 +411,10 @@ class Admission:
         return reason and f"this worker's pool cannot enforce the message's time limit: {reason}"
 
     def _opened(self, delivery: Delivery) -> Claimed | None:
+        """Decode the headers of a message; None if it is too large or cannot be decoded, which buries it.
+
+        The body stays encoded: only the child that runs the task decodes it.
+        """
         try:
             size = len(delivery.message.body) + len(delivery.message.headers)
             if size > (most := self._message_max_bytes):

@@ -338,6 +338,7 @@ class Endings:
         by_queue: bool = False,
         is_verified: bool = True,
     ) -> None:
+        """Bury a message. `charged`: one more start counts. `is_verified`: the reason vouches for it."""
         self._counters.buried += 1
         stored = self._vouched(delivery, reason) if is_verified else reason
         results, follow_ups = ending.results, ending.follow_ups

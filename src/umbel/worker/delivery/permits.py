@@ -100,6 +100,7 @@ def turn_of(tag: Tag, headers: TaskHeaders | Holding) -> Permit | None:
 
 
 def _permit(claimed: Claimed, limit: ClusterLimit) -> Permit:
+    """Return the request for a message; raises ValueError if the key of its limit cannot be computed."""
     key = claimed.headers.umbel_limit
     if not isinstance(key, str):
         arguments = claimed.arguments()

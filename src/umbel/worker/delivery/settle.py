@@ -226,6 +226,11 @@ class Settler:
                 self._idle.set()
 
     async def _settle_gathered(self) -> None:
+        """Bring everything that has gathered, in an order that loses nothing if the worker dies in between.
+
+        What a verdict depends on is stored before the verdict. A batch is removed when it is settled, so it
+        is repeated after an outage. If a part of it cannot be encoded, its verdicts are settled one by one.
+        """
         while True:
             while self._before or self._reported:
                 await self._bring_reported()
@@ -259,6 +264,7 @@ class Settler:
     # -- before verdicts -------------------------------------------------------------------------
 
     async def _bring_reported(self) -> None:
+        """Do the work before settling, then bring what was reported for messages acknowledged early."""
         while self._before:
             await self._attempt(self._before[0])
             del self._before[0]
@@ -321,6 +327,7 @@ class Settler:
         await store_failed(self._broker, failed)
 
     async def _store(self, results: Sequence[StoredResult]) -> None:
+        """Store results in the backend, off the loop; results that it refuses are stored as failures."""
         outages = self._context.store_outages
         try:
             await asyncio.to_thread(self._context.backend.store, results)
@@ -332,6 +339,7 @@ class Settler:
         outages.worked(PART)
 
     async def _publish(self, messages: Sequence[Outgoing]) -> None:
+        """Send messages; those that the broker refuses become dead letters, and the others are sent."""
         try:
             await self._broker.publish(messages)
         except BrokerRefused as error:

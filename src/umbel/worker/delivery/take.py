@@ -350,6 +350,7 @@ class Tasks(Step):
     # -- from the broker -------------------------------------------------------------------------
 
     async def _consume(self) -> None:
+        """Claim and start messages until the worker stops, with retries while the broker is unavailable."""
         backoff, outages = Backoff(), self._context.outages
         while not self._stopping:
             try:
@@ -533,6 +534,7 @@ class Tasks(Step):
         return {**fields, "task": claimed.headers.task, "task_id": claimed.headers.id}
 
     async def _finish_settling(self) -> None:
+        """Wait until everything is settled, at most for a lease: then other workers get the messages."""
         is_cancelled = all(task.done() for task in self._background)  # because something went wrong
         try:
             async with asyncio.timeout(self._context.settings.lease_s):

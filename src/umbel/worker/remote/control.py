@@ -107,6 +107,7 @@ class MailboxThread:
             self._stopped.set_exception(error)
 
     async def _serve(self) -> None:
+        """Serve the mailbox over a separate connection until cancelled, then send the last replies."""
         self._loop, self._serving = asyncio.get_running_loop(), asyncio.current_task()
         open_broker = self._context.settings.open_broker
         assert open_broker is not None, "a worker that needs another connection can open one"

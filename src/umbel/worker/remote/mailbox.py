@@ -148,6 +148,7 @@ class MailboxShell:
         await self._has_room.wait()
 
     def _take(self, broadcast: Broadcast) -> None:
+        """Decode a request and let the protocol decide: run the command, refuse it, or ignore the request."""
         try:
             event = self._read(broadcast)
         except WireError as error:
@@ -175,6 +176,7 @@ class MailboxShell:
     # -- commands --------------------------------------------------------------------------------
 
     def _handle(self, request: Request, size_bytes: int) -> None:
+        """Answer a stateless command at once; queue any other, or refuse it while the queue is full."""
         command = self._panel.find(request.method)
         assert command is not None, "the mailbox refuses unknown commands"
         log.debug("control command received", extra={"command": command.name})
@@ -194,6 +196,7 @@ class MailboxShell:
             self._to_do.set()
 
     async def _run_waiting(self) -> None:
+        """Run queued commands in order. Commands that may wait run as tasks and do not delay the next."""
         async for waiting in self._commands():
             command = waiting.command
             if self._main is None and not (command.is_users or command.is_async):
@@ -224,6 +227,7 @@ class MailboxShell:
             self._answer_value(request, command, value)
 
     async def _run_in_turn(self, waiting: WaitingCommand) -> None:
+        """Run a command when one of the places of its kind is free, and queue its reply."""
         request, command = waiting.request, waiting.command
         async with self._users_places if command.is_users else self._our_places:  # in the order they came
             self._leave_line(waiting)
@@ -294,6 +298,7 @@ class MailboxShell:
         return self._members_sent
 
     async def _send_replies(self) -> None:
+        """Send queued replies until cancelled; replies older than REPLY_TRIES_S are dropped."""
         backoff = Backoff()
         while True:
             await self._to_send.wait()

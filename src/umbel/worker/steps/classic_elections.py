@@ -105,6 +105,7 @@ class ClassicElectionsShell(ElectionRules):
                 log.warning("election request refused by this node", extra=fields)
 
     def _decided(self, decided: Decided) -> None:
+        """Log the leader, and run the handler if that is this node. Without a store it runs at most once."""
         log.info("election decided", extra={"election": decided.election_id, "leader": decided.leader.name})
         if not decided.mine:
             return
@@ -117,6 +118,7 @@ class ClassicElectionsShell(ElectionRules):
         self._handlers.run(order)
 
     def _handler_ended(self, ended: HandlerEnded) -> None:
+        """Count the end of a handler and publish its outcome for monitors."""
         order = self._leading.pop((ended.election_id, ended.term))
         if ended.ok:
             self._counters.elections_done += 1

@@ -78,6 +78,7 @@ class ClusterClock(Step):
             self._machine.hear_peer(node, float(at_s), instant())
 
     async def _compare_clocks(self) -> None:
+        """Compare the clocks once a second; nodes that have left count no more."""
         loop = asyncio.get_running_loop()
         began = read_at = loop.time()
         while True:
@@ -108,6 +109,7 @@ class ClusterClock(Step):
             log.debug("cannot read the broker's clock; retrying", extra={"why": str(error)})
 
     def _judge(self) -> None:
+        """Correct this process's clock as the machine decides, and log when that begins or ends."""
         judged, before = self._machine.judge(instant()), self._judged
         self._judged = judged
         clock.correct(judged.offset_s)

@@ -284,6 +284,7 @@ class StoreElections(ElectionRules):
             log.debug("cannot forward an election request to the other nodes", extra={"why": str(error)})
 
     def _step_mixed(self, event: MixedEvent) -> None:
+        """Feed the machine for Celery's workers, and perform at once what they must receive first."""
         for effect in self._mixed.step(event, instant()):
             match effect:
                 case PublishElect():
@@ -442,6 +443,7 @@ class ElectionsStep(Step):
         self._count_members(rules)
 
     def _count_members(self, rules: ElectionRules) -> None:
+        """Pass the rules the nodes that take part, Umbel's and Celery's separately."""
         here = [
             member
             for member in self._gossip.members()

@@ -353,6 +353,8 @@ class Gossip(Step):
     async def _listen(
         self, patterns: Sequence[str], before: Sequence[asyncio.Task[None]], observing: Observe
     ) -> None:
+        """Run a subscription. The earlier ones end when it is open, so that no event between them is lost."""
+
         def report(error: BrokerError | None) -> None:
             self._context.outages.report(self.name, error)
             if error is None:
@@ -378,6 +380,7 @@ class Gossip(Step):
         return Observe(gets_beats, tells=gets_beats and self.mode is GossipMode.OBSERVED)
 
     async def _take(self, broadcast: Broadcast) -> None:
+        """Move the clock past each event, call the listeners of its type, and feed the membership machine."""
         try:
             events = decode_events(broadcast.body)
         except WireError as error:
@@ -401,6 +404,7 @@ class Gossip(Step):
         return event.get("hostname") == identity.node and event.get("inc") == identity.incarnation
 
     def _move_clock(self, event: dict[str, Any], *, own: bool) -> None:
+        """Move this node's clock past an event; an event without a clock value gets one from here."""
         clock = self._events.clock
         if event["type"] in CLOCKLESS:
             return
@@ -450,6 +454,7 @@ class Gossip(Step):
                 log.error(text, extra=fields)
 
     def _report_change(self, change: Change) -> None:
+        """Log a change of the membership, call users' hooks, and pass it to the other steps."""
         member, fields = change.member, _fields(change.member)
         match change:
             case Joined(_, returned):

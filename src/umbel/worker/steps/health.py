@@ -230,6 +230,7 @@ class Watchdog(Step):
         self.run_in_background(self._watch_queues())
 
     async def _watch_queues(self) -> None:
+        """Raise WorkerStalled, which ends the worker, when messages stay ready although children are free."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(CHECK_EVERY_S)

@@ -121,6 +121,7 @@ class Heart(Step):
                     await self._mark_alive(freq_s)
 
     async def _mark_alive(self, freq_s: float) -> None:
+        """Renew this node's entry at the broker; it expires after a few intervals without a heartbeat."""
         identity = self._context.identity
         try:
             async with asyncio.timeout(freq_s):

@@ -188,6 +188,7 @@ class Mingle(Step):
         return reply | {"timestamp": time()}
 
     async def _take_in(self, peer: str, hello: Mapping[str, Any]) -> None:
+        """Apply the revokes in another node's hello, and record those that the broker does not have yet."""
         now = cluster_now()
         learned = revoked.take_in(hello, self._revoked, now)
         if learned.bad:

@@ -61,6 +61,7 @@ class RelayCandidate:
         self._context.log_leadership(log, "outbox relay", phase, change.term, database=database)
 
     async def _relay(self) -> None:
+        """Publish rows until the term ends; the database connection and the producer end with it."""
         settings, producer = self._settings, self._settings.open_producer()
         relay = Relay(
             lambda: OutboxDatabase(self._address, settings.table),

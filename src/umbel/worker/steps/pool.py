@@ -73,6 +73,7 @@ class Autoscaler(Step):
         return {"max": self._machine.most, "min": self._machine.least, "current": size, "qty": 0}
 
     async def _resize(self, machine: Autoscale) -> None:
+        """Resize the pool periodically; queue depths are read only when the machine needs them."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(CHECK_EVERY_S)

@@ -135,6 +135,7 @@ class Scheduler(SchedulerStep):
                 log.warning("periodic task %s: %d missed runs skipped", name, count)
 
     async def _send(self, send: SendSlots) -> Event:
+        """Publish slots under the lease. Unsure: the broker did not answer, so they may have been sent."""
         batch = [message for slot in send.slots for message in self._tasks[slot.name].messages(slot.at_us)]
         store, term = self._context.broker.coordination, self._keeper.term
         try:
@@ -153,6 +154,7 @@ class Scheduler(SchedulerStep):
         return SlotsSent()
 
     async def _read_marks(self) -> Event:
+        """Read from the lease which slots were sent, after an answer was lost."""
         await asyncio.sleep(ASK_AGAIN_S)
         if not self._keeper.still_mine():
             return Unsure()

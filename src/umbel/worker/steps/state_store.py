@@ -146,6 +146,7 @@ class StateStore(Step):
             await self._save()
 
     async def _save(self) -> None:
+        """Save the clock and the incarnation in a thread; a failure is logged once until a save works."""
         identity = self._context.identity
         state = SavedState(identity.node, self._events.clock_reserved, identity.incarnation)
         try:
