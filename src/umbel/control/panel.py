@@ -24,7 +24,6 @@ REQUEST = "request"
 NAME_CHARS_MAX = 100  # of an unknown command, in the reply
 
 # What clients and workers agree on.
-REVOKE_RETENTION_S = 7 * 86_400.0
 ELECTION_REFUSED = "elections are disabled on this worker"
 NO_HANDLER = "no handler for topic"
 NOT_NOW = "this worker is starting or stopping; ask again"

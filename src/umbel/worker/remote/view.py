@@ -18,7 +18,7 @@ import msgspec
 
 from umbel.brokers.links import MAILBOX
 from umbel.clock import cluster_now
-from umbel.control.panel import NO_ANSWER, REVOKE_RETENTION_S
+from umbel.control.panel import NO_ANSWER
 from umbel.errors import BrokerError, NotSupported
 from umbel.events.stamp import SOFTWARE
 from umbel.pools.interface import Restartable
@@ -294,7 +294,7 @@ class WorkerView:
         `headers`: tasks with such stamps, each `key=value`. `is_recorded`: the record has the revoke already.
         """
         now = cluster_now()
-        expires_at = now + REVOKE_RETENTION_S
+        expires_at = now + self._context.broker.revoke_retention_s
         for task_id in task_ids:  # here at once, although the record may take a moment
             self._tasks.revoked.add(task_id, expires_at, now)
         for header in headers:
