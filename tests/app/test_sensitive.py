@@ -21,7 +21,7 @@ from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.worker.delivery.admit import arrival_of
 from umbel.worker.delivery.claimed import Claimed
-from umbel.worker.remote.requests import _arguments
+from umbel.worker.remote.view import shown_arguments
 
 ALPHABET = st.characters(codec="utf-8", exclude_characters="*")
 SECRETS = st.text(ALPHABET, min_size=4, max_size=3000)
@@ -99,7 +99,11 @@ def test_a_secret_never_stands_in_an_outward_text(secret: str, how: str, by_cele
         shown = {"task": "log-in", "id": "t", "argsrepr": repr(secret), "kwargsrepr": repr(secret)}
         message = msgspec.structs.replace(message, headers=msgspec.json.encode(shown))
     held = held_of(app, message)
-    texts += [*held.shown, *map(str, _arguments(held, safe=False)), *map(str, _arguments(held, safe=True))]
+    texts += [
+        *held.shown,
+        *map(str, shown_arguments(held, safe=False)),
+        *map(str, shown_arguments(held, safe=True)),
+    ]
     outcome = tracer(Job(7, "log-in", "t", "q", message))
     texts += outward(outcome, told)
     tracer.close()

@@ -23,7 +23,7 @@ from umbel.app.sending.preparation import new_id, origin
 from umbel.brokers.interface import BrokerSettings, ClusterRecord
 from umbel.brokers.registry import open_broker
 from umbel.control.client import ControlClient
-from umbel.control.state import NO_HANDLER, NOT_NOW
+from umbel.control.panel import NO_HANDLER, NOT_NOW
 from umbel.coordination.driver import LeaseKeeper
 from umbel.errors import ElectionError, ElectionTimeout, LeaseTimeout, UnknownTopic
 from umbel.protocol.election.events import outcome_text
