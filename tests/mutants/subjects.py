@@ -94,6 +94,11 @@ SUBJECTS = (
         ("tracer",),
     ),
     Subject(
+        "brokers/rules.py",
+        ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py"),
+        ("turns and shares", "verdicts"),
+    ),
+    Subject(
         "brokers/sqlite/claims.py",
         ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py", "brokers/test_sqlite.py"),
         ("claims",),

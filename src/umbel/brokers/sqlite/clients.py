@@ -1,31 +1,25 @@
-"""Clients: what a program without a worker opens: the producers, and a view of the work that is pending.
+"""Clients: the producers of programs without a worker, and a view of the work that is pending.
 
 `SqliteAsyncProducer` publishes from an event loop, in a separate thread. A call that has begun runs to its
-end in the thread although its caller has gone, so the caller does not know whether the message was sent. The
-message is remembered in the same transaction, so the same message again is not sent twice.
+end in the thread even if its caller has gone, so the caller does not know whether the message was sent. The
+message is remembered in the same transaction, so that the same message is not sent twice.
 """
 
 from collections.abc import Collection, Sequence
 
 from umbel.brokers.interface import SENT_REMEMBERED_S, Attempt, Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.sqlite import messages
-from umbel.brokers.sqlite.broker import CAPABILITIES, WORK_S
+from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.thread import StoreThread
+from umbel.brokers.sqlite.thread import CallsStore, in_thread, thread_of
 from umbel.wire.message import Outgoing
 
-# ---- sqlite producer -------------------------------------------------------------------------------
-#
-# The store of a client, which publishes, revokes and broadcasts.
+# ---- producers -------------------------------------------------------------------------------------
 
 
-class SqliteProducer(Store):
-    """The synchronous producer: a store, and what the cluster shares."""
-
-    def __init__(self, settings: BrokerSettings) -> None:
-        super().__init__(settings)
-        self._cluster = ClusterStore(self)
+class SqliteProducer(ClusterStore):
+    """The synchronous producer: a store, called in the thread of the caller."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -34,40 +28,17 @@ class SqliteProducer(Store):
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         """Write broadcasts that have a subscriber, and wake those."""
-        self._cluster.broadcast(batch, ttl_s)
-
-    def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
-        """Append events while a recorder is registered; how many entries were stored."""
-        return self._cluster.log_events(entries, counts)
-
-    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Take the key if it is free; returns the id of the task that holds it now."""
-        return self._cluster.hold_unique(key, task_id, ttl_s)
-
-    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
-        self._cluster.release_unique(held)
+        super().broadcast(batch, ttl_s=ttl_s)
 
 
-# ---- sqlite async producer -------------------------------------------------------------------------
-#
-# Publishing from an event loop, in a separate thread.
-#
-# A call that has begun runs to its end in the thread although its caller has gone, so the caller does not
-# know whether the message was sent. The message is remembered in the same transaction, so the same message
-# again is not sent twice.
-
-
-class SqliteAsyncProducer:
+class SqliteAsyncProducer(CallsStore):
     """The producer for the clients of one event loop, with a store in its own thread."""
 
     repeats = True
 
     def __init__(self, settings: BrokerSettings) -> None:
-        self._store = Store(settings)
-        self._cluster = ClusterStore(self._store)
-        timeout_s = 3 * settings.connect_timeout_s + WORK_S
-        self._thread = StoreThread(f"the database {self._store.database.path}", timeout_s=timeout_s)
+        self._store = ClusterStore(settings)
+        self._thread = thread_of(self._store)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -83,13 +54,8 @@ class SqliteAsyncProducer:
 
         await self._thread.call(work)
 
-    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Take the key if it is free; returns the id of the task that holds it now."""
-        return await self._thread.call(self._cluster.hold_unique, key, task_id, ttl_s)
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
-        await self._thread.call(self._cluster.release_unique, held)
+    hold_unique = in_thread(ClusterStore.hold_unique)
+    release_unique = in_thread(ClusterStore.release_unique)
 
     async def close(self) -> None:
         """Close the file when calls that have begun are done, without waiting for them."""
@@ -101,13 +67,14 @@ class SqliteAsyncProducer:
         self._thread.stop(cancel=False)
 
 
-# ---- look ------------------------------------------------------------------------------------------
-#
-# How much work is pending in the broker's file, without claiming any. For tests that run a worker.
+# ---- pending work ----------------------------------------------------------------------------------
 
 
 class PendingWork:
-    """A view of the file over a separate connection; to be used in one thread."""
+    """How much work is pending in the file, for tests that run a worker.
+
+    It claims nothing, uses a separate connection, and is to be used in one thread.
+    """
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._store = Store(settings)
@@ -115,13 +82,13 @@ class PendingWork:
     def left(self, queues: Collection[str]) -> int:
         """How many messages of these queues are due or claimed.
 
-        A worker removes a message in the transaction that inserts what follows from it: 0 says that nothing
-        more comes by itself before the next delayed message is due.
+        A worker removes a message in the transaction that inserts its follow-ups: 0 means that no message
+        comes by itself before the next delayed one is due.
         """
         with self._store.database.read() as db:
             depths = messages.depths(db)
             due = messages.next_due(db)
-        left = sum(ready + claimed for name, (ready, _, claimed, _) in depths.items() if name in queues)
+        left = sum(depth.ready + depth.claimed for name, depth in depths.items() if name in queues)
         return left or int(due is not None and due <= self._store.clock.wall_s())
 
     def next_due(self) -> float | None:

@@ -1,19 +1,24 @@
-"""StoreThread: the one thread in which an asynchronous broker calls its store.
+"""StoreThread: the thread in which an asynchronous broker calls its store.
 
 SQLite blocks, so it never runs on the event loop; one thread runs the calls in order. A caller that is
-cancelled before its call began withdraws it. A call that has begun runs to its end in the thread, and
-`abandoned` decides what becomes of a result that no caller waits for any more.
+cancelled before its call began withdraws it. A call that has begun runs to its end in the thread; `call_or`
+says what happens to a result that no caller waits for any more.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from umbel.errors import BrokerUnavailable, RowsSetAside
 
+if TYPE_CHECKING:
+    from umbel.brokers.sqlite.cluster_store import ClusterStore
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+WORK_S = 10.0  # the most that one operation may take once it has the database
 
 
 def repeated(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -48,7 +53,7 @@ class StoreThread:
             raise
 
     def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Future[object]:
-        """Call without waiting; for what is repeated soon, so that one failure does not matter."""
+        """Call without waiting; for calls that are repeated soon, so that one failure does not matter."""
         return self._executor.submit(function, *args, **kwargs)
 
     async def _wait(self, future: Future[R]) -> R:
@@ -69,3 +74,28 @@ class StoreThread:
         cancelled.
         """
         self._executor.shutdown(wait=False, cancel_futures=cancel)
+
+
+def thread_of(store: "ClusterStore") -> StoreThread:
+    """A thread for the calls of a store."""
+    # A call may wait for its turn in this process, at the gate, and for another program's lock.
+    timeout_s = 3 * store.settings.connect_timeout_s + WORK_S
+    return StoreThread(f"the database {store.database.path}", timeout_s=timeout_s)
+
+
+class CallsStore:
+    """Base of classes whose methods are operations of a store, each called in the store's thread."""
+
+    _thread: StoreThread
+    _store: "ClusterStore"
+
+
+def in_thread(
+    operation: "Callable[Concatenate[ClusterStore, P], R]",
+) -> Callable[Concatenate[CallsStore, P], Coroutine[Any, Any, R]]:
+    """A method that calls this operation of the store in its thread."""
+
+    def method(self: CallsStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        return self._thread.call(operation, self._store, *args, **kwargs)
+
+    return method
