@@ -9,7 +9,6 @@ that it was sent, so the same message again changes nothing while that record la
 never came can be repeated.
 """
 
-import time
 from collections.abc import Sequence
 from itertools import chain
 from time import monotonic
@@ -30,28 +29,18 @@ from umbel.brokers.redis.publishing import (
     fan_out,
     publication,
     questions,
-    refusal,
     revokes_to_record,
     sealed,
 )
 from umbel.brokers.redis.replies import ServerRefused, checked
-from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.errors import AccessRefused
 from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.message import Outgoing
 from umbel.wire.records import Revoke
 
-# ---- redis producer --------------------------------------------------------------------------------
-#
-# Publishing from any thread, before or after a fork, in one round trip.
-#
-# While the server cannot be reached, `publish` raises; other calls are retried for as long as the connect
-# time-out. A call whose connection broke before the reply may be sent twice: at least once.
-
-DECLARE_AGAIN_S = 10.0
-
-_LOG, _REVOKE, _UNIQUE = script("event_log"), script("revoke"), script("unique")
+DECLARE_AGAIN_S = 10.0  # the server may have been emptied meanwhile
+_REMEMBERED_MS = round(SENT_REMEMBERED_S * 1000)
 
 
 class RedisProducer:
@@ -74,15 +63,16 @@ class RedisProducer:
         if not batch:
             return
         if not self._bindings.are_plain(batch):
-            batch = self._routed(batch)
+            read = self._bindings.read(batch)
+            found = self._pool.use(lambda connection: connection.call_all(read), patience_s=0.0) if read else []
+            batch = self._bindings.route_all(batch, found)
         made = publication(self._keys, batch)
-        # The caller decides whether and how long to wait for a server that is away.
         self._pool.use(lambda connection: self._publish(connection, batch, *made), patience_s=0.0)
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
         """Record revokes in batches; RevokesFull when the record is at its limit."""
-        for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):
-            batch.check(self._pool.run(_REVOKE, *batch.arguments))
+        for batch in revokes_to_record(revokes, self._settings.revokes_max):
+            batch.check(self._pool.run(self._keys.script("revoke"), *batch.arguments))
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         """Publish to the channels of Celery, and replies to the queues of their clients."""
@@ -93,14 +83,13 @@ class RedisProducer:
         """Append events while a recorder is registered; how many entries were stored."""
         if not entries:
             return 0
-        args = append_arguments(self._keys, entries, counts, self._settings.event_log_max)
-        stored: int = self._pool.run(_LOG, *args)
+        args = append_arguments(entries, counts, self._settings.event_log_max)
+        stored: int = self._pool.run(self._keys.script("event_log"), *args)
         return stored
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
         """Take the key if it is free; returns the id of the task that holds it now."""
-        ttl_ms = max(1, round(ttl_s * 1000))
-        holder: bytes = self._pool.run(_UNIQUE, "hold", self._keys.prefix, key, task_id, ttl_ms)
+        holder: bytes = self._pool.run(self._keys.script("unique"), *holding(key, task_id, ttl_s))
         return holder.decode()
 
     def cluster_id(self) -> ClusterId | None:
@@ -108,23 +97,13 @@ class RedisProducer:
         return cluster_of(self._pool.use(lambda connection: connection.call("GET", self._keys.cluster)))
 
     def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
+        """(key, task id): free each key that this task holds."""
         if held:
-            self._pool.run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))
+            self._pool.run(self._keys.script("unique"), "release", *chain.from_iterable(held))
 
     def close(self) -> None:
         """Close the idle connections of the pool."""
         self._pool.close()
-
-    def _routed(self, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        exchanges = self._bindings.exchanges(batch)
-        read, tables = self._bindings.read(exchanges), []
-        if read:
-            tables = self._pool.use(lambda connection: connection.call_all(read), patience_s=0.0)
-        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
-        if routed.refused:
-            raise refusal(routed.refused)
-        return routed.batch
 
     def _publish(
         self,
@@ -134,9 +113,9 @@ class RedisProducer:
         commands: list[Command],
     ) -> None:
         if args:
-            connection.run(self._keys.script("publish"), self._keys.prefix, *args)
-        now = time.monotonic()
-        if now > connection.declare_again_at:  # the server may have been emptied meanwhile
+            connection.run(self._keys.script("publish"), *args)
+        now = monotonic()
+        if now > connection.declare_again_at:
             connection.declared.clear()
             connection.declare_again_at = now + DECLARE_AGAIN_S
         new: set[str] = set()
@@ -149,7 +128,7 @@ class RedisProducer:
                 # Consumers declare too, so a refused declaration is ignored: the messages are sent.
                 checked(replies[len(declared) :], connection.address)
             except ServerRefused:  # the script's error text is clearer
-                connection.run(self._keys.script("publish"), self._keys.prefix, *questions(self._keys, batch))
+                connection.run(self._keys.script("publish"), *questions(self._keys, batch))
                 raise
         if new:
             connection.declared |= new
@@ -162,17 +141,6 @@ class RedisProducer:
                 commands += reply_commands(self._keys, message, bound)
         if commands:
             connection.call_all(commands)
-
-
-# ---- redis async producer --------------------------------------------------------------------------
-#
-# Publishing from an event loop, on the loop's one connection to the server.
-#
-# A script stores the message together with a record that it was sent, so the same message again changes
-# nothing while that record lasts: a publish whose reply never came can be repeated.
-
-_PUBLISH, _UNIQUE_KEYS = script("publish_once"), script("unique")
-_REMEMBERED_MS = round(SENT_REMEMBERED_S * 1000)
 
 
 class RedisAsyncProducer:
@@ -203,27 +171,29 @@ class RedisAsyncProducer:
         check_weight(batch)
         await link.connect()
         if not self._bindings.are_plain(batch):
-            batch = await self._routed(link, batch)
+            batch = self._bindings.route_all(batch, await link.call_all(self._bindings.read(batch)))
         await self._declare(link, {outgoing.queue for outgoing in batch})
-        args = _arguments(self._keys, batch)
+        args: list[Any] = []
+        for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
+            key = self._keys.list_of(outgoing.queue, outgoing.message.priority)
+            args += (outgoing.message.correlation_id, key, sealed(outgoing, tag, outgoing.not_before))
         await link.connect()
         was_out, attempt.is_out = attempt.is_out, True
         try:
-            await link.run(_PUBLISH, self._keys.prefix, _REMEMBERED_MS, *args)
-        except AccessRefused:  # the server refused: it has done nothing of this
+            await link.run(self._keys.script("publish_once"), _REMEMBERED_MS, *args)
+        except AccessRefused:  # the server refused, and has done nothing
             attempt.is_out = was_out
             raise
 
     async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
         """Take the key if it is free; returns the id of the task that holds it now."""
-        ttl_ms = max(1, round(ttl_s * 1000))
-        holder: bytes = await self._link().run(_UNIQUE_KEYS, "hold", self._keys.prefix, key, task_id, ttl_ms)
+        holder: bytes = await self._link().run(self._keys.script("unique"), *holding(key, task_id, ttl_s))
         return holder.decode()
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
+        """(key, task id): free each key that this task holds."""
         if held:
-            await self._link().run(_UNIQUE_KEYS, "release", self._keys.prefix, *chain.from_iterable(held))
+            await self._link().run(self._keys.script("unique"), "release", *chain.from_iterable(held))
 
     async def close(self) -> None:
         """Release the loop's connection; the last to release it closes it."""
@@ -241,16 +211,8 @@ class RedisAsyncProducer:
             self._held = link.hold_loop_link(self._addresses, timeout_s=self._timeout_s)
         return self._held.link
 
-    async def _routed(self, link: Link, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        exchanges = self._bindings.exchanges(batch)
-        tables = await link.call_all(self._bindings.read(exchanges)) if exchanges else []
-        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
-        if routed.refused:
-            raise refusal(routed.refused)
-        return routed.batch
-
     async def _declare(self, link: Link, queues: set[str]) -> None:
-        """Make queues known. Their consumers declare them too, so a refusal is ignored and the messages are
+        """Make queues known. Their consumers declare them, too, so a refusal is ignored and the messages are
         sent.
         """
         now = monotonic()
@@ -263,10 +225,6 @@ class RedisAsyncProducer:
             self._declared |= new
 
 
-def _arguments(keys: Keys, batch: Sequence[Outgoing]) -> list[Any]:
-    """The script's arguments after the prefix and the time: id, list and envelope of each message."""
-    args: list[Any] = []
-    for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
-        key = keys.list_of(outgoing.queue, outgoing.message.priority)
-        args += (outgoing.message.correlation_id, key, sealed(outgoing, tag, outgoing.not_before))
-    return args
+def holding(key: str, task_id: str, ttl_s: float) -> tuple[str, str, str, int]:
+    """The arguments of the script `unique` to take a key."""
+    return "hold", key, task_id, max(1, round(ttl_s * 1000))
