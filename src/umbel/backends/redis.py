@@ -269,8 +269,6 @@ def lively_s(took_s: float) -> float:
 CLAIM_S = 30
 DONE_S = 300  # as Celery 5.7: long enough for the last redelivery of a part
 
-_BURY = script("bury")
-
 
 class RedisChords:
     """The chords of a RedisBackend; each step is one script on the server."""
@@ -313,7 +311,7 @@ class RedisChords:
         for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
             args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
             args.append(sealed(outgoing, tag, outgoing.not_before))
-        reply = self._run("end", self._keys.chord(group_id), DONE_S, self._keys.prefix, *args)
+        reply = self._run("end", self._keys.chord(group_id), DONE_S, *args)
         refusals = reply[1:] if reply else ()
         refused = [
             Refused(batch[place], why.decode(errors="replace"))
@@ -325,14 +323,12 @@ class RedisChords:
         """The messages with their queues. Unroutable messages become dead letters first, and are returned."""
         if self._bindings.are_plain(batch):
             return batch, []
-        exchanges = self._bindings.exchanges(batch)
-        read, tables = self._bindings.read(exchanges), []
-        if read:
-            tables = self._pool.use(lambda connection: connection.call_all(read))
-        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
+        read = self._bindings.read(batch)
+        found = self._pool.use(lambda connection: connection.call_all(read)) if read else []
+        routed = self._bindings.route(batch, found)
         astray = [Refused(batch[place], why) for place, why in routed.refused.items()]
         for args in bury_arguments(self._keys, astray):
-            self._pool.run(_BURY, *args)
+            self._pool.run(self._keys.script("bury"), *args)
         return routed.batch, astray
 
     def _run(self, *args: object) -> Any:
@@ -363,8 +359,6 @@ SUBSCRIBED_AT_ONCE = 5000  # the server closes a connection on which too many co
 LEAVE_S = 0.1
 LIVELY_S = 5.0  # how often a wait checks that the server still answers
 
-_STORE = script("store")
-
 
 class RedisBackend:
     """Stores results in Redis, in Celery's format; several servers are tried in order."""
@@ -373,6 +367,7 @@ class RedisBackend:
         self._url = url
         self._addresses = parse_addresses(url)
         self._keys = Keys.of(settings, self._addresses[0].database)
+        self._store_script = script("store", prefix=self._keys.result_prefix)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._listening = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
@@ -403,7 +398,7 @@ class RedisBackend:
                 refused[some[0]] = f"it exceeds the limit of {BATCH_BYTES_MAX:,} bytes"
                 continue
             args = result_arguments(self._keys, [results[place] for place in some])
-            reply = self._pool.run(_STORE, self._keys.result_prefix, self._ttl_ms, *args)
+            reply = self._pool.run(self._store_script, self._ttl_ms, *args)
             for place, why in zip(reply[::2], reply[1::2], strict=True):
                 refused[some[place]] = why.decode(errors="replace")
         if refused:

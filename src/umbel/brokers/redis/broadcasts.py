@@ -217,8 +217,7 @@ class RedisSubscription:
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
 
     async def _has_arrived(self) -> bool:
-        """Whether a message or the loss of the connection comes soon; otherwise a PING checks the connection.
-        """
+        """Whether a message comes soon, or the connection is lost; otherwise the caller sends a PING."""
         try:
             async with asyncio.timeout(KEEP_ALIVE_S):
                 return await self._arrived.wait()

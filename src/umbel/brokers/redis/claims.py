@@ -1,8 +1,8 @@
-"""Claims: what a worker takes from a Redis server, holds, and settles.
+"""Claims: how a worker takes messages from a Redis server and settles them.
 
-What must happen together is one script (`*.lua`), judged by the server's clock; here it is sent and its reply
-read. `holding.py` knows what is claimed and what is in doubt. `waiting.py` knows when there may be something
-to take, and what the server handed over without a claim.
+What must happen together is one script (`*.lua`), which reads the server's clock; this file sends it and
+reads its reply. `holding.py` records what is claimed and what is in doubt. `waiting.py` finds out when there
+may be a message to take, and which one the server handed over without a claim.
 """
 
 import asyncio
@@ -42,7 +42,6 @@ from umbel.brokers.redis.holding import (
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.queues import keep_limits
-from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.verdicts import in_calls, settlement, ttl_ms_of
 from umbel.brokers.redis.waiting import Adoptions, QueueWatch
 from umbel.errors import BrokerError, ClusterIdLost
@@ -58,7 +57,6 @@ REVOKES_PAGE = 5000
 UNPARK_MAX_S = 5.0
 
 log = logging.getLogger("umbel.brokers.redis")
-_SPEND = script("spend")
 _revoke = msgspec.json.Decoder(Revoke).decode
 
 
@@ -133,7 +131,6 @@ class Claims:
         returned = await self.return_lost(by_turn=True) if self._time_for_lost() else 0
         ticket = self._holding.begin()
         args = (
-            self._keys.prefix,
             owner,
             self._lease_s,
             ticket,
@@ -201,7 +198,7 @@ class Claims:
         adopting = self._adoptions.pending
         under_way, held = self._holding.known_of(owner, adopting=adopting, ever=is_replaced)
         newest = self._holding.newest_ticket
-        args = (self._keys.prefix, owner, newest, len(under_way), *under_way, *held)
+        args = (owner, newest, len(under_way), *under_way, *held)
         returned, *gone = await self._link.run(self._keys.script("reconcile"), *args)
         missing = self._holding.still_held(field.decode() for field in gone)
         # A claim has ended although the lease has not: the data does not have its message.
@@ -244,7 +241,7 @@ class Claims:
         return count
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
-        """Those of these claims that have ended."""
+        """Return the claims among these that have ended."""
         await self._adoptions.finish()
         holds, gone = self._holding.holds_of(tags)
         for hold in holds:
@@ -294,7 +291,7 @@ class Claims:
             ) is not None:  # otherwise its verdict will be a conflict
                 args += (use.mark, owner, use.tag, max(1, round((use.expires_at - now) * 1000)))
                 asked.append(use)
-        reply = await self._link.run(_SPEND, self._keys.prefix, cluster, *args)
+        reply = await self._link.run(self._keys.script("spend"), cluster, *args)
         if isinstance(reply, bytes):
             raise ClusterIdLost.of(cluster, reply.decode(errors="replace"))
         copies = dict.fromkeys((asked[place].tag for place in reply), Doubt.REPLAYED)
@@ -316,13 +313,12 @@ class Claims:
 
     # -- private ---------------------------------------------------------------------------------
 
-    def _ending_marks(self, verdicts: Sequence[Verdict]) -> list[Any]:
-        ended = [
+    def _ending_marks(self, verdicts: Sequence[Verdict]) -> list[str]:
+        return [
             self._keys.signature(self._marks[verdict.tag])
             for verdict in verdicts
             if isinstance(verdict, Ack | Bury) and verdict.tag in self._marks
         ]
-        return [len(ended), *ended]
 
     def _drop_marks(self, tags: Iterable[Tag]) -> None:
         """Forget the signatures of claims that this process no longer has."""
@@ -338,12 +334,16 @@ class Claims:
         hold, check = group.hold, 0 if group.sure else 1
         calls, too_large = in_calls(group.verdicts)
         for verdicts in calls:
-            made = settlement(self._keys, verdicts, self._ttl_ms, self.consumed, self._keep_limits)
-            if self._marks:
-                made.arguments += self._ending_marks(verdicts)
-            reply = await self._link.run(
-                self._keys.script("settle"), self._keys.prefix, hold.owner, hold.epoch, check, *made.arguments
+            made = settlement(
+                self._keys,
+                verdicts,
+                self._ttl_ms,
+                self.consumed,
+                keep_limits=self._keep_limits,
+                marks=self._ending_marks(verdicts) if self._marks else (),
             )
+            args = (hold.owner, hold.epoch, check, self._ttl_ms, *made.arguments())
+            reply = await self._link.run(self._keys.script("settle"), *args)
             if not reply:
                 return False
             if self._marks:
@@ -395,9 +395,7 @@ class Claims:
         lost = self._holding.lost_tickets
         for owner in list(lost):
             tickets = lost[owner]
-            await self._link.run(
-                self._keys.script("abandon"), self._keys.prefix, owner, self._link.generation, *tickets
-            )
+            await self._link.run(self._keys.script("abandon"), owner, self._link.generation, *tickets)
             lost.pop(owner, None)
 
     def _send_back_lost_claims(self) -> None:
@@ -406,7 +404,7 @@ class Claims:
         for owner in list(lost):
             if not self._link.is_connected:
                 return
-            args = (self._keys.prefix, owner, self._link.generation, *lost.pop(owner))
+            args = (owner, self._link.generation, *lost.pop(owner))
             self._link.send([("EVAL", self._keys.script("abandon").text, 0, *args)])
 
     def _in_turn(self, queues: Sequence[str]) -> list[str]:

@@ -14,8 +14,9 @@ its last answer, so a plain renewal that reaches the server late moves the end o
 was sent. This stops being right when the server's clock is set forward, until the next look at it; that comes
 before the grace of a lease, which such a change gives to every owner, is over.
 
-Limits. `limit.lua` decides which claimed messages may start. The end of a claim is reported after its settle,
-in a separate call. A worker that dies in between leaves a slot without a claim, which the next sweep frees.
+Limits. `limits.lua` decides which claimed messages may start. The end of a claim is reported after its
+settle, in a separate call. A worker that dies in between leaves a slot without a claim, which the next sweep
+frees.
 """
 
 import logging
@@ -31,6 +32,7 @@ import hiredis
 from umbel.brokers.interface import Delivery, Permit, Return, Started, Tag, Verdict
 from umbel.brokers.redis.keys import APART, Keys, tag_of
 from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.replies import time_of
 from umbel.brokers.redis.verdicts import settlement
 from umbel.brokers.refusals import ENVELOPE_BYTES
 from umbel.errors import BrokerError
@@ -38,12 +40,10 @@ from umbel.wire.envelope_redis import due_of, unseal
 
 # ---- large messages --------------------------------------------------------------------------------
 #
-# Claimed without passing through a script, and read afterwards.
-#
-# Redis takes some 2.4 µs for each kilobyte of a text that a script gets. Where messages are large, it is
-# asked to move each into a separate list, named by its claim (`claim.lua`), and the claimer reads it there.
-# The script that ends the claim removes the list. A user without the right to SORT gets large messages in
-# the ordinary way.
+# Redis takes some 2.4 µs for each kilobyte of a text that a script gets. Where messages are large, the script
+# `claim` moves each into a separate list, named by its claim, without reading it, and the claimer reads it
+# there. The script that ends the claim removes the list. A user without the right to SORT gets large messages
+# in the ordinary way.
 
 
 def envelope_max_bytes(message_max_bytes: int) -> int:
@@ -105,9 +105,7 @@ class LargeMessages:
                 found += (list_key, place, _SIGN, [envelope or b""])
         if early:
             made = settlement(self._keys, early, 0, ())
-            await self._link.run(
-                self._keys.script("settle"), self._keys.prefix, owner, epoch, 0, *made.arguments
-            )
+            await self._link.run(self._keys.script("settle"), owner, epoch, 0, 0, *made.arguments())
         return found
 
     async def _ended(self, owner: str, tags: Sequence[Tag]) -> set[Tag]:
@@ -119,18 +117,7 @@ class LargeMessages:
         return {tag for tag, is_held in zip(tags, stands, strict=True) if not is_held}
 
 
-# ---- holding ---------------------------------------------------------------------------------------
-#
-# Which claims this process has, and which calls have an unknown outcome.
-#
-# A connection may break after a call was sent and before its reply. A claim in doubt may have taken
-# messages that this process does not know of: its ticket is given up at the next opportunity, and claims on
-# older connections are refused. A settle in doubt may have been applied: its claims stay doubtful, and the
-# next verdict on one of them asks first.
-#
-# When the server's data was replaced, claims that it does not know are `unknown`: no other worker has those
-# messages. Claims that have ended are remembered as lost until they are settled, because an ended claim may
-# be the first sign of replaced data.
+# ---- claims ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -363,17 +350,6 @@ class Holding:
 
 
 # ---- leases ----------------------------------------------------------------------------------------
-#
-# Renews the lease of an owner, and notices ended leases of others, at little cost.
-#
-# A renewal by script (`owners.lua`) compares everything. Between two close renewals nothing needs
-# comparing: the owner then counts its renewal and moves the end of its lease in two plain commands. Any
-# answer other than the expected one has the script run at once.
-#
-# The end of the lease is by the server's clock, as of its last answer. A plain renewal that reaches the
-# server late, after an outage, moves the end only to what was right when it was sent. It stops being right
-# when the server's clock is set forward, until the next look at it; that comes before the grace of a lease,
-# which such a change gives to every owner, is over.
 
 CLOSE_OF_LEASE = 0.35  # renewals this close need no script; from 0.4 on the server may have been away
 KNOWN_OF_LEASE = 0.7  # the last reading of the server's clock may be this old: two readings, and a moment
@@ -458,7 +434,7 @@ class Leases:
         now, first = await self._link.reply_to(self._link.send(commands))
         if isinstance(now, hiredis.ReplyError) or isinstance(first, hiredis.ReplyError):
             return True
-        now_s = int(now[0]) + int(now[1]) / 1e6
+        now_s = time_of(now)
         self.note_time(now_s)
         return bool(first) and float(first[1]) <= now_s
 
@@ -502,24 +478,17 @@ class Leases:
             pass
 
     async def _run(self, verb: str, owner: str, known: int = 0) -> Any:
-        script = self._keys.script("owners")
-        return await self._link.run(script, verb, self._keys.prefix, self._lease_s, owner, known)
+        return await self._link.run(self._keys.script("owners"), verb, self._lease_s, owner, known)
 
 
 # ---- limits ----------------------------------------------------------------------------------------
-#
-# Asks `limit.lua` which claimed messages may start, and reports claims that have ended.
-#
-# What must happen together is in the script. The end of a claim is reported after its settle, in a separate
-# call. A worker that dies in between leaves a slot without a claim, which the next sweep of any worker
-# frees.
 
 log = logging.getLogger("umbel.brokers.redis")
 BUCKETS_AT_ONCE = 100  # in one script
 
 
 class Limits:
-    """The slots that claims of this process hold, and the calls of `limit.lua`."""
+    """The slots that claims of this process hold, and the calls of `limits.lua`."""
 
     def __init__(self, link: Link, keys: Keys, holding: Holding, *, lease_s: float) -> None:
         self._link = link
@@ -597,10 +566,10 @@ class Limits:
         return removed
 
     async def _purge(self, verb: str, *args: Any) -> Any:
-        return await self._link.run(self._keys.script("purge"), verb, self._keys.prefix, self._lease_s, *args)
+        return await self._link.run(self._keys.script("purge"), verb, self._lease_s, *args)
 
     async def _run(self, verb: str, *args: Any) -> Any:
-        return await self._link.run(self._keys.script("limit"), verb, self._keys.prefix, self._lease_s, *args)
+        return await self._link.run(self._keys.script("limit"), verb, self._lease_s, *args)
 
 
 def _arguments(question: Permit) -> tuple[Any, ...]:

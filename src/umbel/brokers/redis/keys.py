@@ -81,8 +81,8 @@ Ours, which Celery does not know:
 
 A key prefix (Celery's `global_keyprefix`) is before every one of them, channels included. The keys of results
 and chords may have a separate prefix: Celery's result backend has an option of the same name. Scripts build
-some of these names themselves (a returned message knows its list). So Redis Cluster, which needs to be told
-every key, is not supported; Celery's layout does not fit it either.
+some of these names themselves (a returned message knows its list). So Redis Cluster, which must get the names
+of all keys with each call, is not supported; Celery's layout does not fit it either.
 """
 
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ RESERVED = {
 """Names that no queue may have, because they are keys, and to whom these belong."""
 
 APART = "+"
-"""Follows the place of a claimed message whose envelope is in a separate list (`marks.lua`)."""
+"""Follows the place of a claimed message whose envelope is in a separate list (`messages.lua`)."""
 
 
 def cluster_text(made: ClusterId) -> str:

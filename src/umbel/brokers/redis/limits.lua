@@ -352,7 +352,7 @@ if verb == 'limited' then
       tidy(bucket)
     end
     if is_full() then
-      return {removed, i - 3}
+      return {removed, i - 4}
     end
   end
   return {removed, #ARGV - 3}

@@ -157,8 +157,7 @@ class Link:
         return self._open_wire().send(commands, takes_s=takes_s)
 
     def send_after(self, commands: Sequence[Command], last: Command) -> asyncio.Future[list[Any]]:
-        """Send commands that are answered only by pushes, and a last one whose reply shows that they are done.
-        """
+        """Send commands that are answered only by pushes, and a last one with a reply, which follows them."""
         return self._open_wire().send([last], before=commands)
 
     async def reply_to(self, sent: asyncio.Future[list[Any]]) -> list[Any]:

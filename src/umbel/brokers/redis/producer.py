@@ -64,7 +64,7 @@ class RedisProducer:
             return
         if not self._bindings.are_plain(batch):
             read = self._bindings.read(batch)
-            found = self._pool.use(lambda connection: connection.call_all(read), patience_s=0.0) if read else []
+            found = self._pool.use(lambda link: link.call_all(read), patience_s=0.0) if read else []
             batch = self._bindings.route_all(batch, found)
         made = publication(self._keys, batch)
         self._pool.use(lambda connection: self._publish(connection, batch, *made), patience_s=0.0)

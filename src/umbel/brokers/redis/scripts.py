@@ -5,10 +5,10 @@ Each file has one subject, with sections under headings such as
     -- ---- part buckets -------------------
     -- ---- script purge (with messages, buckets) ---
 
-The text of a script is its section, after the parts that it names and the parts that these name. Only the
-parts that it needs, because the server runs all of the text at every call. In front of it are the names that
-Python and Lua share: the prefix of all keys, the lists of a queue, limits, and for `settle`, whose arguments
-have many sections, the place of each argument.
+The text of a script is its section, after the parts that it names and the parts that these name. It has no
+other parts, because the server runs all of the text at every call, and no lines of comments. In front of it
+are the names that Python and Lua share: the prefix of all keys, the lists of a queue, limits, and for
+`settle`, whose arguments have many sections, the place of each argument.
 
 A script is called by its digest. A server that does not know the digest (a new server, or one whose scripts
 were flushed) says so, and is then sent the text.
@@ -119,6 +119,7 @@ def _quoted(text: str) -> str:
 
 _FOLDER = Path(__file__).parent
 _HEADING = re.compile(r"^-- ---- (?:part|script) (\w+)(?: \(with ([\w, ]+)\))? -+\n", re.MULTILINE)
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _CALL = re.compile(rb"(?:call|need|try)\([^)]*?'([A-Z]{2,})'")
 _known: dict[str, "Script"] = {}
 
@@ -139,7 +140,7 @@ def script(name: str, lists: Lists = DEFAULT_LISTS, prefix: str = "") -> Script:
     names = dict.fromkeys(("refusals", *_with_parts(name)))
     arguments = _settle_arguments() if name == "settle" else ""
     parts = (found[part][1] for part in names)
-    text = "".join((_beginning(lists, prefix), arguments, *parts)).encode()
+    text = _COMMENT.sub("", "".join((_beginning(lists, prefix), arguments, *parts))).encode()
     made = Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
     _known[made.digest] = made
     return made

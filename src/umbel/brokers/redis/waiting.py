@@ -5,15 +5,17 @@ when one of them changes (made for caches; Redis >= 6, Valkey). One connection s
 priorities, nothing is popped, and Celery's consumers of the same lists notice nothing. Where tracking is not
 available (some proxies), the lengths are read every POLL_S.
 
-Many queues. A worker claims, and reads again, only those queues that the server reported (`IdleQueues`).
+Many queues. A worker reads again, and claims from, only those queues that the server reported: until it
+reports a change, nothing has changed (`IdleQueues`).
 
 Handoff. A worker that consumes one queue waits with `BLMOVE` instead, which saves two round trips: the server
 moves the next message into the worker's own list (`umbel.handed.<owner>`) and wakes no other worker. The
-worker runs it at once and meanwhile adopts it (`adopt.lua`) among its claims; a settle waits for that. A
+worker runs it at once and meanwhile adds it to its claims (the script `adopt`); a settle waits for that. A
 message that is still in that list goes back to its queue with the owner's next claim, or when the owner's
 lease ends. A claim also brings the revokes. Here the waiting connection tracks their cursor, and the server's
-notice comes before the message, in the order of events. Then, and whenever the message may not simply run (it
-is not due, or its owner slept for long), it is claimed in the ordinary way, which puts it back first.
+notice comes before the message, in the order of events. After such a notice, and whenever the message may not
+simply run (it is not due, or its owner slept for long), the message is claimed in the ordinary way, which
+puts it back first.
 """
 
 import asyncio
@@ -28,23 +30,11 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.holding import Holding, Leases
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.replies import is_missing_script, is_wrong_type
+from umbel.brokers.redis.replies import is_missing_script, is_wrong_type, time_of
 from umbel.protocol.shutdown import LinkChange
 from umbel.wire.envelope_redis import MARK
 
 # ---- handoff ---------------------------------------------------------------------------------------
-#
-# The server gives an idle worker its next message directly.
-#
-# A worker that waits for a notice and then claims gets its message two round trips later. So an idle worker
-# that consumes one queue waits with `BLMOVE`: the server moves the next message into the worker's own list
-# (`umbel.handed.<owner>`) and wakes no other worker. The worker runs it at once and, meanwhile, adopts it
-# (`adopt.lua`) among its claims; a settle waits for that. A message that is still in that list goes back to
-# its queue with the owner's next claim, or when the owner is given up.
-#
-# A claim also brings the revokes. Here the waiting connection tracks their cursor, and the server's notice
-# comes before the message, in the order of events. Then, and whenever else the message may not simply run
-# (it is not due, or its owner slept for long), it is claimed in the ordinary way, which puts it back first.
 
 ENDING_BYTES = 256  # more than the properties take, which are at the end of a message
 FRESH_OF_LEASE = 0.3  # a message may run if it was requested or its owner renewed within this part of a lease
@@ -113,7 +103,7 @@ class Adoptions:
             return None
         delivery, epoch = found
         known_by = (len(handed.envelope), handed.envelope[-ENDING_BYTES:])
-        args = (self._keys.prefix, owner, epoch, delivery.tag, *known_by)
+        args = (owner, epoch, delivery.tag, *known_by)
         self._pending = pending = (delivery.tag, args)
         # Sent after the message is on its way to the pool: sending takes about as long as that.
         asyncio.get_running_loop().call_soon(self._send, pending)
@@ -155,12 +145,6 @@ class Adoptions:
 
 
 # ---- idle queues -----------------------------------------------------------------------------------
-#
-# Which queues are known to be empty, so that they need not be read.
-#
-# The server was asked for them on the connection on which it reports changes; until it reports one, nothing
-# has changed. A worker of a thousand queues reads again only those that were reported, and claims from no
-# others.
 
 
 class IdleQueues:
@@ -170,7 +154,7 @@ class IdleQueues:
         self._keys = keys
         self._due_at: dict[str, float] = {}  # of each queue: when its first delayed message is due
         self._queue_of: dict[bytes, str] = {}  # by each key of theirs
-        self._told: set[str] = set()  # since `ask`
+        self._reported: set[str] = set()  # since `ask`
         self._until = 0.0
 
     def ask(self, queues: Sequence[str], now: float, lasts_s: float) -> Sequence[str]:
@@ -182,27 +166,27 @@ class IdleQueues:
         for queue in asked:
             for key in (*self._keys.lists_of(queue), self._keys.delayed(queue)):
                 self._queue_of[key.encode()] = queue
-        self._told.clear()
+        self._reported.clear()
         return asked
 
     def keep(self, due_at: Mapping[str, float]) -> float:
         """Store the replies, except for queues that were reported meanwhile; returns until when they are
         valid.
         """
-        self._due_at.update((queue, at) for queue, at in due_at.items() if queue not in self._told)
+        self._due_at.update((queue, at) for queue, at in due_at.items() if queue not in self._reported)
         return self._until
 
     def forget(self, keys: Iterable[bytes] | None) -> None:
         """Forget the queues of these changed keys; None: any may have changed."""
         if keys is None:
-            self._told.update(self._queue_of.values())
+            self._reported.update(self._queue_of.values())
             self._due_at.clear()
             self._queue_of.clear()
             self._until = 0.0
             return
         for key in keys:
             if (queue := self._queue_of.get(key)) is not None:
-                self._told.add(queue)
+                self._reported.add(queue)
                 self._due_at.pop(queue, None)
 
     def others(self, queues: Sequence[str], now: float) -> Sequence[str]:
@@ -223,19 +207,6 @@ class IdleQueues:
 
 
 # ---- waiting ---------------------------------------------------------------------------------------
-#
-# How an idle worker learns of a message without taking it and without polling.
-#
-# The server reports changes: a connection with client tracking reads the lengths of the lists, and the
-# server then sends a notice, once, when one of them changes (made for caches; Redis >= 6, Valkey). One
-# connection serves any number of queues and priorities, nothing is popped, and Celery's consumers of the
-# same lists notice nothing. A blocking `BLMOVE list list RIGHT RIGHT` takes nothing either, but needs one
-# connection for each list.
-#
-# A worker with one queue goes further and is handed its next message. One with several reads
-# again only those that the server reported (`idle_queues.py`).
-#
-# Where tracking is not available (some proxies), the lengths are read every POLL_S.
 
 POLL_S = 0.25
 UNBLOCK_AGAIN_S = 0.005
@@ -291,8 +262,7 @@ class QueueWatch:
         self._idle = IdleQueues(keys)
         self._link = Link(
             addresses,
-            connect_timeout_s=timeout_s,
-            reply_timeout_s=timeout_s,
+            timeout_s=timeout_s,
             resp3=True,
             reply_max_bytes=reply_max_bytes,
             on_push=self._changed,
@@ -452,7 +422,7 @@ class QueueWatch:
         now, cursor, paused = next(replies), next(replies), next(replies)
         self._revoked_cursor = _cursor_in(cursor)
         self._paused = frozenset(name.decode() for name in paused or ())
-        now_s = int(now[0]) + int(now[1]) / 1e6
+        now_s = time_of(now)
         due: dict[str, float] = {}
         for queue, some in zip(queues, asked, strict=True):
             *counts, first = (next(replies) for _ in some)
