@@ -17,6 +17,8 @@ from tests.brokers.under_test import (
     OWNER,
     QUEUE,
     BrokerUnderTest,
+    eventually,
+    message,
     outgoing,
     run,
     take,
@@ -29,9 +31,11 @@ from umbel.brokers.gcpubsub.broker import PubsubBroker
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE, Answer
 from umbel.brokers.gcpubsub.service import Link, Service
-from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.brokers.interface import Broadcast, Broker, BrokerSettings, DeadLetter, Refused
 from umbel.cli.workers import FEATURES
-from umbel.wire.control import REPLY_EXCHANGE
+from umbel.errors import BrokerRefused
+from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
+from umbel.wire.message import Outgoing
 
 __all__ = ["pubsub_url"]
 PACE = 4.0
@@ -180,14 +184,43 @@ def test_what_a_waiting_pull_brings_to_a_worker_that_has_left_goes_back_at_once(
     run(scenario())
 
 
+def test_letters_that_are_refused_are_all_counted_and_the_others_requeued(
+    under_test: BrokerUnderTest,
+) -> None:
+    buried = [Refused(Outgoing(queue, message(queue)), "why") for queue in ("umbel.a", "umbel.b", QUEUE)]
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.bury(buried)
+
+            async def all_letters() -> Sequence[DeadLetter] | None:
+                letters = await broker.dead_letters()
+                return letters if len(letters) == len(buried) else None
+
+            letters = await eventually(all_letters, what="the dead letters")
+            ids = [letter.letter_id for letter in sorted(letters, key=lambda letter: letter.queue)]
+            with pytest.raises(BrokerRefused, match="1 dead letters requeued, 2 refused") as raised:
+                await broker.requeue_dead(ids)
+            assert sorted(raised.value.places) == [1, 2]
+            assert texts(await take_in_time(broker, 1, what="the requeued one")) == [QUEUE]
+
+    run(scenario())
+
+
 def pulls_waiting(broker: Broker) -> bool:
     assert isinstance(broker, PubsubBroker)
     return any(consumer.waiting is not None for consumer in broker._claims._consumers.values())
 
 
-def test_a_queue_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> None:
+async def delete(under_test: BrokerUnderTest, part: str) -> None:
+    """Delete a topic or subscription at the emulator."""
     project = under_test.settings.url.rpartition("/")[2]
-    base = f"http://{os.environ[EMULATOR_VARIABLE]}/v1/projects/{project}"
+    address = f"http://{os.environ[EMULATOR_VARIABLE]}/v1/projects/{project}/{part}"
+    asked = urllib.request.Request(address, method="DELETE")
+    await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=10).close())
+
+
+def test_a_queue_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> None:
     producer = under_test.producer()
 
     async def scenario() -> list[str]:
@@ -197,12 +230,22 @@ def test_a_queue_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> 
                     await send(outgoing(kind))
                 else:
                     await asyncio.to_thread(producer.publish, outgoing(kind))
-                for part in ("subscriptions/kombu-celery", "topics/celery"):
-                    asked = urllib.request.Request(f"{base}/{part}", method="DELETE")
-                    await asyncio.to_thread(lambda it: urllib.request.urlopen(it, timeout=10).close(), asked)
+                await delete(under_test, "subscriptions/kombu-celery")
+                await delete(under_test, "topics/celery")
             await broker.publish(outgoing("again"))
             await asyncio.to_thread(producer.publish, outgoing("and again"))
         async with under_test.open() as other:
             return sorted(texts(await take_in_time(other, 2, what="what was sent afterwards")))
 
     assert run(scenario()) == ["again", "and again"]
+
+
+def test_an_exchange_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        request = Broadcast(REQUEST_EXCHANGE, "", b"{}", b"{}")
+        async with under_test.open() as broker:
+            await broker.broadcast([request], ttl_s=LONG_S)
+            await delete(under_test, f"topics/{REQUEST_EXCHANGE}")
+            await broker.broadcast([request], ttl_s=LONG_S)
+
+    run(scenario())

@@ -44,11 +44,10 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.rules import Heap, share, sort_verdicts
 from umbel.brokers.sqlite import claims, messages, store, verdicts, wakeup
-from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.files import path_from_url
 from umbel.brokers.sqlite.messages import DUE_MAX
-from umbel.brokers.sqlite.store import Store
+from umbel.brokers.sqlite.store import CAPABILITIES, Store
 from umbel.protocol.delivery.trust import Doubt
 from umbel.wire.message import Message, Outgoing, matches
 from umbel.wire.records import Revoke

@@ -87,7 +87,7 @@ of all keys with each call, is not supported; Celery's layout does not fit it ei
 
 from collections.abc import Sequence
 
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, Capabilities
 from umbel.brokers.redis.scripts import DEFAULT_LISTS, PRIORITY_MAX, Lists, Script, script, steps_problem
 from umbel.errors import NotSupported
 from umbel.protocol.delivery.trust import ClusterId
@@ -103,6 +103,22 @@ RESERVED = {
     "celery-taskset-meta-*": "those of results",
 }
 """Names that no queue may have, because they are keys, and to whom these belong."""
+
+CAPABILITIES = Capabilities(
+    transport="redis",
+    atomic_settle=True,
+    stores_results=True,
+    fanout=True,
+    leases=True,
+    delayed=True,
+    event_log=True,
+    priorities="0 first",
+    events_of_others="fan-out",
+    unique=True,
+    limits=True,
+    idle_wait_s=60.0,
+    reserved=RESERVED,
+)
 
 APART = "+"
 """Follows the place of a claimed message whose envelope is in a separate list (`messages.lua`)."""

@@ -21,9 +21,8 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.links import ConfiguredBroker, signer_at
 from umbel.brokers.sqlite.cluster_store import ClusterStore
-from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.thread import CallsStore, StoreThread, in_thread, thread_of
-from umbel.brokers.sqlite.wakeup import AsyncBell
+from umbel.brokers.sqlite.store import CAPABILITIES, Store
+from umbel.brokers.sqlite.thread import AsyncBell, CallsStore, StoreThread, in_thread, thread_of
 from umbel.errors import BrokerError
 from umbel.protocol.delivery.trust import Doubt
 from umbel.wire.control import patterns_on
@@ -137,18 +136,6 @@ class SqliteCoordination(CallsStore):
 
 # ---- broker ----------------------------------------------------------------------------------------
 
-CAPABILITIES = Capabilities(
-    transport="sqlite",
-    atomic_settle=True,
-    stores_results=True,
-    fanout=True,
-    leases=True,
-    delayed=True,
-    event_log=True,
-    priorities="0 first",
-    unique=True,
-    limits=True,
-)
 KEEP_ALIVES_PER_LEASE = 3
 CHECK_EVERY_S = 600.0
 

@@ -1,19 +1,11 @@
-"""Clients: the producers of programs without a worker, and a view of the work that is pending.
-
-`SqliteAsyncProducer` publishes from an event loop, in a separate thread. A call that has begun runs to its
-end in the thread even if its caller has gone, so the caller does not know whether the message was sent. The
-message is remembered in the same transaction, so that the same message is not sent twice.
-"""
+"""Clients: what a program without a worker and without an event loop opens on the embedded broker."""
 
 from collections.abc import Collection, Sequence
 
-from umbel.brokers.interface import SENT_REMEMBERED_S, Attempt, Broadcast, BrokerSettings, Capabilities
+from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.sqlite import messages
-from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.cluster_store import ClusterStore
-from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.thread import CallsStore, in_thread, thread_of
-from umbel.wire.message import Outgoing
+from umbel.brokers.sqlite.store import CAPABILITIES, Store
 
 # ---- producers -------------------------------------------------------------------------------------
 
@@ -29,42 +21,6 @@ class SqliteProducer(ClusterStore):
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         """Write broadcasts that have a subscriber, and wake those."""
         super().broadcast(batch, ttl_s=ttl_s)
-
-
-class SqliteAsyncProducer(CallsStore):
-    """The producer for the clients of one event loop, with a store in its own thread."""
-
-    repeats = True
-
-    def __init__(self, settings: BrokerSettings) -> None:
-        self._store = ClusterStore(settings)
-        self._thread = thread_of(self._store)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the embedded broker supports."""
-        return CAPABILITIES
-
-    async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
-        """Publish the batch in one transaction; messages sent within SENT_REMEMBERED_S are left out."""
-
-        def work() -> None:
-            attempt.is_out = True
-            self._store.publish_once(batch, remembered_s=SENT_REMEMBERED_S)
-
-        await self._thread.call(work)
-
-    hold_unique = in_thread(ClusterStore.hold_unique)
-    release_unique = in_thread(ClusterStore.release_unique)
-
-    async def close(self) -> None:
-        """Close the file when calls that have begun are done, without waiting for them."""
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the file in the thread when calls that have begun are done."""
-        self._thread.post(self._store.close)
-        self._thread.stop(cancel=False)
 
 
 # ---- pending work ----------------------------------------------------------------------------------

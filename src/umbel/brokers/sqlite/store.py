@@ -15,6 +15,7 @@ from umbel.brokers.interface import (
     MOVED_AT_ONCE_MAX,
     RESEND_CHUNK,
     BrokerSettings,
+    Capabilities,
     Claim,
     DeadLetter,
     Delivery,
@@ -45,6 +46,18 @@ from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.records import Revoke
 from umbel.wire.signing import Signer
 
+CAPABILITIES = Capabilities(
+    transport="sqlite",
+    atomic_settle=True,
+    stores_results=True,
+    fanout=True,
+    leases=True,
+    delayed=True,
+    event_log=True,
+    priorities="0 first",
+    unique=True,
+    limits=True,
+)
 PURGE_ROWS_MAX = 20_000  # in one transaction
 WATCHED_AT_ONCE = 10_000
 
@@ -307,9 +320,11 @@ class Store:
                 places=[place for place, result in enumerate(batch) if result in lost],
             )
 
-    def read_results(self, task_ids: Iterable[str]) -> dict[str, StoredResult]:
+    def read_results(
+        self, task_ids: Iterable[str], timeout_s: float | None = None
+    ) -> dict[str, StoredResult]:
         """The results of these tasks that have not expired, by task id."""
-        with self.database.read() as db:
+        with self.database.read(timeout_s) as db:
             found = db.execute(
                 """SELECT task_id, status, payload FROM results
                    WHERE task_id IN (SELECT value FROM json_each(?)) AND expires_at > ?""",
