@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -27,9 +28,11 @@ from tests.brokers.under_test import (
 )
 from tests.servers.pubsub import pubsub_url, subscriptions
 from tests.waiting import until
+from umbel.brokers.gcpubsub.api import look_at
 from umbel.brokers.gcpubsub.broker import PubsubBroker
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE, Answer
+from umbel.brokers.gcpubsub.producer import PubsubProducer
 from umbel.brokers.gcpubsub.service import Link, Service
 from umbel.brokers.interface import Broadcast, Broker, BrokerSettings, DeadLetter, Refused
 from umbel.cli.workers import FEATURES
@@ -249,3 +252,26 @@ def test_an_exchange_that_was_deleted_is_made_again(under_test: BrokerUnderTest)
             await broker.broadcast([request], ttl_s=LONG_S)
 
     run(scenario())
+
+
+def test_a_signal_handler_can_publish_while_the_thread_it_interrupts_does(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = under_test.producer()
+    assert isinstance(producer, PubsubProducer)
+    producer.publish(outgoing("first"))
+    link, read = producer._link, producer._link._read
+
+    def interrupted(connection: socket.socket) -> Answer:
+        monkeypatch.setattr(link, "_read", read)
+        producer.publish(outgoing("handler"))
+        return read(connection)
+
+    monkeypatch.setattr(link, "_read", interrupted)
+    assert b"ackDeadlineSeconds" in link.call(look_at(link.address.project, "kombu-celery"))
+
+    async def scenario() -> list[str]:
+        async with under_test.open() as broker:
+            return sorted(texts(await take_in_time(broker, 2, what="both messages")))
+
+    assert run(scenario()) == ["first", "handler"]

@@ -417,7 +417,7 @@ class BlockingLink:
                 self._wake_reader()
 
     def _begin_reading(self) -> bool:
-        """Whether no thread reads yet; then this thread does."""
+        """Let this thread read, unless another one does; return whether it may."""
         with self._lock:
             begins, self._is_read = not self._is_read, True
         return begins

@@ -239,7 +239,7 @@ def not_paused(session: Session, queues: Sequence[str]) -> Sequence[str]:
 
 
 async def leave_paused(session: Session, owner: str, queues: Sequence[str]) -> None:
-    """Return to paused queues what this owner has fetched from them."""
+    """Return the messages that this owner has fetched from paused queues."""
     known = session.views.facts.paused
     for queue in queues if known else ():
         if queue in known:

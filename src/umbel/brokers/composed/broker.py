@@ -191,6 +191,7 @@ class ComposedBroker:
         self._claimed: dict[Tag, Delivery] = {}  # in the broker of messages, until they are settled
         self.url = messages.url
         self.keyring = messages.keyring
+        self.revoke_retention_s = messages.revoke_retention_s  # both have the same setting
         self.capabilities = composed(messages.capabilities, store.capabilities)
         self.spend = messages.spend
         self.queues = messages.queues

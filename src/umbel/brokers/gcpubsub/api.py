@@ -50,7 +50,7 @@ def publish(project: str, posts: Sequence[Post]) -> Call:
 
 
 def make_topic(project: str, topic: str, retention_s: float) -> Call:
-    """Create a topic that retains messages for so long."""
+    """Create a topic that retains messages for `retention_s`."""
     body = _encode({"messageRetentionDuration": _duration(retention_s)})
     return Call("PUT", _path(project, "topics", topic), body, f"the topic {topic!r}")
 
@@ -191,7 +191,12 @@ def next_of(calls: Calls, answer: bytes | BrokerRefused | None) -> Call | None:
 
 
 class Topology:
-    """The topics and subscriptions that this process has created, and the calls that create the rest."""
+    """The topics and subscriptions that this process has created, and the calls that create the rest.
+
+    A topic or subscription that exists already counts as created. Another program may have chosen its
+    settings, so they stay unchanged, and the ack deadline is read from Pub/Sub; only a subscription without
+    dead letters gets them. If a topic is deleted later, a call fails, and `make_again` creates it.
+    """
 
     def __init__(self, settings: BrokerSettings, address: Address) -> None:
         self.expires_s = settings.subscription_expires_s  # of unused subscriptions; topics retain as long
@@ -240,7 +245,10 @@ class Topology:
         self.topics.add(DEAD)
 
     def make_queue(self, queue: str) -> Calls:
-        """Yield the calls that create topic and subscription of the queue, unless that was done."""
+        """Yield the calls that create topic and subscription of the queue, unless that was done.
+
+        The dead letters are created first: Pub/Sub refuses a subscription whose dead letter topic is missing.
+        """
         if queue in self.made:
             return
         place = self.names.place(queue)

@@ -101,7 +101,10 @@ class Claims:
             self.lost += await self._release(silent)
 
     async def _extend_deadlines(self) -> None:
-        """Extend the deadlines of all messages that this process has."""
+        """Extend the deadlines of all messages that this process has.
+
+        A new deadline counts from before the request, because it is unknown when Pub/Sub has handled it.
+        """
         self._end_late()
         began = self._renewed_at = monotonic()
         deadline_s = self._service.topology.ack_deadline_s
@@ -178,6 +181,7 @@ class Claims:
         return self._deliver(owner, consumers, limit)
 
     async def _wait_for_late(self, consumers: Sequence[Consumer]) -> None:
+        """Wait a moment for a pull in flight: Pub/Sub gives its message to that pull, not to this claim's."""
         pulls = [pull for consumer in consumers if (pull := consumer.waiting) is not None]
         if pulls:
             await asyncio.wait(pulls, timeout=LATE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)

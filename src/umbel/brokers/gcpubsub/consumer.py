@@ -86,14 +86,17 @@ class Consumer:
         buffer, now, taken = self._buffers.get(priority), monotonic(), list[Arrived]()
         while buffer and len(taken) < limit:
             arrived = buffer.popleft()
-            if arrived.deadline > now:  # otherwise it is at Pub/Sub again
+            if arrived.deadline > now:  # otherwise Pub/Sub delivers it again
                 taken.append(arrived)
         return taken
 
     # -- fetching --------------------------------------------------------------------------------
 
     async def fetch(self, limit: int) -> None:
-        """Pull the messages that a claim of so many lacks. A cancelled claimer loses nothing."""
+        """Pull the messages that a claim of so many lacks. A cancelled claimer loses nothing.
+
+        Concurrent claimers of one queue take turns, so that two of them do not pull the same number twice.
+        """
         self.is_left = False
         async with self._lock:
             while (lacking := limit - self.buffered) > 0:

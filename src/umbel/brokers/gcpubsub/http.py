@@ -343,13 +343,13 @@ class Tokens:
 
     Google's own library finds the credentials as everywhere: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth
     application-default login`, or the account of the machine. Fetching a token blocks, so an event loop
-    fetches it in a thread.
+    fetches it in a thread. The lock is re-entrant, because a signal handler may interrupt a fetch and send.
     """
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._credentials: Any = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def known(self) -> str | None:
@@ -361,7 +361,7 @@ class Tokens:
 
     def after_fork(self) -> None:
         """Replace the lock in a forked child: another thread of the parent may have held it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def fetch(self) -> str:
         """Return a valid token; this blocks. Raise AccessRefused without usable credentials."""

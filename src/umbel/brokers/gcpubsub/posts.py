@@ -201,7 +201,7 @@ def copy_of(data: bytes, queue: str, names: Names, state: MessageState) -> Post:
 def broadcast(sent: Broadcast) -> Post:
     """Return the post of a broadcast; raise BrokerRefused if it is too large."""
     data = seal_broadcast(sent.exchange, sent.routing_key, sent.body, sent.headers, urandom(16).hex())
-    # Celery gives no routing key to what goes to all nodes.
+    # Celery's messages to all nodes have no routing key.
     attributes = {} if sent.exchange == REQUEST_EXCHANGE else {ROUTING_KEY: sent.routing_key}
     return checked_post(Post(sent.exchange, data, attributes, sent.exchange))
 

@@ -51,9 +51,24 @@ class BlockingLink:
         self._tokens = tokens
         self._timeout_s = connect_timeout_s
         self._socket: socket.socket | None = None
+        self._is_calling = False
 
     def call(self, call: Call) -> bytes:
         """Return the body of a successful answer; any other answer raises a BrokerError."""
+        if not self._is_calling:
+            self._is_calling = True
+            try:
+                return self._call(call)
+            finally:
+                self._is_calling = False
+        # A signal handler: the answer to the call that it interrupted is still to come on the connection.
+        other = BlockingLink(self.address, self._tokens, connect_timeout_s=self._timeout_s)
+        try:
+            return other.call(call)
+        finally:
+            other.close()
+
+    def _call(self, call: Call) -> bytes:
         token = self._tokens.known
         if token is None:
             token = self._tokens.fetch()
@@ -78,7 +93,7 @@ class BlockingLink:
 
     def abandon(self) -> None:
         """Close the socket in a forked child without shutting down TLS: the connection is the parent's."""
-        connection, self._socket = self._socket, None
+        connection, self._socket, self._is_calling = self._socket, None, False
         if connection is not None:
             socket.socket(fileno=connection.detach()).close()
 
@@ -125,7 +140,10 @@ _producers: "WeakSet[PubsubProducer]" = WeakSet()
 
 
 class PubsubProducer:
-    """The blocking producer of clients and running tasks."""
+    """The blocking producer of clients and running tasks.
+
+    Its lock is re-entrant, because a signal handler may send while the thread that it interrupted does.
+    """
 
     capabilities = CAPABILITIES
     revoke = unsupported_blocking(CAPABILITIES.reasons["revokes"])

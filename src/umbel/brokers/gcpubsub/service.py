@@ -44,7 +44,11 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Link:
-    """A pool of connections to Pub/Sub for asynchronous calls."""
+    """A pool of connections to Pub/Sub for asynchronous calls.
+
+    HTTP/1.1 answers one request at a time, and a waiting pull has its connection for up to PULL_S. So each
+    call in flight has a connection, and up to IDLE_MAX of them stay open afterwards.
+    """
 
     def __init__(self, address: Address, tokens: Tokens, *, connect_timeout_s: float) -> None:
         self.address = address
@@ -115,7 +119,11 @@ _AT_ONCE = 8
 
 
 class Service:
-    """Creating, sending and receiving, over one pool of connections."""
+    """Creating, sending and receiving, over one pool of connections.
+
+    Topics and subscriptions are created by one task at a time, so that concurrent senders to a new queue make
+    each call once.
+    """
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.address = address_from_url(settings.url)
@@ -194,7 +202,11 @@ class Service:
         return refused
 
     async def try_send(self, sent: Sequence[Post]) -> dict[int, str]:
-        """Publish; return which posts were refused, by their places, and why."""
+        """Publish; return which posts were refused, by their places, and why.
+
+        The requests are sent concurrently. An error of one cancels the others, whose messages may have
+        arrived.
+        """
         refused: dict[int, str] = {}
         turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -242,6 +254,9 @@ class Service:
     async def acknowledge(self, subscription: str, ack_ids: Sequence[str]) -> frozenset[str]:
         """Acknowledge deliveries; return those that were too late, which only exactly-once subscriptions
         report.
+
+        Such a subscription may also ask to repeat some of them. Those that it has not accepted after
+        ACK_ATTEMPTS count as too late: the message may be delivered again.
         """
         late: set[str] = set()
         for first in range(0, len(ack_ids), api.ACK_IDS_MAX):

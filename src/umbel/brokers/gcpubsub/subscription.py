@@ -101,6 +101,10 @@ class PubsubSubscription:
                 await self._service.link.call(call)
 
     async def _listen(self, place: Place, inbox: "asyncio.Queue[list[Received]]") -> None:
+        """Pull broadcasts into the inbox, through lost connections.
+
+        A broadcast is acknowledged before it is read: one that makes its reader fail does not come again.
+        """
         failures = 0
         while True:
             try:
