@@ -2,25 +2,36 @@
 
 Broadcasts, the event log, elections and leases, the clock mark, and the sweep that removes what is past its
 retention. As in `store.py`, each operation is synchronous and one transaction.
+
+A program without a worker and without an event loop opens a `SqliteProducer`. It loads no asyncio.
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from umbel.brokers.interface import Broadcast, EventLogState, Evidence, LoggedEvent, judge_mark
+from umbel.brokers.interface import (
+    Broadcast,
+    BrokerSettings,
+    Capabilities,
+    EventLogState,
+    Evidence,
+    LoggedEvent,
+    judge_mark,
+)
 from umbel.brokers.refusals import log_refused
 from umbel.brokers.sqlite import (
     broadcasts,
     chords,
     coordination,
     limits,
+    messages,
     publishing,
     rows,
     verdicts,
     wakeup,
 )
-from umbel.brokers.sqlite.store import Store
+from umbel.brokers.sqlite.store import CAPABILITIES, Store
 from umbel.protocol.leadership import coordination as rules
 from umbel.protocol.leadership.coordination import (
     RETENTION_S,
@@ -334,3 +345,50 @@ class ClusterStore(Store):
             if record is not None:
                 coordination.put_lease(db, name, record)
         return record is not None
+
+
+# ---- clients ---------------------------------------------------------------------------------------
+
+
+class SqliteProducer(ClusterStore):
+    """The synchronous producer: a store, called in the thread of the caller."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the embedded broker supports."""
+        return CAPABILITIES
+
+    def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        """Write broadcasts that have a subscriber, and wake those."""
+        super().broadcast(batch, ttl_s=ttl_s)
+
+
+class PendingWork:
+    """How much work is pending in the file, for tests that run a worker.
+
+    It claims nothing, uses a separate connection, and is to be used in one thread.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._store = Store(settings)
+
+    def left(self, queues: Collection[str]) -> int:
+        """How many messages of these queues are due or claimed.
+
+        A worker removes a message in the transaction that inserts its follow-ups: 0 means that no message
+        comes by itself before the next delayed one is due.
+        """
+        with self._store.database.read() as db:
+            depths = messages.depths(db)
+            due = messages.next_due(db)
+        left = sum(depth.ready + depth.claimed for name, depth in depths.items() if name in queues)
+        return left or int(due is not None and due <= self._store.clock.wall_s())
+
+    def next_due(self) -> float | None:
+        """When the first delayed message is due, in Unix time."""
+        with self._store.database.read() as db:
+            return messages.next_due(db)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._store.close()
