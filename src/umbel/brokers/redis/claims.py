@@ -110,7 +110,7 @@ class Claims:
         self._passed_over: dict[str, str] = {}  # queues that cannot be claimed from, and why
 
     async def reconnect(self, *, is_doubtful: bool) -> None:
-        """Restore the waiting connection; `is_doubtful`: replace it, because another one was lost."""
+        """Restore the waiting connection; `is_doubtful`: replace it, because another connection was lost."""
         await self._watch.reconnect(is_doubtful=is_doubtful)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Claims:
         self._watch.close()
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int) -> Claim:
-        """Take up to `limit` messages: the one handed over by the server, or those of one script."""
+        """Take up to `limit` messages: the one that the server handed over, or those that a script takes."""
         handed, self._watch.handed = self._watch.handed, None
         if limit > 0 and (given := self._adoptions.begin(handed, owner, queues, revoked_after)) is not None:
             return Claim([given], (), revoked_after)
@@ -150,7 +150,7 @@ class Claims:
             aside, taken = self._without_aside(taken)
             taken = await self._large.read(owner, epoch, ticket, taken, float(now_s))
         except BaseException:
-            # The server may have run it, and no worker would ever settle what it took.
+            # The server may have run the claim, and no worker would ever settle its messages.
             self._holding.give_up(owner, ticket)
             self._send_back_lost_claims()
             raise
@@ -174,7 +174,7 @@ class Claims:
     async def renew(self, owner: str) -> bool:
         """Renew the owner's lease; after a reconnect or loss of data compare its claims with the server's."""
         if self._watch.handed is not None or self._watch.is_given_up:
-            # The owner has not claimed since, and may not claim for long.
+            # The owner has not claimed since, and may not claim for a long time.
             self._watch.handed, self._watch.is_given_up = None, False
             await self._adoptions.finish()
             await self._leases.unhand(owner)
@@ -230,10 +230,10 @@ class Claims:
         self._watch.leave()
 
     async def forget_owner(self, owner: str) -> int:
-        """Return all messages of an owner that stops, and unpark for Celery if it was the last worker."""
+        """Return all messages of an owner that stops; after the last worker also delayed ones, for Celery."""
         await self._link.connect()
         await self._adoptions.finish()
-        self._unblock(self._watch.client_id)  # or the server might hand it a message after that
+        self._unblock(self._watch.client_id)  # else the server might hand it a message afterwards
         count = await self._leases.forget(owner)
         self._drop(self._holding.forget(owner))
         await self._limits.sweep()
@@ -282,7 +282,7 @@ class Claims:
         return Settled(applied, frozenset[Tag](conflicts - unknown), tuple(refused), unknown=unknown)
 
     async def spend(self, signatures: Sequence[Spend], cluster: str) -> Mapping[Tag, Doubt]:
-        """Use the signatures of claimed messages; those that are copies. ClusterIdLost if the id changed."""
+        """Use the signatures of claimed messages; returns the copies. ClusterIdLost if the id changed."""
         await self._adoptions.finish()
         now, args, asked = time.time(), list[Any](), list[Spend]()
         for use in signatures:
@@ -369,7 +369,7 @@ class Claims:
         return aside, claimed
 
     def _note_passed_over(self, broken: Sequence[bytes]) -> None:
-        """Log once that a queue cannot be claimed from, and once that it can again; others continue."""
+        """Log when a queue cannot be claimed from, and when it can be again, once each."""
         if not broken and not self._passed_over:
             return
         now = {
@@ -386,7 +386,7 @@ class Claims:
         self._passed_over = now
 
     def _unblock(self, client_id: int) -> asyncio.Future[list[Any]] | None:
-        """End the blocking wait of our other connection; without this it ends by itself, a little later."""
+        """End the blocking wait of the waiting connection; otherwise it ends by itself, a little later."""
         if not client_id or not self._link.is_connected:
             return None
         return self._link.send([("CLIENT", "UNBLOCK", client_id)])
@@ -399,7 +399,7 @@ class Claims:
             lost.pop(owner, None)
 
     def _send_back_lost_claims(self) -> None:
-        """Give up lost claims without waiting, if the connection stands: it runs calls in order."""
+        """Give up lost claims without waiting for replies: the server runs a connection's calls in order."""
         lost = self._holding.lost_tickets
         for owner in list(lost):
             if not self._link.is_connected:
@@ -415,7 +415,7 @@ class Claims:
         return names
 
     def _may_wait_on(self, queues: Sequence[str], revoked_after: int) -> bool:
-        """Whether a claim would find nothing, as far as the server has reported, and has no other work."""
+        """Whether a claim would find no message, as far as the server has reported, and has no other work."""
         return (
             self._watch.knows_of_nothing(queues, revoked_after)
             and not self._holding.lost_tickets
