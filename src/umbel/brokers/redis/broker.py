@@ -26,7 +26,6 @@ from umbel.brokers.interface import (
     Evidence,
     LoggedEvent,
     Pause,
-    Permit,
     Refused,
     Replaced,
     Resend,
@@ -93,9 +92,9 @@ class RedisBroker(ConfiguredBroker):
             on_link=self._tell_link,
         )
         self._bindings = Bindings(self._keys, settings.declared)
-        self._coordination = RedisCoordination(self._coordination_link, self._keys, self._bindings)
+        self.coordination = RedisCoordination(self._coordination_link, self._keys, self._bindings)
         self._declared: set[str] = set()
-        self._claims = Claims(
+        self._claims = claims = Claims(
             self._link,
             self._keys,
             settings,
@@ -104,6 +103,12 @@ class RedisBroker(ConfiguredBroker):
             on_replaced=self._begin_again,
             on_link=self._tell_link,
         )
+        self.wait_ready = claims.wait_ready
+        self.renew = claims.renew
+        self.return_lost = claims.return_lost
+        self.forget_owner = claims.forget_owner
+        self.ended = claims.ended
+        self.permit = claims.permit
 
     @property
     def url(self) -> str:
@@ -114,11 +119,6 @@ class RedisBroker(ConfiguredBroker):
     def capabilities(self) -> Capabilities:
         """What Redis supports as a broker."""
         return CAPABILITIES
-
-    @property
-    def coordination(self) -> RedisCoordination:
-        """Elections and leases, on a separate connection."""
-        return self._coordination
 
     async def open(self) -> None:
         """Connect, and find the cluster id to sign for."""
@@ -166,29 +166,9 @@ class RedisBroker(ConfiguredBroker):
                 raise NotSupported(problem)
         return await self._claims.claim(owner, queues, limit, revoked_after=revoked_after)
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
-        """Wait until a queue may have a message, or until the time-out."""
-        return await self._claims.wait_ready(queues, timeout_s, owner=owner)
-
-    async def renew(self, owner: str) -> bool:
-        """Renew the owner's lease, and compare its claims with the data after a reconnect."""
-        return await self._claims.renew(owner)
-
-    async def return_lost(self, *, by_turn: bool = False) -> int:
-        """Return the messages of owners whose lease ended."""
-        return await self._claims.return_lost(by_turn=by_turn)
-
     async def leave_queue(self, owner: str, queue: str, *, is_busy: bool = False) -> None:
         """End the wait, so that the server hands over no message of this queue."""
         self._claims.leave()
-
-    async def forget_owner(self, owner: str) -> int:
-        """Return all messages of an owner that stops."""
-        return await self._claims.forget_owner(owner)
-
-    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
-        """Return the claims among these that have ended."""
-        return await self._claims.ended(tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         """Apply verdicts; follow-ups that reach no queue are buried before their tasks end."""
@@ -213,10 +193,6 @@ class RedisBroker(ConfiguredBroker):
     async def spend(self, signatures: Sequence[Spend]) -> Mapping[Tag, Doubt]:
         """Use the signatures of claimed messages, in one script."""
         return await self._claims.spend(signatures, self._signs_for)
-
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
-        """Ask which claimed messages may start under their cluster limits."""
-        return await self._claims.permit(asked)
 
     # -- queues and letters ----------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ class Claims:
             deliveries, news, self._watch.claimed_cursor, returned, lease_ended=lease_ended, set_aside=aside
         )
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> bool:
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
         """Wait until a queue may have a message, or until the time-out: False."""
         return await self._watch.wait(queues, timeout_s, owner=owner)
 
