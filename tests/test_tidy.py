@@ -90,6 +90,7 @@ class Source:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
+        """The module comes first."""
         return list(ast.walk(ast.parse(self.text)))
 
     @property
@@ -124,7 +125,7 @@ def short_files(source: Source) -> Iterator[Finding]:
 
 def undocumented(source: Source) -> Iterator[Finding]:
     """Public modules, classes, functions and methods without a docstring; setters and overloads need none."""
-    todo: list[ast.AST] = [ast.parse(source.text)]
+    todo = [source.nodes[0]]
     while todo:
         node = todo.pop()
         for child in getattr(node, "body", []):
@@ -313,7 +314,7 @@ def circles(sources: Iterable[Source]) -> list[str]:
 
 
 def _nodes_that_run(source: Source) -> Iterator[ast.AST]:
-    todo: list[ast.AST] = [ast.parse(source.text)]
+    todo = [source.nodes[0]]
     while todo:
         node = todo.pop()
         if not (isinstance(node, ast.If) and _ends_with(node.test, "TYPE_CHECKING")):

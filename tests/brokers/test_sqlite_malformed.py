@@ -322,7 +322,10 @@ def test_an_odd_value_in_any_column_is_set_aside_and_nothing_else_suffers(
     caplog.set_level(logging.ERROR)
     path = tmp_path / "umbel.db"
     looked_at, before = 0, bodies(filled)
-    for (column, place), (what, (expression, value)) in product(_cells(filled, table), ODD.items()):
+    for (column, place), (number, what) in product(_cells(filled, table), enumerate(ODD)):
+        if table == "meta" and not SOAK and (place + number) % 2:  # many rows: half of the kinds for each
+            continue
+        expression, value = ODD[what]
         shutil.copy(filled, path)
         if not spoil(path, table, place, column, expression, value):
             continue

@@ -4,6 +4,7 @@ person that a test chooses. Tests also have it sign what an attacker, or a broke
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from html import escape
 from time import time
 from types import SimpleNamespace
@@ -67,6 +68,12 @@ class Code(SimpleNamespace, AuthorizationCodeMixin):  # type: ignore[misc]
         return int(time())
 
 
+@cache
+def rsa_key(kid: str, use: str) -> RSAKey:
+    """The same for all tests of a process: making it takes longer than a test."""
+    return RSAKey.generate_key(2048, {"kid": kid, "use": use})
+
+
 class OidcProvider:
     """`person`: the claims of whoever logs in; None: nobody may. `broken`: changes the claims of ID tokens.
     `sign`: makes ID tokens instead. `shown`: changes what discovery says. `info`: claims of the user info.
@@ -81,7 +88,7 @@ class OidcProvider:
         self.broken: Callable[[Claims], Claims] = lambda claims: claims
         self.shown: Callable[[Claims], Claims] = lambda claims: claims
         self.sign: Callable[[Claims], str] = self.signed
-        self.key = RSAKey.generate_key(2048, {"kid": "first", "use": "sig"})
+        self.key = rsa_key("first", "sig")
         self.asked: list[str] = []
         self.codes: dict[str, Code] = {}
         self._server = make_server("127.0.0.1", 0, self._app(), threaded=True)
@@ -114,7 +121,7 @@ class OidcProvider:
 
         @app.get("/jwks")
         def jwks() -> Response:
-            other = RSAKey.generate_key(2048, {"kid": str(self.key.kid), "use": "enc"})
+            other = rsa_key(str(self.key.kid), "enc")
             return jsonify(keys=[other.as_dict(private=False), self.key.as_dict(private=False)])
 
         @app.get("/authorize")
