@@ -7,7 +7,7 @@ import pytest
 
 from umbel.cli import coordination
 from umbel.errors import BrokerUnavailable
-from umbel.monitor.coordination import ClusterBroker
+from umbel.brokers.interface import Broker
 
 
 def test_a_watch_goes_on_where_its_first_question_could_not_be_sent(
@@ -26,7 +26,7 @@ def test_a_watch_goes_on_where_its_first_question_could_not_be_sent(
         introduced.append(rows)
 
     async def watch() -> None:
-        watched = coordination.Watch(cast(ClusterBroker, None), as_json=True)
+        watched = coordination.Watch(cast(Broker, None), as_json=True)
         monkeypatch.setattr(watched._members, "introduce", introduce)
         await watched._begin(1.0)
 
