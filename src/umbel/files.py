@@ -48,7 +48,7 @@ def limit() -> int | None:
 
 
 def raise_limit(wanted: int) -> int | None:
-    """Raise the limit of descriptors to `wanted`, as far as the system allows; return the limit like `limit`."""
+    """Raise the limit of descriptors to `wanted`, as far as the system allows; return it like `limit`."""
     files = limit()
     if files is not None and files < wanted:
         import resource

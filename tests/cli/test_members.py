@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
+from umbel.brokers.interface import Broker
 from umbel.cli import coordination
 from umbel.errors import BrokerUnavailable
-from umbel.brokers.interface import Broker
 
 
 def test_a_watch_goes_on_where_its_first_question_could_not_be_sent(

@@ -68,6 +68,16 @@ def test_a_removed_token_is_worth_nothing_at_once(served: Served) -> None:
     served.dashboard.visitors.failures = FailureLimit()
 
 
+def test_visitors_are_known_while_the_disk_still_stores_a_write(served: Served) -> None:
+    """A busy disk may take half a minute; the tokens are read for each request."""
+    with (
+        served.client(served.token(Role.VIEWER)) as client,
+        served.dashboard.journal._transaction() as run,
+    ):
+        run("DELETE FROM steps WHERE at < 0")
+        assert client.get("/api/v1/me", timeout=10).json()["role"] == "viewer"
+
+
 def test_the_one_time_url_logs_in_once(served: Served) -> None:
     with served.client() as client:
         first = client.get(served.first_url)

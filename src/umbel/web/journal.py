@@ -31,7 +31,7 @@ HOUR_S = 3600.0
 EVENTS_BYTES_MAX = 256 * 1024 * 1024
 EVENTS_AT_ONCE = 200  # messages in one row
 TOKENS_MAX = 1000
-BUSY_MS = 5000
+BUSY_S = 5.0
 Received = tuple[float, bytes]  # when a message of events was received, and its body
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS audit (
@@ -64,16 +64,19 @@ DELETE FROM audit WHERE room = ?1 AND id <= (
 
 
 class Journal:
-    """The dashboard's SQLite file. Several threads use it, one at a time."""
+    """The dashboard's SQLite file. Of several threads one at a time writes, and one at a time reads.
+
+    Reads have a separate connection, so they do not wait for a write: the tokens are read for each
+    request, and a write takes as long as the disk takes to store it.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         try:
             make_own(path)
             refuse_planted_beside(path)
             _make_private(path)
-            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._file.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+            self._file, self._reader = _connect(path), _connect(path)
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=FULL")  # the audit survives a power failure
             self._make_tables()
@@ -93,7 +96,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
+        with self._lock, self._reading:
+            self._reader.close()
             self._file.close()
 
     # -- audit -----------------------------------------------------------------------------------
@@ -228,8 +232,12 @@ class Journal:
             yield self._file.execute
 
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._file.execute(query, values).fetchall()
+        with self._reading:
+            return self._reader.execute(query, values).fetchall()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
 
 
 def _make_private(path: Path) -> None:
