@@ -390,8 +390,8 @@ class AmqpBroker(ConfiguredBroker, FailureStore):
     ) -> AsyncIterator[Subscription]:
         """The broadcasts that match the patterns, while the block runs."""
         subscription = AmqpSubscription(self._sessions, exchange, patterns, unread_ttl_s)
-        await subscription.enter()
         try:
+            await subscription.enter()
             yield subscription
         finally:
             await subscription.leave()

@@ -257,9 +257,13 @@ class AmqpSubscription:
         self._arrived = asyncio.Event()
 
     async def enter(self) -> None:
-        """Declare, bind and consume the queue; what is broadcast from now on arrives."""
+        """Declare, bind and consume the queue; what is broadcast from now on arrives.
+
+        After a failure or a cancellation half-way, `leave` closes what is open.
+        """
+        self._queue = None
         session = await self._sessions.get()
-        channel = await session.link.channel()
+        self._channel = channel = await session.link.channel()
         queue = topology.listening_queue(
             self._exchange, self._patterns, str(uuid4()), unread_ttl_s=self._unread_ttl_s
         )
@@ -270,7 +274,7 @@ class AmqpSubscription:
         channel.on_end = self._note_ended
         await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
         await channel.call(Method.BASIC_CONSUME, 0, queue.name, "s", False, False, False, False, {})
-        self._channel, self._queue = channel, queue
+        self._queue = queue
         self._watch.restored()
 
     async def leave(self) -> None:
@@ -295,7 +299,7 @@ class AmqpSubscription:
                 yield decode_broadcast(incoming, self._exchange)
             self._arrived.clear()
             try:
-                if self._channel is None or self._channel.error is not None:
+                if self._channel is None or self._queue is None or self._channel.error is not None:
                     await self.enter()
                 elif not await self._hears_within(BIND_AGAIN_S):
                     await self._bind()

@@ -85,9 +85,13 @@ class Link(asyncio.BufferedProtocol):
             raise blocked_by(self.location, self.blocked)
         number = self._free.popleft() if self._free else next(self._numbers)
         channel = self._channels[number] = Channel(self, number)
-        await channel.call(Method.CHANNEL_OPEN, "")
-        if confirms:
-            await channel.call(Method.CONFIRM_SELECT, False)
+        try:
+            await channel.call(Method.CHANNEL_OPEN, "")
+            if confirms:
+                await channel.call(Method.CONFIRM_SELECT, False)
+        except asyncio.CancelledError:
+            channel.close_later()
+            raise
         return channel
 
     def send(self, data: bytes) -> None:
@@ -306,6 +310,11 @@ class Channel:
         """Close the channel, unless it has ended."""
         if self.error is None:
             await self.call(Method.CHANNEL_CLOSE, 200, "", 0, 0)
+
+    def close_later(self) -> None:
+        """Close the channel without waiting for the server's answer."""
+        if self.error is None:
+            self.ask(Method.CHANNEL_CLOSE, 200, "", 0, 0)
 
     def receive(self, incoming: Incoming) -> None:
         """Take in one method: a delivery, a confirmation, an answer, or the end of the channel."""
