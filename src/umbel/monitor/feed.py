@@ -84,7 +84,6 @@ VIEWS_EVERY_S = 15.0
 ENABLE_EVERY_S = 30.0  # for workers whose start was missed
 RECONNECT_S = 1.0
 POLL_S = 2.0  # how long polls wait for replies of nodes
-REVOKE_S = 86_400.0
 
 
 class Feed:
@@ -97,9 +96,7 @@ class Feed:
     def __init__(self, broker: Broker, *, enable: bool, model: ClusterModel | None = None) -> None:
         self.model = ClusterModel() if model is None else model
         self.queues: Mapping[str, Depth] = {}
-        self.letters: int | None = (
-            None  # dead letters, counted up to LETTERS_MAX; None until they are counted
-        )
+        self.letters: int | None = None  # dead letters, up to LETTERS_MAX; None until they are counted
         self.oldest: Mapping[str, float] = {}  # when the oldest waiting task was sent, by queue
         self.consumers: Mapping[str, Sequence[str]] = {}  # the queues of each node that answered
         self.views: Mapping[str, Mapping[str, str]] = {}  # the states of all nodes, by the node that reports
@@ -159,7 +156,8 @@ class Feed:
         """Revoke tasks, so that they never start; with `terminate` also end the tasks that run."""
         now = time()
         if self._broker.capabilities.revokes:
-            await self._broker.revoke([Revoke(task_id, now, now + REVOKE_S) for task_id in ids])
+            expires_at = now + self._broker.revoke_retention_s
+            await self._broker.revoke([Revoke(task_id, now, expires_at) for task_id in ids])
         arguments: dict[str, Any] = {"task_id": list(ids), "recorded": True}
         if terminate:
             arguments |= {"terminate": True, "signal": signal}

@@ -46,9 +46,10 @@ T = TypeVar("T")
 class ClusterCollector(Collector):
     """Collects the metrics of the cluster.
 
-    Nodes and broker are asked at most every ASKED_EVERY_S, however many programs read the metrics. What does
-    not answer keeps its last values, and what never answered has no series: unknown is not zero. The series
-    of a node end GONE_S after the node left.
+    Nodes and broker are asked at most every ASKED_EVERY_S, however many programs read the metrics. If the
+    broker does not answer, the number of dead letters and the lag keep their last values. A node that does
+    not answer has no series of its stats, because unknown is not zero. The series of a node end GONE_S after
+    the node left.
     """
 
     def __init__(self, dashboard: "Dashboard") -> None:
@@ -94,9 +95,8 @@ class ClusterCollector(Collector):
             yield gauge(f"umbel_queue_{name}", f"{text}.", ("queue",), rows)
         oldest = [((queue.queue,), queue.oldest_s) for queue in queues if queue.oldest_s is not None]
         yield gauge("umbel_queue_oldest_seconds", "Age of the oldest known waiting task.", ("queue",), oldest)
-        letters = self._dashboard.feed.letters
-        counted = [] if letters is None else [((), letters)]
-        yield gauge("umbel_dead_letters", f"Dead letters, counted up to {LETTERS_MAX}.", (), counted)
+        letters = [((), float(self._dashboard.feed.letters or 0))]
+        yield gauge("umbel_dead_letters", f"Dead letters, counted up to {LETTERS_MAX}.", (), letters)
 
     def _of_nodes(self) -> Iterator[Metric]:
         cluster = self._dashboard.cluster
