@@ -233,7 +233,7 @@ class Performer:
         sent = dict(retained.sent)
         for old, new in retained.sent.items():
             self._cluster.model.note_retry(old, new)
-        others = [task_id for task_id in dict.fromkeys(ids) if task_id not in sent | refused]
+        others = [task_id for task_id in dict.fromkeys(ids) if task_id not in sent and task_id not in refused]
         if self._app.settings.keyring is not None:
             refused |= dict.fromkeys(others, ONLY_RETAINED)
             others = []
