@@ -203,7 +203,7 @@ def test_a_server_that_confirms_late_keeps_its_connection_and_gets_nothing_twice
     found = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"{vhost}">>, queue, <<"{QUEUE}">>))'
 
     def stop(what: str) -> None:
-        shared_server().control("eval", f"{found}, sys:{what}(amqqueue:get_pid(Q)).")
+        shared_server().evaluate(f"{found}, sys:{what}(amqqueue:get_pid(Q)).")
 
     async def scenario() -> None:
         async with opened(under_test) as sender:
