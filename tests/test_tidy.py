@@ -51,7 +51,6 @@ SHORT_BECAUSE = {
     "src/umbel/pipeline/faults.py": "commands catch these without loading Spark",
     "src/umbel/pools/prefork/child_guard.py": "it starts the script that must load nothing",
     "src/umbel/web/action_events.py": "`umbel mark` loads it, without the dashboard",
-    "src/umbel/web/problems.py": "raised by every part of the dashboard, and knows none",
     "src/umbel/worker/steps/outbox.py": "every worker loads it; the relay only those that have an outbox",
     "src/umbel/worker/steps/recorder.py": "a step; the process that it starts is another subject",
 }

@@ -47,6 +47,18 @@ def limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def raise_limit(wanted: int) -> int | None:
+    """Raise the limit of descriptors to `wanted`, as far as the system allows; return it like `limit`."""
+    files = limit()
+    if files is not None and files < wanted:
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    return files
+
+
 def too_few_for(children: int, *, is_green: bool) -> str:
     """Why a worker with so many child processes cannot start; "" if there are enough descriptors."""
     most = limit()

@@ -1,4 +1,4 @@
-"""Screen: the monitor in the terminal. It draws the model twice a second and sends commands by Feed."""
+"""Top: the monitor in the terminal. It draws the model twice a second, and sends commands with the feed."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from time import localtime, strftime, time
@@ -13,6 +13,7 @@ from textual.coordinate import Coordinate
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Label, Sparkline, Static
 
+from umbel.brokers.interface import Depth
 from umbel.errors import UmbelError
 from umbel.events.types import TaskEvent
 from umbel.events.view import TaskRecord
@@ -100,13 +101,13 @@ class Top(App[None]):
         Binding("S", "shut_down", "stop"),
     ]
 
-    def __init__(self, feed: Feed, where: str) -> None:
+    def __init__(self, feed: Feed, broker: str) -> None:
         super().__init__()
         self.feed = feed
         self.filter = Filter()
         self.paused = False
-        self._where = where
-        self._chosen = ""
+        self._broker = broker
+        self._selected = ""  # the task whose events are shown
         self._shown: dict[str, Sequence[tuple[str, Cells]]] = {}
 
     def compose(self) -> ComposeResult:
@@ -143,7 +144,7 @@ class Top(App[None]):
 
     def draw(self) -> None:
         """Draw the model; when paused, only the summary."""
-        if not self.query("#summary"):  # the screen is closing: the timer outlives the widgets
+        if not self.query("#summary"):  # the screen is closing, and its timer still runs
             return
         now, model = time(), self.feed.model
         members = model.members(now)
@@ -152,21 +153,17 @@ class Top(App[None]):
         if self.paused:
             return
         self._fill("members", [(row.node, _member(row)) for row in members[:MEMBERS_SHOWN]])
-        queues = self.feed.queues.items()
-        self._fill(
-            "queues", [(name, _numbers(_queue_name(name, depth), *_depth(depth))) for name, depth in queues]
-        )
-        tasks = model.tasks(self.filter, TASKS_SHOWN)
-        self._fill("tasks", [(row.uuid, _task(row)) for row in tasks])
+        self._fill("queues", [(name, _queue(name, depth)) for name, depth in self.feed.queues.items()])
+        self._fill("tasks", [(row.uuid, _task(row)) for row in model.tasks(self.filter, TASKS_SHOWN)])
         self._draw_story()
 
     def _summary(self, members: Sequence[MemberRow], now: float) -> Text:
         if self.feed.problem:
-            return Text(one_line(f"{self._where}: {self.feed.problem}"), style="bold red")
+            return Text(one_line(f"{self._broker}: {self.feed.problem}"), style="bold red")
         events, succeeded, failed = self.feed.model.rates(now)
         alive = sum(member.state == "alive" for member in members)
-        counts = self.feed.model.state.counts
-        shown = "  ".join(f"{state.lower()} {count:,}" for state, count in counts.items())
+        counts = self.feed.model.state.counts.items()
+        states = "  ".join(f"{state.lower()} {count:,}" for state, count in counts)
         text = Text(
             f"members {alive}/{len(members)}  clock {self.feed.model.receiver.clock.value:,}  "
             f"{succeeded:,.0f} done/s  {failed:,.0f} failed/s  {events:,.0f} events/s"
@@ -175,15 +172,15 @@ class Top(App[None]):
             text.append("  PAUSED", style="bold yellow")
         if self.filter != Filter():
             text.append(f"  only {_filter_label(self.filter)}", style="bold yellow")
-        return text.append(f"  {shown}  {self._where}")  # last: a narrow terminal may cut it
+        return text.append(f"  {states}  {self._broker}")  # last, because a narrow terminal cuts it off
 
     def _draw_story(self) -> None:
-        story = self.feed.model.story(self._chosen) if self._chosen else []
+        story = self.feed.model.story(self._selected) if self._selected else []
         lines = [_line(event) for event in story] or [Text("select a task to see its events")]
         self.query_one("#story", Static).update(Text("\n").join(lines))
 
     def _fill(self, name: str, rows: Sequence[tuple[str, Cells]]) -> None:
-        """Show these rows; a cursor on one of them stays on it."""
+        """Show these rows; the cursor stays on its row."""
         table, shown = self._table(name), self._shown.get(name, ())
         self._shown[name] = rows
         if rows == shown:
@@ -191,14 +188,14 @@ class Top(App[None]):
         if [key for key, _ in rows] == [key for key, _ in shown]:
             _update(table, shown, rows)
             return
-        chosen = self._key_at_cursor(name)
+        selected = self._key_at_cursor(name)
         scrolled = table.scroll_y
         table.clear()
         for key, cells in rows:
             table.add_row(*cells, key=key)
         keys = [key for key, _ in rows]
-        if chosen in keys:
-            table.move_cursor(row=keys.index(chosen), scroll=False)
+        if selected in keys:
+            table.move_cursor(row=keys.index(selected), scroll=False)
         table.scroll_to(y=scrolled, animate=False)
 
     def _table(self, name: str) -> DataTable[str | Text]:
@@ -210,12 +207,12 @@ class Top(App[None]):
             return ""
         return table.coordinate_to_cell_key(Coordinate(table.cursor_row, 0)).row_key.value or ""
 
-    # -- actions of the user ---------------------------------------------------------------------
+    # -- keys ------------------------------------------------------------------------------------
 
-    def on_data_table_row_selected(self, chosen: DataTable.RowSelected) -> None:
+    def on_data_table_row_selected(self, selected: DataTable.RowSelected) -> None:
         """Show the events of the selected task."""
-        if chosen.data_table.id == "tasks":
-            self._chosen = chosen.row_key.value or ""
+        if selected.data_table.id == "tasks":
+            self._selected = selected.row_key.value or ""
             self._draw_story()
 
     def on_input_submitted(self, submitted: Input.Submitted) -> None:
@@ -240,7 +237,7 @@ class Top(App[None]):
         entry.focus()
 
     def action_of_worker(self) -> None:
-        """List the tasks of the worker at the cursor only."""
+        """List only the tasks of the worker at the cursor."""
         self.filter = Filter(worker=self._key_at_cursor("members"))
         self.draw()
 
@@ -263,45 +260,45 @@ class Top(App[None]):
         node = self._key_at_cursor("members")
         if node:
             command = "pool_grow" if by > 0 else "pool_shrink"
-            self._act(f"{command} on {node}", lambda: self.feed.ask(command, {"n": 1}, node))
+            self._act(f"{command} on {node}", lambda: self.feed.ask(command, {"n": 1}, [node]))
 
     def action_shut_down(self) -> None:
         """Shut down the worker at the cursor, after a question."""
         node = self._key_at_cursor("members")
 
         async def shut_down() -> None:
-            await self.feed.tell("shutdown", {}, node)
+            await self.feed.tell("shutdown", {}, [node])
 
         if node:
             self._confirmed(f"Shut {node} down?", lambda: self._act(f"shutdown of {node}", shut_down))
 
-    def _on_task(self, what: str, *, terminate: bool) -> None:
-        uuid = self._chosen if self.focused is not self._table("tasks") else self._key_at_cursor("tasks")
+    def _on_task(self, verb: str, *, terminate: bool) -> None:
+        uuid = self._selected if self.focused is not self._table("tasks") else self._key_at_cursor("tasks")
 
         def act() -> None:
-            self._act(f"{what} {uuid}", lambda: self.feed.revoke(uuid, terminate=terminate))
+            self._act(f"{verb} {uuid}", lambda: self.feed.revoke([uuid], terminate=terminate))
 
         if uuid:
-            self._confirmed(f"{what.capitalize()} task {uuid}?", act)
+            self._confirmed(f"{verb.capitalize()} task {uuid}?", act)
 
-    def _confirmed(self, question: str, then: Callable[[], object]) -> None:
+    def _confirmed(self, question: str, act: Callable[[], object]) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
-                then()
+                act()
 
         self.push_screen(Confirm(question), answered)
 
     @work(group="actions")
-    async def _act(self, what: str, act: Callable[[], Coroutine[Any, Any, Answers | None]]) -> None:
+    async def _act(self, name: str, act: Callable[[], Coroutine[Any, Any, Answers | None]]) -> None:
         try:
             answers = await act()
         except UmbelError as error:
-            self.notify(one_line(f"{what}: {error}"), severity="error", markup=False)
+            self.notify(one_line(f"{name}: {error}"), severity="error", markup=False)
             return
         outcome = "sent" if answers is None else f"{len(answers.replies)} answered"
         errors = [] if answers is None else list(answers.refusals.values())
         self.notify(
-            one_line(f"{what}: {errors[0] if errors else outcome}"),
+            one_line(f"{name}: {errors[0] if errors else outcome}"),
             severity="error" if errors else "information",
             markup=False,
         )
@@ -363,12 +360,9 @@ def _numbers(*values: object) -> Cells:
     return [Text(value, justify="right") for value in shown]
 
 
-def _depth(depth: Any) -> tuple[int, int, int]:
-    return (depth.ready, depth.delayed, depth.claimed)
-
-
-def _queue_name(name: str, depth: Any) -> str:
-    return f"{name} (paused)" if depth.paused else name
+def _queue(name: str, depth: Depth) -> Cells:
+    label = f"{name} (paused)" if depth.paused else name
+    return _numbers(label, depth.ready, depth.delayed, depth.claimed)
 
 
 def _printable(text: str) -> Text:

@@ -63,8 +63,8 @@ def shown_nodes(url: str, place: Path) -> list[str]:
     celery = Celery("shop", broker=url)
     celery.conf.broker_transport_options = celeryconfig.broker_transport_options
     with serving(app_for(celery), place / "web.db") as served:
-        wait_until(served.dashboard.nodes, deadline_s=60.0, what="the worker in the dashboard")
-        return [one.node for one in served.dashboard.nodes()]
+        wait_until(served.dashboard.cluster.nodes, deadline_s=60.0, what="the worker in the dashboard")
+        return [one.node for one in served.dashboard.cluster.nodes()]
 
 
 def test_its_tasks_end_as_they_do_under_celery(ran: Ran) -> None:

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
+from umbel.brokers.interface import Broker
 from umbel.cli import coordination
 from umbel.errors import BrokerUnavailable
-from umbel.monitor.coordination import ClusterBroker
 
 
 def test_a_watch_goes_on_where_its_first_question_could_not_be_sent(
@@ -26,7 +26,7 @@ def test_a_watch_goes_on_where_its_first_question_could_not_be_sent(
         introduced.append(rows)
 
     async def watch() -> None:
-        watched = coordination.Watch(cast(ClusterBroker, None), as_json=True)
+        watched = coordination.Watch(cast(Broker, None), as_json=True)
         monkeypatch.setattr(watched._members, "introduce", introduce)
         await watched._begin(1.0)
 

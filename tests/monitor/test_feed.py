@@ -19,7 +19,7 @@ def test_a_lease_whose_holder_died_is_named_no_longer(tmp_path: Path) -> None:
         granted = await broker.coordination.acquire_lease("mine", "app.1.1", ttl_s=60.0)
         rows = [("scheduler", "dead@h.7.9", 3), ("mine", "app.1.1", granted.term)]
         book.answered([LeaseRow(*row) for row in rows], time())
-        await feed._look_at_leases()
+        await feed._poll_leases()
         assert book.held() == {"mine"}
         assert [one.text for one in feed.model.happenings] == ["scheduler is free"]
         await broker.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.monitor.feed import LOOK_EVERY_S, REST_MAX_S, SHARE, CpuUse, Pace, cpu_use
+from umbel.monitor.feed import MEASURE_EVERY_S, REST_MAX_S, SHARE, CpuUse, Pace, cpu_use
 
 
 class Machine:
@@ -14,7 +14,7 @@ class Machine:
         self.pace = Pace(lambda: self.use, lambda: self.now)
 
     def after(self, *, ran_s: float, waited_s: float) -> float:
-        self.now += LOOK_EVERY_S
+        self.now += MEASURE_EVERY_S
         self.use = CpuUse(self.use.ran_s + ran_s, self.use.waited_s + waited_s)
         return self.pace.rest_s(ran_s)
 

@@ -7,29 +7,29 @@ from pathlib import Path
 from threading import get_ident
 from time import time
 from typing import Any
-from urllib.parse import urlencode
 
 import httpx
 import pytest
 from msgspec.structs import replace
-from starlette.requests import Request
 
 from tests.web.serving import serving
 from umbel.app.app import App
 from umbel.brokers.interface import DeadLetter, Refused
 from umbel.events.view import TaskRecord
+from umbel.history.formats import instant
+from umbel.monitor.cluster import KnownCluster
 from umbel.monitor.records import TaskFilter
+from umbel.monitor.redaction import LIST_MAX, redact_task
 from umbel.protocol.delivery.trust import Signed
 from umbel.web.actions import Retry, Revoke, Terminate
 from umbel.web.application import application
 from umbel.web.dashboard import Dashboard
-from umbel.web.exporters import _tasks, as_flower
-from umbel.web.pages.labels import clock_time, instant, iso, local
-from umbel.web.performer import ONLY_RETAINED, by_name
-from umbel.web.problems import Refused as RefusedByWeb
-from umbel.web.redaction import LIST_MAX, redact_task
+from umbel.web.exporters import as_flower, tasks_of
+from umbel.web.http import Refused as RefusedByWeb
+from umbel.web.http import Visitor
+from umbel.web.pages.labels import clock_time, iso, local
+from umbel.web.performer import ONLY_RETAINED, letters_by_name
 from umbel.web.settings import Role, WebSettings
-from umbel.web.site import Visitor
 from umbel.wire.control import texts
 from umbel.wire.event import encode_event
 from umbel.wire.message import Message
@@ -73,13 +73,19 @@ def test_arguments_that_celery_does_not_mask_are_not_shown_nor_found(tmp_path: P
                 told("task-sent", uuid="open", args="('4111',)", kwargs="{'note': 'x'}", **sent), time()
             )
             model.take(told("task-sent", uuid="masked", args="(***, 'blue')", kwargs="{}", **sent), time())
-            shown = {one.uuid: (one.args, one.kwargs) for one in site.tasks(TaskFilter()).tasks}
+            shown = {one.uuid: (one.args, one.kwargs) for one in site.cluster.tasks(TaskFilter()).tasks}
             assert shown == {"open": ("***", "***"), "masked": ("(***, 'blue')", "{}")}
             detail = site.task("open")
             assert detail is not None and detail.task.args == "***" and not detail.as_call
             found = model.state.task("open")
-            assert found is not None and as_flower(redact_task(found, LIST_MAX, site.hides))["args"] == "***"
-            assert site.count(TaskFilter(text="4111")) == 0 and site.count(TaskFilter(text="blue")) == 1
+            assert (
+                found is not None
+                and as_flower(redact_task(found, LIST_MAX, site.cluster.hides))["args"] == "***"
+            )
+            assert (
+                site.cluster.count(TaskFilter(text="4111")) == 0
+                and site.cluster.count(TaskFilter(text="blue")) == 1
+            )
 
             def send_by_name() -> None:  # as a client does that has no definition of the task
                 with App("client", broker=site.app.settings.broker) as client:
@@ -97,7 +103,7 @@ def test_what_an_election_ended_with_is_redacted(tmp_path: Path) -> None:
         async with site_in(tmp_path) as site:
             ended = {"eid": "e", "topic": "t", "term": 1, "winner": "w@h", "phase": "done"}
             site.cluster.model.take(told("worker-elected", outcome="token=hunter2", **ended), time())
-            (election,) = site.elections()
+            (election,) = site.cluster.elections()
             assert election.outcome == "token=***"
 
     asyncio.run(scenario())
@@ -155,7 +161,7 @@ def test_a_fault_says_nothing_of_itself(
     def broken(_site: object) -> None:
         raise RuntimeError("detail of the inside")
 
-    monkeypatch.setattr(Dashboard, "overview", broken)
+    monkeypatch.setattr(KnownCluster, "overview", broken)
     app = app_in(tmp_path)
     with serving(app, tmp_path / "web.db") as served:
         token = served.token(Role.VIEWER)
@@ -201,8 +207,7 @@ def test_flowers_pages_make_records_of_what_they_show_only(
             monkeypatch.setattr(state, "task", note)
 
             def page(**given: str) -> list[str]:
-                request = Request({"type": "http", "query_string": urlencode(given).encode(), "headers": []})
-                return [one.uuid for one in _tasks(site, request)]
+                return [one.uuid for one in tasks_of(site.cluster, given)]
 
             assert page(offset="250", limit="2", taskname="pay") == ["t49", "t48"]
             assert page(limit="2", sort_by="received") == ["waiting", "t299"]
@@ -286,7 +291,7 @@ def test_the_id_of_a_task_does_not_stand_for_another_letter() -> None:
         for number, task_id in ((1, "t1"), (2, "1"), (3, "4"), (4, "t4"))
     ]
     for known in (letters, letters[::-1]):
-        assert by_name(known) == {"1": 1, "2": 2, "3": 3, "4": 4, "t1": 1, "t4": 4}
+        assert letters_by_name(known) == {"1": 1, "2": 2, "3": 3, "4": 4, "t1": 1, "t4": 4}
 
 
 def test_a_refusal_is_no_list_of_tasks() -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from umbel.app.app import App
 from umbel.monitor.records import Mark
-from umbel.web import journal
+from umbel.web import audit, journal
 from umbel.web.actions import AuditEntry, Purge, Retry, Revoke, StartElection
+from umbel.web.audit import LISTED_MAX, entry_of, note_of
 from umbel.web.dashboard import Dashboard
-from umbel.web.journal import LISTED_MAX, Journal, entry_of, note_of
-from umbel.web.problems import Forbidden
+from umbel.web.http import Forbidden, Visitor
+from umbel.web.journal import Journal
 from umbel.web.settings import Role, WebSettings
-from umbel.web.site import Visitor
 
 ANN = Visitor(name="ann", role=Role.ADMIN, csrf="", address="127.0.0.1")
 BOB = Visitor(name="bob", role=Role.VIEWER, csrf="", address="127.0.0.1")
@@ -38,8 +38,8 @@ def dashboard_in(home: Path) -> Dashboard:
 def test_what_was_refused_pushes_out_nothing_that_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(journal.ROOMS, "action", 3)
-    monkeypatch.setitem(journal.ROOMS, "refused", 2)
+    monkeypatch.setitem(audit.ROOMS, "action", 3)
+    monkeypatch.setitem(audit.ROOMS, "refused", 2)
     kept = Journal(tmp_path / "web.db")
     done = [kept.note(ENTRY) for _ in range(2)]
     refused = [kept.note(msgspec.structs.replace(ENTRY, status="refused")) for _ in range(10)]
@@ -52,8 +52,8 @@ def test_what_was_refused_pushes_out_nothing_that_was_done(
 def test_nobody_pushes_out_entries_of_another_kind_or_role(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in journal.ROOMS:
-        monkeypatch.setitem(journal.ROOMS, room, 3)
+    for room in audit.ROOMS:
+        monkeypatch.setitem(audit.ROOMS, room, 3)
     kept = Journal(tmp_path / "web.db")
     wanted = [kept.note(ENTRY), kept.note(note_of("login", "root", "admin", "")), kept.note(QUERY)]
     floods = [
@@ -148,7 +148,7 @@ def test_what_was_done_is_answered_though_its_outcome_cannot_be_written(
         monkeypatch.setattr(site.journal, "finish", full)
         result = await site.act(ANN, Retry(ids=["unknown"]))
         assert result.audit_id == 1 and "unknown" in result.refused
-        assert [one.status for one in await site.audit()] == ["sent"]
+        assert [one.status for one in await site.audit.entries()] == ["sent"]
         await site.stop()
 
     asyncio.run(scenario())
@@ -162,14 +162,14 @@ def test_what_could_not_be_written_is_written_next_time(
 
     async def scenario() -> None:
         site, now = dashboard_in(tmp_path), time()
-        site._note_heard(b"first", now)
+        site.feed.received(b"first", now)
         site.cluster.model.mark(Mark(at=now, text="deploy"))
         with monkeypatch.context() as broken:
             broken.setattr(site.journal, "write_hour", full)
             await site._write()
-        site._note_heard(b"second", now)
+        site.feed.received(b"second", now)
         await site._write()
-        assert [part for _, part in site.journal.heard(0)] == [[b"first", b"second"]]
+        assert [part for _, part in site.journal.events(0)] == [[b"first", b"second"]]
         assert [one.at for one in site.journal.happened(0)] == [now]
         await site.stop()
 

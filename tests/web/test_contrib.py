@@ -70,11 +70,11 @@ def of_the_dashboard(home: Path) -> str:
     model.take(told("worker-elected", 20, eid="e", phase="done", winner="w@h", term=1), time())
     held = [LeaseRow(name, "w@h.1.2", 1, 9.0) for name in CLUSTER_LEASES]
     model.leases.answered(held, time())
-    site.feed.queues, site.feed.oldest = {"q": Depth(1, 0, 0)}, {"q": time()}
+    site.feed.queues, site.feed.oldest, site.feed.letters = {"q": Depth(1, 0, 0)}, {"q": time()}, 1
     site.feed.membership._machine.step(Introduced("w@h", 2, 1, 0, 2.0, "umbel"), instant())
     collector = ClusterCollector(site)
     collector._stats = {"w@h": Stats(PoolStats(processes=[1]), umbel=OwnStats(links={"broker": 1}))}
-    collector._log = {"recorder": 1}
+    collector._lag = {"recorder": 1}
     site.journal.close()
     return text_of(collector).decode()
 

@@ -7,11 +7,11 @@ import pytest
 
 from umbel.app.app import App
 from umbel.monitor.model import Change
+from umbel.monitor.redaction import redact_data, redact_text
 from umbel.protocol.delivery.redaction import redact
 from umbel.web import hub as hub_module
 from umbel.web.dashboard import Dashboard
 from umbel.web.hub import PUSHES_MAX, Hub
-from umbel.web.redaction import redact_data, shown
 from umbel.web.settings import WebSettings
 
 
@@ -43,8 +43,11 @@ def test_a_client_that_reads_slowly_gets_one_push_for_many(hub: Hub, monkeypatch
         async def counted(seconds: float) -> None:
             pauses.append(seconds)
 
+        async def still_known() -> bool:
+            return True
+
         monkeypatch.setattr(asyncio, "sleep", counted)
-        following = hub.follow(hub.number, frozenset({"tasks"}))
+        following = hub.follow(hub.number, frozenset({"tasks"}), still_known)
         assert b"retry" in await anext(following)
         assert await anext(following) == b""  # nothing has changed
         for number in range(50):
@@ -52,7 +55,7 @@ def test_a_client_that_reads_slowly_gets_one_push_for_many(hub: Hub, monkeypatch
         push = await anext(following)
         assert push.count(b"event:") == 1 and b'"count":50' in push and b"event: tasks" in push
         assert pauses == [hub_module.PUSH_S]  # before each push but the first: ten a second at most
-        await following.aclose()  # type: ignore[attr-defined]
+        await following.aclose()
 
     asyncio.run(scenario())
 
@@ -119,9 +122,9 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 def test_what_is_cut_is_redacted_by_what_stood_behind_the_cut() -> None:
-    assert shown("redis://:hunter2@host", 12) == "redis://:***" + "…"
-    assert shown("x" * 10 + "password='" + "y" * 2000, 30) == "x" * 10 + "password=***" + "…"
-    assert shown("x" * 30, 30) == "x" * 30
+    assert redact_text("redis://:hunter2@host", 12) == "redis://:***" + "…"
+    assert redact_text("x" * 10 + "password='" + "y" * 2000, 30) == "x" * 10 + "password=***" + "…"
+    assert redact_text("x" * 30, 30) == "x" * 30
 
 
 def test_data_is_redacted_by_key_and_cut() -> None:

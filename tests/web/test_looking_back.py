@@ -16,10 +16,10 @@ from tests.waiting import until
 from tests.web.serving import Served, serving
 from umbel.app.app import App
 from umbel.history.isolation import QueryProcess
-from umbel.web import site
-from umbel.web.problems import Refused
+from umbel.web import history
+from umbel.web.history import PROCESSES_MAX, WAITING_MAX, LakeReaders
+from umbel.web.http import Refused
 from umbel.web.settings import Role
-from umbel.web.site import PROCESSES_MAX, WAITING_MAX, LakeReaders
 
 SQL = "select count(*) as n from attempts"
 
@@ -44,7 +44,6 @@ def open_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         f"/history?sql={SQL}",
         f"/history/download?sql={SQL}",
         "/history",
-        "/history/rates",
         "/cluster?period=day",
         "/api/v1/history",
         "/api/v1/history/rates",
@@ -104,7 +103,7 @@ def test_queries_are_audited_with_their_rows_or_why_they_were_not_run(tmp_path: 
 def test_a_query_that_cannot_be_interrupted_is_killed_and_the_dashboard_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(history, "TIMEOUT_S", 1.0)
     with served_at(tmp_path) as served, served.client(served.token(Role.OPERATOR)) as client:
         ended = client.post("/api/v1/history/sql", json={"sql": ENDLESS})
         assert ended.status_code == 422 and "took longer than 1 s; narrow it" in ended.json()["detail"]
@@ -128,7 +127,7 @@ class Held:
 
 
 def test_one_query_of_a_visitor_runs_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "QueryProcess", Held)
+    monkeypatch.setattr(history, "QueryProcess", Held)
     Held.let_go.clear()
 
     async def scenario() -> None:
@@ -155,7 +154,7 @@ def test_one_query_of_a_visitor_runs_and_the_others_wait(monkeypatch: pytest.Mon
 
 
 def test_a_query_whose_caller_has_gone_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "QueryProcess", Held)
+    monkeypatch.setattr(history, "QueryProcess", Held)
     Held.let_go.clear()
 
     async def scenario() -> None:
@@ -176,6 +175,8 @@ def test_a_page_and_its_charts_are_read_one_after_another(open_site: Served) -> 
     async def scenario() -> list[httpx.Response]:
         headers = {"sec-fetch-site": "same-origin"}
         async with httpx.AsyncClient(base_url=open_site.url, headers=headers, timeout=60.0) as client:
-            return await asyncio.gather(*(client.get(path) for path in ("/history", "/history/rates") * 3))
+            return await asyncio.gather(
+                *(client.get(path) for path in ("/history", "/api/v1/history/rates") * 3)
+            )
 
     assert [one.status_code for one in asyncio.run(scenario())] == [200] * 6

@@ -176,8 +176,8 @@ def test_no_reply_is_a_fault_of_a_page_or_an_endpoint(
 
 
 async def _show_all(site: Dashboard, client: Any, seed: str) -> None:
-    await site.feed._look_at_views()
-    await site.feed._look_at_leases()
+    await site.feed._poll_views()
+    await site.feed._poll_leases()
     for path in PAGES:
         found = await client.get(path)
         assert found.status_code == 200, f"{seed} {path}: {found.text[:500]}"

@@ -320,7 +320,7 @@ def test_a_login_ends_after_ten_minutes_and_a_cookie_cannot_be_made_up(
         for wrong in ("", ".", "1.2.3", f"9{cookie}", cookie[:-1], cookie + "x", "é.ü", "\udcff"):
             with pytest.raises(oidc.LoginFailed, match="no login was started"):
                 await made.finish({"state": state, "code": "x"}, wrong)
-        monkeypatch.setattr(oidc, "time", lambda: now + oidc.WAIT_S + 10)
+        monkeypatch.setattr(oidc, "time", lambda: now + oidc.LOGIN_MAX_S + 10)
         with pytest.raises(oidc.LoginFailed, match="no login was started"):
             await made.finish({"state": state, "code": "x"}, cookie)
 
@@ -357,7 +357,7 @@ def test_too_many_failures_of_an_address_ask_the_provider_nothing(
     served: Served, provider: OidcProvider
 ) -> None:
     with served.client() as client:
-        for _ in range(credentials.MAX):
+        for _ in range(credentials.FAILURES_MAX):
             refused = sent_back(client, error="access_denied")
             assert refused.headers["location"] == "/login?failed=denied"
         assert sent_back(client, code="x").headers["location"] == "/login?failed=many"
@@ -370,7 +370,7 @@ def test_too_many_failures_of_an_address_ask_the_provider_nothing(
 def test_another_page_that_sends_its_visitors_back_keeps_nobody_from_logging_in(served: Served) -> None:
     """An image is enough for that, and the failures are those of the visitor's address."""
     with served.client() as client:
-        for _ in range(credentials.MAX):
+        for _ in range(credentials.FAILURES_MAX):
             client.get("/login/oidc/callback?code=x&state=y")
         refused = client.get("/login/oidc/callback?code=x&state=y")
         assert refused.headers["location"] == "/login?failed=many"

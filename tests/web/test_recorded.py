@@ -13,7 +13,8 @@ from umbel.events.tables import row
 from umbel.events.view import EventReader
 from umbel.history.query import read
 from umbel.web import lake as module
-from umbel.web.lake import KEPT_MAX, Recorded, RecordedCache, recorded
+from umbel.web.history import CACHED_MAX, RecordedCache
+from umbel.web.lake import Recorded, recorded
 
 T0 = BEGAN.timestamp()
 READER = EventReader()
@@ -129,9 +130,7 @@ def test_who_asks_while_the_tables_are_read_gets_the_same_answer() -> None:
 
     async def scenario() -> None:
         kept = RecordedCache()
-        assert set(map(id, await asyncio.gather(*(kept.recall(0, 1, slowly) for _ in range(5))))) == {
-            id(answer)
-        }
+        assert set(map(id, await asyncio.gather(*(kept.get(0, 1, slowly) for _ in range(5))))) == {id(answer)}
 
     asyncio.run(scenario())
     assert len(reads) == 1
@@ -174,12 +173,12 @@ def test_what_was_read_is_kept_for_a_while_and_not_all_of_it() -> None:
             reads.append(since)
             return Recorded(happenings=[], since=0, known_from=None, known_until=None, build=1, built_at="")
 
-        await kept.recall(since, 100.0, look)
+        await kept.get(since, 100.0, look)
 
     async def scenario(times: Sequence[float]) -> None:
         kept = RecordedCache()
         for one in times:
             await recall(kept, one)
 
-    asyncio.run(scenario([0.0, 0.0, *map(float, range(1, KEPT_MAX + 1)), 0.0]))
-    assert reads == [0.0, *map(float, range(1, KEPT_MAX + 1)), 0.0]
+    asyncio.run(scenario([0.0, 0.0, *map(float, range(1, CACHED_MAX + 1)), 0.0]))
+    assert reads == [0.0, *map(float, range(1, CACHED_MAX + 1)), 0.0]

@@ -14,15 +14,15 @@ from umbel.app.app import App
 from umbel.errors import ConfigurationError
 from umbel.monitor.rates import Step
 from umbel.monitor.records import Happening, Mark, TaskFilter
-from umbel.web import journal
+from umbel.web import audit
 from umbel.web import journal as journal_module
 from umbel.web.actions import AuditEntry, MarkMoment, Purge
 from umbel.web.credentials import Token
 from umbel.web.dashboard import Dashboard
+from umbel.web.http import Refused, Visitor
 from umbel.web.journal import Journal
-from umbel.web.problems import Refused
+from umbel.web.performer import Performer
 from umbel.web.settings import Role, WebSettings
-from umbel.web.site import Visitor
 from umbel.wire.event import encode_event
 
 ANN = Visitor(name="ann", role=Role.ADMIN, csrf="", address="127.0.0.1")
@@ -42,8 +42,8 @@ def test_the_last_hour_and_the_audit_are_shown_again_after_a_kill(tmp_path: Path
     async def before() -> int:
         site = dashboard_in(tmp_path)
         await site.start()
-        await until(lambda: not site.problem, "what is shown")
-        site.feed.heard(body := told("task-failed", "t1", exception="ValueError()"), time())
+        await until(lambda: not site.feed.problem, "what is shown")
+        site.feed.received(body := told("task-failed", "t1", exception="ValueError()"), time())
         site.cluster.model.take(body, time())
         site.cluster.model.happened(Happening(at=time(), kind="lost", subject="w@h"))
         await site.act(ANN, MarkMoment(text="v1.4"))
@@ -60,11 +60,11 @@ def test_the_last_hour_and_the_audit_are_shown_again_after_a_kill(tmp_path: Path
         site = dashboard_in(tmp_path)
         await site.start()
         await until(lambda: site.task("t1") is not None, "what is shown")
-        assert [one.uuid for one in site.tasks(TaskFilter(state="FAILURE")).tasks] == ["t1"]
-        assert sum(one or 0 for one in site.rates().failed) == 1  # joined, not counted again
-        assert [one.text for one in site.rates().marks] == ["v1.4"]
-        assert [one.kind for one in site.happenings()] == ["lost"]
-        newest, older = await site.audit()
+        assert [one.uuid for one in site.cluster.tasks(TaskFilter(state="FAILURE")).tasks] == ["t1"]
+        assert sum(one or 0 for one in site.cluster.rates().failed) == 1  # joined, not counted again
+        assert [one.text for one in site.cluster.rates().marks] == ["v1.4"]
+        assert [one.kind for one in site.cluster.happenings()] == ["lost"]
+        newest, older = await site.audit.entries()
         assert (newest.id, newest.action, newest.status, newest.who) == (audit_id, "purge", "done", "ann")
         assert older.action == "mark"
         await site.stop()
@@ -76,16 +76,16 @@ def test_an_action_is_on_disk_before_it_is_done(tmp_path: Path, monkeypatch: pyt
     async def scenario() -> None:
         site = dashboard_in(tmp_path)
         await site.start()
-        await until(lambda: not site.problem, "what is shown")
+        await until(lambda: not site.feed.problem, "what is shown")
         seen: list[str] = []
 
-        async def killed(_action: object) -> dict[str, Any]:
+        async def killed(_performer: Performer, _action: object) -> dict[str, Any]:
             other = sqlite3.connect(tmp_path / "web.db")
             seen.extend(body.decode() for (body,) in other.execute("SELECT body FROM audit"))
             other.close()
             raise asyncio.CancelledError
 
-        monkeypatch.setattr(site._performer, "perform", killed)
+        monkeypatch.setattr(Performer, "perform", killed)
         with pytest.raises(asyncio.CancelledError):
             await site.act(ANN, Purge(queue="celery"))
         assert len(seen) == 1 and '"status":"sent"' in seen[0]
@@ -114,12 +114,12 @@ def test_a_broker_that_is_away_is_waited_for_and_said(tmp_path: Path) -> None:
         app = App("away", broker="redis://127.0.0.1:1/0")
         site = Dashboard(app, WebSettings(state_file=tmp_path / "web.db"))
         await site.start()
-        await until(lambda: site.problem not in ("", "connecting"), "what is shown")
-        health = site.overview().health
+        await until(lambda: site.feed.problem not in ("", "connecting"), "what is shown")
+        health = site.cluster.overview().health
         assert health.level == "bad" and "receives no events from the cluster" in health.sentence
         result = await site.act(ANN, Purge(queue="celery"))
         assert not result.done and result.problem
-        assert (await site.audit())[0].status == "failed"
+        assert (await site.audit.entries())[0].status == "failed"
         await site.stop()
 
     asyncio.run(scenario())
@@ -132,12 +132,12 @@ def test_a_broker_that_restarts_is_said_and_survived(tmp_path: Path) -> None:
     async def scenario() -> None:
         site = Dashboard(App("again", broker=server.url), WebSettings(state_file=tmp_path / "web.db"))
         await site.start()
-        await until(lambda: not site.problem, "what is shown")
+        await until(lambda: not site.feed.problem, "what is shown")
         await asyncio.to_thread(server.stop)
-        await until(lambda: site.problem, "what is shown")
-        assert site.overview().health.level == "bad"
+        await until(lambda: site.feed.problem, "what is shown")
+        assert site.cluster.overview().health.level == "bad"
         await asyncio.to_thread(server.start)
-        await until(lambda: not site.problem, "what is shown")
+        await until(lambda: not site.feed.problem, "what is shown")
 
         async def is_marked() -> bool:
             await site.act(ANN, MarkMoment(text="back"))
@@ -155,16 +155,16 @@ def test_a_broker_that_restarts_is_said_and_survived(tmp_path: Path) -> None:
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "HEARD_BYTES_MAX", 2000)
-    monkeypatch.setattr(journal_module, "HEARD_AT_ONCE", 2)
-    monkeypatch.setitem(journal.ROOMS, "action", 10)
+    monkeypatch.setattr(journal_module, "EVENTS_BYTES_MAX", 2000)
+    monkeypatch.setattr(journal_module, "EVENTS_AT_ONCE", 2)
+    monkeypatch.setitem(audit.ROOMS, "action", 10)
     kept, now = Journal(tmp_path / "web.db"), time()
     old = [(now - 4000, b"old"), (now - 4000, b"older")]
     kept.write_hour(old, [Step(int(now) - 4000)], [Mark(at=now - 4000, text="old")], now)
-    assert not list(kept.heard(0)) and not kept.steps(0) and not kept.happened(0)
+    assert not list(kept.events(0)) and not kept.steps(0) and not kept.happened(0)
     bodies = [bytes(f"{number} {hash(str(number))}" * 10, "ascii") for number in range(100)]
     kept.write_hour([(now, one) for one in bodies], [Step(int(now), done=3)], [Mark(at=now, text="x")], now)
-    found = [body for _, part in kept.heard(0) for body in part]
+    found = [body for _, part in kept.events(0) for body in part]
     assert 2 <= len(found) < 100 and set(found) <= set(bodies[-len(found) :])
     entry = AuditEntry(
         id=0, at=now, who="a", role="admin", address="", action="x", target="", arguments={}, status="done"
@@ -188,12 +188,12 @@ def test_damaged_rows_are_passed_over_and_a_fault_is_started_again_from(tmp_path
     async def scenario() -> None:
         site = dashboard_in(tmp_path)
         await site.start()
-        await until(lambda: site.task("t1") is not None and not site.problem, "what is shown")
+        await until(lambda: site.task("t1") is not None and not site.feed.problem, "what is shown")
         assert site._running is not None
         site._running.cancel()
         await asyncio.wait([site._running])
         await site.start()  # as the next request does
-        await until(lambda: not site.problem, "what is shown")
+        await until(lambda: not site.feed.problem, "what is shown")
         await site.act(ANN, MarkMoment(text="again"))
         await until(lambda: site.cluster.model.marks, "what is shown")
         await site.stop()

@@ -14,11 +14,10 @@ from umbel.monitor.records import TaskFilter
 from umbel.web import journal
 from umbel.web.actions import COLUMNS, NAME_MAX, USUAL, VIEW_BYTES_MAX, DeleteView, SavedView, SaveView
 from umbel.web.dashboard import Dashboard
+from umbel.web.http import Forbidden, Refused, Visitor
 from umbel.web.journal import Journal
 from umbel.web.pages.tasks import address_of, columns_of
-from umbel.web.problems import Forbidden, Refused
 from umbel.web.settings import Role
-from umbel.web.site import Visitor
 
 VIEWER = Visitor(name="vic", role=Role.VIEWER, csrf="", address="10.0.0.7")
 LATE = SaveView(view="late", match=TaskFilter(state="FAILURE", since=5.0), order="time", columns=["error"])
@@ -47,7 +46,7 @@ def test_a_view_is_saved_replaced_listed_and_deleted_and_all_of_it_audited(tmp_p
             gone = await site.act(ANN, DeleteView(view="late"))
             assert not gone.done and gone.refused == {"late": "there is no such view"}
             assert await names(site) == ["Apples"]
-            audit = [(one.action, one.target, one.status) for one in await site.audit()]
+            audit = [(one.action, one.target, one.status) for one in await site.audit.entries()]
             assert audit[-1] == ("save_view", "late", "done")
             assert audit[:2] == [("delete_view", "late", "failed"), ("delete_view", "late", "done")]
 
@@ -62,7 +61,7 @@ def test_who_only_looks_saves_and_deletes_nothing(tmp_path: Path) -> None:
                 with pytest.raises(Forbidden, match="operator"):
                     await site.act(VIEWER, action)
             assert await names(site) == ["late"]
-            assert [one.status for one in await site.audit()] == ["refused", "refused", "done"]
+            assert [one.status for one in await site.audit.entries()] == ["refused", "refused", "done"]
 
     asyncio.run(scenario())
 

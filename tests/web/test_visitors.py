@@ -18,10 +18,9 @@ from umbel.web import visitors as visitors_module
 from umbel.web.actions import AuditEntry
 from umbel.web.credentials import Token, digest_of, make_token
 from umbel.web.dashboard import Dashboard
+from umbel.web.http import Forbidden, Refused, Visitor
 from umbel.web.hub import STREAMS_MAX, EventStream
-from umbel.web.problems import Forbidden, Refused
 from umbel.web.settings import Oidc, Role, WebSettings, check
-from umbel.web.site import Visitor
 from umbel.web.visitors import Visitors
 
 PROXIES = ("10.0.0.0/8",)
@@ -147,9 +146,9 @@ def test_guesses_at_the_same_time_are_counted_too() -> None:
         return 200
 
     async def all_at_once() -> list[int]:
-        return await asyncio.gather(*(guess() for _ in range(3 * credentials.MAX)))
+        return await asyncio.gather(*(guess() for _ in range(3 * credentials.FAILURES_MAX)))
 
-    assert asyncio.run(all_at_once()).count(401) == credentials.MAX
+    assert asyncio.run(all_at_once()).count(401) == credentials.FAILURES_MAX
 
 
 def test_dashboards_of_one_host_have_cookies_of_their_own() -> None:
@@ -317,7 +316,7 @@ def test_a_lock_out_refuses_wrong_tokens_of_that_address_alone(monkeypatch: pyte
     tokens = [token(given)]
     visitors = visitors_of(WebSettings(proxies=PROXIES), lambda: tokens, noted)
     guesser, other = ("x-forwarded-for", "1.2.3.4"), ("x-forwarded-for", "1.2.3.5")
-    for _ in range(credentials.MAX):
+    for _ in range(credentials.FAILURES_MAX):
         with pytest.raises(Refused, match="wrong"):
             logged_in(visitors, "umbel_wrong", guesser, client="10.0.0.5")
     for _ in range(3):
@@ -332,7 +331,7 @@ def test_a_lock_out_refuses_wrong_tokens_of_that_address_alone(monkeypatch: pyte
     with pytest.raises(Refused, match="wait"):
         logged_in(visitors, given, guesser, client="10.0.0.5")
     of_guesser = [one.action for one in noted if one.address == "1.2.3.4" and one.status == "refused"]
-    assert of_guesser == ["failed_login"] * credentials.MAX + ["locked_out"]
+    assert of_guesser == ["failed_login"] * credentials.FAILURES_MAX + ["locked_out"]
 
 
 def test_guesses_of_a_locked_out_address_share_one_read_of_the_tokens(
@@ -347,7 +346,7 @@ def test_guesses_of_a_locked_out_address_share_one_read_of_the_tokens(
 
     async def scenario() -> None:
         visitors = visitors_of(WebSettings(), read)
-        for _ in range(credentials.MAX):
+        for _ in range(credentials.FAILURES_MAX):
             visitors.failures.note("127.0.0.1", time())
         guesses = [visitors.log_in("umbel_wrong", scope()) for _ in range(1000)]
         answers = await asyncio.gather(*guesses, visitors.log_in(given, scope()), return_exceptions=True)
@@ -359,7 +358,7 @@ def test_guesses_of_a_locked_out_address_share_one_read_of_the_tokens(
 
 def test_an_address_of_ipv6_is_as_good_as_its_network() -> None:
     found = credentials.FailureLimit()
-    for number in range(credentials.MAX):
+    for number in range(credentials.FAILURES_MAX):
         found.note(f"2001:db8:0:1::{number:x}", 1.0)
     assert found.is_locked_out("2001:db8:0:1:ffff::1", 2.0)
     assert not found.is_locked_out("2001:db8:0:2::1", 2.0)
@@ -370,7 +369,7 @@ def test_an_address_of_ipv6_is_as_good_as_its_network() -> None:
 def test_failures_that_are_written_down_are_bounded_for_all_addresses_together() -> None:
     found = credentials.FailureLimit()
     verdicts = [found.note(f"10.1.{number // 250}.{number % 250}", 1.0) for number in range(3000)]
-    assert verdicts.count(credentials.Verdict.COUNTED) == credentials.ALL_MAX
+    assert verdicts.count(credentials.Verdict.COUNTED) == credentials.ALL_FAILURES_MAX
     assert found.note("10.9.9.9", 1.0 + credentials.PERIOD_S) is credentials.Verdict.COUNTED
 
 
@@ -495,7 +494,9 @@ def test_a_cancelled_stream_leaves_nothing_behind_and_one_visitor_has_so_many(tm
         def stream() -> EventStream:
             return EventStream(found, None, (), visitor="ann", still_known=still_known)
 
-        running = [asyncio.ensure_future(stream()({}, silent, keep)) for _ in range(STREAMS_MAX)]
+        running = [
+            asyncio.ensure_future(stream()({"type": "http"}, silent, keep)) for _ in range(STREAMS_MAX)
+        ]
         async with asyncio.timeout(30):
             await opened.wait()
             assert found.clients == STREAMS_MAX and not found.has_many_of("bob")

@@ -16,7 +16,7 @@ import msgspec
 
 from umbel.app.app import App
 from umbel.app.sending.preparation import new_id
-from umbel.brokers.interface import Broadcast, FanOut
+from umbel.brokers.interface import Broadcast, Broker, FanOut
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker, ask_in_time
 from umbel.cli.options import (
@@ -34,7 +34,7 @@ from umbel.coordination.driver import fairly
 from umbel.errors import BrokerError, ConfigurationError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.launch.loading import find_app
-from umbel.monitor.coordination import ClusterBroker, MembershipWatch, known_members
+from umbel.monitor.coordination import MembershipWatch, known_members
 from umbel.protocol.delivery.trust import ClusterId
 from umbel.protocol.leadership.coordination import NAMESPACE, ElectionRecord, Policy, election_key
 from umbel.protocol.membership.members import Member
@@ -91,7 +91,7 @@ def members_command(
 class Watch:
     """Follows the membership of the cluster and prints every change."""
 
-    def __init__(self, broker: ClusterBroker, *, as_json: bool) -> None:
+    def __init__(self, broker: Broker, *, as_json: bool) -> None:
         self._broker = broker
         self._asker = ControlClient(broker)
         self._as_json = as_json

@@ -258,7 +258,7 @@ def mark_command(app_name: str | None, url: str | None, text: str) -> int:
 
     async def tell(broker: Broker) -> None:
         clock = LamportClock(await broker.coordination.raise_clock(0))
-        await EventPublisher(broker, clock, "mark").tell(MARK, {"text": text.strip()})
+        await EventPublisher(broker, clock, "mark").publish(MARK, {"text": text.strip()})
 
     ask_broker(app_name, tell, url=url)
     return exits.OK

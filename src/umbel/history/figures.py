@@ -1,6 +1,12 @@
-"""Figures: what a report says, counted and measured by SQL over the published tables and views.
+"""Figures: the numbers of a report, counted and measured by SQL over the published tables and views.
 
-Two periods are compared by the same figures.
+Everything is aggregated in SQL: at most STEPS_MAX time steps and a limited number of names, nodes and rows;
+rows beyond a limit are counted. So the report of a hundred million events is as large as that of a thousand.
+Percentiles are exact.
+
+The period of a report is the time in which the broker's log received the events, because the nodes' own
+clocks may be wrong: a node whose clock is in the year 2099 must not stretch the time axis. Attempts that
+ended outside the period are counted as `n_outside`.
 """
 
 from array import array
@@ -11,21 +17,20 @@ from math import ceil, floor
 from typing import Any
 
 from umbel.events.tables import TABLES
-from umbel.history.charts import MINUTE, time_step
+from umbel.history.charts import time_step
+from umbel.history.formats import MINUTE
 from umbel.history.query import Tables
 from umbel.history.tables import Wanted, percentiles
 from umbel.history.views import ANY_TASKS, ANY_TIME, OF_PART
 
 # ---- period ----------------------------------------------------------------------------------------
-#
-# The time that a report shows, cut into steps.
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Period:
-    """The time from `start` to `end`, in Unix seconds, cut into steps of `step_s`."""
+    """The time from `start` to `end` in Unix seconds, divided into steps of `step_s`."""
 
     start: float
     end: float
@@ -33,7 +38,7 @@ class Period:
 
     @property
     def length_s(self) -> float:
-        """Seconds from start to end."""
+        """The seconds from start to end."""
         return self.end - self.start
 
     @property
@@ -50,11 +55,7 @@ class Period:
         return [(first + number) * self.step_s for number in range(max(steps, 1))]
 
 
-# ---- work figures ----------------------------------------------------------------------------------
-#
-# What a report says of queues, workflows, lost time and unusual times, from the views.
-#
-# As in `figures.py` everything is aggregated by SQL, and each list has its limit.
+# ---- queues, workflows, lost time, unusual times ---------------------------------------------------
 
 NAMES_MAX = 20
 DRAWN_MAX = 5
@@ -66,18 +67,20 @@ STEPS_MAX = 120
 
 @dataclass(frozen=True)
 class Depths:
-    """How much waited in the deepest queues. A queue is known minute by minute, so no step is shorter."""
+    """How many messages waited in the deepest queues. Queues are recorded per minute, so no step is
+    shorter.
+    """
 
     period: Period
     queues: list[Row]
-    """Deepest first."""
+    """The deepest queue first."""
     steps: list[list[float | None]]
-    """For each of the first queues, the largest depth in each step."""
+    """The largest depth in each step, for each of the first queues."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Figures of queues, workflows, lost time and unusual times."""
+    """The figures of queues, workflows, lost time and unusual times."""
 
     depths: Depths | None
     workflow_kinds: list[Row]
@@ -88,7 +91,7 @@ class Work:
 
 
 def work(tables: Tables, period: Period | None) -> Work:
-    """Compute the figures of queues, workflows, lost time and unusual times."""
+    """Return the figures of queues, workflows, lost time and unusual times."""
     step_s = max(MINUTE, time_step(period.length_s, UNUSUAL_STEPS)) if period else MINUTE
     return Work(
         depths=_depths(tables, period) if period else None,
@@ -100,7 +103,10 @@ def work(tables: Tables, period: Period | None) -> Work:
 
 
 def _workflows(tables: Tables) -> dict[str, list[Row]]:
-    """By the name of the first task, and the slowest of all; so many tasks at a time as fit into memory."""
+    """Return the workflows by the name of their first task, and the slowest workflows.
+
+    Only as many tasks are read at a time as fit into the memory that a query may use.
+    """
     parts = tables.rows(_IN_TREES, timeout_s=LONG_S)[0]["n"] // TASKS_AT_ONCE + 1
     kinds: dict[str | None, Row] = {}
     slowest: list[Row] = []
@@ -120,7 +126,7 @@ def _workflows(tables: Tables) -> dict[str, list[Row]]:
 
 
 def _share(ordered: Sequence[float], share: float) -> float | None:
-    """A quantile, interpolated between two values like DuckDB's `quantile_cont`."""
+    """Return a quantile, interpolated between two values like DuckDB's `quantile_cont`."""
     if not ordered:
         return None
     place = share * (len(ordered) - 1)
@@ -158,13 +164,13 @@ def _depths(tables: Tables, period: Period) -> Depths | None:
 
 
 def _levels(period: Period, rows: list[Row]) -> list[float | None]:
-    """The largest depth of each step; a step without changes has that of the step before."""
+    """Return the largest depth of each step; a step without changes has the depth of the step before."""
     levels: list[float | None] = []
-    depth, left = 0, list(reversed(rows))
+    depth, remaining = 0, list(reversed(rows))
     for at in period.times:
         peak = depth
-        while left and left[-1]["at_s"] < at + period.step_s:
-            row = left.pop()
+        while remaining and remaining[-1]["at_s"] < at + period.step_s:
+            row = remaining.pop()
             depth = row["depth"]
             peak = max(peak, row["peak"]) if row["at_s"] >= at else depth
         levels.append(peak)
@@ -172,9 +178,9 @@ def _levels(period: Period, rows: list[Row]) -> list[float | None]:
 
 
 TASKS_AT_ONCE = 1_200_000
-"""Of workflows: what their paths need of the memory that a query may use."""
+"""How many tasks of workflows fit into the memory that a query may use."""
 LONG_S = 600.0
-"""Seconds for a query of a report, which may take longer than an interactive one."""
+"""The time limit of a report's query, which may take longer than an interactive query."""
 
 _DEPTHS = """
     select queue, floor(epoch(minute) / $step) * $step as at_s, max(depth_max) as peak,
@@ -209,16 +215,6 @@ _UNUSUAL = f"""
 
 
 # ---- figures ---------------------------------------------------------------------------------------
-#
-# What a report says, counted and measured by SQL over the published tables.
-#
-# Everything is aggregated in SQL: at most `STEPS_MAX` time steps and a limited number of names, nodes and
-# rows; what is beyond a limit is counted. So a report of a hundred million events is as large as that of a
-# thousand. Percentiles are exact, taken from the attempts themselves.
-#
-# The time shown is when the broker's log took the events: the nodes' own clocks may be wrong, and a node
-# that lives in the year 2099 must not squeeze all others into one pixel. What lies outside is counted as
-# `outside`.
 
 NODES_MAX = 40
 SESSIONS_MAX = 2000
@@ -232,10 +228,10 @@ class Figures:
 
     build: Row
     left_out: frozenset[str]
-    """Tables that are missing in the build."""
+    """The tables that are missing in the build."""
     wanted: Wanted
     recorded: tuple[float, float] | None
-    """First and last time of the history; None where there is none."""
+    """The first and last time of the history; None if there is none."""
     period: Period | None
     totals: Row
     states: list[Row]
@@ -253,25 +249,25 @@ class Figures:
 
     @property
     def mean_per_s(self) -> float | None:
-        """Attempts that ended in the whole period, idle times included; None where none did."""
+        """Attempts per second over the whole period, including idle times; None if none ended."""
         ended = sum(row.get("n_attempts", 0) for row in self.steps)
         return ended / self.period.length_s if self.period and ended else None
 
     @property
     def peak_per_s(self) -> float | None:
-        """Attempts per second in the busiest time step; None where none ended."""
+        """Attempts per second in the busiest time step; None if none ended."""
         busiest = self.busiest
         return busiest["n_attempts"] / self.period.step_s if self.period and busiest else None
 
     @property
     def busiest(self) -> Row | None:
-        """The time step in which most attempts ended; None where none did."""
+        """The time step in which most attempts ended; None if none ended."""
         ended = [row for row in self.steps if row.get("n_attempts")]
         return max(ended, key=lambda row: int(row["n_attempts"]), default=None)
 
 
 def figures(tables: Tables) -> Figures:
-    """Compute all figures of a report from the tables."""
+    """Return all figures of a report."""
     recorded = _recorded(tables)
     period = _period(recorded, tables.wanted)
     return Figures(
@@ -301,7 +297,7 @@ def figures(tables: Tables) -> Figures:
 
 
 def _recorded(tables: Tables) -> tuple[float, float] | None:
-    """First and last time of the wanted part; where nothing was recorded in it, of all attempts."""
+    """Return the first and last time of the wanted part, or of all attempts if it has no records."""
     for sql in _SPANS:
         [found] = tables.rows(sql)
         if found["first"] is not None:
@@ -364,11 +360,13 @@ _COUNTS = {
     "elections_broken": ("elections", "case when violations <> '[]' then 1 end"),
     "anomalies": ("anomalies", "*"),
 }
-"""Null where the build lacks the table, which is not the same as 0."""
+"""What is counted in which table. The number is null if the build lacks the table, which is not the same as
+0.
+"""
 
 
 def _steps(tables: Tables, period: Period | None) -> list[Row]:
-    """One row for each time step, also those in which nothing ended."""
+    """Return one row for each time step, including steps in which nothing ended."""
     if period is None:
         return []
     start, end = period.shown
@@ -384,7 +382,7 @@ def _steps(tables: Tables, period: Period | None) -> list[Row]:
 
 
 def _by(tables: Tables, column: str) -> list[Row]:
-    """Outcomes by a column: most failures first, then most attempts; the rest is one row."""
+    """Return outcomes by a column: most failures first, then most attempts; the rest is one row."""
     return tables.rows(
         f"""with ranked as (
             select {column} as key, row_number() over (
@@ -401,7 +399,7 @@ def _by(tables: Tables, column: str) -> list[Row]:
 
 
 def _sessions(tables: Tables) -> list[Row]:
-    """The sessions of the nodes that had the most trouble, then of the others by name."""
+    """Return the sessions of the nodes that were lost most often, then of the other nodes by name."""
     return tables.rows(
         f"""with chosen as (
             select hostname from workers group by hostname
@@ -414,7 +412,7 @@ def _sessions(tables: Tables) -> list[Row]:
     )
 
 
-# Errors that differ in a number only ("order 17 has no customer") are one error.
+# Errors that differ only in a number ("order 17 has no customer") count as the same error.
 _ERRORS = f"""
     select name, regexp_replace(left(exception, 200), '[0-9]+', '#', 'g') as exception, count(*) as n,
         count(distinct task_id) as tasks
@@ -426,8 +424,8 @@ _ELECTIONS = f"""
         epoch(first_at) as at_s, duration_s, violations
     from elections order by first_at desc nulls last, election_id limit {ELECTIONS_MAX}"""
 
-# Events reach the log a little after they happened, so a right clock shows slightly below zero. All
-# shares are taken at once, of four bytes each: a quantile keeps every value, and each event has one.
+# Events reach the log a moment after they happened, so a correct clock shows slightly below zero. All shares
+# are computed at once, of floats of four bytes: a quantile stores all values, and each event has one.
 _SKEWS = f"""
     select hostname, n, shares[1] as low_s, shares[2] as middle_s, shares[3] as high_s
     from (
@@ -447,19 +445,17 @@ _ANOMALIES = f"""
 
 
 def failure_rate(row: Row) -> float | None:
-    """The share of failures among successes and failures; None where there is neither."""
-    judged = row["n_succeeded"] + row["n_failed"]
-    return row["n_failed"] / judged if judged else None
+    """Return the share of failures among successes and failures; None if there is neither."""
+    ended = row["n_succeeded"] + row["n_failed"]
+    return row["n_failed"] / ended if ended else None
 
 
 def column(rows: Sequence[Row], name: str) -> list[float | None]:
-    """One column of rows; None where a row lacks it."""
+    """Return one column of rows; None where a row lacks it."""
     return [row.get(name) for row in rows]
 
 
 # ---- comparing -------------------------------------------------------------------------------------
-#
-# Each task's figures in two periods, and how they changed.
 
 TASKS_MAX = 1000
 FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
@@ -474,7 +470,7 @@ class Span:
 
 
 def compare(tables: Tables, before: Span, after: Span) -> list[Row]:
-    """One row per task, those with most attempts first."""
+    """Return each task's figures in two periods and their changes, the task with most attempts first."""
     return tables.rows(
         "select * from compared($before_since, $before_until, $after_since, $after_until)"
         f" order by n_before + n_after desc, name nulls last limit {TASKS_MAX}",

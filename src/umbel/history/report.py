@@ -1,39 +1,18 @@
-"""Report: one page of HTML about a period: what it shows of work (queues, workflows, failures), of nodes
-(sessions, elections, clocks, anomalies), and the page itself.
+"""Report: one HTML page about a period, which needs no network, no script and no font.
+
+The figures (`figures.py`) are drawn (`charts.py`) and listed; every number comes from the tables. The page's
+policy forbids scripts and content from elsewhere, so that even a mistake in escaping cannot run the name of a
+task as a script.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from umbel.events.tables import ANOMALY_KINDS
 from umbel.history import charts
-from umbel.history.charts import (
-    BLUE,
-    GREEN,
-    GREY,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-    Content,
-    Markup,
-    Series,
-    Span,
-    count,
-    duration,
-    figure,
-    instant,
-    joined,
-    nothing,
-    percent,
-    rate,
-    section,
-    signed,
-    some,
-    table,
-    tag,
-)
+from umbel.history.charts import BLUE, GREEN, GREY, LIGHT, ORANGE, PURPLE, VERMILION, Series, Span, legend_of
 from umbel.history.figures import (
     ELECTIONS_MAX,
     LISTED_MAX,
@@ -46,11 +25,81 @@ from umbel.history.figures import (
     column,
     failure_rate,
 )
+from umbel.history.formats import count, duration, instant, percent, rate, signed, some
+from umbel.history.markup import Content, Markup, joined, rect, tag
 from umbel.history.views import FAR, SAMPLES_MIN, STEPS_MIN
 
-# ---- work sections ---------------------------------------------------------------------------------
-#
-# What a report shows of queues, workflows, lost time and unusual times.
+# ---- parts of the page -----------------------------------------------------------------------------
+
+BAR_WIDTH = 110.0
+
+
+def section(title: str, *content: Content) -> Markup:
+    """Return a section of the page with its heading."""
+    return tag("section", tag("h2", title), content, id=title.lower().replace(" ", "-"))
+
+
+def figure(caption: str, drawn: Markup, listed: Markup) -> Markup:
+    """Return a drawing with its caption, and the table of its values."""
+    return joined(tag("figure", tag("figcaption", caption), drawn, tabindex=0), listed)
+
+
+def _score(score: float) -> str:
+    return f"{score:+.1f}"
+
+
+def _text(value: object) -> str:
+    return str(value or "")
+
+
+def _known(value: object) -> str:
+    return str(value or "(unknown)")
+
+
+NUMBERS = frozenset({count, duration, percent, signed, int, _score})
+Column = tuple[str, "str | Callable[[Row], Content]", "Callable[[Any], Content]"]
+"""Of a table: the heading, the name or the function of the value in a row, and how the value is written."""
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column], id_: str | None = None) -> Markup:
+    """Return a table of rows; numbers are aligned, and times are not broken into lines."""
+
+    def kind(form: Callable[[Any], Content]) -> str | None:
+        return "number" if form in NUMBERS else "whole" if form is instant else None
+
+    def cell(row: Row, value: str | Callable[[Row], Content], form: Callable[[Any], Content]) -> Markup:
+        found = row.get(value) if isinstance(value, str) else value(row)
+        return tag("td", form(found), class_=kind(form))
+
+    head = [tag("th", heading, scope="col", class_=kind(form)) for heading, _, form in columns]
+    body = [tag("tr", [cell(row, value, form) for _, value, form in columns]) for row in rows]
+    listed = tag("table", tag("thead", tag("tr", head)), tag("tbody", body), id=id_)
+    # On a narrow screen the table scrolls sideways, also by keyboard.
+    return tag("div", listed, class_="wide", tabindex=0, role="group", aria_label="Table; scroll sideways")
+
+
+def folded(summary: str, listed: Markup) -> Markup:
+    """Return content that is shown when its summary is opened."""
+    return tag("details", tag("summary", summary), listed)
+
+
+def nothing(reason: str) -> Markup:
+    """Return a line that says why there is nothing to show."""
+    return tag("p", reason, class_="nothing")
+
+
+def bar(parts: Sequence[tuple[str, float, str]]) -> Markup:
+    """Return a horizontal bar of parts: tooltip, share of the width, colour."""
+    x, drawn = 0.0, []
+    for title, share, colour in parts:
+        if share:
+            wide = max(share * BAR_WIDTH, 0.8)
+            drawn.append(rect(x, 0, wide, 12, tag("title", title), fill=colour))
+        x += share * BAR_WIDTH
+    return tag("svg", drawn, viewBox=f"0 0 {BAR_WIDTH:g} 12", class_="bar", aria_hidden="true")
+
+
+# ---- queues, workflows, lost time, unusual times ---------------------------------------------------
 
 COLOURS = (BLUE, VERMILION, ORANGE, GREEN, PURPLE)
 PARTS = (
@@ -59,11 +108,10 @@ PARTS = (
     ("attempts in vain", "retry_s", VERMILION),
     ("not yet sent or due", "follow_s", GREY),
 )
-BAR_WIDTH = 110.0
 
 
 def depths(found: Figures) -> Content:
-    """How much waited in the queues, over time."""
+    """Return the section on queue depths."""
     drawn = found.work.depths
     if drawn is None or not drawn.queues:
         return nothing(
@@ -71,41 +119,31 @@ def depths(found: Figures) -> Content:
         )
     deepest = drawn.queues[0]
     caption = (
-        f"The most that waited in each {duration(drawn.period.step_s)}. Deepest: {_queue(deepest)}, "
+        f"The most that waited in each {duration(drawn.period.step_s)}. Deepest: {_known(deepest['queue'])}, "
         f"{count(deepest['peak'])} at {instant(deepest['peak_at'])}; its mean over the whole period, idle "
         f"times included, is {count(round(deepest['mean'], 2))}."
     )
     series = [
-        Series(_queue(row), colour, levels)
+        Series(_known(row["queue"]), colour, levels)
         for row, colour, levels in zip(drawn.queues, COLOURS, drawn.steps, strict=False)
     ]
     if len(drawn.queues) > len(series):
         caption += f" Drawn are the deepest {len(series)}."
-    rows = [
-        [
-            _queue(row),
-            count(row["peak"]),
-            instant(row["peak_at"]),
-            count(round(row["mean"], 2)),
-            duration(row["backlog_s"]),
-        ]
-        for row in drawn.queues
+    columns: list[Column] = [
+        ("queue", "queue", _known),
+        ("peak depth", "peak", count),
+        ("at", "peak_at", instant),
+        ("mean depth", lambda row: round(row["mean"], 2), count),
+        ("longest backlog", "backlog_s", duration),
     ]
-    headings = ["queue", "peak depth", "at", "mean depth", "longest backlog"]
-    listed = joined(
-        table(headings, rows, numbers=(1, 3, 4), whole=(2,), id_="depths-table"),
-        tag(
-            "p",
-            "Backlog: how long a minute's end depth would take at that minute's rate of starts.",
-            class_="note",
-        ),
-    )
+    backlog = "Backlog: how long a minute's end depth would take at that minute's rate of starts."
+    listed = joined(table(drawn.queues, columns, "depths-table"), tag("p", backlog, class_="note"))
     chart = charts.lines("Queue depth", drawn.period.times, drawn.period.step_s, series, count)
     return figure(caption, chart, listed)
 
 
 def workflows(found: Figures) -> Content:
-    """The section on workflows."""
+    """Return the section on workflows."""
     kinds = found.work.workflow_kinds
     if not kinds:
         return nothing(
@@ -116,27 +154,25 @@ def workflows(found: Figures) -> Content:
         "Tasks that led to others, by the name of the first, those that took most time first. The bar shows "
         "where the time of their critical paths went."
     )
-    legend = [
-        tag("li", tag("span", "", class_="key", style=f"background:{colour}"), name)
-        for name, _, colour in PARTS
-    ]
-    rows = [
-        [
-            *(_name(row), _parts_bar(row), count(row["n"]), count(row["n_tasks"]), count(row["n_failed"])),
-            *(count(row["n_open"]), duration(row["p50_s"]), duration(row["p95_s"])),
-            *(percent(share) for share in _shares(row)),
-        ]
-        for row in kinds
-    ]
-    headings = [
-        *("first task", "", "workflows", "tasks", "failed", "open", "took p50", "p95"),
-        *("queue", "run", "in vain", "follow-up"),
+    columns: list[Column] = [
+        ("first task", "name", _known),
+        ("", _parts_bar, joined),
+        ("workflows", "n", count),
+        ("tasks", "n_tasks", count),
+        ("failed", "n_failed", count),
+        ("open", "n_open", count),
+        ("took p50", "p50_s", duration),
+        ("p95", "p95_s", duration),
+        *(
+            (heading, partial(_share, place=place), percent)
+            for place, heading in enumerate(("queue", "run", "in vain", "follow-up"))
+        ),
     ]
     note = f" At most {NAMES_MAX} are shown." if len(kinds) == NAMES_MAX else ""
     return joined(
         tag("p", caption + note),
-        tag("ul", legend, class_="legend"),
-        table(headings, rows, numbers=range(2, 12), id_="workflows-table"),
+        legend_of([(name, colour) for name, _, colour in PARTS]),
+        table(kinds, columns, "workflows-table"),
         _slowest(found.work.slowest),
     )
 
@@ -144,34 +180,23 @@ def workflows(found: Figures) -> Content:
 def _slowest(rows: list[Row]) -> Content:
     if not rows:
         return nothing("None of them has ended yet.")
-    cells = [
-        [
-            *(row["path_names"] or "–", duration(row["duration_s"]), _parts_bar(row)),
-            *(duration(row[key]) for _, key, _ in PARTS),
-            *(instant(row["began_s"]), row["root_id"]),
-        ]
-        for row in rows
-    ]
-    headings = [
-        "critical path",
-        "took",
-        "",
-        "queue",
-        "run",
-        "in vain",
-        "follow-up",
-        "began",
-        "first task's id",
+    columns: list[Column] = [
+        ("critical path", lambda row: row["path_names"] or "–", str),
+        ("took", "duration_s", duration),
+        ("", _parts_bar, joined),
+        ("queue", "queue_s", duration),
+        ("run", "run_s", duration),
+        ("in vain", "retry_s", duration),
+        ("follow-up", "follow_s", duration),
+        ("began", "began_s", instant),
+        ("first task's id", "root_id", str),
     ]
     title = "The slowest" if len(rows) < SLOWEST_MAX else f"The slowest {SLOWEST_MAX}"
-    return joined(
-        tag("h3", title),
-        table(headings, cells, numbers=(1, *range(3, 7)), whole=(7,), id_="slowest-table"),
-    )
+    return joined(tag("h3", title), table(rows, columns, "slowest-table"))
 
 
 def lost_time(found: Figures) -> Content:
-    """The section on lost time."""
+    """Return the section on lost time."""
     rows = found.work.lost
     if not rows:
         return nothing(
@@ -182,23 +207,22 @@ def lost_time(found: Figures) -> Content:
         f"{duration(total)} in {some(sum(row['n_tasks'] for row in rows), 'task')}: the run time of attempts "
         "that failed or were retried, the time from there to the next start, and what was started again."
     )
-    cells = [
-        [
-            *(_name(row), count(row["n_tasks"]), count(row["n_failed"]), count(row["n_repeats"])),
-            *(duration(row[key]) for key in ("failed_s", "again_s", "repeated_s", "lost_s")),
-            duration(row["lost_s"] / row["n_tasks"]),
-        ]
-        for row in rows
+    columns: list[Column] = [
+        ("task", "name", _known),
+        ("tasks", "n_tasks", count),
+        ("attempts in vain", "n_failed", count),
+        ("repeats", "n_repeats", count),
+        ("run in vain", "failed_s", duration),
+        ("until the next start", "again_s", duration),
+        ("started again", "repeated_s", duration),
+        ("lost", "lost_s", duration),
+        ("mean per task", lambda row: row["lost_s"] / row["n_tasks"], duration),
     ]
-    headings = [
-        *("task", "tasks", "attempts in vain", "repeats", "run in vain", "until the next start"),
-        *("started again", "lost", "mean per task"),
-    ]
-    return joined(tag("p", caption), table(headings, cells, numbers=range(1, 9), id_="lost-table"))
+    return joined(tag("p", caption), table(rows, columns, "lost-table"))
 
 
 def unusual(found: Figures) -> Content:
-    """The section on unusual times."""
+    """Return the section on unusual times."""
     step = duration(found.work.unusual_step_s)
     if not found.work.unusual:
         return nothing(
@@ -206,34 +230,32 @@ def unusual(found: Figures) -> Content:
             f"deviations from its median. Judged are tasks that ended in at least {STEPS_MIN} steps, and the "
             f"durations of steps with at least {SAMPLES_MIN} attempts."
         )
-    rows = [
-        [
-            *(instant(row["at_s"]), row["name"], row["what"], f"{row['score']:+.1f}"),
-            row["detail"],
-        ]
-        for row in found.work.unusual
-    ]
     caption = (
         f"Steps of {step} in which a task's rate, run time or waiting time was more than {FAR:g} deviations "
         "from its median; a deviation is taken from the median of the deviations, so a few wild steps do not "
         "hide others. Farthest first."
     )
-    if len(rows) == UNUSUAL_MAX:
+    if len(found.work.unusual) == UNUSUAL_MAX:
         caption += f" At most {UNUSUAL_MAX} are shown."
-    headings = ["from", "task", "what", "deviations", "in words"]
-    return joined(tag("p", caption), table(headings, rows, numbers=(3,), whole=(0,), id_="unusual-table"))
+    columns: list[Column] = [
+        ("from", "at_s", instant),
+        ("task", "name", _text),
+        ("what", "what", str),
+        ("deviations", "score", _score),
+        ("in words", "detail", _text),
+    ]
+    return joined(tag("p", caption), table(found.work.unusual, columns, "unusual-table"))
 
 
 def _parts_bar(row: Row) -> Markup:
-    """Where the time went, as parts of a whole."""
-    x, parts = 0.0, []
-    for (name, key, colour), share in zip(PARTS, _shares(row), strict=True):
-        wide = (share or 0.0) * BAR_WIDTH
-        if wide:
-            tooltip = tag("title", f"{name}: {duration(row[key])}, {percent(share)}")
-            parts.append(tag("rect", tooltip, x=x, y=0, width=max(wide, 0.8), height=12, fill=colour))
-        x += wide
-    return tag("svg", parts, viewBox=f"0 0 {BAR_WIDTH:g} 12", class_="bar", aria_hidden="true")
+    """Return a bar that shows where the time of a workflow went."""
+    parts = zip(PARTS, _shares(row), strict=True)
+    return bar(
+        [
+            (f"{name}: {duration(row[key])}, {percent(share)}", share or 0.0, colour)
+            for (name, key, colour), share in parts
+        ]
+    )
 
 
 def _shares(row: Row) -> list[float | None]:
@@ -241,21 +263,15 @@ def _shares(row: Row) -> list[float | None]:
     return [(row[key] or 0.0) / whole if whole else None for _, key, _ in PARTS]
 
 
-def _name(row: Row) -> str:
-    return str(row["name"] or "(unknown)")
-
-
-def _queue(row: Row) -> str:
-    return str(row["queue"] or "(unknown)")
+def _share(row: Row, place: int) -> float | None:
+    return _shares(row)[place]
 
 
 def _of_what(found: Figures) -> str:
     return f" Looked at: {found.wanted.said()}." if found.wanted else ""
 
 
-# ---- node sections ---------------------------------------------------------------------------------
-#
-# What a report shows of nodes: their sessions, elections and clocks, and what went wrong.
+# ---- nodes -----------------------------------------------------------------------------------------
 
 SHORT = 12
 ENDINGS = {
@@ -267,7 +283,7 @@ ELECTION_COLOURS = {"done": GREEN, "elected": BLUE, "failed": VERMILION, "expire
 
 
 def sessions(found: Figures) -> Content:
-    """The section on sessions of nodes."""
+    """Return the section on sessions of nodes."""
     if not found.sessions or found.period is None:
         return nothing("No worker sent events.")
     lanes: dict[str, list[Span]] = {}
@@ -286,26 +302,24 @@ def sessions(found: Figures) -> Content:
     caption += f"; {count(totals['sessions_lost'])} lost."
     if totals["nodes"] > NODES_MAX:
         caption += f" The first {NODES_MAX} are shown, lost nodes first."
-    rows = [
-        [
-            *(row["hostname"], row["pid"], instant(row["start"]), instant(row["end"]), row["ending"]),
-            *(duration(row["up_s"]), count(row["clock_min"]), count(row["clock_max"])),
-            f"{row['sw_ident'] or ''} {row['sw_ver'] or ''}".strip(),
-        ]
-        for row in found.sessions
+    columns: list[Column] = [
+        ("node", "hostname", str),
+        ("process", "pid", int),
+        ("first sign", "start", instant),
+        ("end", "end", instant),
+        ("ending", "ending", str),
+        ("up", "up_s", duration),
+        ("clock from", "clock_min", count),
+        ("to", "clock_max", count),
+        ("software", lambda row: f"{row['sw_ident'] or ''} {row['sw_ver'] or ''}".strip(), str),
     ]
-    headings = ["node", "process", "first sign", "end", "ending", "up", "clock from", "to", "software"]
-    listed = tag(
-        "details",
-        tag("summary", "The figures"),
-        table(headings, rows, numbers=(1, 5, 6, 7), whole=(2, 3), id_="sessions-table"),
-    )
+    listed = table(found.sessions, columns, "sessions-table")
     drawn = charts.lanes("Worker sessions", list(lanes.items()), *found.period.shown, legend)
-    return figure(caption, drawn, listed)
+    return figure(caption, drawn, folded("The figures", listed))
 
 
 def elections(found: Figures) -> Content:
-    """The section on elections."""
+    """Return the section on elections."""
     if not found.elections or found.period is None:
         return nothing("There were no elections.")
     lanes: dict[str, list[Span]] = {}
@@ -323,98 +337,73 @@ def elections(found: Figures) -> Content:
     )
     if totals["elections"] > ELECTIONS_MAX:
         caption += f" The last {ELECTIONS_MAX} are shown."
-    rows = [
-        [
-            *(row["election_id"], row["topic"] or "", row["winner"] or "", row["outcome"] or ""),
-            *(
-                row["protocol"],
-                instant(row["at_s"]),
-                duration(row["duration_s"]),
-                _violations(row["violations"]),
-            ),
-        ]
-        for row in found.elections[:LISTED_MAX]
+    rows = found.elections[:LISTED_MAX]
+    columns: list[Column] = [
+        ("election", "election_id", str),
+        ("topic", "topic", _text),
+        ("winner", "winner", _text),
+        ("outcome", "outcome", _text),
+        ("protocol", "protocol", str),
+        ("began", "at_s", instant),
+        ("took", "duration_s", duration),
+        ("broken promises", "violations", lambda listed: listed.strip("[]") or "none"),
     ]
-    headings = ["election", "topic", "winner", "outcome", "protocol", "began", "took", "broken promises"]
     drawn = charts.lanes("Elections by topic", shown, *found.period.shown, legend)
-    return figure(
-        caption,
-        drawn,
-        _unfolded(table(headings, rows, numbers=(6,), whole=(5,), id_="elections-table"), len(rows)),
-    )
-
-
-def _unfolded(listed: Markup, rows: int) -> Markup:
-    """The list, folded if it is long."""
-    if rows <= SHORT:
-        return listed
-    return tag("details", tag("summary", f"The last {rows}"), listed)
-
-
-def _violations(listed: str) -> str:
-    return "none" if listed in {"[]", ""} else listed.strip("[]")
+    listed = table(rows, columns, "elections-table")
+    is_long = len(rows) > SHORT
+    return figure(caption, drawn, folded(f"The last {len(rows)}", listed) if is_long else listed)
 
 
 def skew(found: Figures) -> Content:
-    """The section on clock skew."""
+    """Return the section on clock skew."""
     if not found.skews:
         return nothing("No event has both its sender's time and the broker's.")
     rows = [(row["hostname"], row["low_s"], row["middle_s"], row["high_s"]) for row in found.skews]
     worst = found.skews[0]
     caption = (
         "How far each sender's clock is ahead of the broker's, by its events: the middle, and the range of "
-        "nine tenths. An event reaches the log a moment after it happened, so a clock that is right shows a "
-        f"little below zero. Farthest off: {worst['hostname']}, {signed(worst['middle_s'])}."
+        "nine tenths. An event reaches the log a moment after it happened, so a correct clock shows a little "
+        f"below zero. Farthest off: {worst['hostname']}, {signed(worst['middle_s'])}."
     )
-    listed = table(
-        ["sender", "events", "5 %", "middle", "95 %"],
-        [
-            [row["hostname"], count(row["n"]), *(signed(row[key]) for key in ("low_s", "middle_s", "high_s"))]
-            for row in found.skews
-        ],
-        numbers=range(1, 5),
-        id_="skew-table",
-    )
+    columns: list[Column] = [
+        ("sender", "hostname", str),
+        ("events", "n", count),
+        ("5 %", "low_s", signed),
+        ("middle", "middle_s", signed),
+        ("95 %", "high_s", signed),
+    ]
+    listed = table(found.skews, columns, "skew-table")
     drawn = charts.ranges("Clock skew", rows)
-    return figure(caption, drawn, tag("details", tag("summary", "The figures"), listed))
+    return figure(caption, drawn, folded("The figures", listed))
 
 
 def anomalies(found: Figures) -> Content:
-    """The section on anomalies."""
+    """Return the section on anomalies."""
     if not found.anomaly_kinds:
         return nothing("None: nothing was lost, run twice or reported out of order.")
-    kinds = [
-        [row["kind"], count(row["rows"]), ANOMALY_KINDS.get(row["kind"], "")] for row in found.anomaly_kinds
+    kinds: list[Column] = [
+        ("kind", "kind", str),
+        ("rows", "rows", count),
+        ("what it means", lambda row: ANOMALY_KINDS.get(row["kind"], ""), str),
     ]
-    rows = [
-        [
-            row["kind"],
-            instant(row["at_s"]),
-            row["subject"] or "",
-            row["name"] or "",
-            row["worker"] or "",
-            row["detail"] or "",
-        ]
-        for row in found.anomalies
+    columns: list[Column] = [
+        ("kind", "kind", str),
+        ("at", "at_s", instant),
+        ("about", "subject", _text),
+        ("task", "name", _text),
+        ("worker", "worker", _text),
+        ("what exactly", "detail", _text),
     ]
     total = found.totals["anomalies"]
     heading = "All of them" if total <= LISTED_MAX else f"The last {LISTED_MAX} of {count(total)}"
     return joined(
-        table(["kind", "rows", "what it means"], kinds, numbers=(1,), id_="anomaly-kinds-table"),
+        table(found.anomaly_kinds, kinds, "anomaly-kinds-table"),
         tag("h3", heading),
-        table(
-            ["kind", "at", "about", "task", "worker", "what exactly"], rows, whole=(1,), id_="anomalies-table"
-        ),
+        table(found.anomalies, columns, "anomalies-table"),
     )
 
 
 # ---- report ----------------------------------------------------------------------------------------
-#
-# The history on one page that needs nothing else: no network, no script, no font.
-#
-# The figures (`figures.py`) are drawn (`charts.py`) and listed; every number comes from the tables. The
-# page's policy forbids scripts and anything from elsewhere, so that even a mistake in escaping could not
-# run the name of a task as a script.
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 OUTCOMES = (
@@ -428,7 +417,7 @@ _OF_ALL = "Sessions, elections, clocks and the number of events are those of all
 
 
 def main_figures(found: Figures) -> dict[str, str]:
-    """The main figures as text, for the head of the report, for terminals and for the demo."""
+    """Return the main figures as text, for the head of the report and for terminals."""
     totals = found.totals
     states = {row["state"]: row["n"] for row in found.states}
     return {
@@ -452,10 +441,15 @@ def main_figures(found: Figures) -> dict[str, str]:
 
 
 def page(found: Figures, *, title: str = "Umbel history") -> str:
-    """The whole report as one HTML page."""
+    """Return the whole report as one HTML page."""
     sections = [
-        section(title, _not_built(missing) if (missing := _missing(found, needs)) else drawn(found))
-        for title, needs, drawn in SECTIONS
+        section(
+            heading,
+            nothing(f"Unknown: this build does not contain the table {needs}.")
+            if needs in found.left_out
+            else made(found),
+        )
+        for heading, needs, made in SECTIONS
     ]
     style = (files("umbel.history") / "report.css").read_text(encoding="utf-8")
     head = tag(
@@ -516,7 +510,7 @@ def _throughput(found: Figures) -> Content:
         f"{count(busiest['n_attempts'])}, {rate(found.peak_per_s)}. "
         f"Mean over the whole period, idle times included: {rate(found.mean_per_s)}."
     )
-    listed = _steps_table(found.steps, [(name, key, count) for name, key, _ in OUTCOMES])
+    listed = _steps_table(found, [(name, key, count) for name, key, _ in OUTCOMES])
     return figure(caption, drawn, listed)
 
 
@@ -535,28 +529,17 @@ def _durations(found: Figures, what: str, caption: str) -> Content:
     ]
     times = [row["at"] for row in found.steps]
     drawn = charts.lines(f"{what.capitalize()} time", times, period.step_s, series)
-    listed = _steps_table(found.steps, [(name, key, duration) for name, key in keys])
+    listed = _steps_table(found, [(name, key, duration) for name, key in keys])
     return figure(f"{caption} Over all: {overall}.", drawn, listed)
 
 
-def _steps_table(steps: Sequence[Row], shown: Sequence[tuple[str, str, Callable[[Any], str]]]) -> Markup:
-    rows = [
-        [
-            instant(row["at"]),
-            *(form(row.get(key) or 0 if form is count else row.get(key)) for _, key, form in shown),
-        ]
-        for row in steps
-        if row.get("n_attempts")
-    ]
-    return tag(
-        "details",
-        tag("summary", "The figures"),
-        table(["from", *(name for name, _, _ in shown)], rows, numbers=range(1, len(shown) + 1)),
-    )
+def _steps_table(found: Figures, columns: Sequence[Column]) -> Markup:
+    rows = [row for row in found.steps if row.get("n_attempts")]
+    return folded("The figures", table(rows, [("from", "at", instant), *columns]))
 
 
 def _why_nothing(found: Figures) -> str:
-    """Why there is no attempt to show."""
+    """Return why there is no attempt to show."""
     if found.totals["n_attempts"]:
         ended = found.totals["n_attempts"] > found.totals["n_open"]
         why = "none has both a start and an end" if ended else "none has ended"
@@ -572,93 +555,72 @@ def _breakdown(found: Figures, rows: Sequence[Row], what: str) -> Content:
     if not rows:
         return nothing(f"No {what}s are known. {_why_nothing(found)}")
     most = max(row["n_attempts"] for row in rows if not row["is_rest"])
-    cells: list[list[Content]] = []
-    for row in rows:
-        name = f"{some(row['keys'], f'other {what}')}" if row["is_rest"] else (row["key"] or "(unknown)")
-        numbers = [count(row[key]) for key in ("n_attempts", "n_succeeded", "n_failed", "n_retried")]
-        times = [duration(row[f"{kind}_{p}_s"]) for kind in ("wait", "run") for p in ("p50", "p95")]
-        bar = "" if row["is_rest"] else _bar(row, most)
-        cells.append([name, bar, *numbers, percent(failure_rate(row)), *times])
-    headings = [
-        *(what, "", "attempts", "succeeded", "failed", "retried", "failure rate"),
-        *("wait p50", "p95", "run p50", "p95"),
+
+    def name(row: Row) -> str:
+        return some(row["keys"], f"other {what}") if row["is_rest"] else _known(row["key"])
+
+    columns: list[Column] = [
+        (what, name, str),
+        ("", lambda row: None if row["is_rest"] else _bar(row, most), joined),
+        ("attempts", "n_attempts", count),
+        ("succeeded", "n_succeeded", count),
+        ("failed", "n_failed", count),
+        ("retried", "n_retried", count),
+        ("failure rate", failure_rate, percent),
+        ("wait p50", "wait_p50_s", duration),
+        ("p95", "wait_p95_s", duration),
+        ("run p50", "run_p50_s", duration),
+        ("p95", "run_p95_s", duration),
     ]
     caption = "Most failures first, then most attempts; the bar shows how they ended."
-    return joined(tag("p", caption), table(headings, cells, numbers=range(2, 11), id_=f"by-{what}-table"))
+    return joined(tag("p", caption), table(rows, columns, f"by-{what}-table"))
 
 
 def _bar(row: Row, most: int) -> Markup:
-    """A bar of how the attempts of one row ended; its length is their share of the largest row."""
-    width = 110.0
-    x, parts = 0.0, []
-    for name, key, colour in (*OUTCOMES, ("open", "n_open", LIGHT)):
-        wide = row[key] / most * width
-        if row[key]:
-            parts.append(
-                tag(
-                    "rect",
-                    tag("title", f"{count(row[key])} {name}"),
-                    x=x,
-                    y=0,
-                    width=max(wide, 0.8),
-                    height=12,
-                    fill=colour,
-                )
-            )
-        x += wide
-    return tag("svg", parts, viewBox=f"0 0 {width:g} 12", class_="bar", aria_hidden="true")
+    """Return a bar of how the attempts of a row ended; its length is their share of the largest row."""
+    parts = (*OUTCOMES, ("open", "n_open", LIGHT))
+    return bar([(f"{count(row[key])} {name}", row[key] / most, colour) for name, key, colour in parts])
 
 
 def _errors(found: Figures) -> Content:
     if not found.errors:
         return tag("p", "No attempt raised an error.")
-    rows = [
-        [row["name"] or "(unknown)", row["exception"], count(row["n"]), count(row["tasks"])]
-        for row in found.errors
+    columns: list[Column] = [
+        ("task", "name", _known),
+        ("error (numbers as #)", "exception", str),
+        ("attempts", "n", count),
+        ("tasks", "tasks", count),
     ]
-    return joined(
-        tag("h3", "Most frequent errors"),
-        table(
-            ["task", "error (numbers as #)", "attempts", "tasks"], rows, numbers=(2, 3), id_="errors-table"
-        ),
-    )
-
-
-def _wait(found: Figures) -> Content:
-    return _durations(found, "wait", "From being sent to the start, of attempts that ended in a step.")
-
-
-def _run(found: Figures) -> Content:
-    return _durations(found, "run", "From the start to the end, of attempts that ended in a step.")
+    return joined(tag("h3", "Most frequent errors"), table(found.errors, columns, "errors-table"))
 
 
 def _by_task(found: Figures) -> Content:
     return joined(_breakdown(found, found.tasks, "task"), _errors(found))
 
 
-def _by_worker(found: Figures) -> Content:
-    return _breakdown(found, found.nodes, "worker")
-
-
 def _by_queue(found: Figures) -> Content:
     return joined(_breakdown(found, found.queues, "queue"), tag("h3", "Depth"), depths(found))
 
 
-def _missing(found: Figures, needed: str) -> str:
-    return needed if needed in found.left_out else ""
-
-
-def _not_built(table: str) -> Markup:
-    return nothing(f"Unknown: this build does not contain the table {table}.")
-
-
 SECTIONS: tuple[tuple[str, str, Callable[[Figures], Content]], ...] = (
     ("Throughput", "attempts", _throughput),
-    ("Waiting time", "attempts", _wait),
-    ("Run time", "attempts", _run),
+    (
+        "Waiting time",
+        "attempts",
+        lambda found: _durations(
+            found, "wait", "From being sent to the start, of attempts that ended in a step."
+        ),
+    ),
+    (
+        "Run time",
+        "attempts",
+        lambda found: _durations(
+            found, "run", "From the start to the end, of attempts that ended in a step."
+        ),
+    ),
     ("By task", "attempts", _by_task),
     ("By queue", "attempts", _by_queue),
-    ("By worker", "attempts", _by_worker),
+    ("By worker", "attempts", lambda found: _breakdown(found, found.nodes, "worker")),
     ("Workflows", "tasks", workflows),
     ("Lost time", "attempts", lost_time),
     ("Unusual times", "attempts", unusual),
@@ -667,4 +629,4 @@ SECTIONS: tuple[tuple[str, str, Callable[[Figures], Content]], ...] = (
     ("Clock skew", "timeline", skew),
     ("Anomalies", "anomalies", anomalies),
 )
-"""Each with its source table."""
+"""The sections of the report: heading, the table that the section needs, and the function that makes it."""

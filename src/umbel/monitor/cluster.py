@@ -1,15 +1,19 @@
 """KnownCluster: the questions that people ask about a cluster, answered from the model.
 
-All answers are computed from memory on demand; Feed queries the broker periodically. The health of the
-cluster is one plain sentence.
+All answers are computed from memory when they are asked for; the feed polls the broker. Answers leave the
+process, so their texts are redacted and cut here: a page or an endpoint cannot forget it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from heapq import nlargest
 from time import monotonic, time
 from typing import Any, TypeVar
 
+import msgspec
+
+from umbel.brokers.interface import Depth
 from umbel.events.state import Tracked
 from umbel.events.view import TaskRecord
 from umbel.monitor.feed import Feed
@@ -33,24 +37,16 @@ from umbel.monitor.records import (
     TaskPage,
     Workflow,
 )
-from umbel.monitor.tasks import (
-    Redact,
-    admits_of,
-    read_key,
-    read_time,
-    root_of,
-    shown_key,
-    shown_time,
-    workflow_of,
-)
+from umbel.monitor.redaction import LIST_MAX, redact_task, redact_text
+from umbel.monitor.tasks import admits_of, decode_cursor, encode_cursor, root_of, workflow_of
+from umbel.protocol.delivery.redaction import redact
 from umbel.protocol.delivery.sensitive import Hides
 from umbel.protocol.membership.members import Member
 
 # ---- health ----------------------------------------------------------------------------------------
-#
-# The state of the cluster in one plain sentence.
 
 NAMED_MAX = 3
+ENDED_MIN = 10  # fewer ended tasks say little about how many fail
 FAILING_SHARE = 0.5
 
 
@@ -61,85 +57,81 @@ def health_of(
     if problem:
         return Health("bad", f"The dashboard receives no events from the cluster: {problem}")
     members = [node for node in nodes if node.state != "left"]
+    if not members and waiting:
+        return Health(
+            "bad", f"No worker is known, and {waiting:,} messages wait; start one with `umbel worker`."
+        )
     if not members:
-        return Health(*_nobody(waiting))
+        return Health("warning", "No worker is known; start one with `umbel worker`.")
     silent = [node for node in members if node.state != "alive"]
     if silent:
         alive = len(members) - len(silent)
         level: Level = "bad" if not alive or any(node.state == "lost" for node in silent) else "warning"
         return Health(level, f"{alive} of {len(members)} workers answer; {_named(silent)}.")
-    if done + failed >= 10 and failed > FAILING_SHARE * (done + failed):
-        return Health(
-            "warning", f"{_all(len(members))}, but {failed} of the last {done + failed} tasks failed."
-        )
-    return Health("ok", f"{_all(len(members))}.")
-
-
-def _nobody(waiting: int) -> tuple[Level, str]:
-    if waiting:
-        return "bad", f"No worker is known, and {waiting:,} messages wait; start one with `umbel worker`."
-    return "warning", "No worker is known; start one with `umbel worker`."
-
-
-def _all(count: int) -> str:
-    return "The only worker answers" if count == 1 else f"All {count} workers answer"
+    everyone = "The only worker answers" if len(members) == 1 else f"All {len(members)} workers answer"
+    if done + failed >= ENDED_MIN and failed > FAILING_SHARE * (done + failed):
+        return Health("warning", f"{everyone}, but {failed} of the last {done + failed} tasks failed.")
+    return Health("ok", f"{everyone}.")
 
 
 def _named(silent: Sequence[Node]) -> str:
-    shown = [f"{node.node} silent for {node.silent_s:.0f} s, {node.state}" for node in silent[:NAMED_MAX]]
+    named = [f"{node.node} silent for {node.silent_s:.0f} s, {node.state}" for node in silent[:NAMED_MAX]]
     more = len(silent) - NAMED_MAX
-    return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)
+    return "; ".join([*named, f"and {more} more"] if more > 0 else named)
 
 
 # ---- known cluster ---------------------------------------------------------------------------------
-#
-# The questions that people ask about a cluster, answered from the model.
-#
-# All answers are computed from memory on demand; Feed queries the broker periodically.
 
 FIGURES_S = 5
 RECENT_S = 300
 FAILING_MAX = 10
 POINTS = 360
 WORKFLOW_MAX = 1000
+PAGE_MAX = 1000
 HOUR_S = 3600.0
 NODES_S, FAILING_S = 0.25, 5.0
 T = TypeVar("T")
 
 
-class KnownCluster:
-    """Answers questions from the model; answers that scan all tasks or nodes are cached for a moment."""
+def cached(for_s: float) -> Callable[[Callable[["KnownCluster"], T]], Callable[["KnownCluster"], T]]:
+    """Reuse a method's answer for so many seconds, because it scans all nodes or tasks and many pages ask."""
 
-    def __init__(self, feed: Feed, redact: Redact, hides: Hides) -> None:
+    def decorate(method: Callable[["KnownCluster"], T]) -> Callable[["KnownCluster"], T]:
+        @wraps(method)
+        def answer(cluster: "KnownCluster") -> T:
+            answered_at, known = cluster.answers.get(method.__name__, (0.0, None))
+            if known is None or monotonic() - answered_at > for_s:
+                known = method(cluster)
+                cluster.answers[method.__name__] = monotonic(), known
+            found: T = known
+            return found
+
+        return answer
+
+    return decorate
+
+
+class KnownCluster:
+    """Answers questions from the model that the feed keeps up to date; `hides` names tasks with secrets."""
+
+    def __init__(self, feed: Feed, hides: Hides) -> None:
         self.feed = feed
-        self._redact, self._hides = redact, hides
-        self._made: dict[str, tuple[float, Any]] = {}
+        self.hides = hides
+        self.answers: dict[str, tuple[float, Any]] = {}
 
     @property
     def model(self) -> ClusterModel:
-        """The model that the feed updates."""
+        """The model that the feed keeps up to date."""
         return self.feed.model
 
     # -- nodes -----------------------------------------------------------------------------------
 
+    @cached(NODES_S)
     def nodes(self) -> list[Node]:
         """Return all members, by name."""
-        return self._fresh("nodes", NODES_S, self._nodes)
-
-    def _nodes(self) -> list[Node]:
+        members = sorted(self.feed.membership.members, key=lambda member: member.node)
         now = time()
-        return sorted(
-            (self._node(member, now) for member in self.feed.membership.members), key=lambda node: node.node
-        )
-
-    def _fresh(self, name: str, for_s: float, make: Callable[[], T]) -> T:
-        """Return the cached answer if it is at most so many seconds old, else a new one."""
-        made_at, made = self._made.get(name, (0.0, None))
-        if monotonic() - made_at > for_s or made is None:
-            made = make()
-            self._made[name] = (monotonic(), made)
-        found: T = made
-        return found
+        return [self._node(member, now) for member in members]
 
     def node(self, name: str) -> Node | None:
         """Return the member of this name; None if there is none."""
@@ -178,11 +170,9 @@ class KnownCluster:
 
     # -- the cluster at a glance -----------------------------------------------------------------
 
+    @cached(NODES_S)
     def health(self) -> Health:
         """Return the state of the cluster in one sentence."""
-        return self._fresh("health", NODES_S, self._health)
-
-    def _health(self) -> Health:
         recent = self.model.book.since(time() - RECENT_S)
         return health_of(
             self.nodes(),
@@ -211,11 +201,9 @@ class KnownCluster:
             problem=self.feed.problem,
         )
 
+    @cached(NODES_S)
     def figures(self) -> Figures:
         """Return the rates, durations and depths of the last few seconds."""
-        return self._fresh("figures", NODES_S, self._figures)
-
-    def _figures(self) -> Figures:
         now = time()
         recent = self.model.book.recent(now, FIGURES_S)
         steps = self.model.book.since(now - 60)
@@ -238,11 +226,9 @@ class KnownCluster:
             oldest_s=max(0.0, now - min(oldest.values())) if oldest else None,
         )
 
+    @cached(FAILING_S)
     def failing(self) -> list[Failing]:
         """Return the task names that failed most in the last hour, among the tasks in memory."""
-        return self._fresh("failing", FAILING_S, self._failing)
-
-    def _failing(self) -> list[Failing]:
         since_us = (time() - HOUR_S) * 1_000_000
         failed: Counter[str] = Counter()
         ended: Counter[str] = Counter()
@@ -257,18 +243,14 @@ class KnownCluster:
                 if name not in newest or task.key > newest[name].key:
                     newest[name] = task
         return [
-            Failing(name, count, ended[name], self._error(newest[name]), newest[name].uuid)
+            Failing(name, count, ended[name], _error(newest[name]), newest[name].uuid)
             for name, count in failed.most_common(FAILING_MAX)
         ]
 
-    def _error(self, task: Tracked) -> str:
-        error = "" if task.failed is None else task.failed.exception or ""
-        return self._redact(error)
-
     def _leader(self) -> str:
         leases = [lease for lease in self.model.leases.all() if lease.holder]
-        named = next((lease.holder for lease in leases if lease.name == "scheduler"), "")
-        return named or next((lease.holder for lease in leases), "")
+        of_scheduler = [lease.holder for lease in leases if lease.name == "scheduler"]
+        return next(iter([*of_scheduler, *(lease.holder for lease in leases)]), "")
 
     def happenings(self, *, since: float = 0.0) -> list[Happening]:
         """Return the changes of the last hour, oldest first."""
@@ -278,7 +260,10 @@ class KnownCluster:
 
     def elections(self) -> list[Election]:
         """Return all known elections, the newest first."""
-        return self.model.elections.all()
+        return [
+            msgspec.structs.replace(election, outcome=redact_text(election.outcome))
+            for election in self.model.elections.all()
+        ]
 
     def leases(self) -> list[Lease]:
         """Return all known leases, by name."""
@@ -286,12 +271,20 @@ class KnownCluster:
 
     # -- tasks -----------------------------------------------------------------------------------
 
-    def tasks(self, wanted: TaskFilter, *, limit: int, cursor: str = "", order: str = "clock") -> TaskPage:
-        """Return a page of the matching tasks, newest first by Lamport clock or by time."""
-        found = self._by_time if order == "time" else self._by_clock
-        tasks, more = found(wanted, limit, cursor)
+    def tasks(
+        self, wanted: TaskFilter, *, limit: int = 50, cursor: str = "", order: str = "clock"
+    ) -> TaskPage:
+        """Return a page of the matching tasks, newest first by `clock` (Lamport) or by `time`.
+
+        ConfigurationError if the cursor is not valid.
+        """
+        find = self._by_time if order == "time" else self._by_clock
+        tasks, more = find(wanted, limit, cursor)
         return TaskPage(
-            tasks=tasks, total=self.count(wanted), next=more, partial=self.model.state.evicted > 0
+            tasks=self._redacted(tasks),
+            total=self.count(wanted),
+            next=more,
+            partial=self.model.state.evicted > 0,
         )
 
     def _by_clock(self, wanted: TaskFilter, limit: int, cursor: str) -> tuple[list[TaskRecord], str]:
@@ -300,45 +293,36 @@ class KnownCluster:
             name=wanted.name or None,
             worker=wanted.worker or None,
             limit=limit + 1,
-            below=read_key(cursor) if cursor else None,
-            admits=admits_of(wanted, self._redact, self._hides),
+            below=decode_cursor(cursor, tuple[int, int, str, int, str]) if cursor else None,
+            admits=admits_of(wanted, redact, self.hides),
         )
         last = state.place(tasks[limit - 1].uuid) if len(tasks) > limit else None
-        return tasks[:limit], "" if last is None else shown_key(last)
+        return tasks[:limit], "" if last is None else encode_cursor(last)
 
     def _by_time(self, wanted: TaskFilter, limit: int, cursor: str) -> tuple[list[TaskRecord], str]:
-        below = read_time(cursor) if cursor else None
-        found = (_when(task) for task in self._matching(wanted))
+        below = decode_cursor(cursor, tuple[int, str]) if cursor else None
+        found = ((0 if task.best is None else task.best.at_us, task.uuid) for task in self._matching(wanted))
         places = nlargest(limit + 1, (place for place in found if below is None or place < below))
-        records = [self.model.state.task(uuid) for _, uuid in places[:limit]]
-        more = shown_time(*places[limit - 1]) if len(places) > limit else ""
-        return [record for record in records if record is not None], more
+        more = encode_cursor(places[limit - 1]) if len(places) > limit else ""
+        return self._records(uuid for _, uuid in places[:limit]), more
 
     def part(
         self, wanted: TaskFilter, offset: int, limit: int, *, key: Callable[[Tracked], Any], reverse: bool
     ) -> list[TaskRecord]:
         """Return a slice of the matching tasks in an order; records are made for the slice only."""
         found = sorted(self._matching(wanted), key=key, reverse=reverse)[offset : offset + limit]
-        records = [self.model.state.task(task.uuid) for task in found]
-        return [record for record in records if record is not None]
+        return self._redacted(self._records(task.uuid for task in found))
 
     def count(self, wanted: TaskFilter) -> int:
         """Return how many tasks match."""
-        if wanted == TaskFilter():
-            return len(self.model.state)
-        return sum(1 for _ in self._matching(wanted))
+        return len(self.model.state) if wanted == TaskFilter() else len(self._matching(wanted))
 
-    def ids(self, wanted: TaskFilter, limit: int) -> list[str]:
-        """Return the ids of the matching tasks, up to one more than the limit."""
-        found: list[str] = []
-        for task in self._matching(wanted):
-            found.append(task.uuid)
-            if len(found) > limit:
-                break
-        return found
+    def ids(self, wanted: TaskFilter) -> list[str]:
+        """Return the ids of all matching tasks."""
+        return [task.uuid for task in self._matching(wanted)]
 
     def _matching(self, wanted: TaskFilter) -> list[Tracked]:
-        admits = admits_of(wanted, self._redact, self._hides)
+        admits = admits_of(wanted, redact, self.hides)
         return [
             task
             for task in self.model.state.tracked()
@@ -347,17 +331,20 @@ class KnownCluster:
             and (admits is None or admits(task))
         ]
 
+    def _records(self, ids: Iterable[str]) -> list[TaskRecord]:
+        return [record for uuid in ids if (record := self.model.state.task(uuid)) is not None]
+
+    def _redacted(self, tasks: Sequence[TaskRecord]) -> list[TaskRecord]:
+        return [redact_task(task, LIST_MAX, self.hides) for task in tasks]
+
     def workflow(self, task_id: str) -> Workflow | None:
         """Return the workflow that a task is part of; None if the task is unknown."""
         task = self.model.state.task(task_id)
         if task is None:
             return None
         root = task.root_id or task_id
-        tracked = self.model.state.tracked()
-        ids = [item.uuid for item in tracked if item.uuid == root or root_of(item) == root]
-        records = [self.model.state.task(uuid) for uuid in ids[:WORKFLOW_MAX]]
-        known = [record for record in records if record is not None]
-        return workflow_of(root, known, more=max(0, len(ids) - WORKFLOW_MAX))
+        ids = [item.uuid for item in self.model.state.tracked() if root in (item.uuid, root_of(item))]
+        return workflow_of(root, self._records(ids[:WORKFLOW_MAX]), more=max(0, len(ids) - WORKFLOW_MAX))
 
     # -- queues and charts -----------------------------------------------------------------------
 
@@ -374,19 +361,19 @@ class KnownCluster:
         ]
 
     def _queue(self, name: str, consumers: list[str], now: float) -> Queue:
-        depth = self.feed.queues.get(name)
-        came, went = self.model.flow.rates(name, now)
+        depth = self.feed.queues.get(name, Depth(0, 0, 0))
+        in_per_s, out_per_s = self.model.flow.rates(name, now)
         oldest = self.feed.oldest.get(name)
         return Queue(
             queue=name,
-            ready=0 if depth is None else depth.ready,
-            delayed=0 if depth is None else depth.delayed,
-            claimed=0 if depth is None else depth.claimed,
-            in_per_s=round(came, 3),
-            out_per_s=round(went, 3),
+            ready=depth.ready,
+            delayed=depth.delayed,
+            claimed=depth.claimed,
+            in_per_s=round(in_per_s, 3),
+            out_per_s=round(out_per_s, 3),
             oldest_s=None if oldest is None else round(max(0.0, now - oldest), 1),
             consumers=consumers,
-            paused=depth is not None and depth.paused,
+            paused=depth.paused,
         )
 
     def rates(self, *, last_s: float = HOUR_S, step_s: int = 0) -> Rates:
@@ -397,13 +384,12 @@ class KnownCluster:
         first = int(now - last_s) // step_s * step_s
         groups = grouped(self.model.book.since(first), step_s)
         at = list(range(first, int(now) + 1, step_s))
-        rows = [groups.get(start) for start in at]
         marks = [mark for mark in self.model.marks if mark.at >= first]
-        return _columns(step_s, [float(start) for start in at], rows, marks)
+        return _columns(step_s, [float(start) for start in at], [groups.get(start) for start in at], marks)
 
 
-def _when(task: Tracked) -> tuple[int, str]:
-    return (0 if task.best is None else task.best.at_us, task.uuid)
+def _error(task: Tracked) -> str:
+    return redact("" if task.failed is None else task.failed.exception or "")
 
 
 def _columns(step_s: int, at: list[float], rows: Sequence[list[Step] | None], marks: list[Mark]) -> Rates:

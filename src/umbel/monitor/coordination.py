@@ -1,4 +1,9 @@
-"""Coordination as a monitor sees it: who is a member, what members think of one another, and elections."""
+"""Coordination as a monitor sees it: the members of the cluster, its elections and its leases.
+
+A monitor only listens. It judges members by the events that the nodes receive, with the workers' own
+membership machine, so it needs no running Umbel worker and judges Celery's nodes too. Elections and leases
+are assembled from what nodes report about them.
+"""
 
 import asyncio
 import os
@@ -6,15 +11,15 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import ClusterRecord, FanOut
+from umbel.brokers.interface import Broker
 from umbel.chance import uniform
 from umbel.control.client import ControlClient
 from umbel.coordination.driver import Inquiries, drive
-from umbel.events.types import Event as TypesEvent
+from umbel.events import types
 from umbel.events.types import OtherEvent, WorkerElect, WorkerElected
 from umbel.monitor.records import Candidate, Election, Happening, Lease, NodeState
 from umbel.protocol.membership.gossip import Membership
@@ -34,32 +39,23 @@ from umbel.protocol.pidbox import HEARTBEAT_S, QUIET_S, Opinion, is_better
 from umbel.wire.control import LeaseRow, is_member
 from umbel.wire.coordination import read_worker_event
 
-# ---- membership as a monitor sees it ---------------------------------------------------------------
-#
-# The workers' membership machine, run by a process that only listens.
-#
-# It receives the events that the nodes receive and judges as they do, so a monitor needs no running Umbel
-# worker, and Celery's nodes are judged too. Unlike a worker it announces nothing. `known_members` asks the
-# workers instead.
+# ---- membership ------------------------------------------------------------------------------------
 
 INBOX_MAX = 10_000
 Rows = list[dict[str, Any]]
 
 
-class ClusterBroker(FanOut, ClusterRecord, Protocol):
-    """What the membership watch needs of a broker: the fan-out to the nodes, and their shared store."""
-
-
 class MembershipWatch:
-    """Follows who is a member of the cluster, by gossip and heartbeats.
+    """Follows who is a member of the cluster, by gossip and heartbeats, and announces nothing itself.
 
-    `changed(what, member, by)` is called for each change: joined, returned, suspect, alive, left, lost.
+    `changed(kind, member, by)` is called for each change. Its kind is joined, returned, suspect, alive, left
+    or lost; `by` is the node that reported a loss.
     """
 
     def __init__(
-        self, broker: ClusterBroker, asker: ControlClient, changed: Callable[[str, Member, str], None]
+        self, broker: Broker, asker: ControlClient, changed: Callable[[str, Member, str], None]
     ) -> None:
-        self._inquiries = Inquiries(asker, broker, self._tell)
+        self._inquiries = Inquiries(asker, broker, self._answered)
         self._changed = changed
         pid = os.getpid()
         self._machine = Membership(f"gen{pid}@{socket.gethostname()}", 1, pid, uniform)
@@ -68,7 +64,7 @@ class MembershipWatch:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The members as this monitor sees them, those that left included."""
+        """The members as this monitor sees them, including those that left."""
         return self._machine.members()
 
     async def run(self) -> None:
@@ -106,17 +102,17 @@ class MembershipWatch:
                 if ping:
                     self._inquiries.ping(member, self._group)
 
-    def _tell(self, event: Event) -> None:
-        with suppress(asyncio.QueueFull):  # it is asked after again
+    def _answered(self, event: Event) -> None:
+        with suppress(asyncio.QueueFull):  # the machine asks again
             self._inbox.put_nowait(event)
 
 
 async def known_members(asker: ControlClient, timeout_s: float | None) -> Rows:
-    """Return one row for each node, by name: what the workers know of one another, and other nodes that
-    answer.
+    """Return one row per node, by name: the nodes that workers know, and other nodes that answer a ping.
 
-    Without `timeout_s`, views are awaited no longer than QUIET_S once all nodes have answered the ping: a
-    cluster of Celery workers sends no views.
+    Of several opinions about a node the most credible is used (`protocol/pidbox.py`). Without `timeout_s`,
+    opinions are awaited for QUIET_S at most after all nodes have answered the ping, because a cluster of
+    Celery workers sends none.
     """
     viewing = asyncio.create_task(asker.ask("members", destination=["@v2"], timeout_s=timeout_s))
     try:
@@ -132,7 +128,7 @@ async def known_members(asker: ControlClient, timeout_s: float | None) -> Rows:
             known = rows.get(row["node"])
             if known is None or is_better(_opinion(row), _opinion(known)):
                 rows[row["node"]] = row
-    for node in pinged.replies:  # whatever others think of it
+    for node in pinged.replies:  # a node that answers is alive, whatever other nodes report
         row = rows.setdefault(node, {"node": node, "software": "unknown"})
         rows[node] = row | {"state": "alive", "silent_s": 0.0, "reason": ""}
     return [rows[node] for node in sorted(rows)]
@@ -143,8 +139,6 @@ def _opinion(row: dict[str, Any]) -> Opinion:
 
 
 # ---- happenings ------------------------------------------------------------------------------------
-#
-# Changes of membership, leadership and version, in words; from live events or from the lake.
 
 STATES: Mapping[str, NodeState] = {
     "joined": "alive",
@@ -154,11 +148,11 @@ STATES: Mapping[str, NodeState] = {
     "lost": "lost",
     "left": "left",
 }
-"""What a node is after each kind of change; the other kinds change no node."""
+"""The state of a node after each kind of change; other kinds of happenings do not change a node."""
 
 
 def lease_changed(name: str, holder: str, term: int, at: float) -> Happening:
-    """Return the change of a lease; `holder` is the node that has it from then on, or "" if it is free."""
+    """Return the change of a lease; `holder` is its node from that time on, "" if the lease is free."""
     text = f"{name} is held by {holder}" if holder else f"{name} is free"
     return Happening(at=at, kind="lease", subject=name, text=text, node=holder, term=term)
 
@@ -169,17 +163,12 @@ def version_changed(node: str, old: str, new: str, at: float) -> Happening:
 
 
 def elected(election_id: str, topic: str, node: str, term: int, at: float) -> Happening:
-    """Return the outcome of an election: the node that leads, and for which topic."""
+    """Return the outcome of an election: the node that was elected, and the topic."""
     text = f"{node} was elected" + (f" for {topic}" if topic else "")
     return Happening(at=at, kind="elected", subject=election_id, text=text, node=node, term=term)
 
 
-# ---- elections -------------------------------------------------------------------------------------
-#
-# Elections and leases, from what nodes report of them; the newest are retained.
-#
-# An election of v1 is a set of candidates, and the lowest (clock, process) leads. One of v2 reports its
-# winners and its outcome. A lease is reported when it changes hands, and polled in between.
+# ---- elections and leases --------------------------------------------------------------------------
 
 ELECTIONS_MAX = 500
 CANDIDATES_MAX = 1000
@@ -206,7 +195,7 @@ class _ElectionState(msgspec.Struct):
     attempt: int = 0
     phase: str = "open"
     outcome: str = ""
-    done_by: str = ""  # the first winner that reported the end
+    done_by: str = ""  # the first winner that reported that its handler has ended
     violations: set[str] = set()
 
     @property
@@ -219,19 +208,23 @@ class _ElectionState(msgspec.Struct):
 
 
 class ElectionBook:
-    """The newest elections, assembled from the events of their candidates and winners."""
+    """The newest elections, assembled from the events of their candidates and winners.
+
+    In version 1 of the protocol an election is a set of candidates, and the candidate with the lowest
+    (clock, process) leads. In version 2 its winner and its outcome are reported.
+    """
 
     def __init__(self) -> None:
         self._elections: OrderedDict[str, _ElectionState] = OrderedDict()
         self._nodes = 0
 
-    def take(self, event: TypesEvent) -> str:
+    def take(self, event: types.Event) -> str:
         """Apply an event; return the id of the election that it is about, or "" for another event."""
         match event:
             case WorkerElect(id=str(given)):
-                return self._note(_cut(given), "v1", event)
+                return self._apply(_cut(given), "v1", event)
             case WorkerElected(eid=str(given)):
-                return self._note(_cut(given), "v2", event)
+                return self._apply(_cut(given), "v2", event)
             case _:
                 return ""
 
@@ -249,50 +242,42 @@ class ElectionBook:
             if election.winner
         ]
 
-    def _note(self, election_id: str, protocol: str, event: WorkerElect | WorkerElected) -> str:
-        known = self._of(election_id, protocol, event)
-        before = known.nodes
+    def _apply(self, election_id: str, protocol: str, event: WorkerElect | WorkerElected) -> str:
+        known = self._elections.get(election_id)
+        if known is None:
+            known = _ElectionState(election_id, protocol, first_at=event.timestamp, last_at=event.timestamp)
+            self._elections[election_id] = known
+        known.first_at = min(known.first_at, event.timestamp)
+        known.last_at = max(known.last_at, event.timestamp)
+        known.topic = _cut(event.topic) or known.topic
+        nodes_before = known.nodes
         if isinstance(event, WorkerElect):
-            self._stood(known, event)
+            known.stand(_cut(event.hostname), event.pid, event.clock)
+            known.phase = ELECTED
         else:
-            self._told(known, event)
-        self._nodes += known.nodes - before
+            _apply_outcome(known, event)
+        self._nodes += known.nodes - nodes_before
         while len(self._elections) > ELECTIONS_MAX or self._nodes > NODES_MAX:
             self._nodes -= self._elections.popitem(last=False)[1].nodes
         return election_id
 
-    def _of(self, election_id: str, protocol: str, event: TypesEvent) -> _ElectionState:
-        known = self._elections.get(election_id)
-        if known is None:
-            at = event.timestamp
-            known = self._elections[election_id] = _ElectionState(
-                election_id, protocol, first_at=at, last_at=at
-            )
-        known.first_at = min(known.first_at, event.timestamp)
-        known.last_at = max(known.last_at, event.timestamp)
-        return known
 
-    def _stood(self, known: _ElectionState, event: WorkerElect) -> None:
-        known.topic = _cut(event.topic) or known.topic
-        known.stand(_cut(event.hostname), event.pid, event.clock)
-        known.phase = ELECTED
-
-    def _told(self, known: _ElectionState, event: WorkerElected) -> None:
-        known.topic, known.policy = _cut(event.topic) or known.topic, _cut(event.policy) or known.policy
-        known.attempt = max(known.attempt, event.attempt or 0)
-        term, winner, phase = event.term or 0, _cut(event.winner), _cut(event.phase)
-        if phase == ELECTED and winner:
-            if known.winners.get(term, winner) != winner:
-                known.violations.add("two winners in one term")
-            if len(known.winners) < CANDIDATES_MAX or term in known.winners:
-                known.winners[term] = winner
-            known.stand(winner, term, event.clock)
-        if phase == "done" and winner:
-            known.done_by = known.done_by or winner
-            if known.done_by != winner:
-                known.violations.add("done by more than one winner")
-        if (term, phase in CLOSED) >= (known.term, known.phase in CLOSED):
-            known.term, known.phase, known.outcome = term, phase, _cut(event.outcome)
+def _apply_outcome(known: _ElectionState, event: WorkerElected) -> None:
+    known.policy = _cut(event.policy) or known.policy
+    known.attempt = max(known.attempt, event.attempt or 0)
+    term, winner, phase = event.term or 0, _cut(event.winner), _cut(event.phase)
+    if phase == ELECTED and winner:
+        if known.winners.get(term, winner) != winner:
+            known.violations.add("two winners in one term")
+        if len(known.winners) < CANDIDATES_MAX or term in known.winners:
+            known.winners[term] = winner
+        known.stand(winner, term, event.clock)
+    if phase == "done" and winner:
+        known.done_by = known.done_by or winner
+        if known.done_by != winner:
+            known.violations.add("done by more than one winner")
+    if (term, phase in CLOSED) >= (known.term, known.phase in CLOSED):
+        known.term, known.phase, known.outcome = term, phase, _cut(event.outcome)
 
 
 def _cut(text: str | None) -> str:
@@ -322,7 +307,7 @@ def _shown(known: _ElectionState) -> Election:
 
 
 class LeaseBook:
-    """The holder and term of each lease, as last reported or polled."""
+    """The holder and term of each lease: reported by events when it changes hands, polled in between."""
 
     def __init__(self) -> None:
         self._leases: OrderedDict[str, Lease] = OrderedDict()
@@ -339,11 +324,7 @@ class LeaseBook:
         """Return the names of the leases that any node holds."""
         return {lease.name for lease in self._leases.values() if lease.holder}
 
-    def get(self, name: str) -> Lease | None:
-        """Return the lease of this name, if it is known."""
-        return self._leases.get(name)
-
-    def take(self, event: TypesEvent) -> Lease | None:
+    def take(self, event: types.Event) -> Lease | None:
         """Apply an event; return the lease if it changed hands."""
         if not isinstance(event, OtherEvent) or event.told_type != LEADER or not event.extra:
             return None
@@ -354,14 +335,14 @@ class LeaseBook:
         return self._put(name, node_of(leader) if is_held else "", term, event.timestamp, 0.0)
 
     def answered(self, rows: Iterable[LeaseRow], now: float) -> list[Lease]:
-        """Apply the leases that the store or a node reported when polled; return those that changed."""
+        """Apply polled leases, as the store or a node reports them; return those that changed."""
         changed = []
         for row in rows:
             name, holder, term = row.name, row.holder, row.term
             if name is None or holder is None or term is None:
                 continue
             known = self._leases.get(name)
-            if not holder and known is not None:  # a store that was emptied knows no term either
+            if not holder and known is not None:  # a store that was emptied has forgotten the term too
                 term = max(term, known.term)
             put = self._put(name, node_of(holder), term, now, row.left_s or 0.0)
             changed += [put] if put is not None else []
@@ -382,7 +363,7 @@ class LeaseBook:
 
 
 def node_of(holder: str) -> str:
-    """Return the node of a lease holder, whose name also contains its process and incarnation."""
+    """Return the node of a lease holder, whose name ends with its process and incarnation."""
     head, _, tail = holder.rpartition(".")
     before, _, pid = head.rpartition(".")
     return before if before and tail.isdecimal() and pid.isdecimal() else holder

@@ -1,15 +1,15 @@
-"""ClusterModel: what a monitor shows, computed from the events it receives; no screen and no broker.
+"""ClusterModel: what a monitor knows of the cluster, computed from events alone.
 
-Tasks and workers come from the cluster's state, which is the same on every monitor that received the same
-events. The model also stores the events of the most recent tasks, for their timelines; how much happened in
-each step of the last hour; elections, leases, and changes of membership. All of it is bounded: `tasks_max`
-tasks, the events of STORIES_MAX of them, an hour of steps, HAPPENINGS_MAX changes; and in bytes, as texts are
-cut before they are stored (`events/state.py`), and tasks and their events have limits of bytes too.
-`Changes` collects what changed since the last drain, for the streams to browsers.
+Tasks and workers come from the cluster's state (`events/state.py`), which is the same on every monitor that
+received the same events. The model adds the events of the newest tasks for their timelines, the rates of the
+last hour, elections, leases, and changes of membership.
+
+Everything is bounded: `tasks_max` tasks, the events of STORIES_MAX tasks, an hour of steps, HAPPENINGS_MAX
+changes. Tasks and their events also have limits in bytes, and texts are cut before they are stored.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +29,12 @@ from umbel.wire.event import decode_events
 from umbel.wire.retried import RETRY_OF
 
 # ---- changes ---------------------------------------------------------------------------------------
-#
-# What changed since the last drain, by topic: the newest names, and how many changes in all.
 
 NAMES_MAX = 100
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One topic: how many changes there were, and which names changed last."""
+    """The changes of one topic: how many there were, and the names that changed last."""
 
     count: int
     names: list[str]
@@ -48,7 +46,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Changes:
-    """Collects changes by topic; noting one is cheap: an entry in a dict of at most a few hundred."""
+    """Collects changes by topic until they are pushed to browsers."""
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[str, None]] = {}
@@ -58,13 +56,13 @@ class Changes:
         """Count one change of a topic, under the name of what changed."""
         self._counts[topic] = self._counts.get(topic, 0) + 1
         names = self._topics.setdefault(topic, {})
-        names.pop(name, None)
+        names.pop(name, None)  # so that the name moves to the end
         names[name] = None
         if len(names) > 2 * NAMES_MAX:
             self._topics[topic] = dict.fromkeys(list(names)[-NAMES_MAX:])
 
     def drain(self) -> dict[str, Change]:
-        """Return the changes noted since the last call, the newest names first, and start again."""
+        """Return the changes since the last call by topic, the newest names first, and forget them."""
         topics, counts = self._topics, self._counts
         self._topics, self._counts = {}, {}
         return {
@@ -73,15 +71,6 @@ class Changes:
 
 
 # ---- cluster model ---------------------------------------------------------------------------------
-#
-# What a monitor shows, computed from the events it receives; no screen and no broker.
-#
-# Tasks and workers come from the cluster's state, which is the same on every monitor that received the same
-# events. The model also stores the events of the most recent tasks, for their timelines; how much happened
-# in each step of the last hour; elections, leases, and changes of membership. All of it is bounded:
-# `tasks_max` tasks, the events of STORIES_MAX of them, an hour of steps, HAPPENINGS_MAX changes; and in
-# bytes, as texts are cut before they are stored (`events/state.py`), and tasks and their events have limits
-# of bytes too.
 
 TASKS_MAX = 20_000
 STORIES_MAX = 5_000
@@ -103,9 +92,9 @@ class Filter:
     worker: str = ""
 
     def admits(self, task: Tracked) -> bool:
-        """Return whether the task's name, id and state match; the worker is looked up by its index."""
-        named = not self.text or self.text in (task.name or "") or task.uuid.startswith(self.text)
-        return named and (not self.state or task.counted == self.state)
+        """Return whether the task's name or id, and its state match; the worker is looked up by its index."""
+        is_named = not self.text or self.text in (task.name or "") or task.uuid.startswith(self.text)
+        return is_named and (not self.state or task.counted == self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +120,11 @@ class _Story:
 
 
 class ClusterModel:
-    """Everything a monitor knows of the cluster; `dropped` counts the events that were too large."""
+    """Everything a monitor knows of the cluster.
+
+    `dropped` counts the events that were too large. `unsaved` has the changes that the dashboard has not yet
+    written to its file.
+    """
 
     def __init__(self, *, tasks_max: int = TASKS_MAX, stories_max: int = STORIES_MAX, clock: int = 0) -> None:
         self.state = ClusterState(tasks_max=tasks_max)
@@ -144,27 +137,25 @@ class ClusterModel:
         self.changes = Changes()
         self.happenings: deque[Happening] = deque(maxlen=HAPPENINGS_MAX)
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
-        self.unsaved: deque[Happening | Mark] = deque(maxlen=HAPPENINGS_MAX)  # for the journal
-        self._stories_max = stories_max
+        self.unsaved: deque[Happening | Mark] = deque(maxlen=HAPPENINGS_MAX)
         self.dropped = 0
+        self._stories_max = stories_max
         self._stories: OrderedDict[str, _Story] = OrderedDict()
         self._stories_bytes = 0
         self._versions: dict[str, str] = {}
         self._retries: OrderedDict[str, str] = OrderedDict()
         self._retries_max = tasks_max
 
+    # -- input -----------------------------------------------------------------------------------
+
     def take(self, body: bytes, now: float) -> Events:
-        """Apply one message of the fan-out, an event or a list of them; return those about nodes."""
+        """Apply one message of the fan-out, an event or a list of events; return those about nodes."""
         of_nodes: Events = []
-        for received in self.receiver.receive(body):
-            event, size = bounded(received.event)
-            if event is None:
-                self.dropped += 1
-                continue
+        for event, size in self._read(body):
             self.book.count(event["type"], now)
             record = self.state.apply_one(event, now, size_bytes=size)
             if isinstance(record, TaskEvent):
-                self._keep(record, size)
+                self._add_to_story(record, size)
                 self._measure(record, now)
                 self.changes.note("tasks", record.uuid)
             elif record is not None:
@@ -172,17 +163,16 @@ class ClusterModel:
                 of_nodes.append(event)
         return of_nodes
 
-    def replay(self, bodies: Iterable[bytes], heard_at: float) -> None:
-        """Apply saved events after a restart; they merge with the state, but do not count in the rates."""
+    def replay(self, bodies: Iterable[bytes], received_at: float) -> None:
+        """Apply events that were saved before a restart.
+
+        They merge with the state in any order, but are not counted in the rates, which are saved separately.
+        """
         for body in bodies:
-            for received in self.receiver.receive(body):
-                event, size = bounded(received.event)
-                if event is None:
-                    self.dropped += 1
-                    continue
-                record = self.state.apply_one(event, heard_at, size_bytes=size)
+            for event, size in self._read(body):
+                record = self.state.apply_one(event, received_at, size_bytes=size)
                 if isinstance(record, TaskEvent):
-                    self._keep(record, size)
+                    self._add_to_story(record, size)
                 elif record is not None:
                     self.elections.take(record)
 
@@ -192,10 +182,27 @@ class ClusterModel:
         self.unsaved.append(happening)
 
     def mark(self, mark: Mark) -> None:
-        """Store a moment for the charts."""
+        """Store a moment that the charts annotate."""
         self.marks.append(mark)
         self.unsaved.append(mark)
         self.changes.note("rates", "mark")
+
+    def lease_changed(self, name: str, holder: str, term: int, now: float) -> None:
+        """Store that a lease has a new holder or term."""
+        self.happened(lease_changed(name, holder, term, now))
+        self.changes.note("elections", name)
+
+    def note_retry(self, old: str, new: str) -> None:
+        """Remember that `new` retries `old`, from a worker's event or because this process sends it."""
+        self._retries[old] = new
+        if len(self._retries) > self._retries_max:
+            self._retries.popitem(last=False)
+
+    def forget_retry(self, old: str) -> None:
+        """Undo `note_retry` for a retry that could not be sent."""
+        self._retries.pop(old, None)
+
+    # -- questions of `umbel top` and of task pages ------------------------------------------------
 
     def members(self, now: float) -> list[MemberRow]:
         """Return the nodes with at least two events: the name in a single event may be made up."""
@@ -227,40 +234,38 @@ class ClusterModel:
         return [] if known is None else timeline(known.events())
 
     def retry_of(self, uuid: str) -> str | None:
-        """Return the id of the task that retries this one, if it is known."""
+        """Return the id of the task that retries this task, if it is known."""
         return self._retries.get(uuid)
-
-    def note_retry(self, old: str, new: str) -> None:
-        """Remember that `new` retries `old`, from a worker's event or because this process sends it."""
-        self._retries[old] = new
-        if len(self._retries) > self._retries_max:
-            self._retries.popitem(last=False)
-
-    def forget_retry(self, old: str) -> None:
-        """Undo `note_retry` for a retry that could not be sent."""
-        self._retries.pop(old, None)
 
     def rates(self, now: float, *, over: int = 5) -> tuple[float, float, float]:
         """Return events, successes and failures per second, over the last whole seconds."""
         recent = self.book.recent(now, over)
-        events, done, failed = (
-            sum(second.events for second in recent),
-            sum(second.done for second in recent),
-            sum(second.failed for second in recent),
+        return (
+            sum(second.events for second in recent) / over,
+            sum(second.done for second in recent) / over,
+            sum(second.failed for second in recent) / over,
         )
-        return events / over, done / over, failed / over
 
     def history(self, now: float) -> Sequence[int]:
         """Return how many tasks ended in each of the last seconds, oldest first."""
         ended = {second.at: second.done + second.failed for second in self.book.seconds}
         return [ended.get(at, 0) for at in range(int(now) - SECONDS_MAX, int(now))]
 
+    # -- events ----------------------------------------------------------------------------------
+
+    def _read(self, body: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the events of a message with their sizes in bytes, except those that are too large."""
+        for received in self.receiver.receive(body):
+            event, size = bounded(received.event)
+            if event is None:
+                self.dropped += 1
+            else:
+                yield event, size
+
     def _take_other(self, record: Event, now: float) -> None:
-        election = self.elections.take(record)
-        if election:
+        if election := self.elections.take(record):
             self.changes.note("elections", election)
-        lease = self.leases.take(record)
-        if lease is not None:
+        if (lease := self.leases.take(record)) is not None:
             self.lease_changed(lease.name, lease.holder, lease.term, now)
         if isinstance(record, WorkerBeat):
             self._note_version(record, now)
@@ -268,18 +273,10 @@ class ClusterModel:
         elif record.type_name == MARK and record.extra:
             self.mark(Mark(at=record.timestamp, text=str(record.extra.get("text", ""))[:200]))
 
-    def lease_changed(self, name: str, holder: str, term: int, now: float) -> None:
-        """Store that a lease has a new holder or term."""
-        self.happened(lease_changed(name, holder, term, now))
-        self.changes.note("elections", name)
-
     def _note_version(self, beat: WorkerBeat, now: float) -> None:
         """Mark a deploy if the node had another version before."""
-        version = beat.sw_ver
-        if not version:
-            return
-        known = self._versions.get(beat.hostname)
-        if known == version:
+        version, known = beat.sw_ver, self._versions.get(beat.hostname)
+        if not version or known == version:
             return
         if len(self._versions) >= HAPPENINGS_MAX:
             self._versions.clear()
@@ -289,7 +286,7 @@ class ClusterModel:
             self.happened(changed)
             self.mark(Mark(at=now, text=changed.text, kind="version"))
 
-    def _keep(self, record: TaskEvent, size_bytes: int) -> None:
+    def _add_to_story(self, record: TaskEvent, size_bytes: int) -> None:
         if isinstance(record, TaskReceived) and record.extra:
             old = record.extra.get(RETRY_OF)
             if isinstance(old, str) and old:
@@ -313,11 +310,11 @@ class ClusterModel:
             return
         name = self.meters.take(record, known)
         if isinstance(record, TaskSent):
-            self.flow.came(record.queue, now)
+            self.flow.entered(record.queue, now)
         elif isinstance(record, TaskStarted):
             queued = known.sent or known.received
             if known.sent is not None:
-                self.flow.went(known.sent.queue, now)
+                self.flow.left(known.sent.queue, now)
             if queued is not None and queued.eta is None:
                 self.book.waited(record.timestamp - queued.timestamp, now)
                 self.meters.waited(name, record.timestamp - queued.timestamp)

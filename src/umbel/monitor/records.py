@@ -1,10 +1,11 @@
-"""Records: what a monitor answers, as plain structs; pages, the web API and `--json` share them.
+"""Records: what a monitor answers, as plain structs that pages, the web API and `--json` share.
 
-Times are Unix seconds, durations end in `_s`. Records are what leaves the process: the dashboard redacts and
-cuts arguments, results and tracebacks before it returns one. Waiting messages and dead letters become rows
+Times are Unix seconds, and the names of durations end in `_s`. Records leave the process, so their arguments,
+results and tracebacks are redacted and cut (`redaction.py`). Waiting messages and dead letters become rows
 here, so that commands and pages show the same.
 """
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -15,28 +16,20 @@ from umbel.errors import WireError
 from umbel.events.view import TaskRecord
 from umbel.protocol.delivery.sensitive import MASK, Hides, hides_nothing, is_open
 from umbel.wire.call import TaskHeaders, read_headers
-from umbel.wire.message import Message
 from umbel.wire.task import to_v2
 
-# ---- shapes ----------------------------------------------------------------------------------------
-#
-# What a monitor answers, as plain records; pages, the web API and `--json` share them.
-#
-# Times are Unix seconds, durations end in `_s`. Records are what leaves the process: the site has redacted
-# arguments, results and tracebacks and cut them before it hands one out.
-
-Moment = Annotated[
-    float, msgspec.Meta(ge=0, le=100_000_000_000)
-]  # within the range of calendars, and not NaN
+Moment = Annotated[float, msgspec.Meta(ge=0, le=100_000_000_000)]
+"""A Unix time within the range of calendars, and not NaN."""
 NodeState = Literal["alive", "suspect", "lost", "left"]
 Level = Literal["ok", "warning", "bad"]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of the cluster, Umbel's or Celery's, in the opinion of the node that knows it best.
+    """A member of the cluster, an Umbel or a Celery worker.
 
-    `leads`: names of the leases that it holds. `seen_by`: how many of the nodes that were asked consider it
-    alive; `differs`: the state in the opinion of the others. Both are empty in a cluster of Celery nodes.
+    `leads` has the names of the leases that the node holds. `seen_by` is the number of nodes that consider it
+    alive, and `differs` has the state that other nodes report instead, by their names. Both are empty in a
+    cluster of Celery nodes, which report no opinions.
     """
 
     node: str
@@ -53,7 +46,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     active: int = 0
     processed: int = 0
     load: float | None = None
-    messages_per_s: float = 0.0  # its heartbeats and gossip
+    messages_per_s: float = 0.0  # the node's heartbeats
     queues: list[str] = []
     leads: list[str] = []
     seen_by: int = 0
@@ -61,7 +54,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """One sentence in plain words, and how bad it is."""
+    """The state of the cluster in one sentence, and how serious it is."""
 
     level: Level
     sentence: str
@@ -82,11 +75,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     ready: int
     delayed: int
     claimed: int
-    oldest_s: float | None  # of the tasks known to wait
+    oldest_s: float | None  # the age of the oldest task that is known to wait
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """A task name that fails: how many of those that ended in the last hour, with the newest failure."""
+    """A task that fails: how many runs failed and ended in the last hour, and the newest failure."""
 
     name: str
     failed: int
@@ -96,37 +89,37 @@ class Failing(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster at a glance: its health, figures, counts by state, and what fails most."""
+    """The cluster at a glance: its health, figures, counts by state, and the tasks that fail most."""
 
     health: Health
     now: Figures
     nodes: dict[str, int]  # by state
-    tasks: dict[str, int]  # by state, those dropped from memory included
-    leader: str  # of the scheduler, else of any lease; "" if no node leads
+    tasks: dict[str, int]  # by state, including tasks that were dropped from memory
+    leader: str  # the holder of the scheduler's lease, else of any lease; "" for none
     failing: list[Failing]
     clock: int
     tasks_known: int
     tasks_max: int
     heard: int
     unreadable: int
-    problem: str  # why the dashboard receives no events; "" when it does
+    problem: str  # why the dashboard receives no events; "" if it does
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks: each field that is set narrows. The names are those of the query string."""
+    """Which tasks match: all fields that are set must match. The names are those of the query string."""
 
     state: str = ""  # several joined by commas
     name: str = ""
     queue: str = ""
     worker: str = ""
-    text: str = ""  # part of the name, of the arguments or of the error; or the beginning of an id
+    text: str = ""  # a part of the name, the arguments or the error, or the beginning of the id
     root: str = ""
     since: Moment | None = None
     until: Moment | None = None
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of tasks. `next` is the cursor of the next one, "" at the end; `total` counts all matches."""
+    """A page of tasks. `next` is the cursor of the next page, "" at the end; `total` counts all matches."""
 
     tasks: list[TaskRecord]
     total: int
@@ -135,11 +128,11 @@ class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One dot of the space-time diagram.
+    """One event of a task, which is one dot of the space-time diagram.
 
-    `process`: the lane it belongs to: `client NAME`, `NODE`. `attempt` is None where the sender did not say.
-    `delivery` counts receipts from 1; `repeat` says why a delivery is not the first: redelivered, retried,
-    or of a dead letter that was requeued, `requeued after 3 starts`.
+    `process` names the lane of the dot: `client NAME` or `NODE`. `attempt` is None if the sender did not
+    report it. `delivery` counts receipts from 1. `repeat` says why a delivery is not the first:
+    `redelivered`, `retried`, or for a dead letter `requeued after 3 starts`.
     """
 
     type: str
@@ -155,7 +148,7 @@ class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One delivery of a task: which node received it, when it started and ended, and how."""
+    """One delivery of a task: the node that received it, when the task started and ended, and its state."""
 
     attempt: int
     delivery: int
@@ -171,7 +164,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One task. `edges`: pairs of indices into `events`, cause before effect, between processes."""
+    """One task. `edges` has pairs of indices into `events`: the event that causes the other comes first."""
 
     task: TaskRecord
     events: list[StoryEvent]
@@ -179,9 +172,9 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
     attempts: list[Attempt]
     progress: dict[str, Any] | None = None
     can_retry: bool = False
-    why_not: str = ""  # why it cannot be retried
-    as_call: str = ""  # `umbel call …`, if the arguments are complete
-    truncated: list[str] = []  # fields that were cut or redacted
+    why_not: str = ""  # why the task cannot be retried
+    as_call: str = ""  # the command `umbel call …`, if the arguments are complete
+    truncated: list[str] = []  # the fields that were cut or redacted
 
 
 class WorkflowTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,18 +192,21 @@ class WorkflowTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workflow(msgspec.Struct, frozen=True, kw_only=True):
-    """All known tasks of one root, causes first; `critical` is the path that decided when it ended."""
+    """All known tasks of one root, in the order in which they were sent.
+
+    `critical` is the critical path: the tasks that determined when the workflow ended.
+    """
 
     root_id: str
     tasks: list[WorkflowTask]
     edges: list[tuple[str, str]]  # (cause, effect), by id
     critical: list[str]
     duration_s: float | None
-    more: int = 0  # tasks beyond the limit
+    more: int = 0  # the number of tasks beyond the limit
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue: depths, flow and consumers; `oldest_s` is the age of the oldest task known to wait."""
+    """One queue: depths, flow and consumers. `oldest_s` is the age of the oldest known waiting task."""
 
     queue: str
     ready: int
@@ -224,7 +220,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that waits in a queue, as `umbel queues peek --json` shows it."""
+    """A message that waits in a queue, as `umbel queues peek --json` prints it."""
 
     task_id: str
     task: str
@@ -236,9 +232,10 @@ class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter, as `umbel dlq ls --json` shows it; `buried` is ISO 8601.
+    """A dead letter, as `umbel dlq ls --json` prints it.
 
-    `starts` counts those since it was sent or requeued, `earlier_starts` those before it was requeued.
+    `buried` is when it became a dead letter, as ISO 8601. `starts` counts the starts since the message was
+    sent or requeued, `earlier_starts` the starts before it was requeued.
     """
 
     id: int | str
@@ -252,7 +249,7 @@ class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeriodicTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A periodic task, as `umbel schedule ls --json` shows it; `missed` counts slots without a message."""
+    """A periodic task, as `umbel schedule ls --json` prints it; `missed` counts slots without a message."""
 
     name: str
     task: str
@@ -274,7 +271,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A process that stood in an election, with the clock of its claim."""
+    """A process that stands in an election, with the Lamport clock of its claim."""
 
     node: str
     pid: int
@@ -282,7 +279,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Election(msgspec.Struct, frozen=True, kw_only=True):
-    """One election. `protocol`: v1 (decided by clocks) or v2 (by the store); `violations` should be empty."""
+    """One election. `protocol` is v1 (decided by clocks) or v2 (decided by the store).
+
+    `violations` lists broken guarantees, and should be empty.
+    """
 
     id: str
     protocol: str
@@ -301,10 +301,10 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease of the cluster: who holds it, in which term, and for how long still."""
+    """A lease of the cluster: its holder, its term, and how long it still lasts."""
 
     name: str
-    holder: str  # the node; "" when it is free
+    holder: str  # the node; "" if the lease is free
     term: int
     left_s: float
     since: float | None = None
@@ -315,14 +315,14 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     kind: Literal["joined", "returned", "suspect", "alive", "lost", "left", "elected", "lease", "version"]
-    subject: str  # the node, the election's id or the lease's name
+    subject: str  # a node, the id of an election, or the name of a lease
     text: str = ""
     node: str = ""
     term: int = 0
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment that people annotate on the charts: a deploy (`umbel mark`), a worker's new version."""
+    """A moment that the charts annotate: a mark that a person set, or a worker's new version."""
 
     at: float
     text: str
@@ -330,7 +330,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns for charts: `at[i]` begins a step of `step_s`; None where nothing is known."""
+    """Columns for charts: step i begins at `at[i]` and lasts `step_s`; None where nothing is known."""
 
     step_s: int
     at: list[float]
@@ -345,12 +345,12 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     ready: list[int | None]
     oldest_s: list[float | None]
     alive: list[int | None]
-    queues: dict[str, list[int | None]]  # depth (ready) by queue; the largest ones
+    queues: dict[str, list[int | None]]  # ready messages, of the deepest queues
     marks: list[Mark]
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """One node and its latest replies. Fields that it did not answer are empty, and `silent` is then set."""
+    """One node as it describes itself. `silent`: it did not answer, so the other fields are empty."""
 
     node: Node
     silent: bool
@@ -364,14 +364,14 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[TaskRecord]
 
 
-# ---- messages --------------------------------------------------------------------------------------
-#
-# Waiting messages and dead letters as rows; commands and pages share them.
+# ---- messages as rows ------------------------------------------------------------------------------
 
 
 def letter_row(letter: DeadLetter) -> DeadLetterRow:
     """Return the row of a dead letter, with `?` as the task if its headers cannot be read."""
-    headers = _headers(letter.message)
+    headers: TaskHeaders | None = None
+    with suppress(WireError):
+        headers = read_headers(to_v2(letter.message))
     earlier = None if headers is None else headers.umbel_starts
     return DeadLetterRow(
         id=letter.letter_id,
@@ -386,33 +386,22 @@ def letter_row(letter: DeadLetter) -> DeadLetterRow:
 
 
 def waiting_row(delivery: Delivery, hides: Hides = hides_nothing) -> WaitingMessage:
-    """Return the row of a waiting message; arguments of a task that `hides` them are masked."""
+    """Return the row of a waiting message; `hides` names the tasks whose arguments are masked."""
+    task_id, task, args, kwargs, retries = "?", "", "", "", 0
     try:
         headers = read_headers(to_v2(delivery.message))
     except WireError as error:
-        return WaitingMessage(
-            task_id="?",
-            task=f"unreadable: {error}",
-            args="",
-            kwargs="",
-            retries=0,
-            priority=delivery.message.priority,
-            starts=delivery.starts,
-        )
-    is_hidden = hides(headers.task) and is_open(headers.argsrepr, headers.kwargsrepr)
+        task = f"unreadable: {error}"
+    else:
+        is_hidden = hides(headers.task) and is_open(headers.argsrepr, headers.kwargsrepr)
+        args, kwargs = (MASK, MASK) if is_hidden else (headers.argsrepr, headers.kwargsrepr)
+        task_id, task, retries = headers.id, headers.task, headers.retries
     return WaitingMessage(
-        task_id=headers.id,
-        task=headers.task,
-        args=MASK if is_hidden else headers.argsrepr,
-        kwargs=MASK if is_hidden else headers.kwargsrepr,
-        retries=headers.retries,
+        task_id=task_id,
+        task=task,
+        args=args,
+        kwargs=kwargs,
+        retries=retries,
         priority=delivery.message.priority,
         starts=delivery.starts,
     )
-
-
-def _headers(message: Message) -> TaskHeaders | None:
-    try:
-        return read_headers(to_v2(message))
-    except WireError:
-        return None

@@ -1,23 +1,27 @@
-"""Tasks of a monitor: which are listed, on which page, and the diagrams of a task and of a workflow.
+"""Tasks of a monitor: filters, cursors of pages, and the diagrams of a task and of a workflow.
 
-A filter is judged on what the model stores of a task, before a record is made of it. A page ends with a
-cursor that a URL carries. The story of a task is a space-time diagram: within one process events follow one
-another; between processes there is one arrow for each delivery, from what put the message into the queue (the
-sending, the retry, the receipt that was abandoned) to its receipt. A workflow is the graph of the tasks of
-one root; its critical path ends with the task that ended last and goes back through what each task waited
-for: its parent, and for a chord's body the part that ended last, which the events name as its parent.
+A filter is applied to what the model stores of a task, before a record is made of it, because making records
+is expensive.
+
+The story of a task is a space-time diagram. Within one process events follow one another. Between processes
+there is one arrow for each delivery: from the event that put the message into the queue (the sending, the
+retry, or the receipt by a worker that was lost) to its receipt.
+
+A workflow is the graph of the tasks of one root. Its critical path ends with the task that ended last and
+goes back from each task to its parent. This is also right for a chord: its body is sent by the part that
+ended last, which the events name as the parent.
 """
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import TypeVar
 
 import msgspec
 
 from umbel.errors import ConfigurationError
-from umbel.events.order import Key
 from umbel.events.precedence import ENDINGS, state_of
 from umbel.events.state import Tracked
 from umbel.events.types import EARLIER_STARTS, TaskEvent, TaskReceived, TaskSent
@@ -26,20 +30,28 @@ from umbel.monitor.records import Attempt, StoryEvent, TaskFilter, Workflow, Wor
 from umbel.protocol.delivery.sensitive import Hides, hides_nothing, is_open
 
 # ---- filters ---------------------------------------------------------------------------------------
-#
-# Which tasks match, judged on what the model stores of each before a record is made of it.
 
 Admits = Callable[[Tracked], bool]
 Redact = Callable[[str], str]
 
 
 def admits_of(wanted: TaskFilter, redact: Redact, hides: Hides = hides_nothing) -> Admits | None:
-    """Return the check that each task must pass, or None if all do; name and worker have separate indices.
+    """Return the check that each task must pass, or None if all tasks do.
 
-    Text that `redact` removes is not searched, and neither are arguments that are stored unmasked of a task
-    that `hides` them.
+    Name and worker are not checked: they are looked up in indices. Text that `redact` removes is not
+    searched, and neither are the arguments of a task that `hides` names.
     """
-    checks = [check for check in (_state(wanted), _queue(wanted), _root(wanted), _time(wanted)) if check]
+    checks: list[Admits] = []
+    if states := frozenset(name.strip().upper() for name in wanted.state.split(",") if name.strip()):
+        checks.append(lambda task: task.counted in states)
+    if queue := wanted.queue:
+        checks.append(lambda task: task.sent is not None and task.sent.queue == queue)
+    if root := wanted.root:
+        checks.append(lambda task: task.uuid == root or root_of(task) == root)
+    if wanted.since is not None or wanted.until is not None:
+        low = wanted.since if wanted.since is not None else -inf
+        high = wanted.until if wanted.until is not None else inf
+        checks.append(lambda task: task.best is not None and low <= seconds(task.best.at_us) <= high)
     if wanted.text:
         checks.append(_text(wanted.text, redact, hides))
     if not checks:
@@ -47,55 +59,33 @@ def admits_of(wanted: TaskFilter, redact: Redact, hides: Hides = hides_nothing) 
     return checks[0] if len(checks) == 1 else lambda task: all(check(task) for check in checks)
 
 
-def _state(wanted: TaskFilter) -> Admits | None:
-    states = frozenset(name.strip().upper() for name in wanted.state.split(",") if name.strip())
-    return (lambda task: task.counted in states) if states else None
-
-
-def _queue(wanted: TaskFilter) -> Admits | None:
-    queue = wanted.queue
-    return (lambda task: task.sent is not None and task.sent.queue == queue) if queue else None
-
-
-def _root(wanted: TaskFilter) -> Admits | None:
-    root = wanted.root
-    return (lambda task: task.uuid == root or root_of(task) == root) if root else None
-
-
-def _time(wanted: TaskFilter) -> Admits | None:
-    since, until = wanted.since, wanted.until
-    if since is None and until is None:
-        return None
-    low, high = since if since is not None else float("-inf"), until if until is not None else float("inf")
-    return lambda task: task.best is not None and low <= seconds(task.best.at_us) <= high
-
-
 def _text(text: str, redact: Redact, hides: Hides) -> Admits:
-    found = re.compile(re.escape(text), re.IGNORECASE).search
-    named: dict[str | None, bool] = {None: False}  # names are few, and repeat
+    """Return a check for a part of the name, the arguments or the error, or the beginning of the id."""
+    search = re.compile(re.escape(text), re.IGNORECASE).search
+    names: dict[str | None, bool] = {None: False}  # whether each name matches: names are few, and repeat
 
-    def has(shown: str | None) -> bool:
-        return bool(shown and found(shown) and found(redact(shown)))
+    def has(value: str | None) -> bool:
+        return bool(value and search(value) and search(redact(value)))
 
-    def is_shown(described: TaskReceived | TaskSent) -> bool:
-        return not (hides(described.name) and is_open(described.args, described.kwargs))
+    def is_hidden(call: TaskReceived | TaskSent) -> bool:
+        return hides(call.name) and is_open(call.args, call.kwargs)
 
-    def is_in(task: Tracked) -> bool:
+    def admits(task: Tracked) -> bool:
         name = task.name
-        if name not in named:
-            named[name] = found(name or "") is not None
-        if named[name] or task.uuid.startswith(text):
+        if name not in names:
+            names[name] = search(name or "") is not None
+        if names[name] or task.uuid.startswith(text):
             return True
-        described = task.received if task.received is not None else task.sent
-        if described is not None and (has(described.args) or has(described.kwargs)) and is_shown(described):
+        call = task.received if task.received is not None else task.sent
+        if call is not None and (has(call.args) or has(call.kwargs)) and not is_hidden(call):
             return True
         return task.failed is not None and has(task.failed.exception)
 
-    return is_in
+    return admits
 
 
 def root_of(task: Tracked) -> str | None:
-    """Return the id of the workflow's root that the task's events name; None if they name none."""
+    """Return the root of the task's workflow, as its events name it; None if they do not."""
     for described in (task.received, task.sent):
         if described is not None and described.root_id is not None:
             return described.root_id
@@ -103,38 +93,18 @@ def root_of(task: Tracked) -> str | None:
 
 
 # ---- cursors ---------------------------------------------------------------------------------------
-#
-# Where a page of tasks ended, as text that a URL carries. Anything else is refused.
 
 T = TypeVar("T")
 CURSOR_MAX = 2000
 
 
-def shown_key(key: Key) -> str:
-    """Return the cursor of a page that is ordered by Lamport clock."""
-    return _encoded_cursor(key)
+def encode_cursor(place: object) -> str:
+    """Return the place where a page of tasks ends as text for a URL."""
+    return urlsafe_b64encode(msgspec.json.encode(place)).decode("ascii").rstrip("=")
 
 
-def read_key(cursor: str) -> Key:
-    """Return the position that a cursor by Lamport clock names; ConfigurationError if it is not valid."""
-    return _decoded_cursor(cursor, tuple[int, int, str, int, str])
-
-
-def shown_time(at_us: int, uuid: str) -> str:
-    """Return the cursor of a page that is ordered by time."""
-    return _encoded_cursor((at_us, uuid))
-
-
-def read_time(cursor: str) -> tuple[int, str]:
-    """Return the position that a cursor by time names; ConfigurationError if it is not valid."""
-    return _decoded_cursor(cursor, tuple[int, str])
-
-
-def _encoded_cursor(value: object) -> str:
-    return urlsafe_b64encode(msgspec.json.encode(value)).decode("ascii").rstrip("=")
-
-
-def _decoded_cursor(cursor: str, kind: type[T]) -> T:
+def decode_cursor(cursor: str, kind: type[T]) -> T:
+    """Return the place that a cursor names; ConfigurationError if the cursor is not valid."""
     try:
         plain = urlsafe_b64decode(cursor[:CURSOR_MAX] + "=" * (-len(cursor) % 4))
         return msgspec.json.decode(plain, type=kind)
@@ -145,21 +115,15 @@ def _decoded_cursor(cursor: str, kind: type[T]) -> T:
 
 
 # ---- story -----------------------------------------------------------------------------------------
-#
-# One task as a space-time diagram: its events on the lanes of processes, and which caused which.
-#
-# Within one process events follow one another. Between processes there is one arrow for each delivery: from
-# what put the message into the queue (the sending, the retry, the receipt that was abandoned) to its
-# receipt. A receipt that is not the first of its attempt is a repeat: the message was redelivered.
 
 DETAIL_MAX = 300
 _DETAILS = ("exception", "result", "queue", "name")
-INTERRUPTED = "INTERRUPTED"  # no event of its end, and the message was redelivered
+INTERRUPTED = "INTERRUPTED"  # no event reports the end of the attempt, and the message was redelivered
 _ENDS = ENDINGS | {"retried", "rejected"}
 
 
 def story_of(events: Sequence[TaskEvent]) -> tuple[list[StoryEvent], list[tuple[int, int]], list[Attempt]]:
-    """Return the dots, the arrows between them, and the attempts, from a task's events in causal order."""
+    """Return a task's dots, the arrows between them, and its attempts, from its events in causal order."""
     deliveries = _deliveries(events)
     dots = [
         StoryEvent(
@@ -168,7 +132,7 @@ def story_of(events: Sequence[TaskEvent]) -> tuple[list[StoryEvent], list[tuple[
             clock=event.clock,
             node=event.hostname,
             pid=event.pid,
-            process=f"client {event.hostname}" if isinstance(event, TaskSent) else event.hostname,
+            process=_process(event),
             attempt=event.retries,
             delivery=number,
             repeat=repeat,
@@ -180,20 +144,20 @@ def story_of(events: Sequence[TaskEvent]) -> tuple[list[StoryEvent], list[tuple[
 
 
 def _deliveries(events: Sequence[TaskEvent]) -> list[tuple[int, str]]:
-    """Return for each event the number of its delivery, from 1 (0: before any), and why that is a repeat."""
+    """Return for each event the number of its delivery (0 before the first), and why that is a repeat."""
     found: list[tuple[int, str]] = []
     number, repeat = 0, ""
-    given_up: TaskEvent | None = None
+    previous: TaskEvent | None = None
     for event in events:
         if isinstance(event, TaskReceived):
             number += 1
             if number > 1:
-                repeat = "retried" if given_up is not None and given_up.slot == "retried" else "redelivered"
+                repeat = "retried" if previous is not None and previous.slot == "retried" else "redelivered"
             if event.extra and isinstance(starts := event.extra.get(EARLIER_STARTS), int):
                 repeat = f"requeued after {starts} starts"
         found.append((number, repeat))
         if event.slot != "sent":
-            given_up = event
+            previous = event
     return found
 
 
@@ -205,19 +169,21 @@ def _edges(events: Sequence[TaskEvent]) -> list[tuple[int, int]]:
             cause = _cause(events, index)
             if cause is not None:
                 edges.append((cause, index))
-        lane = f"client {event.hostname}" if isinstance(event, TaskSent) else event.hostname
-        if lane in last and not isinstance(event, TaskReceived):
-            edges.append((last[lane], index))
-        last[lane] = index
+        process = _process(event)
+        if process in last and not isinstance(event, TaskReceived):
+            edges.append((last[process], index))
+        last[process] = index
     return edges
+
+
+def _process(event: TaskEvent) -> str:
+    return f"client {event.hostname}" if isinstance(event, TaskSent) else event.hostname
 
 
 def _cause(events: Sequence[TaskEvent], index: int) -> int | None:
     """Return the index of the newest earlier event that can have queued the message that was received."""
-    for before in range(index - 1, -1, -1):
-        if events[before].slot in ("sent", "retried", "received", "started"):
-            return before
-    return None
+    earlier = range(index - 1, -1, -1)
+    return next((at for at in earlier if events[at].slot in ("sent", "retried", "received", "started")), None)
 
 
 def _attempts(events: Sequence[TaskEvent], deliveries: Sequence[tuple[int, str]]) -> list[Attempt]:
@@ -266,20 +232,14 @@ def _detail(event: TaskEvent) -> str:
 
 
 # ---- workflow --------------------------------------------------------------------------------------
-#
-# The tasks of one root as a graph, and the path through it that decided when it ended.
-#
-# An edge is from a task to one that it sent. The critical path ends with the task that ended last and goes
-# back through what each waited for. A task waits for its parent; a chord's body is sent by the part that
-# ended last, which the events name as its parent, so the path runs through the slowest part.
 
 
 def workflow_of(root_id: str, records: Sequence[TaskRecord], more: int = 0) -> Workflow:
     """Return the graph of a workflow's tasks with its critical path; `more` tasks are beyond the limit."""
     known = {record.uuid: record for record in records}
     critical = _critical(known)
-    path = frozenset(critical)
-    tasks = [_shown(record, record.uuid in path) for record in sorted(records, key=_order)]
+    path = set(critical)
+    tasks = [_workflow_task(record, record.uuid in path) for record in sorted(records, key=_order)]
     edges = [
         (record.parent_id, record.uuid)
         for record in records
@@ -297,30 +257,24 @@ def workflow_of(root_id: str, records: Sequence[TaskRecord], more: int = 0) -> W
     )
 
 
-def ended_at(task: TaskRecord) -> float | None:
+def _ended_at(task: TaskRecord) -> float | None:
     """Return when the task last ended, by success, failure or revocation; None if it has not."""
-    return max(
-        (at for at in (task.succeeded_at, task.failed_at, task.revoked_at) if at is not None), default=None
-    )
+    ends = (task.succeeded_at, task.failed_at, task.revoked_at)
+    return max((at for at in ends if at is not None), default=None)
 
 
 def _critical(known: Mapping[str, TaskRecord]) -> list[str]:
-    # A task that sent another one cannot be the end, even if its worker reported the end later.
-    sent = {task.parent_id for task in known.values() if ended_at(task) is not None}
-    ended = [
-        (at, task.uuid)
-        for task in known.values()
-        if (at := ended_at(task)) is not None and task.uuid not in sent
-    ]
-    if not ended:
-        return []
-    _, last = max(ended)
-    path: list[str] = []
-    step: str | None = last
+    """Return the ids on the critical path, the first task first; parents may form a loop in forged events."""
+    ended = {uuid: at for uuid, task in known.items() if (at := _ended_at(task)) is not None}
+    # A task that sent another task does not end the path, even if its worker reports the end later.
+    parents = {known[uuid].parent_id for uuid in ended}
+    last = max(((at, uuid) for uuid, at in ended.items() if uuid not in parents), default=None)
+    path: dict[str, None] = {}
+    step = None if last is None else last[1]
     while step is not None and step in known and step not in path:
-        path.append(step)
+        path[step] = None
         step = known[step].parent_id
-    return path[::-1]
+    return list(path)[::-1]
 
 
 def _order(task: TaskRecord) -> tuple[float, int, str]:
@@ -328,7 +282,7 @@ def _order(task: TaskRecord) -> tuple[float, int, str]:
     return (first, task.clock, task.uuid)
 
 
-def _shown(task: TaskRecord, is_critical: bool) -> WorkflowTask:
+def _workflow_task(task: TaskRecord, is_critical: bool) -> WorkflowTask:
     return WorkflowTask(
         uuid=task.uuid,
         name=task.name or "",
@@ -337,6 +291,6 @@ def _shown(task: TaskRecord, is_critical: bool) -> WorkflowTask:
         worker=task.worker or "",
         sent_at=task.first_sent_at or task.first_received_at,
         started_at=task.started_at,
-        ended_at=ended_at(task),
+        ended_at=_ended_at(task),
         is_critical=is_critical,
     )

@@ -1,10 +1,12 @@
 """The API's routes and its OpenAPI document, both made from the table of endpoints.
 
-Each request is decoded by the types of its endpoint, and answered as JSON.
+A request is decoded by the types of its endpoint (parameters that the endpoint does not have are refused),
+and the answer is encoded as JSON.
 """
 
 import re
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from typing import Any
 
 import msgspec
@@ -14,35 +16,80 @@ from starlette.routing import BaseRoute, Route
 
 from umbel.version import VERSION
 from umbel.web.endpoints import ENDPOINTS, ApiCall, Endpoint, NoQuery
-from umbel.web.hub import STREAMS_MAX, TOPICS, EventStream, Hub
-from umbel.web.problems import CONTENT_TYPE, Problem, Refused, as_json
-from umbel.web.site import caller_of, visitor_of
+from umbel.web.http import PROBLEM_TYPE, Problem, Refused, as_json
+from umbel.web.hub import stream
+
+API = "/api/v1"
+
+# ---- routes ----------------------------------------------------------------------------------------
+
+JSON = "application/json"
+
+
+def routes() -> list[BaseRoute]:
+    """Return the routes of the API, of its event stream and of its OpenAPI document."""
+    return [
+        *(
+            Route(API + endpoint.path, _handler(endpoint), methods=[endpoint.method])
+            for endpoint in ENDPOINTS
+        ),
+        Route(f"{API}/stream", stream),
+        Route("/api/openapi.json", _document),
+    ]
+
+
+def _handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        query = _converted(dict(request.query_params), endpoint.query)
+        body = await _body(request, endpoint.body) if endpoint.body is not None else None
+        answer = endpoint.ask(ApiCall(request, query, body))
+        return as_json(await answer if isawaitable(answer) else answer)
+
+    return handle
+
+
+def _converted(given: dict[str, str], wanted: type[Any]) -> Any:
+    unknown = sorted(given.keys() - set(wanted.__struct_fields__))
+    if unknown:
+        known = ", ".join(wanted.__struct_fields__) or "none"
+        raise Refused(400, "Bad Request", f"unknown parameter {unknown[0][:100]!r}; known: {known}")
+    try:
+        return msgspec.convert(given, wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refused(400, "Bad Request", str(error)) from None
+
+
+async def _body(request: Request, wanted: Any) -> Any:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise Refused(415, "Unsupported Media Type", f"send {JSON}, not {kind[:100] or 'nothing'}")
+    try:
+        return msgspec.json.decode(await request.body(), type=wanted)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Refused(400, "Bad Request", str(error)) from None
+    except RecursionError:
+        detail = "the body of the request is nested too deep; send fewer levels of lists and objects"
+        raise Refused(400, "Bad Request", detail) from None
+
+
+async def _document(request: Request) -> Response:
+    return as_json(document(request.scope.get("root_path", "")))
+
 
 # ---- openapi ---------------------------------------------------------------------------------------
-#
-# The OpenAPI document, made from the endpoints and the msgspec structs they answer with.
 
 REF = "#/components/schemas/{name}"
-API = "/api/v1"
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 
 
 def document(root_path: str) -> dict[str, Any]:
     """Return the OpenAPI document of the API, mounted below `root_path`."""
-    types = [Problem, *(item.answer for item in ENDPOINTS), *(item.body for item in ENDPOINTS if item.body)]
-    schemas, components = msgspec.json.schema_components(types, ref_template=REF)
-    problem, answers, bodies = (
-        schemas[0],
-        schemas[1 : 1 + len(ENDPOINTS)],
-        list(schemas[1 + len(ENDPOINTS) :]),
-    )
+    types = [kind for endpoint in ENDPOINTS for kind in (endpoint.answer, endpoint.body or Any)]
+    (problem, *schemas), components = msgspec.json.schema_components([Problem, *types], ref_template=REF)
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint, answer in zip(ENDPOINTS, answers, strict=True):
-        body = bodies.pop(0) if endpoint.body else None
-        described = _operation(endpoint, answer, body, problem)
-        paths.setdefault(_PARAMETER.sub(r"{\1}", API + endpoint.path), {})[endpoint.method.lower()] = (
-            described
-        )
+    for endpoint, answer, body in zip(ENDPOINTS, schemas[::2], schemas[1::2], strict=True):
+        operations = paths.setdefault(_PARAMETER.sub(r"{\1}", API + endpoint.path), {})
+        operations[endpoint.method.lower()] = _operation(endpoint, answer, body, problem)
     paths[f"{API}/stream"] = {"get": _stream(problem)}
     return {
         "openapi": "3.1.0",
@@ -75,7 +122,7 @@ def _operation(endpoint: Endpoint, answer: Any, body: Any, problem: Any) -> dict
             "default": _problem(problem),
         },
     }
-    if body is not None:
+    if endpoint.body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return described
 
@@ -96,7 +143,7 @@ def _of_query(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
 
 
 def _problem(schema: Any) -> dict[str, Any]:
-    return {"description": "A problem document (RFC 9457).", "content": {CONTENT_TYPE: {"schema": schema}}}
+    return {"description": "A problem document (RFC 9457).", "content": {PROBLEM_TYPE: {"schema": schema}}}
 
 
 def _stream(problem: Any) -> dict[str, Any]:
@@ -113,90 +160,3 @@ def _stream(problem: Any) -> dict[str, Any]:
             "default": _problem(problem),
         },
     }
-
-
-# ---- the api's routes ------------------------------------------------------------------------------
-#
-# Each request is read by the types of its endpoint, and answered as JSON.
-
-JSON = "application/json"
-
-
-def routes(hub: Hub) -> list[BaseRoute]:
-    """Return the routes of the API, of its event stream and of its OpenAPI document."""
-    found: list[BaseRoute] = [
-        Route(API + item.path, _handler(item), methods=[item.method]) for item in ENDPOINTS
-    ]
-    found.append(Route(f"{API}/stream", _streaming(hub), methods=["GET"]))
-    found.append(Route("/api/openapi.json", _document, methods=["GET"]))
-    return found
-
-
-def _handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    async def handle(request: Request) -> Response:
-        query = _converted(dict(request.query_params), endpoint.query)
-        body = await _body(request, endpoint.body) if endpoint.body is not None else None
-        call = ApiCall(caller_of(request), dict(request.path_params), query, body)
-        return as_json(await endpoint.ask(call))
-
-    return handle
-
-
-def _converted(given: dict[str, str], wanted: type[Any]) -> Any:
-    unknown = sorted(given.keys() - set(wanted.__struct_fields__))
-    if unknown:
-        known = ", ".join(wanted.__struct_fields__) or "none"
-        raise Refused(400, "Bad Request", f"unknown parameter {unknown[0][:100]!r}; known: {known}")
-    try:
-        return msgspec.convert(given, wanted, strict=False)
-    except msgspec.ValidationError as error:
-        raise Refused(400, "Bad Request", str(error)) from None
-
-
-async def _body(request: Request, wanted: Any) -> Any:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != JSON:
-        raise Refused(415, "Unsupported Media Type", f"send {JSON}, not {kind[:100] or 'nothing'}")
-    try:
-        return msgspec.json.decode(await request.body(), type=wanted)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Refused(400, "Bad Request", str(error)) from None
-    except RecursionError:
-        raise Refused(
-            400,
-            "Bad Request",
-            "the body of the request is nested too deep; send fewer levels of lists and objects",
-        ) from None
-
-
-def _streaming(hub: Hub) -> Callable[[Request], Awaitable[Response]]:
-    async def stream(request: Request) -> Response:
-        if hub.is_full:
-            raise Refused(
-                503,
-                "Too many streams",
-                "too many pages are open; close some, and try again",
-                retry_after="10",
-            )
-        visitor = visitor_of(request)
-        if hub.has_many_of(visitor.name):
-            detail = f"{visitor.name} has {STREAMS_MAX} pages open; close some"
-            raise Refused(429, "Too many streams", detail, retry_after="10")
-        topics = [topic for topic in request.query_params.get("topics", "").split(",") if topic]
-        unknown = [topic for topic in topics if topic not in TOPICS]
-        if unknown:
-            known = ", ".join(TOPICS)
-            raise Refused(400, "Bad Request", f"unknown topic {unknown[0][:100]!r}; known: {known}")
-        # A browser that reconnects sends the header; a page names the push after which it was rendered.
-        last = request.headers.get("last-event-id") or request.query_params.get("since", "")
-        number = int(last) if last.isdecimal() and len(last) < 20 else None
-        known = request.scope["umbel.still_known"]
-        return EventStream(  # type: ignore[return-value]  # an ASGI app too
-            hub, number, frozenset(topics), visitor=visitor.name, still_known=known
-        )
-
-    return stream
-
-
-async def _document(request: Request) -> Response:
-    return as_json(document(request.scope.get("root_path", "")))

@@ -1,12 +1,11 @@
-"""asgi(): the dashboard as an ASGI application, for a separate server or mounted in another application.
+"""asgi(): the dashboard as an ASGI application, for its own server or mounted in another application.
 
     app.mount("/umbel", umbel.web.asgi(tasks.app))                           # FastAPI, Starlette
     umbel.web.asgi(tasks.app, authenticate=lambda scope: ...)
 
-The gate wraps all of it, so no handler can forget to authenticate a request, to refuse it, or to send the
-security headers.
-
-Where it is mounted, visitors are known by tokens, by a trusted proxy, or by `authenticate`.
+The gate wraps the whole application, so no handler can forget to authenticate a request, to refuse it, or to
+add the security headers. Where the dashboard is mounted, visitors are identified by tokens, by a trusted
+proxy, or by `authenticate`.
 """
 
 import asyncio
@@ -21,23 +20,21 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from umbel.app.app import App
 from umbel.errors import BrokerError, ConfigurationError
 from umbel.web import api, exporters, pages
+from umbel.web.credentials import path_of
 from umbel.web.dashboard import Dashboard
+from umbel.web.http import Refused
 from umbel.web.oidc import BEGIN, CALLBACK
 from umbel.web.pages import login
-from umbel.web.problems import Problem, Refused, answer
 from umbel.web.settings import WebSettings, check
+from umbel.web.visitors import SAFE
 
 # ---- gate ------------------------------------------------------------------------------------------
-#
-# Everything that comes in passes here: who asks, what is refused, and what every answer says.
-#
-# It wraps the whole application, so no handler can forget it.
 
 BODY_MAX = 1_000_000
 BODY_S = 60.0
@@ -60,7 +57,7 @@ HEADERS = {
 class Gate:
     """Wraps the application: authenticates each request, limits its body, adds security headers."""
 
-    def __init__(self, app: ASGIApp, dashboard: "Dashboard") -> None:
+    def __init__(self, app: ASGIApp, dashboard: Dashboard) -> None:
         self._app, self._dashboard = app, dashboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,33 +68,36 @@ class Gate:
             return
         started = False
 
-        async def dressed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
+                headers.update(HEADERS)
                 if self._dashboard.visitors.is_secure(scope):
                     headers["Strict-Transport-Security"] = HSTS
-                if "cache-control" not in headers:
-                    headers["Cache-Control"] = "no-store"
+                headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         response: Response | None = None
         try:
             await self._dashboard.start()
-            response = await self._admitted(scope, _limited(scope, receive), dressed)
+            response = await self._admitted(scope, _limited(scope, receive), send_with_headers)
         except Refused as refused:
-            response = answer(refused.problem, refused.headers)
+            response = refused.response()
         except ClientDisconnect:
-            return  # the client left before its request was complete
+            return  # the client closed the connection before its request was complete
         if response is not None and not started:
-            await response(scope, receive, dressed)
+            await response(scope, receive, send_with_headers)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        """Pass a request that may be answered to the application; else return the response."""
+        path = path_of(scope)
         is_public = path in PUBLIC or path.startswith(PUBLIC_BELOW)
+        if is_public and scope["method"] not in SAFE:
+            # Anyone can send an incomplete body: until it is complete, the request costs no more than this
+            # wait.
+            receive = await _complete(scope, receive)
         visitors = self._dashboard.visitors
         visitor = await visitors.judge(scope)
         if visitor is None and not is_public:
@@ -116,39 +116,49 @@ def _unknown(scope: Scope) -> Response:
     if wants_page:
         return RedirectResponse(f"{scope.get('root_path', '')}/login", 303)
     detail = "log in first, or send a token: Authorization: Bearer TOKEN (umbel web token add NAME)"
-    return answer(
-        Problem(title="Unauthorized", status=401, detail=detail), {"WWW-Authenticate": 'Bearer realm="umbel"'}
-    )
+    return Refused(401, "Unauthorized", detail, www_authenticate='Bearer realm="umbel"').response()
 
 
 def _limited(scope: Scope, receive: Receive) -> Receive:
     """Limit the request's body to BODY_MAX bytes, received within BODY_S."""
     length = Headers(scope=scope).get("content-length", "0")
     if not length.isdecimal() or len(length) > LENGTH_DIGITS_MAX or int(length) > BODY_MAX:
-        raise Refused(413, "Content Too Large", f"a request may have {BODY_MAX:,} bytes at most")
-    size, is_whole, ends = 0, False, asyncio.get_running_loop().time() + BODY_S
+        raise _too_large()
+    size, is_complete, ends = 0, False, asyncio.get_running_loop().time() + BODY_S
 
-    async def counted() -> Message:
-        nonlocal size, is_whole
+    async def receive_in_time() -> Message:
+        nonlocal size, is_complete
         try:
-            async with asyncio.timeout_at(None if is_whole else ends):
+            async with asyncio.timeout_at(None if is_complete else ends):
                 message = await receive()
         except TimeoutError:
-            raise Refused(
-                408, "Request Timeout", f"the request took longer than {BODY_S:g} s to arrive"
-            ) from None
+            detail = f"the request took longer than {BODY_S:g} s to arrive"
+            raise Refused(408, "Request Timeout", detail) from None
         size += len(message.get("body", b""))
-        is_whole = not message.get("more_body", False)
+        is_complete = not message.get("more_body", False)
         if size > BODY_MAX:
-            raise Refused(413, "Content Too Large", f"a request may have {BODY_MAX:,} bytes at most")
+            raise _too_large()
         return message
 
-    return counted
+    return receive_in_time
+
+
+def _too_large() -> Refused:
+    return Refused(413, "Content Too Large", f"a request may have {BODY_MAX:,} bytes at most")
+
+
+async def _complete(scope: Scope, receive: Receive) -> Receive:
+    """Wait for the whole body, and return a `receive` that has it at once."""
+    body = await Request(scope, receive).body()
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
 
 
 # ---- asgi() ----------------------------------------------------------------------------------------
-#
-# The dashboard as an ASGI application, for a separate server or mounted in another application.
 
 
 def asgi(app: App, **options: Any) -> ASGIApp:
@@ -176,46 +186,34 @@ def application(dashboard: Dashboard) -> ASGIApp:
         yield
         await dashboard.stop()
 
-    found: list[BaseRoute] = [
-        *api.routes(dashboard.hub),
-        *exporters.flower_routes(dashboard),
-        *exporters.metrics_routes(dashboard),
+    routes = [
+        Route("/healthcheck", _healthcheck),
         *login.routes(dashboard),
-        Route("/healthcheck", _healthcheck, methods=["GET"]),
+        *api.routes(),
+        *exporters.routes(dashboard),
         *pages.routes(),
     ]
-    handlers: dict[Any, Any] = {
-        HTTPException: _as_problem,
-        Refused: _refused,
-        BrokerError: _unavailable,
-        ConfigurationError: _bad_request,
-        Exception: _fault,
-    }
-    served = Starlette(routes=found, lifespan=life, exception_handlers=handlers)
-    served.state.site = dashboard
-    return Gate(served, dashboard)
+    errors = (HTTPException, Refused, BrokerError, ConfigurationError, Exception)
+    starlette = Starlette(routes=routes, lifespan=life, exception_handlers=dict.fromkeys(errors, _problem))
+    starlette.state.dashboard = dashboard
+    return Gate(starlette, dashboard)
 
 
 async def _healthcheck(_request: Request) -> Response:
     return PlainTextResponse("OK")
 
 
-async def _as_problem(_request: Request, error: HTTPException) -> Response:
-    return answer(Problem(title=error.detail, status=error.status_code), dict(error.headers or {}))
-
-
-async def _refused(_request: Request, error: Refused) -> Response:
-    return answer(error.problem, error.headers)
-
-
-async def _unavailable(_request: Request, error: BrokerError) -> Response:
-    return answer(Problem(title="Broker unavailable", status=503, detail=str(error)))
-
-
-async def _bad_request(_request: Request, error: ConfigurationError) -> Response:
-    return answer(Problem(title="Bad request", status=400, detail=str(error)))
-
-
-async def _fault(_request: Request, _error: Exception) -> Response:
-    """The server logs the error; the response does not disclose it."""
-    return answer(Problem(title="Internal error", status=500, detail="the dashboard's log says more"))
+async def _problem(_request: Request, error: Exception) -> Response:
+    """Return an error as a problem document."""
+    match error:
+        case HTTPException():
+            refused = Refused(error.status_code, error.detail, **(error.headers or {}))
+        case Refused():
+            refused = error
+        case BrokerError():
+            refused = Refused(503, "Broker unavailable", str(error))
+        case ConfigurationError():
+            refused = Refused(400, "Bad request", str(error))
+        case _:  # the server logs the error; the response does not disclose it
+            refused = Refused(500, "Internal error", "the dashboard's log says more")
+    return refused.response()

@@ -1,17 +1,15 @@
 """Credentials: where a request comes from, and the tokens and sessions that it carries.
 
-`X-Forwarded-For` and `X-Forwarded-Proto` are believed from the addresses in `proxies` only. A token is random
-and long, so its SHA-256 is as good as a slow hash; only the hash is stored, and it is compared in constant
-time. Sessions live in memory and end by time, by idleness, or with their token; each role has room for a
-number of them. An address that sends wrong credentials repeatedly is locked out, but a valid token from it is
-still accepted.
+`X-Forwarded-For` and `X-Forwarded-Proto` are trusted from the addresses in `proxies` only. A token is long
+and random, so nobody can guess it, and its SHA-256 is as good as a slow hash; only the hash is stored, and it
+is compared in constant time. Sessions live in memory and end by time, by idleness, or with their token.
 """
 
 import hashlib
 import hmac
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from ipaddress import IPv6Address, ip_address
 from secrets import token_urlsafe
@@ -23,15 +21,8 @@ from starlette.types import Scope
 from umbel.web.settings import Role, is_from
 
 # ---- origins ---------------------------------------------------------------------------------------
-#
-# Where a request comes from: the address, whether by TLS, and the port that the browser sees.
-#
-# What `X-Forwarded-For` and `X-Forwarded-Proto` say is believed from the addresses in `proxies` only. Each
-# proxy appends the address that it was asked from, so the last one that is no proxy of ours is the
-# visitor's; what stands before it was written by the visitor, and is not read.
 
 COOKIE = "umbel_session"
-# Headers that proxies and load balancers add: a request with one of them was sent to a proxy, not to us.
 OF_PROXIES = (
     *(
         "forwarded",
@@ -41,12 +32,20 @@ OF_PROXIES = (
         "x-remote-",
         "remote-user",
         "x-client-ip",
-        "x-cluster-client-ip",
+        "true-client-ip",
     ),
-    *("x-original-", "x-proxy", "x-envoy-", "x-amzn-", "x-azure-", "x-appengine-", "x-arr-", "x-goog-iap-"),
-    *("x-forwarded", "x-auth-request-", "cf-", "true-client-ip", "fastly-", "x-varnish", "x-vercel-"),
+    *("x-cluster-client-ip", "x-original-", "x-proxy", "x-envoy-", "x-amzn-", "x-azure-", "x-appengine-"),
+    *("x-arr-", "x-goog-iap-", "x-forwarded", "x-auth-request-", "cf-", "fastly-", "x-varnish", "x-vercel-"),
     *("x-webauth-", "x-authentik-", "x-ms-client-principal", "cdn-loop", "x-request-start"),
 )
+"""Beginnings of the headers that proxies and load balancers add: a request with such a header was sent to a
+proxy, and not to the dashboard."""
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path of a request below the path at which the dashboard is mounted."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path
 
 
 def peer_of(scope: Scope) -> str:
@@ -56,10 +55,9 @@ def peer_of(scope: Scope) -> str:
 
 
 def address_of(scope: Scope, proxies: Sequence[str]) -> str:
-    """Return the visitor's address: the last hop of X-Forwarded-For that is no trusted proxy, else the
-    peer's.
+    """Return the visitor's address: the last hop of X-Forwarded-For that is no trusted proxy, else the peer.
 
-    Each proxy appends the address of its client, so anything before that hop was written by the visitor.
+    Each proxy appends the address of its client, so the visitor may have written everything before that hop.
     """
     peer = peer_of(scope)
     if not is_from(peer, proxies):
@@ -83,7 +81,7 @@ def is_secure(scope: Scope, proxies: Sequence[str]) -> bool:
 
 
 def came_through_proxy(scope: Scope, names: Iterable[str] = ()) -> str:
-    """Return what shows that a proxy forwarded the request, such as one of these headers; "" for nothing.
+    """Return what shows that a proxy forwarded the request, also the headers `names`; "" if nothing does.
 
     Many proxies speak HTTP/1.0 to their backend and add no header; browsers do not speak it.
     """
@@ -93,11 +91,10 @@ def came_through_proxy(scope: Scope, names: Iterable[str] = ()) -> str:
 
 
 def cookie_name(scope: Scope, name: str = COOKIE, *, secure: bool) -> str:
-    """Return the cookie's name, with the port that the browser sees and the path below which the dashboard is
-    mounted.
+    """Return the cookie's name with the port that the browser sees, and with the path of the dashboard.
 
-    Dashboards on one host would share a cookie otherwise. With TLS the `__Host-` prefix keeps other hosts and
-    plain HTTP from setting it.
+    Otherwise several dashboards on one host would share a cookie. With TLS the prefix `__Host-` keeps other
+    hosts and plain HTTP from setting it.
     """
     port = Headers(scope=scope).get("host", "").rpartition(":")[2]
     if port.isascii() and port.isdecimal() and len(port) <= 5:
@@ -107,19 +104,19 @@ def cookie_name(scope: Scope, name: str = COOKIE, *, secure: bool) -> str:
 
 
 def cookie(scope: Scope, name: str = COOKIE, *, secure: bool) -> str:
-    """Return the cookie's value in the request; "" without one."""
+    """Return the cookie's value in the request; "" without one.
+
+    Of several cookies with this name the first counts: browsers send the cookie with the longest path first.
+    """
     wanted = cookie_name(scope, name, secure=secure)
-    for part in Headers(scope=scope).get("cookie", "").split(";"):
-        found, _, value = part.strip().partition("=")
-        if found == wanted:
-            return value
-    return ""
+    parts = (part.strip().partition("=") for part in Headers(scope=scope).get("cookie", "").split(";"))
+    return next((value for found, _, value in parts if found == wanted), "")
 
 
 def written_cookie(
     scope: Scope, value: str, age_s: float, name: str = COOKIE, *, secure: bool, same_site: str = "Strict"
 ) -> str:
-    """Return the Set-Cookie header. With `__Host-` its path is the whole host, which browsers require."""
+    """Return the header Set-Cookie. A cookie with `__Host-` must have the path `/`."""
     path = "/" if secure else scope.get("root_path") or "/"
     attributes = f"Path={path}; HttpOnly; SameSite={same_site}; Max-Age={max(0, int(age_s))}"
     return f"{cookie_name(scope, name, secure=secure)}={value}; {attributes}{'; Secure' if secure else ''}"
@@ -138,36 +135,28 @@ def _without_port(hop: str) -> str:
 
 
 # ---- failures --------------------------------------------------------------------------------------
-#
-# How many wrong tokens, and other refused requests, came from an address lately.
-#
-# After a few in a minute the address is locked out: what is wrong is answered late, and not written down
-# one by one. A valid token is taken all the same: a person who shares the address with a guesser, behind a
-# proxy or in an office, is not refused. Tokens are too long to be guessed; the limit spares the disk and
-# the audit.
-#
-# Addresses of IPv6 count by their network of 64 bits, which one machine has for itself.
 
-MAX = 20  # failures of an address in PERIOD_S
-ALL_MAX = 1000  # failures of all addresses in PERIOD_S that are audited
+FAILURES_MAX = 20  # of an address in PERIOD_S
+ALL_FAILURES_MAX = 1000  # failures of all addresses in PERIOD_S that are audited
 PERIOD_S = 60.0
 ADDRESSES_MAX = 10_000
 
 
 class Verdict(Enum):
-    """What to do with a failure: write it to the audit, or ignore it."""
+    """Whether a failure is written to the audit."""
 
-    COUNTED = "counted"  # audited
-    LOCKED_OUT = "locked out"  # the last one that is audited
-    IGNORED = "ignored"
+    COUNTED = "counted"  # it is
+    LOCKED_OUT = "locked out"  # it is, as the last failure before the address is locked out
+    IGNORED = "ignored"  # it is not
 
 
 class FailureLimit:
-    """Counts failures by address over PERIOD_S; those beyond the limit are ignored.
+    """Counts failures by address over PERIOD_S; an address with FAILURES_MAX failures is locked out.
 
-    A valid token is accepted all the same: a person who shares the address with a guesser is not refused.
-    Tokens are too long to be guessed; the limit spares the disk and the audit. IPv6 addresses count by their
-    network of 64 bits.
+    A valid token is accepted all the same: a person who shares the address with a guesser, behind a proxy or
+    in an office, is not refused. Tokens are too long to be guessed, so the limit only protects the disk and
+    the audit. IPv6 addresses count by their network of 64 bits, because one machine has such a network for
+    itself.
     """
 
     def __init__(self) -> None:
@@ -176,25 +165,20 @@ class FailureLimit:
 
     def note(self, address: str, now: float) -> Verdict:
         """Count a failure of an address; return whether it is written to the audit."""
-        place = _network_of(address)
-        began, count = _counted(self._counts.pop(place, (now, 0)), now)
-        self._counts[place] = (began, count)
+        network = _network_of(address)
+        began, count = _counted(self._counts.pop(network, (now, 0)), now)
+        self._counts[network] = (began, count)
         if len(self._counts) > ADDRESSES_MAX:
             self._counts.popitem(last=False)
         self._everyone = _counted(self._everyone, now)
-        if count > MAX or self._everyone[1] > ALL_MAX:
+        if count > FAILURES_MAX or self._everyone[1] > ALL_FAILURES_MAX:
             return Verdict.IGNORED
-        return Verdict.LOCKED_OUT if count == MAX else Verdict.COUNTED
+        return Verdict.LOCKED_OUT if count == FAILURES_MAX else Verdict.COUNTED
 
     def is_locked_out(self, address: str, now: float) -> bool:
         """Return whether the address has failed too often lately."""
         began, count = self._counts.get(_network_of(address), (0.0, 0))
-        return count >= MAX and now - began < PERIOD_S
-
-    def clear(self) -> None:
-        """Forget all failures."""
-        self._counts.clear()
-        self._everyone = (0.0, 0)
+        return count >= FAILURES_MAX and now - began < PERIOD_S
 
 
 def _counted(before: tuple[float, int], now: float) -> tuple[float, int]:
@@ -213,15 +197,9 @@ def _network_of(address: str) -> str:
 
 
 # ---- tokens ----------------------------------------------------------------------------------------
-#
-# Named, hashed, with a role and an end.
-#
-# A token is random and long, so its SHA-256 is as good as a slow hash: there is nothing to guess. What is
-# stored tells nobody the token. Comparison takes the same time however much of it is right.
 
 PREFIX = "umbel_"
 TOKEN_BYTES = 32
-DAY_S = 86_400.0
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,19 +236,7 @@ def find_token(known: Iterable[Token], given: str, now: float) -> Token | None:
     return found if found is not None and found.is_valid(now) else None
 
 
-def valid(known: Sequence[Token], now: float) -> list[Token]:
-    """Return the tokens that have not expired."""
-    return [token for token in known if token.is_valid(now)]
-
-
 # ---- sessions --------------------------------------------------------------------------------------
-#
-# Who has logged in with a browser, in memory; each ends by time, by idleness, or with its token.
-#
-# Each role has room for so many sessions, and each holder for a few of them. When a room is full its oldest
-# session goes: a flood of a viewer's sessions ends sessions of that viewer, and never an admin's.
-#
-# What the page asks for by itself, to stay live, is no sign that somebody works with it (`is_background`).
 
 SESSION_S = 12 * 3600.0
 ROOM_MAX = 3000  # sessions of a role
@@ -282,7 +248,8 @@ STREAM = "/api/v1/stream"
 class Session(msgspec.Struct, kw_only=True):
     """A login of a browser.
 
-    `holder`: the token or person behind it; `digest`: of the token that it ends with, "" for none.
+    `holder` is the token or the person that logged in. `digest` is the hash of the token with which the
+    session ends, "" for none.
     """
 
     name: str
@@ -308,11 +275,11 @@ class Sessions:
         return sum(map(len, self._rooms.values()))
 
     def begin(self, session: Session, now: float) -> str:
-        """Start a session; return its number. At a limit, the oldest one of the holder or role ends."""
+        """Start a session; return its number. At a limit, the oldest session of the holder or role ends."""
         room, number = self._rooms[session.role], token_urlsafe(32)
-        mine = self._of(session.holder, room)
-        if len(mine) >= OF_HOLDER_MAX:
-            del room[mine[0]]
+        of_holder = [key for key, other in room.items() if other.holder == session.holder]
+        if len(of_holder) >= OF_HOLDER_MAX:
+            del room[of_holder[0]]
         if len(room) >= ROOM_MAX:
             room.popitem(last=False)
         session.seen_at = now
@@ -348,24 +315,20 @@ class Sessions:
         """End every session under this name; return how many."""
         return self._end_where(lambda session: session.name == name)
 
-    def _end_where(self, is_meant: Callable[[Session], bool]) -> int:
-        ended = [
-            (room, key) for room in self._rooms.values() for key, session in room.items() if is_meant(session)
-        ]
+    def _end_where(self, ends: Callable[[Session], bool]) -> int:
+        ended = [(room, key) for room in self._rooms.values() for key in room if ends(room[key])]
         for room, key in ended:
             del room[key]
         return len(ended)
 
-    def of(self, holder: str) -> Iterator[Session]:
-        """Yield the sessions of a holder, those of each role oldest first."""
-        return (room[key] for room in self._rooms.values() for key in self._of(holder, room))
-
-    def _of(self, holder: str, room: OrderedDict[str, Session]) -> list[str]:
-        """Oldest first."""
-        return [key for key, session in room.items() if session.holder == holder]
+    def of(self, holder: str) -> list[Session]:
+        """Return the sessions of a holder."""
+        sessions = (session for room in self._rooms.values() for session in room.values())
+        return [session for session in sessions if session.holder == holder]
 
 
 def is_background(scope: Scope) -> bool:
-    """Return whether the page sent this request by itself, without a person at work."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path == STREAM or BACKGROUND_HEADER in Headers(scope=scope)
+    """Return whether the page sent this request by itself, so that it does not show that a person is
+    there.
+    """
+    return path_of(scope) == STREAM or BACKGROUND_HEADER in Headers(scope=scope)

@@ -1,6 +1,7 @@
-"""Endpoints: the API as a table: each with its path, its parameters, its answer, and what it asks the site.
+"""Endpoints: the API as a table. Each row has a path, the types of parameters and answer, and a function.
 
-Routes and the OpenAPI document are both made from `ENDPOINTS`, so neither knows what the other does not.
+The routes and the OpenAPI document are both made from `ENDPOINTS` (`api.py`), so the document is complete. To
+add an endpoint, add a row; a new kind of answer is a struct in `monitor/records.py`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,54 +10,25 @@ from time import time
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from umbel.errors import ConfigurationError, HistoryError
 from umbel.history.query import Tables
-from umbel.monitor.records import (
-    DeadLetterRow,
-    Election,
-    Happening,
-    Lease,
-    Node,
-    Overview,
-    Queue,
-    Rates,
-    Schedule,
-    TaskDetail,
-    TaskFilter,
-    TaskPage,
-    WaitingMessage,
-    Worker,
-    Workflow,
-)
+from umbel.monitor import records
+from umbel.monitor.cluster import PAGE_MAX, KnownCluster
+from umbel.monitor.records import TaskFilter
 from umbel.web.actions import ActionResult, AnyAction, AuditEntry, SavedView
+from umbel.web.dashboard import Dashboard
+from umbel.web.history import ROWS_MAX, query_lake, read_lake, recorded_between
+from umbel.web.http import Refused, Visitor, dashboard_of, visitor_of
 from umbel.web.lake import AttemptFilter, Past, Recorded, past, rates
-from umbel.web.problems import Refused
-from umbel.web.site import PAGE_MAX, ROWS_MAX, Caller, Site, Visitor, query_lake, read_lake, recorded_between
 
 T = TypeVar("T")
 DAY_S = 86_400.0
 Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]  # the year 9999
 
-
-class ApiCall(msgspec.Struct, frozen=True):
-    """One request of the API; `query` and `body` have the types of the endpoint."""
-
-    caller: Caller
-    path: dict[str, str]
-    query: Any
-    body: Any
-
-    @property
-    def site(self) -> Site:
-        """The site that the request is for."""
-        return self.caller.site
-
-    @property
-    def visitor(self) -> Visitor:
-        """The authenticated visitor."""
-        return self.caller.visitor
+# ---- parameters ------------------------------------------------------------------------------------
 
 
 class NoQuery(msgspec.Struct, frozen=True):
@@ -84,14 +56,14 @@ class PeekQuery(msgspec.Struct, frozen=True):
 
 
 class AuditQuery(msgspec.Struct, frozen=True):
-    """How many entries; `before`: the number of the last one of the previous page."""
+    """How many entries; `before`: the number of the last entry of the previous page."""
 
     limit: Limit = 100
     before: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 class RatesQuery(msgspec.Struct, frozen=True):
-    """How many seconds back, in steps of how many; 0 chooses a length that fits."""
+    """How many seconds back, in steps of how many seconds; 0 chooses a length that fits."""
 
     last_s: Annotated[float, msgspec.Meta(ge=5, le=3600)] = 3600.0
     step_s: Annotated[int, msgspec.Meta(ge=0, le=3600)] = 0
@@ -139,6 +111,9 @@ class Question(msgspec.Struct, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = 100
 
 
+# ---- answers ---------------------------------------------------------------------------------------
+
+
 class Rows(msgspec.Struct, frozen=True):
     """The rows of a query; `more`: there are rows beyond the limit."""
 
@@ -162,86 +137,81 @@ class Me(msgspec.Struct, frozen=True):
     csrf: str
 
 
+# ---- calls -----------------------------------------------------------------------------------------
+
+
+class ApiCall(msgspec.Struct, frozen=True):
+    """One request of the API; `query` and `body` have the types of the endpoint."""
+
+    request: Request
+    query: Any
+    body: Any
+
+    @property
+    def dashboard(self) -> Dashboard:
+        """The dashboard that serves the request: it asks the broker and the nodes, and performs actions."""
+        return dashboard_of(self.request)
+
+    @property
+    def cluster(self) -> KnownCluster:
+        """What is known of the cluster."""
+        return self.dashboard.cluster
+
+    @property
+    def visitor(self) -> Visitor:
+        """The authenticated visitor."""
+        return visitor_of(self.request)
+
+    def named(self, name: str) -> str:
+        """Return a parameter of the path."""
+        value: str = self.request.path_params[name]
+        return value
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One path of the API: its parameters, its answer, and the function that computes it."""
+    """One path of the API: its parameters, its answer, and the function that computes the answer."""
 
     method: Literal["GET", "POST"] = "GET"
     path: str  # in Starlette's syntax
     summary: str
     answer: Any
-    ask: Callable[[ApiCall], Awaitable[Any]]
+    ask: Callable[[ApiCall], Any]  # returns the answer or an awaitable of it
     query: type[msgspec.Struct] = NoQuery
     body: Any = None
 
 
-async def _overview(call: ApiCall) -> Overview:
-    return call.site.overview()
+async def _worker(call: ApiCall) -> records.Worker:
+    return _found(await call.dashboard.worker(call.named("node")), "node", call.named("node"))
 
 
-async def _nodes(call: ApiCall) -> list[Node]:
-    return call.site.nodes()
-
-
-async def _worker(call: ApiCall) -> Worker:
-    return _found(await call.site.worker(call.path["node"]), "node", call.path["node"])
-
-
-async def _happenings(call: ApiCall) -> list[Happening]:
-    return call.site.happenings(since=call.query.since)
-
-
-async def _tasks(call: ApiCall) -> TaskPage:
+def _tasks(call: ApiCall) -> records.TaskPage:
     query = call.query
-    return call.site.tasks(_filter(query), limit=query.limit, cursor=query.cursor, order=query.order)
+    wanted = TaskFilter(**{name: getattr(query, name) for name in TaskFilter.__struct_fields__})
+    return call.cluster.tasks(wanted, limit=query.limit, cursor=query.cursor, order=query.order)
 
 
-async def _count(call: ApiCall) -> Counted:
-    return Counted(call.site.count(call.query))
+def _task(call: ApiCall) -> records.TaskDetail:
+    return _found(call.dashboard.task(call.named("task_id")), "task", call.named("task_id"))
 
 
-async def _task(call: ApiCall) -> TaskDetail:
-    return _found(call.site.task(call.path["task_id"]), "task", call.path["task_id"])
+def _workflow(call: ApiCall) -> records.Workflow:
+    return _found(call.cluster.workflow(call.named("task_id")), "task", call.named("task_id"))
 
 
-async def _workflow(call: ApiCall) -> Workflow:
-    return _found(call.site.workflow(call.path["task_id"]), "task", call.path["task_id"])
-
-
-async def _queues(call: ApiCall) -> list[Queue]:
-    return call.site.queues()
-
-
-async def _peek(call: ApiCall) -> list[WaitingMessage]:
-    return await call.site.peek(call.path["queue"], call.query.limit)
-
-
-async def _letters(call: ApiCall) -> list[DeadLetterRow]:
-    return await call.site.dead_letters(call.query.limit)
-
-
-async def _schedule(call: ApiCall) -> Schedule:
-    return await call.site.schedule()
-
-
-async def _elections(call: ApiCall) -> list[Election]:
-    return call.site.elections()
-
-
-async def _leases(call: ApiCall) -> list[Lease]:
-    return call.site.leases()
-
-
-async def _rates(call: ApiCall) -> Rates:
-    return call.site.rates(last_s=call.query.last_s, step_s=call.query.step_s)
+def _found(value: T | None, kind: str, name: str) -> T:
+    if value is None:
+        detail = f"there is no {kind} {name[:200]!r}, or the dashboard has dropped it from its memory"
+        raise Refused(404, "Not Found", detail)
+    return value
 
 
 async def _history(call: ApiCall) -> Past:
-    asked = call.query
-    return await _looked_back(call, partial(past, wanted=asked.wanted, by=asked.by, mark=asked.mark), Past)
+    query = call.query
+    return await _read(call, partial(past, wanted=query.wanted, by=query.by, mark=query.mark), Past)
 
 
-async def _history_rates(call: ApiCall) -> Rates:
-    return await _looked_back(call, partial(rates, wanted=call.query.wanted), Rates)
+async def _history_rates(call: ApiCall) -> records.Rates:
+    return await _read(call, partial(rates, wanted=call.query.wanted), records.Rates)
 
 
 async def _history_happenings(call: ApiCall) -> Recorded:
@@ -249,80 +219,125 @@ async def _history_happenings(call: ApiCall) -> Recorded:
     since = max(0.0, until - DAY_S) if call.query.since is None else call.query.since
     if since >= until:
         raise Refused(400, "Bad Request", "`since` must be before `until`")
-    return await _answered(recorded_between(call.caller, since, until))
+    return await _answered(recorded_between(call.request, since, until))
 
 
 async def _history_sql(call: ApiCall) -> Rows:
-    asked = call.body
-    found = await _answered(query_lake(call.caller, asked.sql, asked.limit))
+    found = await _answered(query_lake(call.request, call.body.sql, call.body.limit))
     return Rows(list(found.columns), list(found.types), [list(row) for row in found.rows], found.more)
 
 
-async def _views(call: ApiCall) -> list[SavedView]:
-    return await call.site.views()
+async def _read(call: ApiCall, work: Callable[[Tables], Any], kind: type[T]) -> T:
+    return await _answered(read_lake(call.request, work, kind))
 
 
-async def _audit(call: ApiCall) -> list[AuditEntry]:
-    return await call.site.audit(limit=call.query.limit, before=call.query.before)
-
-
-async def _me(call: ApiCall) -> Me:
-    return Me(call.visitor.name, call.visitor.role.value, call.visitor.csrf)
-
-
-async def _act(call: ApiCall) -> ActionResult:
-    return await call.site.act(call.visitor, call.body)
+async def _answered(reading: Awaitable[T]) -> T:
+    try:
+        return await reading
+    except (HistoryError, ConfigurationError) as error:
+        raise Refused(422, "History cannot answer", str(error)) from None
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(path="/overview", summary="The cluster at a glance.", answer=Overview, ask=_overview),
-    Endpoint(path="/nodes", summary="The nodes of the cluster.", answer=list[Node], ask=_nodes),
     Endpoint(
-        path="/nodes/{node}", summary="One worker, as it describes itself now.", answer=Worker, ask=_worker
+        path="/overview",
+        summary="The cluster at a glance.",
+        answer=records.Overview,
+        ask=lambda call: call.cluster.overview(),
+    ),
+    Endpoint(
+        path="/nodes",
+        summary="The nodes of the cluster.",
+        answer=list[records.Node],
+        ask=lambda call: call.cluster.nodes(),
+    ),
+    Endpoint(
+        path="/nodes/{node}",
+        summary="One worker, as it describes itself now.",
+        answer=records.Worker,
+        ask=_worker,
     ),
     Endpoint(
         path="/happenings",
         summary="Changes of membership, elections and leases in the last hour.",
-        answer=list[Happening],
-        ask=_happenings,
+        answer=list[records.Happening],
+        ask=lambda call: call.cluster.happenings(since=call.query.since),
         query=SinceQuery,
     ),
-    Endpoint(path="/tasks", summary="Tasks, newest first.", answer=TaskPage, ask=_tasks, query=TaskQuery),
     Endpoint(
-        path="/tasks/count", summary="How many tasks match.", answer=Counted, ask=_count, query=TaskFilter
+        path="/tasks", summary="Tasks, newest first.", answer=records.TaskPage, ask=_tasks, query=TaskQuery
     ),
     Endpoint(
-        path="/views", summary="The saved views of the list of tasks.", answer=list[SavedView], ask=_views
+        path="/tasks/count",
+        summary="How many tasks match.",
+        answer=Counted,
+        ask=lambda call: Counted(call.cluster.count(call.query)),
+        query=TaskFilter,
     ),
-    Endpoint(path="/tasks/{task_id}", summary="One task.", answer=TaskDetail, ask=_task),
-    Endpoint(path="/tasks/{task_id}/timeline", summary="The events of a task.", answer=TaskDetail, ask=_task),
+    Endpoint(
+        path="/views",
+        summary="The saved views of the list of tasks.",
+        answer=list[SavedView],
+        ask=lambda call: call.dashboard.views(),
+    ),
+    Endpoint(path="/tasks/{task_id}", summary="One task.", answer=records.TaskDetail, ask=_task),
+    Endpoint(
+        path="/tasks/{task_id}/timeline",
+        summary="The events of a task.",
+        answer=records.TaskDetail,
+        ask=_task,
+    ),
     Endpoint(
         path="/tasks/{task_id}/workflow",
         summary="The tasks of its workflow, and the critical path.",
-        answer=Workflow,
+        answer=records.Workflow,
         ask=_workflow,
     ),
-    Endpoint(path="/queues", summary="The queues.", answer=list[Queue], ask=_queues),
+    Endpoint(
+        path="/queues",
+        summary="The queues.",
+        answer=list[records.Queue],
+        ask=lambda call: call.cluster.queues(),
+    ),
     Endpoint(
         path="/queues/{queue:path}/messages",
         summary="The next messages of a queue.",
-        answer=list[WaitingMessage],
-        ask=_peek,
+        answer=list[records.WaitingMessage],
+        ask=lambda call: call.dashboard.peek(call.named("queue"), call.query.limit),
         query=PeekQuery,
     ),
     Endpoint(
         path="/dead-letters",
         summary="The dead letters, newest first.",
-        answer=list[DeadLetterRow],
-        ask=_letters,
+        answer=list[records.DeadLetterRow],
+        ask=lambda call: call.dashboard.dead_letters(call.query.limit),
         query=LimitQuery,
     ),
-    Endpoint(path="/schedule", summary="The periodic tasks.", answer=Schedule, ask=_schedule),
     Endpoint(
-        path="/elections", summary="The elections, newest first.", answer=list[Election], ask=_elections
+        path="/schedule",
+        summary="The periodic tasks.",
+        answer=records.Schedule,
+        ask=lambda call: call.dashboard.schedule(),
     ),
-    Endpoint(path="/leases", summary="Who holds which lease.", answer=list[Lease], ask=_leases),
-    Endpoint(path="/rates", summary="The last hour in steps.", answer=Rates, ask=_rates, query=RatesQuery),
+    Endpoint(
+        path="/elections",
+        summary="The elections, newest first.",
+        answer=list[records.Election],
+        ask=lambda call: call.cluster.elections(),
+    ),
+    Endpoint(
+        path="/leases",
+        summary="Who holds which lease.",
+        answer=list[records.Lease],
+        ask=lambda call: call.cluster.leases(),
+    ),
+    Endpoint(
+        path="/rates",
+        summary="The last hour in steps.",
+        answer=records.Rates,
+        ask=lambda call: call.cluster.rates(last_s=call.query.last_s, step_s=call.query.step_s),
+        query=RatesQuery,
+    ),
     Endpoint(
         path="/history",
         summary="Figures of recorded attempts: in total, by task, queue or worker, before and after a mark.",
@@ -333,7 +348,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         path="/history/rates",
         summary="Rates of recorded attempts, in steps of time.",
-        answer=Rates,
+        answer=records.Rates,
         ask=_history_rates,
         query=HistoryFilter,
     ),
@@ -356,39 +371,21 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         path="/audit",
         summary="Who did what, newest first.",
         answer=list[AuditEntry],
-        ask=_audit,
+        ask=lambda call: call.dashboard.audit.entries(limit=call.query.limit, before=call.query.before),
         query=AuditQuery,
     ),
-    Endpoint(path="/me", summary="The authenticated visitor and its role.", answer=Me, ask=_me),
+    Endpoint(
+        path="/me",
+        summary="The authenticated visitor and its role.",
+        answer=Me,
+        ask=lambda call: Me(call.visitor.name, call.visitor.role.value, call.visitor.csrf),
+    ),
     Endpoint(
         method="POST",
         path="/actions",
         summary="Change something; audited.",
         answer=ActionResult,
-        ask=_act,
+        ask=lambda call: call.dashboard.act(call.visitor, call.body),
         body=AnyAction,
     ),
 )
-
-
-async def _looked_back(call: ApiCall, work: Callable[[Tables], Any], kind: type[T]) -> T:
-    return await _answered(read_lake(call.caller, work, kind))
-
-
-async def _answered(asked: Awaitable[T]) -> T:
-    try:
-        return await asked
-    except (HistoryError, ConfigurationError) as error:
-        raise Refused(422, "History cannot answer", str(error)) from None
-
-
-def _found(value: T | None, kind: str, name: str) -> T:
-    if value is None:
-        detail = f"there is no {kind} {name[:200]!r}, or the dashboard has dropped it from its memory"
-        raise Refused(404, "Not Found", detail)
-    return value
-
-
-def _filter(query: TaskQuery) -> TaskFilter:
-    fields = TaskFilter.__struct_fields__
-    return TaskFilter(**{name: getattr(query, name) for name in fields})

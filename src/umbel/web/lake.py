@@ -1,17 +1,14 @@
-"""The lake in the dashboard: figures and rows for the history page, changes of the cluster for the time
-slider.
+"""Lake: the figures of the history page and the recorded changes of the cluster, read by SQL from the lake.
 
-Figures come of SQL whose values are parameters, and everything is aggregated there: at most STEPS_MAX steps
-of time and GROUPS_MAX names. An attempt counts where it ended. These functions run in the processes that read
-the lake (`history/isolation.py`), so nothing here may import the web server.
+These functions run in the processes that read the lake (`history/isolation.py`), so nothing here may import
+the web server. Values are parameters of the SQL, and everything is aggregated there: at most STEPS_MAX steps
+of time and GROUPS_MAX names. An attempt belongs to the time at which it ended. Percentiles are exact, texts
+are redacted.
 """
 
-import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -21,15 +18,10 @@ from umbel.history.query import Answer, Tables, as_csv, as_parquet, for_spreadsh
 from umbel.history.tables import percentiles
 from umbel.monitor.coordination import STATES, elected, lease_changed, node_of, version_changed
 from umbel.monitor.records import Happening, Rates
+from umbel.monitor.redaction import redact_data
 from umbel.protocol.delivery.redaction import redact
-from umbel.web.redaction import redact_data
 
-# ---- past ------------------------------------------------------------------------------------------
-#
-# What the history page asks of the lake's tables: figures, and the rows of a query.
-#
-# Figures come of SQL whose values are parameters. Everything is aggregated there: at most `STEPS_MAX` steps
-# of time, `GROUPS_MAX` names. An attempt counts where it ended. Percentiles are exact. Rows are redacted.
+# ---- figures ---------------------------------------------------------------------------------------
 
 TIMEOUT_S = 10.0
 STEPS_MAX = 240
@@ -41,12 +33,12 @@ FORMATS: Mapping[str, tuple[str, Callable[[Answer], str | bytes]]] = {
     "csv": ("text/csv; charset=utf-8", lambda answer: as_csv(for_spreadsheets(answer))),
     "parquet": ("application/vnd.apache.parquet", as_parquet),
 }
-"""By the format of a download: the media type, and the function that writes it."""
+"""The media type of each format of a download, and the function that writes it."""
 
 
 @dataclass(frozen=True)
 class AttemptFilter:
-    """Which attempts: each field that is set narrows."""
+    """Which attempts match: all fields that are set must match."""
 
     name: str = ""
     queue: str = ""
@@ -70,10 +62,7 @@ class AttemptFilter:
 
 @dataclass(frozen=True)
 class Past:
-    """The figures of the history page: totals, groups, errors, the week, and the comparison around a mark.
-
-    Percentiles are exact; texts are redacted.
-    """
+    """The figures of the history page: totals, groups, errors, the week, and the comparison around a mark."""
 
     built_at: str
     build: int
@@ -150,7 +139,7 @@ def past(tables: Tables, wanted: AttemptFilter, by: str, mark: float | None) -> 
 
 
 def rates(tables: Tables, wanted: AttemptFilter) -> Rates:
-    """Return the recorded rates in the columns of the last hour's, so that one chart draws both."""
+    """Return the recorded rates in the columns that the rates of the last hour have, for the same charts."""
     where, values = wanted.where()
     [span] = tables.rows(
         f"select epoch(min(ended_at)) as first, epoch(max(ended_at)) as last from attempts where {where}",
@@ -226,32 +215,27 @@ def _halves(tables: Tables, where: str, values: Row, mark: float) -> list[tuple[
     return found
 
 
-# ---- recorded --------------------------------------------------------------------------------------
-#
-# Who came and went, and who was elected, read from the lake's tables for the time slider.
-#
-# Sessions of nodes say who came, left and went silent. What nodes said of one another (suspicions, losses)
-# and of leases is in the timeline, elections have a separate table. The answer has the shape of the
-# dashboard's own events, so one replay shows both. Before it stand the last changes of the nodes that
-# were there and of the leases that were held when the time began.
-#
-# At most CHANGES_MAX changes are read, the newest; `since` says from when on none is missing. Times are
-# those of the nodes' clocks. A suspicion ends with the next heartbeat that was recorded: nobody announces
-# that. A loss that was reported of a node whose heartbeats went on is a suspicion.
+# ---- recorded changes ------------------------------------------------------------------------------
 
 CHANGES_MAX = 5000
-STANDING_MAX = 5000
-KEPT_S = 60.0
-KEPT_MAX = 8
-WENT_ON_S = 10  # a node that reports so long after others declared it lost was not lost
-GONE = ("lost", "left")
+BEFORE_MAX = 5000
+WENT_ON_S = 10  # a node that still reports so long after other nodes declared it lost was not lost
+CHANGED_FROM: Mapping[str, tuple[str | None, ...]] = {
+    "alive": ("suspect",),
+    "suspect": (None, "alive"),
+    "lost": (None, "alive", "suspect"),
+    "left": (None, "alive", "suspect"),
+}
+"""The states from which a node changes to this one; None is unknown. Other kinds are always a change: a new
+process is shown even if the loss of the previous one was not reported."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded changes of a period, oldest first, complete from `since` to `known_until`.
 
-    Times are those of the nodes' clocks. A suspicion ends with the next recorded heartbeat, as no event
-    reports its end. A loss reported of a node that sent events for longer counts as a suspicion.
+    They begin with the last change of each node that was present and of each lease that was held when the
+    period began. Times are from the nodes' clocks. A suspicion ends with the next recorded heartbeat, because
+    no event reports its end. A loss of a node that went on sending events counts as a suspicion.
     """
 
     happenings: list[Happening]
@@ -263,43 +247,16 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     more: bool = False
 
 
-class RecordedCache:
-    """A cache of recorded changes: dragging the slider asks for the same period again and again."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[float, float], tuple[float, Recorded]] = OrderedDict()
-        self._reading = asyncio.Lock()  # concurrent callers wait for the same answer
-
-    async def recall(self, since: float, until: float, read: Callable[[], Awaitable[Recorded]]) -> Recorded:
-        """Return the cached changes of a period, or call `read`; concurrent callers share one read."""
-        found = self._known(since, until)
-        if found is not None:
-            return found
-        async with self._reading:
-            found = self._known(since, until)
-            if found is None:
-                found = await read()
-                self._kept[since, until] = monotonic(), found
-                self._kept.move_to_end((since, until))
-                if len(self._kept) > KEPT_MAX:
-                    self._kept.popitem(last=False)
-            return found
-
-    def _known(self, since: float, until: float) -> Recorded | None:
-        read_at, found = self._kept.get((since, until), (0.0, None))
-        return found if monotonic() - read_at <= KEPT_S else None
-
-
 def recorded(tables: Tables, since: float, until: float) -> Recorded:
-    """Return the changes of a period, after the state of nodes and leases at its beginning."""
+    """Return the changes of a period, after the changes that describe the cluster at its beginning."""
     [known] = tables.rows(_KNOWN)
     rows = tables.rows(_BETWEEN, {"since": since, "until": until, "most": CHANGES_MAX + 1})
     more = len(rows) > CHANGES_MAX
     if more:
         rows.pop()
-        since = rows[-1]["told_at"]
-    standing = tables.rows(_STANDING, {"since": since, "most": STANDING_MAX})
-    changes = [change for row in (*standing, *rows) if (change := _happening(row)) is not None]
+        since = rows[-1]["at_s"]
+    before = tables.rows(_BEFORE, {"since": since, "most": BEFORE_MAX})
+    changes = [_happening(row) for row in (*before, *rows)]
     changes += _cleared(tables, changes, until)
     return Recorded(
         happenings=changes_of(changes),
@@ -313,46 +270,28 @@ def recorded(tables: Tables, since: float, until: float) -> Recorded:
 
 
 def changes_of(happenings: Iterable[Happening]) -> list[Happening]:
-    """Return the events in order, without those that change nothing.
+    """Return the happenings in order, without those that change nothing.
 
-    Several nodes report one loss, and some give a reason.
+    Several nodes report one loss, and some of them give the reason: it is added to the first report.
     """
     changes: list[Happening] = []
     places: dict[str, int] = {}  # of the last change of each node
-    for happening in sorted(
-        happenings, key=lambda happening: (happening.at, happening.kind not in STATES, happening.subject)
-    ):
-        if happening.kind in STATES:
-            place = places.get(happening.subject)
-            before = None if place is None else changes[place]
-            if not _is_change(happening.kind, None if before is None else STATES[before.kind]):
-                if (
-                    place is not None
-                    and before is not None
-                    and happening.kind == before.kind
-                    and not before.text
-                ):
-                    changes[place] = msgspec.structs.replace(before, text=happening.text)
+    for happening in sorted(happenings, key=lambda item: (item.at, item.kind not in STATES, item.subject)):
+        kind, subject = happening.kind, happening.subject
+        if kind in STATES:
+            before = changes[places[subject]] if subject in places else None
+            state = None if before is None else STATES[before.kind]
+            if kind in CHANGED_FROM and state not in CHANGED_FROM[kind]:
+                if before is not None and before.kind == kind and not before.text:
+                    changes[places[subject]] = msgspec.structs.replace(before, text=happening.text)
                 continue
-            places[happening.subject] = len(changes)
+            places[subject] = len(changes)
         changes.append(happening)
     return changes
 
 
-def _is_change(kind: str, before: str | None) -> bool:
-    match kind:
-        case "alive":
-            return before == "suspect"
-        case "suspect":
-            return before in (None, "alive")
-        case "lost" | "left":
-            return before not in GONE
-        case _:
-            return True  # a new process is shown even if the previous one was not reported lost
-
-
-def _happening(row: dict[str, Any]) -> Happening | None:
-    at, kind, subject, text = row["told_at"], row["kind"], row["subject"], row["text"] or ""
+def _happening(row: Row) -> Happening:
+    at, kind, subject, text = row["at_s"], row["kind"], row["subject"], row["text"] or ""
     node, term = node_of(row["node"] or ""), row["term"] or 0
     match kind:
         case "lease":
@@ -370,40 +309,41 @@ def _happening(row: dict[str, Any]) -> Happening | None:
 
 def _cleared(tables: Tables, happenings: Sequence[Happening], until: float) -> list[Happening]:
     """Return the first heartbeat after each suspicion."""
-    accused = [suspicion for suspicion in happenings if suspicion.kind == "suspect"]
-    if not accused:
+    suspicions = [happening for happening in happenings if happening.kind == "suspect"]
+    if not suspicions:
         return []
     values = {
-        "nodes": [suspicion.subject for suspicion in accused],
-        "times": [suspicion.at for suspicion in accused],
-        "since": min(suspicion.at for suspicion in accused),
+        "nodes": [suspicion.subject for suspicion in suspicions],
+        "times": [suspicion.at for suspicion in suspicions],
+        "since": min(suspicion.at for suspicion in suspicions),
         "until": until,
     }
     return [
-        Happening(at=row["told_at"], kind="alive", subject=row["node"], node=row["node"])
-        for row in tables.rows(_HEARD_AFTER, values)
+        Happening(at=row["at_s"], kind="alive", subject=row["node"], node=row["node"])
+        for row in tables.rows(_HEARTBEAT_AFTER, values)
     ]
 
 
-# Other programs wrote these columns: texts may have any length, and JSON may be invalid.
+# Any program that can write to the broker may have sent these values: texts may have any length, and JSON may
+# be invalid.
 _CHANGES = f"""
 with session as (
     select hostname, online_at, last_at, ended_at, ending, sw_ver,
         lag(sw_ver) over node as sw_ver_before, row_number() over node as number
     from workers window node as (partition by hostname order by online_at, pid)
-), said as (
-    select epoch(timestamp) as told_at, type, hostname, case when json_valid(extra) then extra end as extra
+), report as (
+    select epoch(timestamp) as at_s, type, hostname, case when json_valid(extra) then extra end as extra
     from timeline where type in ('worker-suspect', 'worker-lost', 'worker-leader')
 ), change as (
-    select epoch(online_at) as told_at, case when number = 1 then 'joined' else 'returned' end as kind,
+    select epoch(online_at) as at_s, case when number = 1 then 'joined' else 'returned' end as kind,
         hostname as subject, '' as text, '' as node, 0 as term
     from session
     union all
     select epoch(ended_at), case ending when 'offline' then 'left' else 'lost' end, hostname, '', '', 0
-    from session one where ended_at is not null and not exists (
-        select 1 from session other where other.hostname = one.hostname
-            and other.online_at <= one.ended_at
-            and (other.ended_at is null or other.ended_at > one.ended_at))
+    from session past where ended_at is not null and not exists (
+        select 1 from session other where other.hostname = past.hostname
+            and other.online_at <= past.ended_at
+            and (other.ended_at is null or other.ended_at > past.ended_at))
     union all
     select epoch(online_at), 'version', hostname, left(sw_ver_before, 100), left(sw_ver, 100), 0
     from session where sw_ver <> sw_ver_before
@@ -411,36 +351,36 @@ with session as (
     select epoch(last_at), 'elected', election_id, left(topic, 200), left(winner, 300), coalesce(term, 0)
     from elections where winner is not null
     union all
-    select told_at, case when type = 'worker-lost' and exists (
+    select at_s, case when type = 'worker-lost' and exists (
             select 1 from session where session.hostname = extra->>'$.subject'
-                and epoch(online_at) <= told_at and epoch(last_at) > told_at + {WENT_ON_S})
+                and epoch(online_at) <= at_s and epoch(last_at) > at_s + {WENT_ON_S})
             then 'suspect' else substr(type, 8) end,
-        extra->>'$.subject', left(extra->>'$.reason', 200), said.hostname, 0
-    from said where type <> 'worker-leader'
+        extra->>'$.subject', left(extra->>'$.reason', 200), report.hostname, 0
+    from report where type <> 'worker-leader'
     union all
-    select told_at, 'lease', extra->>'$.lease', '',
+    select at_s, 'lease', extra->>'$.lease', '',
         case when extra->>'$.phase' = 'acquired' then left(extra->>'$.leader', 300) else '' end,
         coalesce(try_cast(extra->>'$.term' as bigint), 0)
-    from said where type = 'worker-leader'
+    from report where type = 'worker-leader'
 )"""
-_FIELDS = "select told_at, kind, left(subject, 300) as subject, text, node, term from change"
+_FIELDS = "select at_s, kind, left(subject, 300) as subject, text, node, term from change"
 _BETWEEN = f"""{_CHANGES}
-{_FIELDS} where told_at >= $since and told_at < $until and subject <> ''
-order by told_at desc, subject limit $most"""
-_STANDING = f"""{_CHANGES}, last as (
-    select * from change where told_at < $since and subject <> '' and kind not in ('version', 'elected')
-    qualify row_number() over (partition by kind = 'lease', subject order by told_at desc) = 1)
+{_FIELDS} where at_s >= $since and at_s < $until and subject <> ''
+order by at_s desc, subject limit $most"""
+_BEFORE = f"""{_CHANGES}, last as (
+    select * from change where at_s < $since and subject <> '' and kind not in ('version', 'elected')
+    qualify row_number() over (partition by kind = 'lease', subject order by at_s desc) = 1)
 {_FIELDS.replace("from change", "from last")}
-where kind not in ('lost', 'left') and (kind <> 'lease' or node <> '') order by told_at desc limit $most"""
+where kind not in ('lost', 'left') and (kind <> 'lease' or node <> '') order by at_s desc limit $most"""
 _KNOWN = """
 select min(first) as first, max(last) as last from (
     select epoch(min(online_at)) as first, epoch(max(last_at)) as last from workers
     union all select epoch(min(first_at)), epoch(max(last_at)) from elections)"""
-_HEARD_AFTER = """
-with accused as (select unnest($nodes) as node, unnest($times) as told_at),
+_HEARTBEAT_AFTER = """
+with suspicion as (select unnest($nodes) as node, unnest($times) as at_s),
 beat as (
-    select hostname as node, epoch(timestamp) as told_at from timeline
-    where type in ('worker-online', 'worker-heartbeat') and hostname in (select node from accused)
+    select hostname as node, epoch(timestamp) as at_s from timeline
+    where type in ('worker-online', 'worker-heartbeat') and hostname in (select node from suspicion)
         and epoch(timestamp) between $since and $until)
-select distinct beat.node, beat.told_at from accused asof join beat
-    on accused.node = beat.node and accused.told_at < beat.told_at"""
+select distinct beat.node, beat.at_s from suspicion asof join beat
+    on suspicion.node = beat.node and suspicion.at_s < beat.at_s"""

@@ -1,12 +1,13 @@
-"""OpenID Connect: people log in at their organization's provider, which names their groups.
+"""OpenID Connect: people log in at their organization's identity provider, which names their groups.
 
-The authorization code flow with PKCE. The browser is sent to the provider and comes back with a code, which
-only this process can exchange. Nothing is stored meanwhile: `state`, `nonce` and the PKCE verifier are
-derived from a random number in a signed cookie, so that the answer belongs to this browser and this login.
+This is the authorization code flow with PKCE. The browser is redirected to the provider and returns with a
+code, which only this process can exchange for tokens. Nothing is stored meanwhile: `state`, `nonce` and the
+PKCE verifier are derived from a random seed in a signed cookie, which proves that the response belongs to
+this browser and this login.
 
-The ID token must be signed by a key of the provider, with an asymmetric algorithm, for this client, and carry
-the nonce. If it lacks the claim that names groups, the user info endpoint is asked for it. A role lasts as
-long as the session: a person who loses a group at the provider keeps the session until it ends.
+The ID token must be signed by a key of the provider, with an asymmetric algorithm, for this client, and
+contain the nonce. If it lacks the claim that names groups, the user info endpoint is asked for it. A role
+lasts as long as the session: a person who loses a group at the provider keeps the session until it ends.
 """
 
 import asyncio
@@ -28,26 +29,26 @@ from umbel.web.settings import EVERYONE, Oidc, Role, is_safe_url
 
 BEGIN = "/login/oidc"
 CALLBACK = f"{BEGIN}/callback"
-WAIT_S = 600.0  # how long a person may take at the provider
+LOGIN_MAX_S = 600.0  # how long a person may take at the provider
 ANSWER_MAX = 1024 * 1024
 TIMEOUT_S = 10.0
-ASKED_AT_ONCE, WAITING_MAX = 4, 100
-DISCOVERED_AGAIN_S = 5.0  # after the provider did not answer
+REQUESTS_AT_ONCE, WAITING_MAX = 4, 100
+DISCOVERED_AGAIN_S = 5.0  # after the provider failed to answer
 DISCOVERED_S = 3600.0
-KEYS_AGAIN_S = 10.0  # an unknown key may be new: the keys are fetched so often at most
+KEYS_AGAIN_S = 10.0  # an unknown key may be new, so the keys are fetched again, but not more often
 LEEWAY_S = 60.0
 SCOPES = ("openid", "profile", "email")
 # No symmetric algorithms: anyone who knows the client's secret could sign with it.
 ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
-LATE = "late"  # not a login of this browser; the provider was not asked
+LATE = "late"  # not a login of this browser, so the provider was not asked
 NAMES = ("preferred_username", "email", "name", "sub")
 AnswerT = TypeVar("AnswerT")
 
 
 class Person(NamedTuple):
-    """A person who logged in at the provider, with the role that their groups give."""
+    """A person who logged in at the provider, with the role that the person's groups give."""
 
     name: str
     subject: str
@@ -55,7 +56,7 @@ class Person(NamedTuple):
 
 
 class LoginFailed(Exception):
-    """A login that failed. `reason` is a key of the login page's explanations; the text is for the audit."""
+    """A failed login. `reason` selects the explanation on the login page; the text is for the audit."""
 
     def __init__(self, reason: str, detail: str, who: str = "") -> None:
         super().__init__(detail)
@@ -63,7 +64,7 @@ class LoginFailed(Exception):
 
 
 class Discovered(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider's metadata, as its discovery document has it."""
+    """The provider's metadata, as in its discovery document."""
 
     issuer: str
     authorization_endpoint: str
@@ -95,7 +96,7 @@ class Provider:
         self._settings = settings
         self._redirect_uri = public_url.rstrip("/") + CALLBACK
         self._secret = token_bytes(32)
-        self._threads = ThreadPoolExecutor(ASKED_AT_ONCE, "umbel-oidc")
+        self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, "umbel-oidc")
         self._waiting = 0
         self._discovering, self._problem = asyncio.Lock(), (0.0, "")
         self._discovered: tuple[float, Discovered] | None = None
@@ -111,10 +112,10 @@ class Provider:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def begin(self) -> tuple[str, str]:
-        """Return where to send the browser, and the cookie that it must have when it comes back."""
+        """Return where to redirect the browser, and the cookie that it must have when it returns."""
         found = await self._discover()
         seed = f"{int(time())}.{_text(token_bytes(32))}"
-        asked = {
+        parameters = {
             "response_type": "code",
             "client_id": self._settings.client_id,
             "redirect_uri": self._redirect_uri,
@@ -126,12 +127,12 @@ class Provider:
         }
         joint = "&" if "?" in found.authorization_endpoint else "?"
         return (
-            f"{found.authorization_endpoint}{joint}{urlencode(asked)}",
+            f"{found.authorization_endpoint}{joint}{urlencode(parameters)}",
             f"{seed}.{self._derived('seal', seed)}",
         )
 
     async def finish(self, answer: Mapping[str, str], cookie: str) -> Person:
-        """Return the person who came back from the provider; raises LoginFailed."""
+        """Return the person who logged in at the provider; raises LoginFailed."""
         seed = self._seed_of(cookie)
         if not _same(answer.get("state", ""), self._derived("state", seed)):
             raise LoginFailed(LATE, "the state is not that of this browser's login")
@@ -149,17 +150,17 @@ class Provider:
             (claims[field] for field in NAMES if isinstance(claims.get(field), str) and claims[field]), ""
         )
         subject = str(claims["sub"])
-        belongs = _values(claims, self._settings.claim)
-        if not belongs and found.userinfo_endpoint and tokens.access_token:
+        groups = _values(claims, self._settings.claim)
+        if not groups and found.userinfo_endpoint and tokens.access_token:
             info = await self._user_info(found, tokens.access_token, subject)
-            belongs = _values(info, self._settings.claim)
-        role = self._role_of(belongs)
+            groups = _values(info, self._settings.claim)
+        role = self._role_of(groups)
         if role is None:
             detail = f"no value of the claim {self._settings.claim!r} is mapped to a role"
             raise LoginFailed("role", detail, name)
         return Person(name, subject, role)
 
-    # -- secrets of one login --------------------------------------------------------------------
+    # -- secrets of a login ----------------------------------------------------------------------
 
     def _derived(self, purpose: str, seed: str) -> str:
         return _text(hmac.new(self._secret, f"{purpose} {seed}".encode(), hashlib.sha256).digest())
@@ -167,7 +168,7 @@ class Provider:
     def _seed_of(self, cookie: str) -> str:
         seed, _, seal = cookie.rpartition(".")
         began = seed.partition(".")[0]
-        if not _same(seal, self._derived("seal", seed)) or not 0 <= time() - int(began) <= WAIT_S:
+        if not _same(seal, self._derived("seal", seed)) or not 0 <= time() - int(began) <= LOGIN_MAX_S:
             raise LoginFailed(LATE, "no login was started in this browser in the last ten minutes")
         return seed
 
@@ -252,20 +253,16 @@ class Provider:
     async def _key(self, found: Discovered, key_id: object, algorithm: str) -> Any:
         import jwt
 
-        if self._keys is None or time() - self._keys[0] >= DISCOVERED_S:
-            self._keys = time(), await self._ask(Keys, found.jwks_uri)
-        chosen = _chosen(self._keys[1], key_id)
-        if chosen is None and time() - self._keys[0] >= KEYS_AGAIN_S:
-            self._keys = time(), await self._ask(Keys, found.jwks_uri)
-            chosen = _chosen(self._keys[1], key_id)
-        if chosen is None:
-            raise LoginFailed("token", f"the provider has no key {key_id!r}")
-        return jwt.PyJWK(chosen, algorithm)
+        for max_age_s in (DISCOVERED_S, KEYS_AGAIN_S):
+            if self._keys is None or time() - self._keys[0] >= max_age_s:
+                self._keys = time(), await self._ask(Keys, found.jwks_uri)
+            if chosen := _chosen(self._keys[1], key_id):
+                return jwt.PyJWK(chosen, algorithm)
+        raise LoginFailed("token", f"the provider has no key {key_id!r}")
 
-    def _role_of(self, belongs: Sequence[str]) -> Role | None:
+    def _role_of(self, groups: Sequence[str]) -> Role | None:
         """Return the highest role that the person's groups give."""
-        known = {EVERYONE, *belongs}
-        roles = [Role(role) for value, role in self._settings.roles.items() if value in known]
+        roles = [Role(role) for group, role in self._settings.roles.items() if group in {EVERYONE, *groups}]
         return max(roles, key=list(Role).index, default=None)
 
     async def _ask(
@@ -318,7 +315,7 @@ def _fetched(url: str, form: Mapping[str, str] | None, headers: Mapping[str, str
 
 
 def _chosen(keys: Keys, key_id: object) -> dict[str, Any] | None:
-    """Return the key of that id; without an id, the only one there is."""
+    """Return the key of that id; without an id, the only key."""
     signing = [key for key in keys.keys if key.get("use", "sig") == "sig"]
     found = [key for key in signing if key_id is None or key.get("kid") == key_id]
     return found[0] if len(found) == 1 else None
@@ -332,7 +329,7 @@ def _values(claims: Mapping[str, Any], name: str) -> list[str]:
         for part in name.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
     if name == "email" and claims.get("email_verified") is not True:
-        return []  # without verification anyone may enter any address
+        return []  # without verification a person can enter any address
     many = found if isinstance(found, list) else [found]
     return [value for value in many if isinstance(value, str)]
 

@@ -1,15 +1,16 @@
 """Server: the dashboard served by uvicorn, with a limit on its connections.
 
-A connection that waits for its client costs a file descriptor and nothing else, so one client may open many
-and send nothing. A connection waits while the head of a request or its body is incomplete, between requests,
-and while the client does not read. When there are too many, the ones that have waited longest are closed.
+A connection that waits for its client costs a file descriptor and nothing else, so one client could open many
+and send nothing. A connection waits while the head or the body of a request is incomplete, between requests,
+and while the client does not read. When there are too many connections, those that have waited longest are
+closed. So pages, `/metrics` and `/healthcheck` are answered while a client holds connections open.
 """
 
 import asyncio
 import logging
-import resource
 import select
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from itertools import islice
 from socket import socket
 from time import monotonic
@@ -21,49 +22,34 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from umbel.app.app import App
 from umbel.errors import ConfigurationError
+from umbel.files import raise_limit
 from umbel.web.application import application
 from umbel.web.dashboard import Dashboard
 from umbel.web.settings import WebSettings
 
 # ---- connections -----------------------------------------------------------------------------------
-#
-# The clients of the dashboard's own server, and which of them must make room.
-#
-# A connection that waits for its client costs a file and nothing else, so one client may open many and send
-# nothing. A connection waits while the head of a request or its body is incomplete, and while the client
-# does not read. It is closed when the head takes longer than HEAD_S, or when room is needed: beyond
-# WAITING_MAX of one address the connection that has waited longest, beyond the limit of all the one that
-# has waited longest of all. Those whose request is being answered stay; where there are only such, a new
-# connection is refused. So pages, `/metrics` and `/healthcheck` are answered while others hold connections
-# open.
-#
-# Many clients may come at once while the process is busy. So a connection whose first bytes were not read
-# yet stays, and one whose answer was written waits from the next turn of the loop on, when it has been
-# sent.
-#
-# Uvicorn speaks HTTP; this stands between it and the transport.
 
 log = logging.getLogger("umbel.web")
 CONNECTIONS_MAX = 1500
 WAITING_MAX = 100  # of one address; a browser has six
 HEAD_S = 10.0
 IDLE_S = 5.0  # between requests, before the next begins: uvicorn's own limit
-LOOKED_AT_MAX = 10  # how many of the longest waiting are checked for unread data
+CANDIDATES_MAX = 10  # how many of the connections that wait longest are checked for unread data
 LOG_EVERY_S = 60.0
 STATE = "umbel.connection"
 
 
 class Connections:
-    """An ASGI application around another; `protocol` creates each connection for uvicorn.
+    """An ASGI application around another one; `protocol` creates each connection for uvicorn.
 
-    A waiting connection is closed when the head of its request takes longer than HEAD_S, or when room is
-    needed: beyond WAITING_MAX of one address the one that has waited longest there, at the limit of all the
-    one that has waited longest. Connections whose request is being answered stay; if there are only such, a
-    new connection is refused. So pages, `/metrics` and `/healthcheck` are answered while others hold
-    connections open.
+    A waiting connection is closed if the head of its request takes longer than HEAD_S, or when room is
+    needed: if more than WAITING_MAX of one address wait, the one of them that has waited longest; at the
+    limit of all connections, the one of all that has waited longest. Connections whose request is being
+    processed stay; if there are only such, a new connection is refused.
 
-    While the process is busy many clients may arrive at once. So a connection with unread first bytes stays,
-    and one whose answer was written waits from the next turn of the loop on, when it has been sent.
+    While the process is busy many clients may connect at once. So a connection whose first bytes were not
+    read yet stays, and a connection whose response was written starts to wait in the next turn of the loop,
+    when the response has been sent.
     """
 
     def __init__(self, app: ASGIApp, *, most: int = CONNECTIONS_MAX) -> None:
@@ -72,7 +58,7 @@ class Connections:
         self._app = app
         self._most = most
         self._all: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # in the order in which they began to wait
+        self._waiting: dict[Connection, None] = {}  # the connection that waits longest comes first
         self._of_address: dict[str, dict[Connection, None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +73,9 @@ class Connections:
         return Connection(self, **given)
 
     def admit(self, connection: "Connection") -> bool:
-        """Return whether the connection may stay; at the limit the longest waiting one is closed for it."""
+        """Return whether the connection may stay; at the limit the one that waits longest is closed for
+        it.
+        """
         if len(self._all) >= self._most:
             oldest = _oldest(self._waiting)
             if oldest is None:
@@ -99,13 +87,10 @@ class Connections:
     def remove(self, connection: "Connection") -> None:
         """Forget a connection that has ended."""
         self._all.discard(connection)
-        self.work(connection)
+        self.stop_waiting(connection)
 
-    def wait(self, connection: "Connection") -> None:
-        """Note that the connection waits for its client.
-
-        Of its address, the longest waiting ones beyond the limit are closed.
-        """
+    def start_waiting(self, connection: "Connection") -> None:
+        """Note that the connection waits for its client; close the oldest of its address beyond the limit."""
         if connection not in self._all:
             return
         self._waiting[connection] = None
@@ -114,7 +99,7 @@ class Connections:
         while len(of_address) > WAITING_MAX and (oldest := _oldest(of_address)) is not None:
             self.close(oldest)
 
-    def work(self, connection: "Connection") -> None:
+    def stop_waiting(self, connection: "Connection") -> None:
         """Note that the connection no longer waits for its client."""
         self._waiting.pop(connection, None)
         of_address = self._of_address.get(connection.address, {})
@@ -136,8 +121,8 @@ class Connections:
 
 
 def _oldest(waiting: Iterable["Connection"]) -> "Connection | None":
-    """Return the connection that has waited longest; None if the first ones have unread data."""
-    return next((found for found in islice(waiting, LOOKED_AT_MAX) if not found.is_to_be_read), None)
+    """Return the connection that has waited longest, of those without unread data; None if there is none."""
+    return next((found for found in islice(waiting, CANDIDATES_MAX) if not found.has_unread_data), None)
 
 
 class Connection(asyncio.Protocol):
@@ -153,7 +138,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.address = ""
         self._connections = connections
-        self._is_new = True  # nothing was read yet
+        self._is_new = True  # no data were read yet
         make: Callable[..., Any] = AutoHTTPProtocol
         self._http = make(app_state={**app_state, STATE: self}, _loop=_loop, **given)
         self._transport: asyncio.Transport | None = None
@@ -204,58 +189,55 @@ class Connection(asyncio.Protocol):
         """Run the application for one request; only its receive and send wait for the client."""
         has_body = True
 
-        async def received() -> Message:
+        async def receive_body() -> Message:
             nonlocal has_body
             if not has_body:
-                return await receive()  # for the end of the connection
-            self._begin_wait()
-            try:
+                return await receive()  # which waits for the end of the connection
+            with self._waiting():
                 message = await receive()
-            finally:
-                self._end_wait()
             has_body = message.get("more_body", False)
             return message
 
-        async def sent(message: Message) -> None:
-            self._begin_wait()
-            try:
+        async def send_part(message: Message) -> None:
+            with self._waiting():
                 await send(message)
-            finally:
-                self._end_wait()
 
         self._answers += 1
         self._end_timer()
-        self._connections.work(self)
+        self._connections.stop_waiting(self)
         try:
-            await app(scope, received, sent)
+            await app(scope, receive_body, send_part)
         finally:
             self._answers -= 1
             if not self._answers:
                 self._wait_for_head(more_s=IDLE_S)
 
-    def _begin_wait(self) -> None:
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the connection among those that wait for their clients, also while it sends and receives."""
         self._waits += 1
         if self._waits == 1:
             self._wait_soon()
-
-    def _end_wait(self) -> None:
-        self._waits -= 1
-        if not self._waits:
-            self._connections.work(self)
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if not self._waits:
+                self._connections.stop_waiting(self)
 
     def _wait_soon(self) -> None:
-        """Start waiting in the next turn of the loop: what was written in this one is sent first."""
+        """Start to wait in the next turn of the loop, because what was written in this turn is sent first."""
         asyncio.get_running_loop().call_soon(self._wait)
 
     def _wait(self) -> None:
         if self._waits or not self._answers:
-            self._connections.wait(self)
+            self._connections.start_waiting(self)
 
     # -- timeouts and closing ------------------------------------------------------------------------
 
     @property
-    def is_to_be_read(self) -> bool:
-        """Whether its first bytes have arrived and were not read yet."""
+    def has_unread_data(self) -> bool:
+        """Whether the first bytes of the connection have arrived and were not read yet."""
         if not self._is_new or self._transport is None:
             return False
         found = select.poll()
@@ -277,7 +259,7 @@ class Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(HEAD_S + more_s, self._expire)
 
     def _expire(self) -> None:
-        """Close the connection, unless its client still reads the last answer."""
+        """Close the connection, unless its client is still reading the last response."""
         assert self._transport is not None
         if 0 < self._transport.get_write_buffer_size() < self._unsent_bytes:
             self._wait_for_head()
@@ -291,11 +273,10 @@ class Connection(asyncio.Protocol):
 
 
 # ---- server ----------------------------------------------------------------------------------------
-#
-# Serving the dashboard by itself, with uvicorn.
 
 STOP_S = 3
 OTHER_FILES = 200  # files that are not connections
+CONNECTIONS_MIN = 50
 
 
 class Server(uvicorn.Server):
@@ -315,7 +296,7 @@ class Server(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # the gate decides which proxies are trusted
+            proxy_headers=False,  # `proxies` of the settings decides which proxies are trusted
             timeout_graceful_shutdown=STOP_S,
             lifespan="on",
         )
@@ -348,14 +329,8 @@ class Server(uvicorn.Server):
 
 
 def _connections_max() -> int:
-    """Return how many connections fit into the limit of files, which is raised if possible."""
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS_MAX + OTHER_FILES
-    if files != resource.RLIM_INFINITY and files < wanted:
-        files = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    """Return how many connections the limit of open files allows, which is raised if possible."""
+    files = raise_limit(CONNECTIONS_MAX + OTHER_FILES)
     return (
-        CONNECTIONS_MAX
-        if files == resource.RLIM_INFINITY
-        else min(CONNECTIONS_MAX, max(50, files - OTHER_FILES))
+        CONNECTIONS_MAX if files is None else min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, files - OTHER_FILES))
     )

@@ -1,5 +1,5 @@
-"""WebSettings: what the dashboard is started with, the roles of those who use it, and what is refused before
-the start.
+"""WebSettings: the settings of the dashboard, the roles of its users, and which settings are refused as
+unsafe.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,12 @@ import msgspec
 from umbel.errors import ConfigurationError
 
 # ---- roles -----------------------------------------------------------------------------------------
-#
-# Who may do what. A viewer looks, an operator steers what runs, an admin removes and stops.
 
 
 class Role(StrEnum):
-    """A visitor's role: a viewer looks, an operator controls what runs, an admin removes and stops."""
+    """A visitor's role: a viewer reads, an operator controls tasks and workers, an admin deletes and
+    stops.
+    """
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -35,8 +35,6 @@ _RANK = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
 
 
 # ---- web settings ----------------------------------------------------------------------------------
-#
-# What the dashboard is started with, and what is refused before it starts.
 
 PORT = 5555
 STATE_FILE = "umbel-web.db"
@@ -49,10 +47,10 @@ Authenticate = Callable[[Mapping[str, Any]], tuple[str, str] | None]
 
 
 class Oidc(msgspec.Struct, frozen=True, kw_only=True):
-    """An identity provider of OpenID Connect, which knows the dashboard as `client_id`.
+    """An OpenID Connect identity provider, which knows the dashboard as `client_id`.
 
-    `claim`: where it names a person's groups; dots go into nested claims (`realm_access.roles`). `roles`: the
-    role that each group gives; the highest counts; `*`: everyone who logs in.
+    `claim` is the claim with a person's groups; dots lead into nested claims (`realm_access.roles`). `roles`
+    has the role that each group gives, `*` for everyone who logs in; a person gets the highest of them.
     """
 
     issuer: str
@@ -69,10 +67,12 @@ class Oidc(msgspec.Struct, frozen=True, kw_only=True):
 class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the dashboard is served and who may log in.
 
-    `proxies`: addresses or networks whose `proxy_header` names the user; it is ignored from other peers.
-    `authenticate`: for an application that mounts the dashboard: returns (name, role) for the ASGI scope, or
-    None. `login`: False: users of this machine are admitted as admins; with `authenticate`, it alone decides.
-    `public_url`: as browsers see the dashboard; with https, cookies are sent by TLS only.
+    - `proxies`: addresses or networks whose `proxy_header` names the user; the header is ignored from others.
+    - `authenticate`: for an application that mounts the dashboard; it returns (name, role) for the ASGI
+      scope, or None.
+    - `login`: if it is False, users of this machine are admitted as admins; with `authenticate`, only that
+      function decides.
+    - `public_url`: the address of the dashboard in browsers; with https, cookies are sent by TLS only.
     """
 
     host: str = "127.0.0.1"
@@ -100,16 +100,19 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
     def user_header(self) -> str:
         """The header in which trusted proxies name the user; "" if they do not.
 
-        With an identity provider the header must be named: a proxy that only forwards would pass on a header
-        that the visitor wrote.
+        With an identity provider the header must be configured, because a proxy that only forwards requests
+        would pass on a header that the visitor wrote.
         """
         return self.proxy_header.lower() or ("" if self.oidc else PROXY_HEADER)
 
     @property
     def has_one_time_token(self) -> bool:
-        """Only if the dashboard serves this machine alone: anyone who can read the log can log in with it."""
-        is_asked_here = self.login and self.authenticate is None and self.oidc is None
-        return is_asked_here and is_loopback(self.host) and not self.proxies
+        """Whether a one-time token is printed at the start: only if the dashboard serves this machine alone.
+
+        Anyone who can read the log can log in with it.
+        """
+        has_own_login = self.login and self.authenticate is None and self.oidc is None
+        return has_own_login and is_loopback(self.host) and not self.proxies
 
     @property
     def is_public_by_tls(self) -> bool:

@@ -2,8 +2,8 @@
 
 A visitor is identified, in this order, by a bearer token, by a session's cookie, by the header of a trusted
 proxy, or by the application that mounts the dashboard. A change must come from the dashboard's own pages: its
-Origin is the host of the request, and it carries the CSRF token of the visitor. Browsers do not store bearer
-tokens, so no page can send one unasked, and the CSRF token is not needed.
+Origin is the host of the request, and it carries the visitor's CSRF token. A request with a bearer token
+needs no CSRF token, because browsers do not send such a token by themselves.
 
 Logins and refused requests are written to the audit, up to the limits of failures.
 """
@@ -27,6 +27,7 @@ from starlette.types import Scope
 
 from umbel.pools.guard import Raised, call_guarded
 from umbel.web.actions import AuditEntry
+from umbel.web.audit import FAILED_LOGIN, LOCKED_OUT, LOGIN, LOGOUT, REFUSED_REQUEST, note_of
 from umbel.web.credentials import (
     PREFIX,
     SESSION_S,
@@ -42,14 +43,12 @@ from umbel.web.credentials import (
     is_background,
     is_secure,
     make_token,
+    path_of,
     peer_of,
-    valid,
     written_cookie,
 )
-from umbel.web.journal import FAILED_LOGIN, LOCKED_OUT, LOGIN, LOGOUT, REFUSED_REQUEST, note_of
-from umbel.web.problems import Forbidden, Refused
+from umbel.web.http import Forbidden, Refused, Visitor
 from umbel.web.settings import PROXY_HEADER, Authenticate, Role, WebSettings, is_from, is_loopback
-from umbel.web.site import Visitor
 from umbel.wire.show import brief
 
 log = logging.getLogger("umbel.web")
@@ -61,22 +60,26 @@ CSRF_HEADER = "x-csrf-token"
 ROLES = tuple(role.value for role in Role)
 LOG_IN = "/session"  # a plain form, which carries its token in a field
 UNKNOWN = "unknown"
-Note = Callable[[AuditEntry], Awaitable[None]]
 
 
 class Visitors:
     """Authenticates requests, starts and ends sessions, and audits both with `note`.
 
-    `tokens` are read for each request, in a thread: a token that was removed is invalid at once, and the
-    sessions that it started end with it.
+    `tokens` reads the tokens, for each request and in a thread: a token that is removed is invalid at once,
+    and the sessions that it started end with it.
     """
 
-    def __init__(self, settings: WebSettings, tokens: Callable[[], list[Token]], note: Note) -> None:
+    def __init__(
+        self,
+        settings: WebSettings,
+        tokens: Callable[[], list[Token]],
+        note: Callable[[AuditEntry], Awaitable[None]],
+    ) -> None:
         self._settings = settings
         self._tokens = tokens
         self._note = note
         self._secret = token_bytes(32)
-        self._coming: asyncio.Task[list[Token]] | None = None
+        self._reading: asyncio.Task[list[Token]] | None = None
         self._one_time_ends = time() + ONE_TIME_S
         self.sessions = Sessions(settings.session_idle_s)
         self.failures, self.at_provider, self._refusals = FailureLimit(), FailureLimit(), FailureLimit()
@@ -91,13 +94,12 @@ class Visitors:
         if given is None:
             found = await self._known(headers, scope, is_used=not is_background(scope))
         else:
-            found = _holder(await self._named(given, scope), self.address_of(scope))
+            found = _holder(await self._token(given, scope), self.address_of(scope))
         if scope["method"] not in SAFE:
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
             try:
-                self._check_change(headers, None if path == LOG_IN else found)
+                self._check_change(headers, None if path_of(scope) == LOG_IN else found)
             except Forbidden as refused:
-                await self._note_refused(scope, path, found, refused)
+                await self._note_refused(scope, found, refused)
                 raise
         return found
 
@@ -116,25 +118,22 @@ class Visitors:
     # -- logging in and out ----------------------------------------------------------------------
 
     async def log_in(self, token: str, scope: Scope) -> str:
-        """Return the cookie of a session for a named token; Refused for any other."""
-        known = await self._named(token, scope)
-        return await self.admit(
-            scope,
-            Session(
-                name=known.name,
-                role=known.role,
-                holder=f"token {known.digest}",
-                ends_at=min(time() + SESSION_S, known.expires_at or inf),
-                digest=known.digest,
-            ),
-            {"by": "token"},
+        """Return the cookie of a session for a named token; Refused for any other token."""
+        known = await self._token(token, scope)
+        session = Session(
+            name=known.name,
+            role=known.role,
+            holder=f"token {known.digest}",
+            ends_at=min(time() + SESSION_S, known.expires_at or inf),
+            digest=known.digest,
         )
+        return await self.admit(scope, session, {"by": "token"})
 
     async def log_in_once(self, token: str, scope: Scope) -> str:
         """Return the cookie of a session for the one-time token.
 
-        A named token is refused: it came in an address, which browsers and logs store. So is a request that a
-        proxy forwarded: the one-time token is for this machine alone.
+        A named token is refused, because the token is in an address, which browsers and logs store. A request
+        that a proxy forwarded is refused too: the one-time token is for this machine alone.
         """
         if seen := came_through_proxy(scope):
             raise await self._failed(scope, f"the one-time token came through a proxy ({seen[:100]})")
@@ -145,11 +144,11 @@ class Visitors:
         return await self.admit(scope, session, {"by": ONE_TIME})
 
     async def admit(self, scope: Scope, session: Session, arguments: dict[str, Any]) -> str:
-        """Return the cookie of a new session, which replaces the browser's previous one."""
+        """Return the cookie of a new session, which replaces the browser's previous session."""
         self.sessions.end(self._cookie(scope))
         number = self.sessions.begin(session, time())
-        entry = note_of(LOGIN, session.name, session.role, self.address_of(scope), arguments=arguments)
-        await self._note(entry)
+        address = self.address_of(scope)
+        await self._note(note_of(LOGIN, session.name, session.role, address, arguments=arguments))
         return written_cookie(scope, number, session.ends_at - time(), secure=self.is_secure(scope))
 
     async def log_out(self, scope: Scope, *, everywhere: bool = False) -> str:
@@ -159,9 +158,9 @@ class Visitors:
         """
         ended = self.sessions.end(self._cookie(scope))
         if ended is not None:
-            others = self.sessions.end_all(ended.holder) if everywhere else 0
-            entry = note_of(LOGOUT, ended.name, ended.role, self.address_of(scope))
-            await self._note(msgspec.structs.replace(entry, arguments={"other_sessions": others}))
+            arguments = {"other_sessions": self.sessions.end_all(ended.holder) if everywhere else 0}
+            address = self.address_of(scope)
+            await self._note(note_of(LOGOUT, ended.name, ended.role, address, arguments=arguments))
         return written_cookie(scope, "", 0, secure=self.is_secure(scope))
 
     async def note_failure(
@@ -182,10 +181,10 @@ class Visitors:
     def sessions_of(self, scope: Scope) -> list[Session]:
         """Return all sessions of the request's holder."""
         own = self.sessions.find(self._cookie(scope), time(), is_used=False)
-        return [] if own is None else list(self.sessions.of(own.holder))
+        return [] if own is None else self.sessions.of(own.holder)
 
     def address_of(self, scope: Scope) -> str:
-        """Return the visitor's address, behind trusted proxies too."""
+        """Return the visitor's address, also behind trusted proxies."""
         return address_of(scope, self._settings.proxies)
 
     def is_secure(self, scope: Scope) -> bool:
@@ -202,7 +201,7 @@ class Visitors:
             return None
         return given.strip()
 
-    async def _named(self, given: str, scope: Scope) -> Token:
+    async def _token(self, given: str, scope: Scope) -> Token:
         """Return the valid token that was given, also from a locked-out address; Refused for another."""
         is_locked_out = self.failures.is_locked_out(self.address_of(scope), time())
         tokens = await (self._read_together() if is_locked_out else self._read())
@@ -242,7 +241,8 @@ class Visitors:
         session = self.sessions.find(number, time(), is_used=is_used)
         if session is None or not session.digest:
             return session
-        if session.digest in {token.digest for token in valid(await self._read(), time())}:
+        now = time()
+        if any(token.digest == session.digest and token.is_valid(now) for token in await self._read()):
             return session
         self.sessions.end(number)
         return None
@@ -262,13 +262,13 @@ class Visitors:
 
     async def _read_together(self) -> list[Token]:
         """Read the tokens once for all requests of a second, so that guesses cost little."""
-        if self._coming is None:
-            self._coming = asyncio.create_task(self._read_later(), name="umbel-tokens")
-        return await asyncio.shield(self._coming)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_later(), name="umbel-tokens")
+        return await asyncio.shield(self._reading)
 
     async def _read_later(self) -> list[Token]:
         await asyncio.sleep(TOGETHER_S)
-        self._coming = None  # later requests may use a newer token
+        self._reading = None  # later requests may use a newer token
         return await self._read()
 
     async def _read(self) -> list[Token]:
@@ -283,12 +283,20 @@ class Visitors:
         csrf = hmac.new(self._secret, key.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
         return Visitor(name=name[:100], role=role, csrf=csrf, address=address)
 
+    def _spend(self, token: str) -> bool:
+        if not self.one_time or time() >= self._one_time_ends:
+            return False
+        if not hmac.compare_digest(token.encode(), self.one_time.encode()):
+            return False
+        self.one_time = ""
+        return True
+
     # -- refusals --------------------------------------------------------------------------------
 
     def _check_change(self, headers: Headers, visitor: Visitor | None) -> None:
         origin = headers.get("origin")
         if origin is not None:
-            if _place(origin) != headers.get("host", ""):
+            if _netloc(origin) != headers.get("host", ""):
                 raise Forbidden(
                     f"the request comes from another site, {origin[:100]}; open the dashboard directly"
                 )
@@ -299,17 +307,16 @@ class Visitors:
         if not hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), visitor.csrf.encode()):
             raise Forbidden("the header X-CSRF-Token is missing or wrong; reload the page")
 
-    async def _note_refused(
-        self, scope: Scope, path: str, visitor: Visitor | None, refused: Forbidden
-    ) -> None:
+    async def _note_refused(self, scope: Scope, visitor: Visitor | None, refused: Forbidden) -> None:
         address = self.address_of(scope)
         if self._refusals.note(address, time()) is Verdict.IGNORED:
             return
         who, role = (visitor.name, visitor.role.value) if visitor else (UNKNOWN, "")
-        entry = note_of(
-            REFUSED_REQUEST, who, role, address, target=f"{scope['method']} {path}", status="refused"
+        target = f"{scope['method']} {path_of(scope)}"
+        why = {"why": refused.problem.detail}
+        await self._note(
+            note_of(REFUSED_REQUEST, who, role, address, target=target, arguments=why, status="refused")
         )
-        await self._note(msgspec.structs.replace(entry, arguments={"why": refused.problem.detail}))
 
     def _check_is_local(self, headers: Headers, scope: Scope) -> None:
         """Without a login, refuse other machines, and other sites' pages whose names resolve to this one."""
@@ -326,14 +333,6 @@ class Visitors:
                 f"{seen[:100]}; log in by tokens, or name the proxy with --trusted-proxy"
             )
 
-    def _spend(self, token: str) -> bool:
-        if not self.one_time or time() >= self._one_time_ends:
-            return False
-        if not hmac.compare_digest(token.encode(), self.one_time.encode()):
-            return False
-        self.one_time = ""
-        return True
-
 
 def _identity_from_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] | None:
     """Return the identity that the application gives the request, or None; Refused if its function fails."""
@@ -345,12 +344,12 @@ def _identity_from_host(authenticate: Authenticate, scope: Scope) -> tuple[str, 
         )
     else:
         returned: Any = happened.value
-        if returned is None:
-            return None
         match returned:
+            case None:
+                return None
             case (str() as name, role) if role in ROLES:
                 return name, Role(role)
-        if iscoroutine(returned):  # from an `async def`: it is not awaited here
+        if iscoroutine(returned):  # of an `async def`, which is not awaited here
             returned.close()
         fields = {"returned": brief(returned), "roles": ", ".join(ROLES)}
         log.error(
@@ -361,7 +360,7 @@ def _identity_from_host(authenticate: Authenticate, scope: Scope) -> tuple[str, 
     raise Refused(503, "Service Unavailable", detail)
 
 
-def _place(origin: str) -> str:
+def _netloc(origin: str) -> str:
     """Return host and port of an Origin; "" if it is not valid."""
     try:
         return urlsplit(origin).netloc

@@ -52,7 +52,7 @@ class Looker:
         """When the dashboard has heard of it: queues and who consumes them are asked for now and then."""
 
         def is_known() -> bool:
-            return any(one.queue == name for one in self.served.dashboard.queues())
+            return any(one.queue == name for one in self.served.dashboard.cluster.queues())
 
         wait_until(is_known, deadline_s=DEADLINE_S, what=f"the queue {name} to be known")
         return self.open(f"/queues/{name}")
@@ -141,7 +141,7 @@ def open_shop(home: Path, *workers: str, **settings: object) -> Iterator[Shop]:
         shop = Shop(cluster, served, browser)
 
         def all_alive() -> bool:
-            nodes = [one for one in served.dashboard.nodes() if one.state == "alive"]
+            nodes = [one for one in served.dashboard.cluster.nodes() if one.state == "alive"]
             return len(nodes) == len(workers)
 
         wait_until(all_alive, deadline_s=120.0, what="the dashboard to see all workers")

@@ -25,7 +25,7 @@ def no_errors(shop: Shop) -> Iterator[None]:
 
 
 def node(shop: Shop, name: str) -> str:
-    return next(one.node for one in shop.served.dashboard.nodes() if one.node.startswith(f"{name}@"))
+    return next(one.node for one in shop.served.dashboard.cluster.nodes() if one.node.startswith(f"{name}@"))
 
 
 def depth(shop: Shop, queue: str) -> Depth | None:
@@ -199,14 +199,14 @@ def test_an_election_is_started_and_its_winner_shown(shop: Shop) -> None:
     row = page.locator("tr[data-election='count-1']")
     shop.until(page.locator("tr[data-election='count-1']:has-text('@')"), "a winner")
     winner = row.locator("td").nth(1).inner_text()
-    assert winner in {one.node for one in shop.served.dashboard.nodes()}
+    assert winner in {one.node for one in shop.served.dashboard.cluster.nodes()}
     assert "None" in page.locator("#broken").inner_text()
 
 
 def test_a_mark_is_on_the_charts_and_everything_done_is_in_the_audit(shop: Shop) -> None:
     page = shop.open("/")
     shop.do("mark", text="v1.4 deployed")
-    wait_until(lambda: [one.text for one in shop.served.dashboard.rates().marks], what="the mark")
+    wait_until(lambda: [one.text for one in shop.served.dashboard.cluster.rates().marks], what="the mark")
     page = shop.open("/audit")
     [newest, *_] = page.locator("tr[data-audit]").all()
     assert "mark" in newest.inner_text() and "done" in newest.inner_text()
@@ -242,7 +242,7 @@ def test_a_killed_worker_is_seen_and_its_task_runs_again_for_a_reason(shop: Shop
 
 
 def test_a_node_is_stopped_and_leaves(shop: Shop) -> None:
-    alive = next(one.node for one in shop.served.dashboard.nodes() if one.state == "alive")
+    alive = next(one.node for one in shop.served.dashboard.cluster.nodes() if one.state == "alive")
     page = shop.open(f"/workers/{alive}")
     assert shop.confirm(page.get_by_role("button", name="Stop node")) == f"Stop {alive}?"
     process = shop.cluster.workers[alive.partition("@")[0]]

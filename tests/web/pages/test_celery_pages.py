@@ -30,7 +30,7 @@ def looker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Looker]:
         with first, second, serving(app, home / "web.db") as served, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             wait_until(
-                lambda: len([one for one in served.dashboard.nodes() if one.state == "alive"]) == 2,
+                lambda: len([one for one in served.dashboard.cluster.nodes() if one.state == "alive"]) == 2,
                 deadline_s=120.0,
                 what="the dashboard to see both workers",
             )
@@ -48,7 +48,9 @@ def no_errors(looker: Looker) -> Iterator[None]:
 
 
 def node(looker: Looker, name: str) -> str:
-    return next(one.node for one in looker.served.dashboard.nodes() if one.node.startswith(f"{name}@"))
+    return next(
+        one.node for one in looker.served.dashboard.cluster.nodes() if one.node.startswith(f"{name}@")
+    )
 
 
 def test_members_tasks_and_queues_are_those_of_the_cluster(looker: Looker) -> None:

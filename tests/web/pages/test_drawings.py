@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from umbel.history.charts import Markup
+from umbel.history.markup import Markup
 from umbel.monitor.records import Happening, Node, NodeState, StoryEvent
 from umbel.web.pages.cluster import views
 from umbel.web.pages.drawings import DRAWN_MAX, PLACES, Member, Step, heat_map, ring, shade, ticks, workflow
@@ -39,7 +39,7 @@ def node(name: str, state_: NodeState = "alive", **more: object) -> Node:
     "drawn",
     [
         ring([Member(HOSTILE, "alive", (HOSTILE,), HOSTILE, "/x")]),
-        workflow([Step(HOSTILE, HOSTILE, "SUCCESS", said=HOSTILE, link="/x")], [HOSTILE], HOSTILE),
+        workflow([Step(HOSTILE, HOSTILE, "SUCCESS", note=HOSTILE, link="/x")], [HOSTILE], HOSTILE),
         spacetime(story_of([event("task-received", HOSTILE, 3, detail=HOSTILE)], HOSTILE)),
         heat_map(HOSTILE, [(HOSTILE, [1.0])], [HOSTILE], str),
         ticks([Happening(at=5.0, kind="lost", subject=HOSTILE)], 0.0, 10.0),
@@ -99,7 +99,7 @@ def test_a_redelivered_task_shows_both_runs_and_the_cause() -> None:
     ]
     assert len(story.runs) == 2
     [again] = [dot for dot in story.dots if dot.cause]
-    assert again.cause == "redelivered: w1 was lost" and story.lanes[again.lane].kind == "broker"
+    assert again.cause == "redelivered: w1 was lost" and again.lane.kind == "broker"
     assert [dot.clock for dot in story.dots if dot.clock] == [10, 11, 30, 31, 40]
     assert any(hop.again for hop in story.hops) and not story.hops[0].again
     drawn = spacetime(story)

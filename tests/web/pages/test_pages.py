@@ -14,7 +14,7 @@ from tests.history import published
 from tests.waiting import wait_until
 from tests.web.pages.shop import Shop, open_shop
 from tests.web.pages.shop_tasks import HOSTILE_NAME
-from umbel.web.pages.frame import NAVIGATION
+from umbel.web.pages import MENU
 from umbel.web.settings import Role
 
 DARK = {"/", "/cluster", "/failures"}  # between them they have all colours
@@ -153,7 +153,7 @@ def test_history_is_what_the_lake_has(shop: Shop) -> None:
     for path in ("/history", "/cluster?period=day"):
         assert "no tables in the lake" in shop.open(path).locator("main").inner_text()
     story = published.Story()
-    published.publish(Path(shop.served.dashboard.lake), story.rows)
+    published.publish(Path(shop.served.dashboard.app.settings.history_lake), story.rows)
     ended = [row for row in story.rows["attempts"] if row["ended_at"] is not None]
     failed = [row for row in ended if row["outcome"] == "FAILURE"]
     page = shop.open("/history?by=worker&mark=2026-11-15T09:30")
@@ -167,7 +167,9 @@ def test_history_is_what_the_lake_has(shop: Shop) -> None:
 
 def test_the_slider_goes_back_through_what_the_lake_has(shop: Shop) -> None:
     """w2 was lost at 09:25 and came back at 09:26; at 09:55 w3 left."""
-    published.publish(Path(shop.served.dashboard.lake), published.Story(tasks=5).rows, number=2)
+    published.publish(
+        Path(shop.served.dashboard.app.settings.history_lake), published.Story(tasks=5).rows, number=2
+    )
     page = shop.open(LAKE_HOUR)
     rows = page.locator("#happened tbody tr")
     assert [one.get_attribute("data-happened") for one in rows.all()] == [
@@ -253,8 +255,8 @@ def test_no_page_has_a_serious_fault_for_people_who_cannot_see_it(shop: Shop, le
     """All rules in light; in the dark what differs there, which is contrast."""
     context = shop.visit(Role.ADMIN, bypass_csp=True)
     page, faults = shop.look(context), list[str]()
-    node = shop.served.dashboard.nodes()[0].node
-    for path in [*(one for one, _, _ in NAVIGATION), f"/workers/{node}", f"/tasks/{ledger.order}", "/login"]:
+    node = shop.served.dashboard.cluster.nodes()[0].node
+    for path in [*(page.path for page in MENU), f"/workers/{node}", f"/tasks/{ledger.order}", "/login"]:
         page.emulate_media(color_scheme="light")
         page.goto(shop.served.url + FULLER.get(path, path))
         for closed in page.locator(".below summary, .replay summary").all():
@@ -269,7 +271,7 @@ def test_no_page_has_a_serious_fault_for_people_who_cannot_see_it(shop: Shop, le
 
 def test_every_page_fits_a_phone(shop: Shop, ledger: Ledger) -> None:
     page = shop.look(context := shop.visit(Role.ADMIN, viewport={"width": 390, "height": 800}))
-    for path in [*(path for path, _, _ in NAVIGATION), f"/tasks/{ledger.order}", f"/tasks/{ledger.hostile}"]:
+    for path in [*(page.path for page in MENU), f"/tasks/{ledger.order}", f"/tasks/{ledger.hostile}"]:
         page.goto(shop.served.url + FULLER.get(path, path))
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
     context.close()
@@ -282,5 +284,5 @@ def _serious(page: Page, **options: object) -> list[str]:
 
 def _flow(shop: Shop, order: str) -> list[str]:
     """Its tasks that ended."""
-    found = shop.served.dashboard.workflow(order)
+    found = shop.served.dashboard.cluster.workflow(order)
     return [] if found is None else [one.uuid for one in found.tasks if one.ended_at is not None]

@@ -9,7 +9,7 @@ from umbel.web.pages.cluster import (
     Replay,
     around,
     change_log_of,
-    heard_since,
+    complete_since,
     moment_of,
     nodes_at,
     period_of,
@@ -121,8 +121,8 @@ def test_what_is_older_is_read_and_what_nobody_knows_is_said() -> None:
         day, change_log_of([node("b")], [], new), NOW - 600, change_log_of([], [], old), NOW - 40_000
     )
     assert [one.at for one in replay.happened] == [NOW - 80_000, NOW - 50_000, NOW - 600], "each once"
-    assert [one.node for one in replay.reel_at(NOW - 60_000).nodes_at(NOW - 60_000)] == ["a"]
-    assert [one.node for one in replay.reel_at(NOW - 10).nodes_at(NOW - 10)] == ["b"]
+    assert [one.node for one in replay.log_at(NOW - 60_000).nodes_at(NOW - 60_000)] == ["a"]
+    assert [one.node for one in replay.log_at(NOW - 10).nodes_at(NOW - 10)] == ["b"]
     assert replay.gap == (NOW - 40_000, NOW - 600)
     assert not replay.is_known(NOW - 20_000) and replay.is_known(NOW - 60_000) and replay.is_known(NOW - 1)
     assert around(replay.happened, day, NOW - 50_000) == (int(NOW - 80_000), int(NOW - 600))
@@ -131,9 +131,9 @@ def test_what_is_older_is_read_and_what_nobody_knows_is_said() -> None:
 
 def test_since_when_the_dashboard_listens_is_seen_by_who_came() -> None:
     came = happened((NOW - 600, "joined", "a"))
-    assert heard_since([node("a")], came, NOW) == NOW - 600, "it found it when it started"
-    assert heard_since([node("a"), node("b")], came, NOW) == NOW - HOUR_S, "b was there for longer"
-    assert heard_since([], [], NOW) == NOW
+    assert complete_since([node("a")], came, NOW) == NOW - 600, "it found it when it started"
+    assert complete_since([node("a"), node("b")], came, NOW) == NOW - HOUR_S, "b was there for longer"
+    assert complete_since([], [], NOW) == NOW
 
 
 def test_how_long_ago_is_said_in_two_units() -> None:

@@ -1,5 +1,6 @@
-"""`umbel history report`, `slo` and `compare`: figures, service level objectives, and two periods side by
-side.
+"""Reading the history: `umbel history sql`, `report`, `slo`, `compare`, and a command for each table.
+
+The listing commands (`umbel history tasks`, `attempts`, `workers`, …) are all made from `LISTINGS`.
 """
 
 import os
@@ -20,8 +21,8 @@ from umbel.cli.history.lake import Moment, Period, history_options, part_options
 from umbel.cli.options import json_option, print_json, print_table
 from umbel.errors import ConfigurationError, HistoryError, SlowQuery, nearest
 from umbel.events.tables import TABLES
-from umbel.history.charts import count, duration, percent
 from umbel.history.figures import FIRST, LAST, Span, compare, figures
+from umbel.history.formats import count, duration, percent
 from umbel.history.isolation import QueryProcess
 from umbel.history.query import Answer, Tables, asked, plain, read, require_duckdb, write_database
 from umbel.history.query import as_csv as csv_of
@@ -32,8 +33,6 @@ from umbel.history.views import VIEWS
 from umbel.stores.interface import Where
 
 # ---- sql -------------------------------------------------------------------------------------------
-#
-# `umbel history sql` and `umbel history tables`: ask anything of the history, and what there is.
 
 CELL_MAX = 120
 
@@ -71,7 +70,6 @@ def sql(query: str, lake: Where, limit: int, timeout_s: float, as_csv: bool, as_
     """
     if as_csv and as_json:
         raise click.UsageError("give only one of --csv and --json")
-
     require_duckdb()
     text = sys.stdin.read() if query == "-" else query
     work = partial(asked, sql=text, limit=limit, timeout_s=timeout_s)
@@ -101,7 +99,6 @@ def tables(lake: Where, name: str | None, as_json: bool) -> int:
 
     Exit code: 0, or 3 when nothing is built yet.
     """
-
     require_duckdb()
     known = {**TABLES, **{name: view.table for name, view in VIEWS.items()}}
     if name is not None and name not in known:
@@ -144,8 +141,8 @@ def tables(lake: Where, name: str | None, as_json: bool) -> int:
     return exits.OK
 
 
-def note_more(answer: "Answer") -> None:
-    """Say on stderr that the limit has cut the rows, if it has."""
+def note_more(answer: Answer) -> None:
+    """Print on stderr that there are more rows than the limit, if there are."""
     if answer.more:
         click.echo(
             f"umbel: only the first {len(answer.rows)} rows are shown; raise --limit for more", err=True
@@ -153,7 +150,7 @@ def note_more(answer: "Answer") -> None:
 
 
 def cell(value: Any) -> str:
-    """A value as a cell of a printed table: on one line, and at most CELL_MAX characters."""
+    """Return a value as a cell of a printed table: on one line, and at most CELL_MAX characters."""
     if value is None:
         return ""
     shown = plain(value)
@@ -163,21 +160,19 @@ def cell(value: Any) -> str:
 
 
 # ---- rows ------------------------------------------------------------------------------------------
-#
-# `umbel history tasks`, `attempts`, `workers`, `workflows`, `queues` and the like: rows, filtered.
-#
-# One command a table or view, all made from the same list: which columns people see, which column each
-# filter looks at, and by which time rows are chosen and ordered (newest first). `--json` gives every
-# column.
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One listing command: the table, its help, the columns shown, the time column, and option to column."""
+    """A listing command.
+
+    `shown` has the columns that people see (`--json` prints all). Rows are chosen and ordered by the time in
+    the column `at`. `filters` has the column that each option filters.
+    """
 
     table: str
     help: str
-    shown: tuple[str, ...]
+    shown: str
     at: str
     filters: dict[str, str]
 
@@ -186,92 +181,71 @@ LISTINGS = (
     Listing(
         "tasks",
         "List tasks and their states.",
-        ("task_id", "name", "state", "state_at", "worker", "retries", "wait_s", "run_s", "exception"),
+        "task_id name state state_at worker retries wait_s run_s exception",
         "state_at",
         {"state": "state", "name": "name", "worker": "worker", "task": "task_id"},
     ),
     Listing(
         "attempts",
         "List the attempts of tasks.",
-        ("task_id", "attempt", "name", "outcome", "worker", "state_at", "wait_s", "run_s", "exception"),
+        "task_id attempt name outcome worker state_at wait_s run_s exception",
         "state_at",
         {"state": "state", "name": "name", "worker": "worker", "task": "task_id"},
     ),
     Listing(
         "workers",
         "List the sessions of nodes; --state is how they ended: offline, lost or alive.",
-        ("hostname", "pid", "session", "online_at", "last_at", "ending", "up_s", "processed", "sw_ident"),
+        "hostname pid session online_at last_at ending up_s processed sw_ident",
         "last_at",
         {"state": "ending", "worker": "hostname"},
     ),
     Listing(
         "elections",
         "List elections; --state is their outcome, --name their topic, --worker their winner.",
-        (
-            "election_id",
-            "protocol",
-            "topic",
-            "winner",
-            "term",
-            "outcome",
-            "first_at",
-            "duration_s",
-            "violations",
-        ),
+        "election_id protocol topic winner term outcome first_at duration_s violations",
         "first_at",
         {"state": "outcome", "name": "topic", "worker": "winner"},
     ),
     Listing(
         "metrics",
         "List counts and durations per minute, task name, queue and worker.",
-        (
-            *("minute", "name", "queue", "worker", "n_attempts", "n_succeeded", "n_failed", "n_retried"),
-            *("wait_p50_s", "wait_p95_s", "run_p50_s", "run_p95_s"),
-        ),
+        "minute name queue worker n_attempts n_succeeded n_failed n_retried wait_p50_s wait_p95_s "
+        "run_p50_s run_p95_s",
         "minute",
         {"name": "name", "worker": "worker"},
     ),
     Listing(
         "anomalies",
         "List anomalies; --state is their kind, such as `causality` or `run_twice`.",
-        ("kind", "at", "subject", "name", "worker", "n", "detail"),
+        "kind at subject name worker n detail",
         "at",
         {"state": "kind", "name": "name", "worker": "worker", "task": "task_id"},
     ),
     Listing(
         "workflows",
         "List tasks that led to others: how long the whole took, and where the time went.",
-        (
-            *("root_id", "name", "n_tasks", "n_failed", "n_open", "ended_at", "duration_s"),
-            *("queue_s", "run_s", "retry_s", "follow_s", "path_names"),
-        ),
+        "root_id name n_tasks n_failed n_open ended_at duration_s queue_s run_s retry_s follow_s path_names",
         "ended_at",
         {"name": "name", "queue": "queue", "task": "root_id"},
     ),
     Listing(
         "queues",
         "List what came, waited and ran, per minute and queue.",
-        (
-            *("minute", "queue", "n_sent", "n_started", "n_ended", "depth", "depth_max", "running"),
-            *("wait_p50_s", "wait_p95_s", "backlog_s"),
-        ),
+        "minute queue n_sent n_started n_ended depth depth_max running wait_p50_s wait_p95_s backlog_s",
         "minute",
         {"queue": "queue"},
     ),
     Listing(
         "lost_time",
         "List tasks that lost time to attempts in vain or to repeats; --state is the last outcome.",
-        (
-            *("task_id", "name", "outcome", "last_at", "n_attempts", "n_failed", "n_repeats"),
-            *("failed_s", "again_s", "repeated_s", "lost_s"),
-        ),
+        "task_id name outcome last_at n_attempts n_failed n_repeats failed_s again_s repeated_s lost_s",
         "last_at",
         {"state": "outcome", "name": "name", "queue": "queue", "task": "task_id"},
     ),
     Listing(
         "unusual",
         "List times in which a task's rate, run time or waiting time was unusual; --state is which of these.",
-        ("step_at", "name", "what", "value", "usual", "score", "detail"),
+        "step_at name what value usual score detail",
         "step_at",
         {"state": "what", "name": "name"},
     ),
@@ -304,7 +278,6 @@ def _command(listing: Listing) -> click.Command:
 
 
 def _list(listing: Listing, lake: Where, filters: dict[str, Any], limit: int, *, as_json: bool) -> int:
-
     require_duckdb()
     wheres, parameters = _conditions(listing, filters)
     where = f" where {' and '.join(wheres)}" if wheres else ""
@@ -323,14 +296,14 @@ def _list(listing: Listing, lake: Where, filters: dict[str, Any], limit: int, *,
             ]
         )
     else:
-        print_table(listing.shown, [[cell(row[name]) for name in listing.shown] for row in rows])
+        shown = listing.shown.split()
+        print_table(shown, [[cell(row[name]) for name in shown] for row in rows])
     note_more(answer)
     return exits.OK
 
 
 def unpacked(value: Any) -> Any:
-    """The value that a text column holds as JSON; any other value unchanged."""
-
+    """Return the value of a text column that holds JSON; any other value unchanged."""
     try:
         return msgspec.json.decode(value) if isinstance(value, str) else value
     except msgspec.DecodeError:
@@ -338,7 +311,7 @@ def unpacked(value: Any) -> Any:
 
 
 def _conditions(listing: Listing, filters: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """SQL conditions and their parameters; values from outside are never part of the SQL."""
+    """Return SQL conditions and their parameters; values from outside are never part of the SQL."""
     wheres: list[str] = []
     parameters: dict[str, Any] = {}
     if filters.get("states"):
@@ -362,8 +335,6 @@ ROW_COMMANDS = tuple(map(_command, LISTINGS))
 
 
 # ---- database --------------------------------------------------------------------------------------
-#
-# `umbel history duckdb`: the tables and views for other tools.
 
 
 @click.command("duckdb")
@@ -383,8 +354,6 @@ def database(file: Path, lake: Where) -> int:
 
 
 # ---- report ----------------------------------------------------------------------------------------
-#
-# `umbel history report`: the main figures as text, and everything on one page with plots.
 
 
 @click.command("report")
@@ -399,16 +368,7 @@ def database(file: Path, lake: Where) -> int:
 @part_options
 @time_options
 @json_option
-def report(
-    lake: Where,
-    html: Path | None,
-    title: str,
-    task: str,
-    queue: str,
-    since: datetime | None,
-    until: datetime | None,
-    as_json: bool,
-) -> int:
+def report(lake: Where, html: Path | None, title: str, as_json: bool, **part: Any) -> int:
     """Print the main figures of the history; with --html, write them all on one page with plots.
 
     The page needs no network and no script, and can be sent, kept and printed. An attempt belongs to the time
@@ -416,9 +376,8 @@ def report(
 
     Exit code: 0, or 3 when nothing is built yet.
     """
-
     require_duckdb()
-    found = read(lake, figures, wanted=Wanted(since, until, task, queue))
+    found = read(lake, figures, wanted=Wanted(**part))
     if html is not None:
         write_page(html, page(found, title=title))
     if as_json:
@@ -433,8 +392,9 @@ def report(
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write the page atomically: the old page stays until the new one is complete. HistoryError if that
-    fails.
+    """Write the page atomically, so that the old page stays until the new page is complete.
+
+    HistoryError if that fails.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -450,8 +410,6 @@ def write_page(path: Path, text: str) -> None:
 
 
 # ---- slo -------------------------------------------------------------------------------------------
-#
-# `umbel history slo`: whether a service level objective was kept.
 
 
 @click.command("slo")
@@ -460,15 +418,7 @@ def write_page(path: Path, text: str) -> None:
 @part_options
 @time_options
 @json_option
-def slo(
-    objective: str,
-    lake: Where,
-    task: str,
-    queue: str,
-    since: datetime | None,
-    until: datetime | None,
-    as_json: bool,
-) -> int:
+def slo(objective: str, lake: Where, as_json: bool, **part: Any) -> int:
     """Say whether OBJECTIVE was kept, by which figure, and how much of its error budget was used.
 
     \b
@@ -488,14 +438,14 @@ def slo(
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from None
     require_duckdb()
-    part = Wanted(since, until, task, queue)
-    verdict = read(lake, lambda tables: judge(tables, wanted), wanted=part)
+    tasks = Wanted(**part)
+    verdict = read(lake, lambda tables: judge(tables, wanted), wanted=tasks)
     if verdict is None:
-        about = f" ({part.said()})" if part else ""
+        about = f" ({tasks.said()})" if tasks else ""
         click.echo(f"umbel: nothing ended that could be judged{about}; name another time or task", err=True)
         return exits.NOT_FOUND
     if as_json:
-        print_json(asdict(verdict) | {"task": task, "queue": queue, "since": since, "until": until})
+        print_json(asdict(verdict) | {name: part[name] for name in ("task", "queue", "since", "until")})
     else:
         shown = percent if wanted.measure in RATES else duration
         burn = "no budget, and it was broken" if verdict.burn_rate is None else f"{verdict.burn_rate:.3g}"
@@ -512,8 +462,6 @@ def slo(
 
 
 # ---- compare ---------------------------------------------------------------------------------------
-#
-# `umbel history compare`: each task before and after, or in two periods.
 
 SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("attempts", "n", count),

@@ -1,8 +1,9 @@
-"""Cluster page: the members as each node sees them, who leads what, and how that changed.
+"""Cluster page: the members as each node sees them, the leaders, and how both changed.
 
-The slider goes back through the last hour, or through what the lake recorded. The state at a moment is
-computed from the state at the end of the period and the changes before it. The lake is read only where the
-caller may query it.
+The slider goes back through the last hour, which the dashboard received itself, or through what the lake
+recorded. Both are the same list of happenings, and one function replays them: the state at a moment is
+computed from the state at the end and the changes before it. Where the lake's tables end before the dashboard
+began to receive, there is a gap, and the page says so. The lake is read only if a longer period is requested.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,22 +17,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.history.charts import Markup, duration
+from umbel.history.formats import duration, instant
+from umbel.history.markup import Markup
+from umbel.monitor.cluster import KnownCluster
 from umbel.monitor.coordination import STATES
 from umbel.monitor.records import Happening, Lease, Node, NodeState
+from umbel.web.history import recorded_between
+from umbel.web.http import dashboard_of, path_to
 from umbel.web.lake import CHANGES_MAX, Recorded
-from umbel.web.pages.drawings import Member, ring, ticks
+from umbel.web.pages.drawings import DRAWN_MAX, Member, ring, ticks
 from umbel.web.pages.frame import render
-from umbel.web.pages.labels import instant, long_ago, parse_local
-from umbel.web.site import Site, caller_of, path_to, recorded_between, site_of
+from umbel.web.pages.labels import long_ago, parse_local
 
-# ---- replay ----------------------------------------------------------------------------------------
-#
-# Who was there and who led at a moment of a period; from how it ended, and what happened before.
-#
-# The dashboard's own events show the last hour, or less of it when it was started since. What is older is
-# read from the lake; where its tables end before the dashboard began to listen there is a gap, and the page
-# says so. Both are the same list of happenings, and replayed by the same code.
+# ---- period ----------------------------------------------------------------------------------------
 
 HOUR_S, DAY_S, WEEK_S = 3600.0, 86_400.0, 604_800.0
 PERIODS: Mapping[str, tuple[str, float]] = {
@@ -42,22 +40,24 @@ PERIODS: Mapping[str, tuple[str, float]] = {
 STEPS = 720  # of the slider
 GAP_S = 120.0  # a shorter gap is not shown: heartbeats and builds lag behind
 BEFORE: Mapping[str, NodeState | None] = {"joined": None, "returned": None, "alive": "suspect"}
-"""The state of a node before its first change, by the kind of that change; alive before other kinds."""
+"""The state of a node before its first change, by the kind of the change; alive before other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The period of the slider. `name`: one of PERIODS; "" for one with explicit times."""
+    """The period of the slider. `name` is one of PERIODS, or "" for explicit times.
+
+    `asked` has the fields of the query string that select the period.
+    """
 
     name: str
     since: float
     until: float
     asked: Mapping[str, str] = field(default_factory=dict)
-    """The fields of the query string that name it."""
 
     @property
     def ends_now(self) -> bool:
-        """Whether the period moves with the clock."""
+        """Whether the period moves with the time."""
         return bool(self.name)
 
     @property
@@ -77,7 +77,7 @@ class Period:
 
 
 def period_of(given: Mapping[str, str], now: float) -> Period:
-    """Return the period that the query names, by default the last hour; ValueError if it is not valid."""
+    """Return the period that the query selects, by default the last hour; ValueError if it is not valid."""
     if given.get("since"):
         since = _moment(given["since"])
         until = _moment(given["until"]) if given.get("until") else now
@@ -85,8 +85,8 @@ def period_of(given: Mapping[str, str], now: float) -> Period:
             raise ValueError("the period ends before it begins; exchange its two times")
         asked = {name: given[name] for name in ("since", "until") if given.get(name)}
         return Period("", since, min(until, max(now, since + 1)), asked)
-    name = given.get("period") if given.get("period") in PERIODS else "hour"
-    assert name is not None
+    name = given.get("period", "")
+    name = name if name in PERIODS else "hour"
     return Period(name, now - PERIODS[name][1], now, asked_for(name))
 
 
@@ -100,7 +100,7 @@ def _moment(text: str) -> float:
 
 
 def moment_of(given: Mapping[str, str], period: Period) -> float | None:
-    """Return the moment to show, None for now. `at` names it; `ago` counts back from the period's end."""
+    """Return the moment to show, None for now: the time `at`, or `ago` seconds before the period's end."""
     end = None if period.ends_now else period.until
     at, ago = _number(given.get("at", "")), _number(given.get("ago", ""))
     if at is None and ago:
@@ -113,9 +113,12 @@ def _number(text: str) -> float | None:
     return float(text) if whole.isdecimal() and len(text) < 20 and (not part or part.isdecimal()) else None
 
 
+# ---- replay ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeLog:
-    """`nodes` and `leases` as they are after all that `happened`, which is ordered by time."""
+    """What `happened`, ordered by time, and the `nodes` and `leases` as they are after all of it."""
 
     nodes: Sequence[Node]
     leases: Sequence[Lease]
@@ -133,7 +136,7 @@ class ChangeLog:
         ]
 
     def leases_at(self, at: float) -> list[Lease]:
-        """Return the leases with their holders at a moment; one that is first reported later is left out."""
+        """Return the leases with their holders at a moment, without leases that are first reported later."""
         changed = [change for change in self.happened if change.kind == "lease"]
         before = {change.subject: _lease(change) for change in changed if change.at <= at}
         later = {change.subject for change in changed if change.at > at}
@@ -142,7 +145,7 @@ class ChangeLog:
 
 
 def change_log_of(nodes: Sequence[Node], leases: Sequence[Lease], happened: Sequence[Happening]) -> ChangeLog:
-    """Return the log, with nodes and leases that only the changes still name."""
+    """Return the log, with nodes and leases that only the changes name."""
     states = {change.subject: STATES[change.kind] for change in happened if change.kind in STATES}
     held = {change.subject: _lease(change) for change in happened if change.kind == "lease"}
     listed, named = {node.node for node in nodes}, {lease.name for lease in leases}
@@ -156,7 +159,7 @@ def change_log_of(nodes: Sequence[Node], leases: Sequence[Lease], happened: Sequ
 
 
 def nodes_at(nodes: Sequence[Node], happened: Sequence[Happening], at: float) -> list[Node]:
-    """Return the nodes in their states at a moment; those that joined later are left out."""
+    """Return the nodes in their states at a moment, without nodes that joined later."""
     then: dict[str, NodeState] = {}
     later: dict[str, str] = {}  # the first change after it
     for change in happened:
@@ -166,62 +169,61 @@ def nodes_at(nodes: Sequence[Node], happened: Sequence[Happening], at: float) ->
             then[change.subject] = STATES[change.kind]
         else:
             later.setdefault(change.subject, change.kind)
-    states = {
-        node.node: node.state
-        if node.node not in later
-        else then.get(node.node, BEFORE.get(later[node.node], "alive"))
-        for node in nodes
-    }
-    return [
-        replace(node, state=state, differs={}) for node in nodes if (state := states[node.node]) is not None
-    ]
+    found: list[Node] = []
+    for node in nodes:
+        name, state = node.node, node.state
+        if name in later:
+            known = then.get(name, BEFORE.get(later[name], "alive"))
+            if known is None:
+                continue  # it joins later
+            state = known
+        found.append(replace(node, state=state, differs={}))
+    return found
 
 
-def heard_since(nodes: Sequence[Node], happened: Sequence[Happening], now: float) -> float:
+def complete_since(nodes: Sequence[Node], happened: Sequence[Happening], now: float) -> float:
     """Return since when the dashboard itself has received all changes.
 
-    Each node that it finds at its start is noted as joined. So if a node's join is not among the changes of
-    the last hour, the dashboard was running before that hour.
+    Each node that it finds at its start counts as joined. So if a node's join is not among the changes of the
+    last hour, the dashboard was running before that hour.
     """
-    came = {change.subject for change in happened if change.kind in ("joined", "returned")}
-    if any(node.node not in came for node in nodes):
+    joined = {change.subject for change in happened if change.kind in ("joined", "returned")}
+    if any(node.node not in joined for node in nodes):
         return now - HOUR_S
     return happened[0].at if happened else now
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The changes of a period: received by this dashboard since `heard_since`, read from the lake before
-    that.
-
-    If the lake's tables end before that time there is a gap, which the page shows.
+    """The changes of a period: those that this dashboard `received` since `received_since`, and before
+    that those that were `recorded` in the lake, whose tables end at `recorded_until`.
     """
 
     period: Period
-    heard: ChangeLog
-    heard_since: float
-    read: ChangeLog | None = None
-    read_until: float | None = None
-    """Until when the lake's tables have data."""
+    received: ChangeLog
+    received_since: float
+    recorded: ChangeLog | None = None
+    recorded_until: float | None = None
 
     @property
     def happened(self) -> list[Happening]:
         """All changes of the period, oldest first."""
-        old = [change for change in self.read.happened if change.at < self.heard_since] if self.read else []
-        new = [change for change in self.heard.happened if not old or change.at >= self.heard_since]
+        begins, happened = self.received_since, self.received.happened
+        old = [change for change in self.recorded.happened if change.at < begins] if self.recorded else []
+        new = [change for change in happened if not old or change.at >= begins]
         return [change for change in (*old, *new) if self.period.since <= change.at <= self.period.until]
 
-    def reel_at(self, at: float) -> ChangeLog:
+    def log_at(self, at: float) -> ChangeLog:
         """Return the log that covers the moment."""
-        return self.heard if self.read is None or at >= self.heard_since else self.read
+        return self.received if self.recorded is None or at >= self.received_since else self.recorded
 
     @property
     def gap(self) -> tuple[float, float] | None:
         """The part of the period for which there are no data."""
-        if self.read is None or self.read_until is None:
+        if self.recorded_until is None:
             return None
-        since = max(self.read_until, self.period.since)
-        until = min(self.heard_since, self.period.until)
+        since = max(self.recorded_until, self.period.since)
+        until = min(self.received_since, self.period.until)
         return (since, until) if until - since > GAP_S else None
 
     def is_known(self, at: float) -> bool:
@@ -230,7 +232,7 @@ class Replay:
 
 
 def around(happened: Sequence[Happening], period: Period, at: float | None) -> tuple[int | None, int | None]:
-    """Return the whole seconds of the last change before a moment and of the first one after it."""
+    """Return the whole seconds of the last change before a moment and of the first change after it."""
     moments = [min(ceil(change.at), int(period.until)) for change in happened]
     now = period.until if at is None else at
     earlier = [moment for moment in moments if moment < now]
@@ -242,59 +244,50 @@ def _lease(changed: Happening) -> Lease:
     return Lease(name=changed.subject, holder=changed.node, term=changed.term, left_s=0.0, since=changed.at)
 
 
-# ---- cluster ---------------------------------------------------------------------------------------
-#
-# Who is there as each node sees it, who leads what, and how it came to be so.
-#
-# The slider goes back through the last hour, or through what the lake has recorded; `replay.py` says how
-# the members and leaders of then are known. The lake is read only where a longer period is asked for.
+# ---- page ------------------------------------------------------------------------------------------
 
 SHOWN_MAX = 200
-PLURAL_OF_VIEWS = 4
+VIEWS_MAX = 4
 
 
 async def cluster(request: Request) -> Response:
-    """Answer with the members, leases and changes, now or at the moment that the query names."""
-    site, now, given = site_of(request), time(), dict(request.query_params)
-    nodes = site.nodes()
+    """Answer with the members, leases and changes, now or at the moment that the query selects."""
+    known, now = dashboard_of(request).cluster, time()
+    period, found, problem = period_of({}, now), None, ""
     try:
-        period = period_of(given, now)
-    except ValueError as error:
-        return _instead(request, str(error), "")
-    if period.name == "hour":
-        return _page(request, nodes, _heard(site, period, now), moment_of(given, period))
-    try:
-        found = await recorded_between(caller_of(request), period.since, period.until)
-    except (HistoryError, ConfigurationError) as error:
-        return _instead(request, str(error), period.name)
-    if nothing := _nothing(found, period):
-        return _instead(request, nothing, period.name)
-    replay = _with_the_lake(_heard(site, period, now), found)
-    return _page(request, nodes, replay, moment_of(given, replay.period), found=found)
+        period = period_of(request.query_params, now)
+        if period.name != "hour":
+            found = await recorded_between(request, period.since, period.until)
+            problem = _nothing(found, period)
+    except (ValueError, HistoryError, ConfigurationError) as error:
+        problem = str(error)
+    if problem:
+        return _page(request, _received(known, period_of({}, now), now), problem=problem)
+    replay = _received(known, period, now)
+    return _page(request, replay if found is None else _with_recorded(replay, found), found=found)
 
 
-def _instead(request: Request, problem: str, chosen: str) -> Response:
-    """Show the last hour, and why the requested period cannot be shown."""
-    site, now = site_of(request), time()
-    return _page(request, site.nodes(), _heard(site, period_of({}, now), now), None, problem, chosen)
+def _received(known: KnownCluster, period: Period, now: float) -> Replay:
+    nodes, happened = known.nodes(), known.happenings()
+    log = change_log_of(nodes, known.leases(), happened)
+    return Replay(period, log, complete_since(nodes, happened, now))
 
 
-def _heard(site: Site, period: Period, now: float) -> Replay:
-    nodes, happened = site.nodes(), site.happenings()
-    return Replay(period, change_log_of(nodes, site.leases(), happened), heard_since(nodes, happened, now))
-
-
-def _with_the_lake(live: Replay, found: Recorded) -> Replay:
+def _with_recorded(replay: Replay, found: Recorded) -> Replay:
     """Add the recorded changes; if only the newest were read, the period begins later."""
-    asked = live.period
+    asked = replay.period
     since = max(asked.since, found.since) if found.more else asked.since
-    period = Period(asked.name, since, asked.until, asked.asked)
     return Replay(
-        period, live.heard, live.heard_since, change_log_of([], [], found.happenings), found.known_until
+        Period(asked.name, since, asked.until, asked.asked),
+        replay.received,
+        replay.received_since,
+        change_log_of([], [], found.happenings),
+        found.known_until,
     )
 
 
 def _nothing(found: Recorded, period: Period) -> str:
+    """Return why nothing of the period can be shown; "" if something can."""
     is_recorded = found.known_until is not None and found.known_until > period.since
     if is_recorded and any(change.at <= period.until for change in found.happenings):
         return ""
@@ -306,30 +299,29 @@ def _nothing(found: Recorded, period: Period) -> str:
     )
 
 
-def _page(
-    request: Request,
-    nodes: Sequence[Node],
-    replay: Replay,
-    at: float | None,
-    problem: str = "",
-    chosen: str | None = None,
-    found: Recorded | None = None,
-) -> Response:
-    """Render the page; what only some parts show is computed when they do."""
-    site, period = site_of(request), replay.period
-    shown = nodes if at is None else replay.reel_at(at).nodes_at(at)
-    happened, now_chosen = replay.happened, period.name if chosen is None else chosen
+def _page(request: Request, replay: Replay, problem: str = "", found: Recorded | None = None) -> Response:
+    """Render the page; what only some parts show is computed when they do.
+
+    With a `problem` it shows the last hour and why the requested period cannot be shown.
+    """
+    known, period, given = dashboard_of(request).cluster, replay.period, dict(request.query_params)
+    nodes, happened = known.nodes(), replay.happened
+    at = None if problem else moment_of(given, period)
+    log = None if at is None else replay.log_at(at)
+    shown = nodes if at is None or log is None else log.nodes_at(at)
     listed = [change for change in happened if at is None or change.at <= at]
     ago_s = 0 if at is None else round(period.until - at)
+    chosen = period.name if not problem else "" if given.get("since") else given.get("period")
     return render(
         request,
         "cluster.html",
         nodes=nodes,
         rings=lambda: _rings(request, shown, None if at is None else {node.node for node in nodes}),
+        drawn_max=DRAWN_MAX,
         shown=shown,
         period=period,
-        periods=[(label, asked_for(name), now_chosen == name) for name, (label, _) in PERIODS.items()],
-        given=dict(request.query_params),
+        periods=[(label, asked_for(name), chosen == name) for name, (label, _) in PERIODS.items()],
+        given=given,
         at=at,
         is_known=at is None or replay.is_known(at),
         ago_s=ago_s,
@@ -340,7 +332,7 @@ def _page(
         problem=problem,
         note=_note(replay, found),
         happened=listed[::-1][:SHOWN_MAX],
-        leases=site.leases() if at is None else replay.reel_at(at).leases_at(at),
+        leases=known.leases() if at is None or log is None else log.leases_at(at),
         gossip=sum(node.messages_per_s for node in nodes),
     )
 
@@ -352,7 +344,7 @@ def _moment_label(period: Period, at: float | None, ago_s: int) -> str:
 
 
 def _note(replay: Replay, found: Recorded | None) -> str:
-    """Return which part of the shown period is incomplete."""
+    """Return which parts of the shown period are incomplete."""
     notes = []
     if found is not None and found.more:
         notes.append(f"Only the newest {CHANGES_MAX:,} changes were read: from {instant(found.since)} on.")
@@ -368,8 +360,8 @@ def _note(replay: Replay, found: Recorded | None) -> str:
 def views(nodes: Sequence[Node]) -> list[tuple[list[str], Mapping[str, str]]]:
     """Return groups of nodes with the same view of the cluster: (nodes, state by node), the largest first.
 
-    If all agree it is one group, shown as the dashboard knows it: it receives a change before it has asked
-    the nodes again.
+    If all nodes agree there is one group, with the states that the dashboard knows, because it receives a
+    change before it asks the nodes again.
     """
     alive = [node.node for node in nodes if node.state == "alive"]
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -378,21 +370,18 @@ def views(nodes: Sequence[Node]) -> list[tuple[list[str], Mapping[str, str]]]:
         groups.setdefault(tuple(seen.items()), []).append(viewer)
     if len(groups) < 2:
         return [(alive, {node.node: node.state for node in nodes})]
-    return [(who, dict(seen)) for seen, who in sorted(groups.items(), key=lambda group: -len(group[1]))]
+    return [
+        (viewers, dict(seen)) for seen, viewers in sorted(groups.items(), key=lambda group: -len(group[1]))
+    ]
 
 
 def _rings(request: Request, nodes: Sequence[Node], known: set[str] | None) -> list[tuple[str, Markup]]:
     """Return a ring for each view. `known`: the nodes that have a page, for a past moment; None for now."""
-    found = views(nodes)[:PLURAL_OF_VIEWS]
+    found = views(nodes)[:VIEWS_MAX]
+    names = [", ".join(viewers) if len(found) > 1 else "" for viewers, _ in found]
     return [
-        (
-            ", ".join(who) if len(found) > 1 else "",
-            ring(
-                [_member(request, node, seen[node.node], known) for node in nodes],
-                ", ".join(who) if len(found) > 1 else "",
-            ),
-        )
-        for who, seen in found
+        (name, ring([_member(request, node, seen[node.node], known) for node in nodes], name))
+        for name, (_, seen) in zip(names, found, strict=True)
     ]
 
 
@@ -400,9 +389,6 @@ def _member(request: Request, node: Node, state: str, known: set[str] | None) ->
     link = path_to(request, f"/workers/{quote(node.node, safe='')}")
     if known is not None:
         return Member(node.node, state, tuple(node.leads), "", link if node.node in known else "")
-    age = (
-        f"last heartbeat {duration(float(round(node.silent_s)))} ago"
-        if node.silent_s >= 1
-        else "heartbeat now"
-    )
+    silent_s = float(round(node.silent_s))
+    age = f"last heartbeat {duration(silent_s)} ago" if node.silent_s >= 1 else "heartbeat now"
     return Member(node.node, state, tuple(node.leads), age, link)

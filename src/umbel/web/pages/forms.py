@@ -1,8 +1,8 @@
 """Forms: a form becomes an action, and its outcome is shown.
 
-Two endpoints serve all pages. `/confirm` says in words what a form would do, with the number of tasks it
-concerns, and asks; `/do` does it. Both read the same fields: those of the action's record. A filter travels
-as its query string in `match`, with the count that was shown in `expected`.
+Two endpoints serve all pages. `/confirm` asks before an action: it says what the action does, and to how many
+tasks or messages. `/do` performs it. Both read the fields of the action's record. A filter is sent as its
+query string in `match`, and the count that was shown in `expected`.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.errors import UmbelError
+from umbel.monitor.cluster import KnownCluster
 from umbel.monitor.records import TaskFilter
 from umbel.protocol.pidbox import error_of
 from umbel.text import numbered
 from umbel.web.actions import ActionResult, AnyAction, MoveMessages, OnTasks
+from umbel.web.http import Refused, dashboard_of, visitor_of
 from umbel.web.pages.frame import fragment
 from umbel.web.pages.labels import look
-from umbel.web.problems import Refused
-from umbel.web.site import Site, site_of, visitor_of
 
-BODY_MAX = 1_000_000
 LISTS = frozenset({"nodes", "ids", "letters", "columns"})
 VERBS = {
     "revoke": "Revoke",
@@ -60,21 +59,17 @@ DANGEROUS = frozenset({"purge", "drop_dead", "stop", "terminate"})
 
 
 async def confirm(request: Request) -> Response:
-    """Answer with the question before an action: what it does, and to how many tasks."""
+    """Answer with the question before an action: what it does, and to how many tasks or messages."""
     fields = _fields(request.query_params)
     try:
         action = _action(fields)
     except msgspec.ValidationError as error:
         return _problem(request, str(error))
     name = str(fields["action"])
-    count = _count(site_of(request), action)
+    count = _count(dashboard_of(request).cluster, action)
     if isinstance(action, OnTasks) and action.match is not None:
         fields["expected"] = str(count)
-    sent = [
-        (key, item)
-        for key, value in fields.items()
-        for item in (value if isinstance(value, list) else [value])
-    ]
+    listed = {key: value if isinstance(value, list) else [value] for key, value in fields.items()}
     return fragment(
         request,
         "confirm.html",
@@ -82,20 +77,20 @@ async def confirm(request: Request) -> Response:
         meaning=MEANINGS.get(name, ""),
         verb=VERBS.get(name, name),
         danger=name in DANGEROUS,
-        fields=sent,
+        fields=[(key, item) for key, items in listed.items() for item in items],
         nothing=count == 0,
     )
 
 
 async def do(request: Request) -> Response:
-    """Perform the action of a form, and answer with the replies; the page reloads the parts that changed."""
+    """Perform the action of a form, and answer with the replies; the page refreshes the parts that
+    changed.
+    """
+    form = QueryParams((await request.body()).decode("utf-8", "replace"))
     try:
-        action = _action(_fields(await _form(request)))
-    except (msgspec.ValidationError, ValueError) as error:
-        return _problem(request, str(error))
-    try:
-        result = await site_of(request).act(visitor_of(request), action)
-    except (UmbelError, Refused) as error:
+        action = _action(_fields(form))
+        result = await dashboard_of(request).act(visitor_of(request), action)
+    except (msgspec.ValidationError, UmbelError, Refused) as error:
         return _problem(request, str(error))
     name = str(type(action).__struct_config__.tag)
     return fragment(
@@ -105,18 +100,8 @@ async def do(request: Request) -> Response:
         name=name,
         result=result,
         replies=_replies(result),
-        said=_outcome_sentence(name, result),
+        sentence=_outcome_sentence(name, result),
     )
-
-
-async def _form(request: Request) -> QueryParams:
-    """Return the form's fields; ValueError for a body that is longer than any form of the pages."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_MAX:
-            raise ValueError(f"the form has more than {BODY_MAX:,} bytes; select fewer rows")
-    return QueryParams(bytes(body).decode("utf-8", "replace"))
 
 
 def _problem(request: Request, problem: str) -> Response:
@@ -148,15 +133,15 @@ def filter_of(fields: Mapping[str, str]) -> TaskFilter:
     return msgspec.convert(known, TaskFilter, strict=False)
 
 
-def _count(site: Site, action: AnyAction) -> int | None:
+def _count(cluster: KnownCluster, action: AnyAction) -> int | None:
     match action:
         case OnTasks(match=TaskFilter() as wanted):
-            return site.count(wanted)
+            return cluster.count(wanted)
         case OnTasks(ids=ids):
             return len(ids)
         case MoveMessages():
             waiting = sum(
-                queue.ready + queue.delayed for queue in site.queues() if queue.queue == action.queue
+                queue.ready + queue.delayed for queue in cluster.queues() if queue.queue == action.queue
             )
             return waiting if action.limit is None else min(action.limit, waiting)
         case _:
@@ -196,7 +181,7 @@ def _outcome_sentence(name: str, result: ActionResult) -> str:
 
 
 def _replies(result: ActionResult) -> list[tuple[str, str, str]]:
-    """Return (node or id, tone, text) for each reply, each missing reply and each refusal."""
+    """Return (node or id, tone, text) for each reply, missing reply and refusal."""
     replied = [
         (node, "good" if error_of(reply) is None else "bad", _words(reply))
         for node, reply in result.replies.items()

@@ -1,16 +1,15 @@
-"""Labels: states with a sign, a word and a tone, and times in UTC and as an age.
+"""Labels: states with an icon, a word and a tone, and times in UTC and as an age.
 
-Colour never says a state alone. Times are in UTC, as events carry them.
+Colour never says a state alone.
 """
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from umbel.history.charts import Markup, duration, tag
+from umbel.history.formats import UNKNOWN, moment
+from umbel.history.markup import Markup, tag
 
 # ---- icons and states ------------------------------------------------------------------------------
-#
-# Each state has a sign, a word and a tone, so that colour never says it alone.
 
 PATHS = {
     "check": "M3 8.5l3.2 3.2L13 5",
@@ -45,7 +44,7 @@ PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a state is shown: its sign, its word and its tone."""
+    """How a state is shown: its icon, its word and its tone."""
 
     icon: str
     word: str
@@ -79,43 +78,26 @@ def look(state: str) -> Look:
 
 
 def icon(name: str, size: int = 16) -> Markup:
-    """Return the sign of this name as SVG."""
-    path = tag("path", d=PATHS[name], fill="none", stroke="currentColor", stroke_width="1.6")
-    return tag(
-        "svg",
-        path,
-        viewBox="0 0 16 16",
-        width=size,
-        height=size,
-        aria_hidden="true",
-        stroke_linecap="round",
-        stroke_linejoin="round",
-    )
+    """Return the icon of this name as SVG."""
+    stroke = {"stroke": "currentColor", "stroke_width": "1.6", "stroke_linecap": "round"}
+    path = tag("path", d=PATHS[name], fill="none", stroke_linejoin="round", **stroke)
+    return tag("svg", path, viewBox="0 0 16 16", width=size, height=size, aria_hidden="true")
 
 
 def state(name: str, word: str = "") -> Markup:
-    """Return a small label with the sign of a state and its word."""
+    """Return a small label with the icon of a state and its word."""
     looks = look(name)
     return tag("span", icon(looks.icon, 14), word or looks.word, class_=f"state {looks.tone}")
 
 
-# ---- times as pages write them ---------------------------------------------------------------------
-#
-# In UTC, as every event has them, and how long ago.
+# ---- times -----------------------------------------------------------------------------------------
 
-UNKNOWN = "–"
 _UNITS = ((86_400, 10**6, "d"), (3600, 24, "h"), (60, 60, "min"), (1, 60, "s"))
 
 
-def instant(at: float | None) -> str:
-    """Return date and time, in UTC."""
-    found = _moment(at)
-    return UNKNOWN if found is None else found.strftime("%Y-%m-%d %H:%M:%S")
-
-
 def clock_time(at: float | None) -> str:
-    """Return the time to the millisecond, for events close together."""
-    found = _moment(at)
+    """Return the time of day to the millisecond."""
+    found = moment(at)
     if at is None or found is None:
         return UNKNOWN
     return found.strftime("%H:%M:%S.") + f"{round(at * 1000) % 1000:03}"
@@ -123,24 +105,16 @@ def clock_time(at: float | None) -> str:
 
 def iso(at: float) -> str:
     """Return the time as ISO 8601; "" if it is outside the calendar."""
-    found = _moment(at)
+    found = moment(at)
     return "" if found is None else found.isoformat(timespec="milliseconds")
-
-
-def ago(at: float | None, now: float) -> str:
-    """Return how long ago it was, in the largest unit."""
-    if at is None:
-        return UNKNOWN
-    past = now - at
-    return "now" if past < 1 else f"{duration(float(round(past)))} ago"
 
 
 def long_ago(seconds: int) -> str:
     """Return how long ago it was in two units, `1 d 3 h ago`; the slider's script uses the same format."""
     parts = [(seconds // size % wrap, unit) for size, wrap, unit in _UNITS]
     first = next((place for place, (number, _) in enumerate(parts) if number), len(parts) - 1)
-    shown = [f"{number} {unit}" for number, unit in parts[first : first + 2] if number]
-    return f"{' '.join(shown) or '0 s'} ago"
+    named = [f"{number} {unit}" for number, unit in parts[first : first + 2] if number]
+    return f"{' '.join(named) or '0 s'} ago"
 
 
 def parse_local(text: str) -> float:
@@ -157,15 +131,5 @@ def parse_local(text: str) -> float:
 
 def local(at: float | None) -> str:
     """Return a time as a form's date and time field expects it."""
-    found = _moment(at)
+    found = moment(at)
     return "" if found is None else found.strftime("%Y-%m-%dT%H:%M")
-
-
-def _moment(at: float | None) -> datetime | None:
-    """Return None also for times outside the calendar: the clocks of nodes may be wrong."""
-    if at is None:
-        return None
-    try:
-        return datetime.fromtimestamp(at, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -1,8 +1,8 @@
-"""Logins: the routes by which people log in and out: with a token, with the one-time URL, at a provider.
+"""Login: the routes for logging in and out: with a token, with the one-time URL, at an identity provider.
 
-A named token is accepted from the form only: browsers and logs store addresses. After the provider's redirect
-the browser gets a page that refreshes itself: a redirect would still count as coming from another site, and
-the cookie of the new session would not be sent with it.
+A named token is accepted from the form only, because browsers and logs store addresses. After the provider's
+redirect the browser gets a page that refreshes itself: a redirect would still count as coming from another
+site, and the browser would not send the cookie of the new session with it.
 """
 
 from time import time
@@ -14,10 +14,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from umbel.web.credentials import SESSION_S, Session, Verdict, cookie, written_cookie
-from umbel.web.oidc import BEGIN, CALLBACK, LATE, WAIT_S, LoginFailed
+from umbel.web.http import Refused, path_to
+from umbel.web.oidc import BEGIN, CALLBACK, LATE, LOGIN_MAX_S, LoginFailed
 from umbel.web.pages.frame import render_login
-from umbel.web.problems import Refused
-from umbel.web.site import path_to
 from umbel.web.visitors import UNKNOWN
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ COOKIE = "umbel_login"
 
 
 def routes(dashboard: "Dashboard") -> list[BaseRoute]:
-    """Return the routes of logging in and out, with those of the identity provider if there is one."""
+    """Return the routes for logging in and out, with those of the identity provider if there is one."""
     visitors = dashboard.visitors
 
     async def begin(request: Request) -> Response:
@@ -39,9 +38,9 @@ def routes(dashboard: "Dashboard") -> list[BaseRoute]:
             set_cookie = await log_in(token, request.scope)
         except Refused as refused:
             if refused.problem.status in {401, 429} and "text/html" in request.headers.get("accept", ""):
-                return RedirectResponse(path_to(request, "/login?failed=token"), 303)
+                return _redirect(request, "/login?failed=token")
             raise
-        return RedirectResponse(path_to(request, "/"), 303, headers={"Set-Cookie": set_cookie})
+        return _redirect(request, "/", {"Set-Cookie": set_cookie})
 
     async def end(request: Request) -> Response:
         everywhere = request.query_params.get("everywhere") == "yes"
@@ -49,7 +48,7 @@ def routes(dashboard: "Dashboard") -> list[BaseRoute]:
         headers = {"Set-Cookie": set_cookie, "Clear-Site-Data": '"cache"'}
         if "hx-request" in request.headers:
             return Response(None, 204, headers | {"HX-Redirect": path_to(request, "/login")})
-        return RedirectResponse(path_to(request, "/login"), 303, headers=headers)
+        return _redirect(request, "/login", headers)
 
     async def login(request: Request) -> Response:
         at_provider = None if dashboard.provider is None else (dashboard.provider.issuer, BEGIN)
@@ -58,7 +57,7 @@ def routes(dashboard: "Dashboard") -> list[BaseRoute]:
     found: list[BaseRoute] = [
         Route("/session", begin, methods=["GET", "POST"]),
         Route("/session/end", end, methods=["POST"]),
-        Route("/login", login, methods=["GET"]),
+        Route("/login", login),
     ]
     return found if dashboard.provider is None else [*found, *_of_provider(dashboard)]
 
@@ -67,35 +66,34 @@ def _of_provider(dashboard: "Dashboard") -> list[BaseRoute]:
     visitors, provider = dashboard.visitors, dashboard.provider
     assert provider is not None
 
-    def failed(request: Request, reason: str) -> Response:
-        return RedirectResponse(path_to(request, f"/login?failed={reason}"), 303)
+    def provider_cookie(request: Request, value: str, age_s: float) -> str:
+        secure = visitors.is_secure(request.scope)
+        return written_cookie(request.scope, value, age_s, COOKIE, secure=secure, same_site="Lax")
 
     async def begin(request: Request) -> Response:
         if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-            return RedirectResponse(
-                path_to(request, "/login"), 303
-            )  # another site started the login, not the visitor
+            return _redirect(request, "/login")  # another site started the login, not the visitor
         try:
             url, value = await provider.begin()
         except LoginFailed as error:
             await visitors.note_failure(request.scope, str(error), failures=visitors.at_provider)
-            return failed(request, error.reason)
-        secure = visitors.is_secure(request.scope)
-        made = written_cookie(request.scope, value, WAIT_S, COOKIE, secure=secure, same_site="Lax")
-        return RedirectResponse(url, 303, headers={"Set-Cookie": made})
+            return _redirect(request, f"/login?failed={error.reason}")
+        set_cookie = provider_cookie(request, value, LOGIN_MAX_S)
+        return RedirectResponse(url, 303, headers={"Set-Cookie": set_cookie})
 
     async def callback(request: Request) -> Response:
-        secure = visitors.is_secure(request.scope)
         if visitors.at_provider.is_locked_out(visitors.address_of(request.scope), time()):
-            return failed(request, "many")
+            return _redirect(request, "/login?failed=many")
+        value = cookie(request.scope, COOKIE, secure=visitors.is_secure(request.scope))
         try:
-            person = await provider.finish(request.query_params, cookie(request.scope, COOKIE, secure=secure))
+            person = await provider.finish(request.query_params, value)
         except LoginFailed as error:
-            # Any page can send its visitors here; for a login that this browser did not start, the provider
-            # is not asked.
+            # Any page can redirect its visitors here; for a login that this browser did not start, the
+            # provider is not asked.
             failures = visitors.failures if error.reason == LATE else visitors.at_provider
             verdict = await visitors.note_failure(request.scope, str(error), error.who or UNKNOWN, failures)
-            return failed(request, "many" if verdict is Verdict.IGNORED else error.reason)
+            reason = "many" if verdict is Verdict.IGNORED else error.reason
+            return _redirect(request, f"/login?failed={reason}")
         session = Session(
             name=person.name,
             role=person.role,
@@ -105,8 +103,11 @@ def _of_provider(dashboard: "Dashboard") -> list[BaseRoute]:
         arguments = {"by": "provider", "issuer": provider.issuer, "subject": person.subject}
         answer = render_login(request, entered=path_to(request, "/"))
         answer.headers.append("Set-Cookie", await visitors.admit(request.scope, session, arguments))
-        over = written_cookie(request.scope, "", 0, COOKIE, secure=secure, same_site="Lax")
-        answer.headers.append("Set-Cookie", over)
+        answer.headers.append("Set-Cookie", provider_cookie(request, "", 0))
         return answer
 
-    return [Route(BEGIN, begin, methods=["GET"]), Route(CALLBACK, callback, methods=["GET"])]
+    return [Route(BEGIN, begin), Route(CALLBACK, callback)]
+
+
+def _redirect(request: Request, path: str, headers: dict[str, str] | None = None) -> Response:
+    return RedirectResponse(path_to(request, path), 303, headers=headers)

@@ -1,13 +1,12 @@
-"""Task pages: the list of tasks, one task, and what failed.
+"""Task pages: the list of tasks, one task, and failures.
 
-Filters of the list are in the URL, so that a view can be bookmarked and sent; a saved view is such a URL with
-a name. The page of a task says where it was, why it waited and how it ended. The page of failures groups dead
-letters and failed tasks by task and reason.
+The filters of the list are in the URL, so that a list can be bookmarked and sent; a saved view is such a URL
+with a name. The page of a task shows where it ran, why it waited and how it ended. The page of failures
+groups dead letters and failed tasks by task and reason.
 """
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sqlite3 import Error as FileError
@@ -20,27 +19,25 @@ from starlette.responses import Response
 
 from umbel.errors import BrokerError
 from umbel.events.precedence import REJECTED, STATES
-from umbel.history.charts import Markup, duration
+from umbel.history.formats import duration
+from umbel.history.markup import Markup
 from umbel.monitor.records import DeadLetterRow, TaskFilter, Workflow, WorkflowTask
-from umbel.protocol.delivery.states import READY_STATES
+from umbel.protocol.delivery.states import FAILURE, READY_STATES
 from umbel.web.actions import COLUMNS, NAME_MAX, USUAL, Column, SavedView
+from umbel.web.dashboard import Dashboard
+from umbel.web.http import dashboard_of, path_to
 from umbel.web.pages import drawings as graph
 from umbel.web.pages.forms import filter_of
 from umbel.web.pages.frame import missing, render
 from umbel.web.pages.labels import parse_local
 from umbel.web.pages.spacetime import spacetime, story_of
-from umbel.web.site import Site, path_to, site_of
 
-# ---- tasks -----------------------------------------------------------------------------------------
-#
-# The list, with its filters in the URL, so that a view can be kept, sent and come back to.
-#
-# A saved view is such a URL with a name: it opens as a link, and is the current one where it shows the
-# same.
+# ---- list ------------------------------------------------------------------------------------------
 
 log = logging.getLogger("umbel.web")
 
 PAGE = 50
+SUGGESTED_MAX = 500
 VIEWS: Sequence[tuple[str, dict[str, str]]] = (
     ("All", {}),
     ("Running", {"state": "STARTED"}),
@@ -64,10 +61,12 @@ LABELS: Mapping[Column, str] = {
 }
 
 
-async def _saved(site: Site) -> list[SavedView]:
-    """Return the saved views; none if the dashboard's file cannot be read: the list itself is in memory."""
+async def _saved(dashboard: Dashboard) -> list[SavedView]:
+    """Return the saved views; none if the dashboard's file cannot be read, as the list itself is in
+    memory.
+    """
     try:
-        return await site.views()
+        return await dashboard.views()
     except FileError as error:
         log.warning("cannot read the saved views", extra={"why": str(error)})
         return []
@@ -75,19 +74,19 @@ async def _saved(site: Site) -> list[SavedView]:
 
 async def tasks(request: Request) -> Response:
     """Answer with a page of the list of tasks."""
-    site, given = site_of(request), dict(request.query_params)
-    problem, wanted = "", TaskFilter()
+    dashboard, given = dashboard_of(request), dict(request.query_params)
+    cluster, problem, wanted = dashboard.cluster, "", TaskFilter()
     try:
         wanted = filter_of(_with_times(given))
     except (msgspec.ValidationError, ValueError) as error:
         problem = str(error)
-    order = given.get("order") if given.get("order") in dict(ORDERS) else "clock"
+    order = given["order"] if given.get("order") in dict(ORDERS) else "clock"
     columns = columns_of(request.query_params.getlist("columns"))
-    looks = _looks(str(order), columns)
-    page = site.tasks(wanted, limit=PAGE, cursor=given.get("cursor", ""), order=str(order))
+    looks = _looks(order, columns)
+    page = cluster.tasks(wanted, limit=PAGE, cursor=given.get("cursor", ""), order=order)
     fields = _set(wanted)
     # Other parts do not show the saved views.
-    saved = await _saved(site) if given.get("part", "views") == "views" else []
+    saved = await _saved(dashboard) if given.get("part", "views") == "views" else []
     return render(
         request,
         "tasks.html",
@@ -107,8 +106,8 @@ async def tasks(request: Request) -> Response:
         states=[*dict.fromkeys((*STATES.values(), REJECTED))],
         cursor=given.get("cursor", ""),
         given=given,
-        nodes=[node.node for node in site.nodes()][:500],
-        queues=[queue.queue for queue in site.queues()][:500],
+        nodes=[node.node for node in cluster.nodes()][:SUGGESTED_MAX],
+        queues=[queue.queue for queue in cluster.queues()][:SUGGESTED_MAX],
     )
 
 
@@ -120,9 +119,9 @@ def _with_times(given: dict[str, str]) -> dict[str, Any]:
 
 
 def columns_of(given: Iterable[str]) -> tuple[Column, ...]:
-    """Return the columns to show, by default the usual ones.
+    """Return the columns to show, by default the usual columns.
 
-    A form sends them one by one, a link joined by commas.
+    A form sends each column as a parameter, a link joins them by commas.
     """
     named = {column for many in given for column in many.split(",")}
     return tuple(column for column in COLUMNS if column in named) or USUAL
@@ -134,7 +133,7 @@ def address_of(view: SavedView) -> dict[str, Any]:
 
 
 def _looks(order: str, columns: tuple[Column, ...]) -> dict[str, str]:
-    """Return the query fields for order and columns, where they differ from the default."""
+    """Return the query fields for order and columns, if they differ from the default."""
     given = {} if order == "clock" else {"order": order}
     return given if columns == USUAL else given | {"columns": ",".join(columns)}
 
@@ -147,15 +146,13 @@ def _is_current(view: dict[str, str], fields: dict[str, Any]) -> bool:
     return bool(fields.get("state", "") == view.get("state", ""))
 
 
-# ---- task ------------------------------------------------------------------------------------------
-#
-# Everything about one task on one page: where it was, what made it wait, how it ended.
+# ---- one task --------------------------------------------------------------------------------------
 
 
 async def task(request: Request) -> Response:
     """Answer with everything known about one task."""
-    site, task_id = site_of(request), request.path_params["task_id"]
-    detail = site.task(task_id)
+    dashboard, task_id = dashboard_of(request), request.path_params["task_id"]
+    cluster, detail = dashboard.cluster, dashboard.task(task_id)
     if detail is None:
         why = (
             "No event of it was received, or it was dropped from memory. "
@@ -165,25 +162,24 @@ async def task(request: Request) -> Response:
     ended = detail.task.state in READY_STATES
     if request.query_params.get("part") == "buttons" and not ended:
         return Response(status_code=204)  # the buttons stay, and keep the keyboard focus
-    flow = site.workflow(task_id)
-    nodes: dict[str, str] = {node.node: node.state for node in site.nodes()}
-    story = story_of(detail.events, detail.task.queue or "", nodes, site.happenings())
+    flow = cluster.workflow(task_id)
+    flow = flow if flow is not None and len(flow.tasks) > 1 else None
+    nodes: dict[str, str] = {node.node: node.state for node in cluster.nodes()}
+    story = story_of(detail.events, detail.task.queue or "", nodes, cluster.happenings())
     return render(
         request,
         "task.html",
         detail=detail,
         task=detail.task,
         diagram=spacetime(story) if detail.events else None,
-        flow=flow if flow is not None and len(flow.tasks) > 1 else None,
-        drawn=_drawn(request, flow, task_id),
+        flow=flow,
+        drawn=None if flow is None else _drawn(request, flow, task_id),
         ended=ended,
         as_curl=_as_curl(request, task_id),
     )
 
 
-def _drawn(request: Request, flow: Workflow | None, task_id: str) -> Markup | None:
-    if flow is None or len(flow.tasks) < 2:
-        return None
+def _drawn(request: Request, flow: Workflow, task_id: str) -> Markup:
     causes: dict[str, list[str]] = {}
     for before, after in flow.edges:
         causes.setdefault(after, []).append(before)
@@ -215,50 +211,50 @@ def _as_curl(request: Request, task_id: str) -> str:
     return f"curl -X POST {address} {headers} -d '{body}'"
 
 
-# ---- dead letters and failures ---------------------------------------------------------------------
-#
-# What no retry will bring back by itself, grouped by task and reason.
+# ---- failures --------------------------------------------------------------------------------------
 
 LETTERS_MAX = 500
 FAILED_MAX = 1000
+GROUPS_MAX = 50  # of failed tasks
 REASON_MAX = 120
 _NUMBER = re.compile(r"(?<![A-Za-z])\d[\d.]*|\b[0-9a-f]{8}-[0-9a-f-]{27}\b")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Group:
-    """Failures with the same task and reason."""
+    """Failures with the same task and reason; `newest` is the id of the newest of them."""
 
     task: str
     reason: str
-    count: int
     newest: str
-    """The id of one of them, to look at."""
+    count: int = 0
 
 
 async def failures(request: Request) -> Response:
     """Answer with the dead letters and the failed tasks, grouped."""
-    site = site_of(request)
+    dashboard = dashboard_of(request)
     wanted_task, wanted_reason = (request.query_params.get(name, "") for name in ("task", "reason"))
     problem, letters = "", list[DeadLetterRow]()
     try:
-        letters = await site.dead_letters(LETTERS_MAX)
+        letters = await dashboard.dead_letters(LETTERS_MAX)
     except BrokerError as error:
         problem = str(error)
     shown = [
         letter
         for letter in letters
-        if (not wanted_task or letter.task == wanted_task)
-        and (not wanted_reason or kind_of(letter.reason) == wanted_reason)
+        if wanted_task in ("", letter.task) and wanted_reason in ("", kind_of(letter.reason))
     ]
+    failed = dashboard.cluster.tasks(TaskFilter(state=FAILURE), limit=FAILED_MAX).tasks
     return render(
         request,
         "failures.html",
         problem=problem,
         letters=shown,
         every=len(letters),
-        groups=letter_groups(letters),
-        failed=failed_groups(site),
+        groups=groups_of((letter.task, letter.reason, letter.task_id) for letter in letters),
+        failed=groups_of((task.name or "?", task.exception or "?", task.uuid) for task in failed)[
+            :GROUPS_MAX
+        ],
         wanted_task=wanted_task,
         wanted_reason=wanted_reason,
     )
@@ -269,24 +265,12 @@ def kind_of(reason: str) -> str:
     return _NUMBER.sub("#", reason.split("\n", 1)[0])[:REASON_MAX]
 
 
-def letter_groups(letters: Sequence[DeadLetterRow]) -> list[Group]:
-    """Return the dead letters grouped by task and reason, the largest group first."""
-    newest: dict[tuple[str, str], str] = {}
-    for letter in letters:
-        newest.setdefault((letter.task, kind_of(letter.reason)), letter.task_id)
-    counts = Counter((letter.task, kind_of(letter.reason)) for letter in letters)
-    return [Group(task, reason, many, newest[task, reason]) for (task, reason), many in counts.most_common()]
-
-
-def failed_groups(site: Site) -> list[Group]:
-    """Return the newest failures in memory grouped by task and error, the largest group first."""
-    page = site.tasks(TaskFilter(state="FAILURE"), limit=FAILED_MAX)
-    counts: Counter[tuple[str, str]] = Counter()
-    newest: dict[tuple[str, str], str] = {}
-    for record in page.tasks:
-        key = record.name or "?", kind_of(record.exception or "?")
-        counts[key] += 1
-        newest.setdefault(key, record.uuid)
-    return [
-        Group(task, reason, many, newest[task, reason]) for (task, reason), many in counts.most_common(50)
-    ]
+def groups_of(failures: Iterable[tuple[str, str, str]]) -> list[Group]:
+    """Return failures (task, reason, id), the newest first, grouped by task and reason, the largest group
+    first.
+    """
+    groups: dict[tuple[str, str], Group] = {}
+    for task, reason, task_id in failures:
+        kind = kind_of(reason)
+        groups.setdefault((task, kind), Group(task, kind, task_id)).count += 1
+    return sorted(groups.values(), key=lambda group: -group.count)

@@ -1,0 +1,102 @@
+"""Markup: HTML and SVG as values, for the report and for the drawings of the dashboard.
+
+Names of tasks, arguments and errors can contain anything, `</script>` included. So text is escaped unless it
+is `Markup`, which only `tag` and `joined` make, and escaping cannot be forgotten.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import TypeAlias
+
+from umbel.text import one_line
+
+VOID = frozenset({"meta", "br", "hr", "line", "rect", "circle", "path", "polyline"})
+
+
+class Markup(str):
+    """Text that is already escaped; templates recognize it by `__html__`."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
+
+
+Content: TypeAlias = "Markup | str | int | float | Sequence[Content] | None"
+Attribute: TypeAlias = str | float | None
+
+
+def tag(name: str, /, *content: Content, **attributes: Attribute) -> Markup:
+    """Return an element. An attribute that is None is left out; `class_` and `stroke_width` become `class`
+    and `stroke-width`.
+    """
+    spelled = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(one_line(_number(value)), quote=True)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in VOID and not content:
+        return Markup(f"<{name}{spelled}/>")
+    return Markup(f"<{name}{spelled}>{joined(*content)}</{name}>")
+
+
+def joined(*content: Content) -> Markup:
+    """Return several pieces of content as one markup; text is escaped."""
+    return Markup("".join(map(_rendered, content)))
+
+
+def _rendered(content: Content) -> str:
+    match content:
+        case None:
+            return ""
+        case Markup():
+            return content
+        case str() | int() | float():
+            return escape(one_line(str(content)), quote=True)
+        case _:
+            return "".join(map(_rendered, content))
+
+
+def _number(value: str | float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+# ---- drawings --------------------------------------------------------------------------------------
+
+
+def drawing(
+    width: float, height: float, title: str, /, *content: Content, label: str = "", **more: Attribute
+) -> Markup:
+    """Return an SVG image with its title; `label` is what a screen reader says, by default the title."""
+    attributes: dict[str, Attribute] = {"role": "img", "aria_label": label or title, **more}
+    return tag("svg", tag("title", title), content, viewBox=f"0 0 {width:g} {height:g}", **attributes)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, **more: Attribute) -> Markup:
+    """Return a straight line."""
+    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, **more)
+
+
+def rect(x: float, y: float, width: float, height: float, *content: Content, **more: Attribute) -> Markup:
+    """Return a rectangle; its content may be a tooltip (`title`)."""
+    return tag("rect", *content, x=x, y=y, width=width, height=height, **more)
+
+
+def circle(x: float, y: float, radius: float, **more: Attribute) -> Markup:
+    """Return a circle around a point."""
+    return tag("circle", cx=x, cy=y, r=radius, **more)
+
+
+def text(words: Content, x: float, y: float, anchor: str | None = None, **more: Attribute) -> Markup:
+    """Return text at a point, which is its start, its `middle` or its `end`."""
+    return tag("text", words, x=x, y=y, text_anchor=anchor, **more)
+
+
+def titled(title: str, *content: Content) -> Markup:
+    """Return a group of shapes with a tooltip."""
+    return tag("g", tag("title", title), content)
+
+
+def shortened(words: str, most: int) -> str:
+    """Return the beginning of a text that is too long for its place."""
+    return words if len(words) <= most else f"{words[: most - 1]}…"
