@@ -242,7 +242,7 @@ def _bytes(value: Any) -> bytes:
 # given nothing to store, and never asks for a result.
 
 
-class ForeignBackend:
+class ForeignBackend(Backend):
     """The worker's backend if Celery's backend stores the results. It stores nothing, and raises
     NotSupported for reads.
     """

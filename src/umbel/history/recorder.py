@@ -546,7 +546,7 @@ class Recorder:
         """Register the recorder with the broker, and return the offset from which to read.
 
         If the broker does not know the recorder although it has recorded before, the broker has lost its
-        data. Events may be missing, which is recorded, and the sequence numbers start anew.
+        data. Events may be missing, which is recorded, and the sequence numbers start again.
         """
         self._loop = asyncio.get_running_loop()
         name = self._settings.name
