@@ -107,7 +107,7 @@ def misconfigured(_: Tables) -> None:
         (exhausted, BadQuery, "needs more than 3 GiB of memory"),
         (aborted, BadQuery, "needs more than 3 GiB of memory"),  # so ends C++ without memory
         (computed, SlowQuery, "took longer than 0.5 s"),
-        (broken, HistoryError, "please report what it wrote to stderr"),
+        (broken, HistoryError, "please report its output on stderr"),
         (misconfigured, ConfigurationError, "set it"),
     ],
 )

@@ -236,7 +236,7 @@ def _refusal(error: HistoryError | ConfigurationError) -> bytes:
 
 def _slow(job: _Job) -> SlowQuery:
     """Return the error for a query that exceeded its time limit."""
-    return SlowQuery(f"the query took longer than {job.timeout_s:g} s; narrow it")
+    return SlowQuery(f"the query took longer than {job.timeout_s:g} s; select a shorter time or fewer rows")
 
 
 def _large() -> BadQuery:
