@@ -20,7 +20,7 @@ from kombu.utils.imports import symbol_by_name
 from umbel.celery.messages import Capture, signed_here
 from umbel.errors import BrokerUnavailable, ConfigurationError
 from umbel.wire.values import UNREADABLE
-from umbel.worker.foreign_scheduler import Leadership
+from umbel.worker.foreign_scheduler import SchedulerTerm
 
 log = logging.getLogger("umbel.celery.schedule")
 TICK_MAX_S = 5.0  # limit for the time until a changed or added entry is noticed
@@ -35,9 +35,9 @@ class LeaseLost(Exception):
 
 
 class CelerySchedule:
-    """The scheduler of one leader during one term; implements `ForeignScheduler`."""
+    """The scheduler of one leader during one term (`worker/foreign_scheduler.py`)."""
 
-    def __init__(self, app: Any, leadership: Leadership) -> None:
+    def __init__(self, app: Any, leadership: SchedulerTerm) -> None:
         self._app = app
         self._leadership = leadership
         self._scheduler: Any = None
@@ -111,7 +111,7 @@ def _is_custom(kind: Any) -> bool:
     return kind not in (Scheduler, PersistentScheduler)
 
 
-def _make(app: Any, leadership: Leadership) -> Any:
+def _make(app: Any, leadership: SchedulerTerm) -> Any:
     """Create the project's scheduler, fenced by the lease. Celery's default scheduler is used without its
     file.
     """
@@ -150,7 +150,7 @@ class _Fenced:
     `django_celery_beat` writes complete rows when it syncs, which could overwrite concurrent edits.
     """
 
-    umbel_leadership: Leadership
+    umbel_leadership: SchedulerTerm
     umbel_times: _Times
     umbel_has_sent = False
     producer = None  # no separate connection is used for sending

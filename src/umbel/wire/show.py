@@ -29,7 +29,7 @@ def attempt(
     """Call it; when it raises, return what `otherwise` makes of the error."""
     try:
         return call(argument)
-    except Exception as error:
+    except Exception as error:  # of the repr of a user's value
         return otherwise(error)
 
 

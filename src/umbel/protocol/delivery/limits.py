@@ -14,7 +14,7 @@ even if each task starts up to `slack_s` after it was allowed to:
 
 The cost is the part of the rate that the slack takes: a tenth of "100/s", 3 % of "100/m", next to nothing of
 "100/h". It stops being right for a task that waits longer than the slack between its permission and its
-start, behind others in its worker. `buckets.lua` has `Pace` word for word; a property test keeps the two
+start, behind others in its worker. `limits.lua` has `Pace` word for word; a property test keeps the two
 equal.
 """
 
