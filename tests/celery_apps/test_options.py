@@ -50,8 +50,8 @@ def given(**options: Any) -> dict[str, Any]:
 def test_an_option_without_effect_says_why() -> None:
     options = given(optimization="fair", beat=True, worker_concurrency=3)
     assert worker.take_idle(options) == [
-        "-B has no effect here: every worker can send the schedule, and one does, under a lease",
-        "-O has no effect here: a message goes to a child process that is free, which is what fair means",
+        "-B has no effect here: every worker can send the schedule, and the holder of a lease does",
+        "-O has no effect here: messages always go to a free child process, as with -O fair",
     ]
     assert options == {"worker_concurrency": 3}
 
@@ -200,7 +200,7 @@ def test_a_detached_worker_purges_and_leaves_its_pid_and_its_log(tmp_path: Path)
     pid = int(file.read_text())
     try:
         wait_until(lambda: "queue purged queue=celery removed=1" in log.read_text(), what="its log")
-        assert "-S has no effect here: revoked tasks are recorded" in log.read_text()
+        assert "-S has no effect here: the broker stores revoked tasks" in log.read_text()
         assert os.getsid(pid) != os.getsid(0)
         again = run("worker", *flags)
         assert again.returncode == 2

@@ -48,6 +48,6 @@ def test_what_nodes_answer_is_told_in_one_line_each(
     assert ran.code == exits.PARTIAL
     assert ran.err.splitlines() == [
         r"umbel: b\n@ was asked to stop consuming",
-        r"umbel: c\r@ did not answer",
+        r"umbel: c\r@ did not reply",
         r"umbel: a@\x1b[2J refused: no\nceleryd: all is well",
     ]

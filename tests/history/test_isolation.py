@@ -45,7 +45,7 @@ def ask(process: QueryProcess, lake: Path, sql: str, timeout_s: float = 60.0, **
 def test_a_query_that_cannot_be_interrupted_is_killed_at_its_limit_of_time(
     process: QueryProcess, lake: Path
 ) -> None:
-    with pytest.raises(SlowQuery, match="took longer than 1 s; narrow it"):
+    with pytest.raises(SlowQuery, match="took longer than 1 s; select a shorter time or fewer rows"):
         ask(process, lake, ENDLESS, timeout_s=1.0)
     assert children_of(process) == []
     assert ask(process, lake, "select count(*) from tasks").rows == [(40,)]
@@ -107,7 +107,7 @@ def misconfigured(_: Tables) -> None:
         (exhausted, BadQuery, "needs more than 3 GiB of memory"),
         (aborted, BadQuery, "needs more than 3 GiB of memory"),  # so ends C++ without memory
         (computed, SlowQuery, "took longer than 0.5 s"),
-        (broken, HistoryError, "please report what it wrote to stderr"),
+        (broken, HistoryError, "please report its output on stderr"),
         (misconfigured, ConfigurationError, "set it"),
     ],
 )

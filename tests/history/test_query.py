@@ -168,7 +168,7 @@ def test_percentiles_of_one_column_keep_it_once(lake: Path, monkeypatch: pytest.
     assert ask(lake, f"select {together} {few}").rows == ask(lake, f"select {each} {few}").rows
     assert ask(lake, f"select {together} {many}").columns == ("p50", "p95", "p99")
     assert ask(lake, f"select {percentiles(column, 'p{}', [50], where='range < 3')} {few}").rows == [(1.0,)]
-    with pytest.raises(BadQuery, match=r"needs more than 130 MB of memory .*; ask for less: a shorter time"):
+    with pytest.raises(BadQuery, match=r"needs more than 130 MB of memory .*; select less: a shorter time"):
         ask(lake, f"select {each} {many}")
 
 

@@ -147,7 +147,7 @@ def test_a_full_disk_loses_nothing(redis: RedisServer, tmp_path: Path) -> None:
         # Enough for small files and the lock, too little for a file of events.
         with recording(url, lake, file_limit=8192) as recorder:
             recorder.wait_for("cannot write to")
-            assert "retrying, and the broker keeps them meanwhile" in recorder.log
+            assert "retrying; the broker retains them until then" in recorder.log
             assert log.lag() == 3000
             assert Lake(lake).event_files() == []
             recorder.allow_large_files()

@@ -229,7 +229,7 @@ def test_a_line_of_more_retries_than_are_shown_is_cut_and_said(
     log(url, [event("received", uuid=f"t{number}", retry_of="t") for number in range(30)])
     code, out, err = show(monkeypatch, capsys, "t", "-b", url)
     assert (code, sum(line.endswith(": RECEIVED") for line in out.splitlines())) == (exits.OK, LINE_MAX - 1)
-    assert "umbel: 11 more tasks of this line are not shown" in err
+    assert "umbel: 11 more tasks of this chain of retries are not shown" in err
     _, out, _ = show(monkeypatch, capsys, "t", "-b", url, "--json")
     told = json.loads(out)
     assert (len(told["line"]), told["line_left_out"]) == (LINE_MAX - 1, 11)

@@ -49,7 +49,7 @@ def test_the_table_is_made_looked_at_and_repaired(app: App, place: Place, tmp_pa
     }
     shown = umbel(tmp_path, "status", outbox=place.url).stdout
     assert f"set aside: row 1, task {sent[0]}: full" in shown and "- none -" in shown
-    assert umbel(tmp_path, "retry", outbox=place.url).stdout == "1 to be published again\n"
+    assert umbel(tmp_path, "retry", outbox=place.url).stdout == "1 row to publish again\n"
     (row,) = json.loads(umbel(tmp_path, "status", "--json", outbox=place.url).stdout)
     assert (row["waiting"], row["set_aside"]) == (2, 0)
 

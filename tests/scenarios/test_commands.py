@@ -49,7 +49,7 @@ def test_health_judges_the_workers_of_this_project_in_the_words_of_what_was_aske
         assert health(mine, run, "--all").returncode == 1
         nowhere = health(tmp_path / "run", run)
         assert nowhere.returncode == 3 and "2 of other projects" in nowhere.stderr
-        assert "0 forgotten" in health(mine, run, "--forget").stderr
+        assert "0 state files removed" in health(mine, run, "--forget").stderr
         cluster.app.send_task("chaos_tasks.work", [str(mine), 60])
         wait_until(lambda: journal_of(str(mine)).exists(), what="the task to start")
         worker.send_signal(signal.SIGTERM)

@@ -596,7 +596,7 @@ def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
     assert back["replies"][ONE] == {"ok": "tasks {'no-such-task'} may start again"}
     assert "no-such-task" not in ask(cluster, TWO, "revoked")
     both = cluster.umbel("revoke", "--undo", "--terminate", "x", check=False)
-    assert both.returncode == 2 and "stay ended" in both.stderr
+    assert both.returncode == 2 and "cannot be restored" in both.stderr
     queues = cluster.umbel("inspect", "active_queues", "-d", ONE, "--timeout", "20").stdout.split()
     assert queues == ["node", "queue", "exchange", "routing", "key", ONE, "celery", "celery", "celery"]
     failed = cluster.umbel(

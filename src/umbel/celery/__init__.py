@@ -1,8 +1,9 @@
-"""Runs Celery projects unchanged: `umbel worker -A proj`.
+"""Run Celery projects unchanged with `umbel worker -A proj`.
 
-Celery stays the library that the project's code uses, and its tracer runs the tasks; everything around it
-(consuming, acks, leases, pool, limits, control, gossip, events, schedule, history) is Umbel's worker.
+The project's code still uses Celery as a library, and Celery's tracer runs its tasks. Umbel's worker does
+everything else: consuming, acknowledgements, leases, the pool, limits, control, gossip, events, schedule,
+history.
 
-This is the only package that may import celery, kombu or billiard, and it is loaded only if the app that a
-command was given is a `celery.Celery`.
+Only this package may import celery, kombu and billiard. It is loaded only if the app of a command is a
+`celery.Celery`, so that Umbel works without Celery.
 """

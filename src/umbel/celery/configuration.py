@@ -1,6 +1,6 @@
-"""Configuration of a Celery app as Umbel's: its settings for the worker, and the queues it declares.
+"""Configuration: convert the settings and queues of a Celery app to those of Umbel.
 
-Queues and exchanges of kombu become plain records for Umbel's brokers.
+kombu's queues and exchanges become plain records, because Umbel's brokers must not import kombu.
 """
 
 import os
@@ -23,12 +23,12 @@ from umbel.text import without_password
 
 
 def consumed_names(app: Any) -> tuple[str, ...]:
-    """The queues that a worker without -Q consumes from."""
+    """Return the queues that a worker without -Q consumes."""
     return tuple(app.amqp.queues.consume_from)
 
 
 def select_queues(app: Any, names: Iterable[str]) -> None:
-    """Consume from these queues. A queue that only -Q names is declared by the settings for missing
+    """Select the queues to consume. A queue that only -Q names is declared by the settings for missing
     queues.
     """
     try:
@@ -40,7 +40,7 @@ def select_queues(app: Any, names: Iterable[str]) -> None:
 
 
 def declared_queues(app: Any) -> tuple[DeclaredQueue, ...]:
-    """Every queue that the project knows: a worker may be asked later to consume from any of them."""
+    """Return all queues of the project, because a worker may be asked later to consume any of them."""
     return tuple(_declared(queue) for queue in app.amqp.queues.values())
 
 
@@ -75,8 +75,8 @@ def _binding(exchange: Any, routing_key: Any, arguments: Any) -> DeclaredBinding
 
 
 def _arguments(queue: Any) -> dict[str, Any]:
-    """The declared arguments. kombu has other names for some of RabbitMQ's, in seconds and not in
-    milliseconds.
+    """Return the declared arguments. kombu has different names for some of RabbitMQ's arguments, and uses
+    seconds instead of milliseconds.
     """
     named = {
         "x-expires": queue.expires and int(queue.expires * 1000),
@@ -89,7 +89,7 @@ def _arguments(queue: Any) -> dict[str, Any]:
 
 
 def broker_settings(app: Any, settings: Settings) -> BrokerSettings:
-    """The settings of Umbel's broker, with the queues and options of the project."""
+    """Return the settings of Umbel's broker, with the queues and options of the project."""
     conf = app.conf
     layout: dict[str, Any] = {
         "declared": declared_queues(app),
@@ -103,8 +103,8 @@ def broker_settings(app: Any, settings: Settings) -> BrokerSettings:
 
 
 def _held_by_celery(app: Any, settings: Settings) -> int:
-    """The prefetch of Celery: a task that expires while a worker holds it is stored as revoked; RabbitMQ
-    drops others silently.
+    """Return Celery's prefetch count. It matters for tasks that expire: a worker that holds the task stores
+    it as revoked, but RabbitMQ drops it silently.
     """
     concurrency = settings.worker_concurrency or os.cpu_count() or 1
     return int(app.conf.worker_prefetch_multiplier or 0) * concurrency
@@ -125,17 +125,19 @@ class StandsForCelery(App):
         self._celery = celery
 
     def broker_settings(self) -> BrokerSettings:
-        """The settings of Umbel's broker, with the queues that the project declares."""
+        """Return the settings of Umbel's broker, with the project's queues."""
         return broker_settings(self._celery, self.settings)
 
 
 def settings_of(app: Any) -> Settings:
-    """The app's settings as Umbel's; read once and cached on the app."""
+    """Return the app's settings as Umbel's. They are read once and cached on the app."""
     return app_for(app).settings
 
 
 def app_for(app: Any) -> App:
-    """The `umbel.App` that represents this Celery app in commands; made once and cached on the app."""
+    """Return the `umbel.App` that represents this Celery app in commands. It is created once and cached on
+    the app.
+    """
     known = getattr(app, "umbel_app", None)
     if isinstance(known, App):
         return known
@@ -147,5 +149,5 @@ def app_for(app: Any) -> App:
 
 
 def shown_backend(app: Any) -> str:
-    """The address of the result backend as it may be shown, without its password."""
+    """Return the address of the result backend without its password."""
     return without_password(str(app.conf.result_backend or "disabled://"))

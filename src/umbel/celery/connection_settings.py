@@ -1,6 +1,6 @@
 """Celery's settings of the broker, remote control, events and results, with a verdict on each.
 
-The addresses of the broker and of the results are rewritten as Umbel writes them.
+The addresses of the broker and of the results are converted to Umbel's format.
 """
 
 from datetime import timedelta
@@ -23,15 +23,13 @@ from umbel.errors import NotSupported
 from umbel.text import each_url
 
 # ---- addresses -------------------------------------------------------------------------------------
-#
-# Where a Celery app says its broker and its results are, as Umbel writes such addresses.
 
-OURS = ("redis", "rediss", "unix", "sentinel", "rpc", "sqlite")  # result backends that Umbel speaks itself
+OURS = ("redis", "rediss", "unix", "sentinel", "rpc", "sqlite")  # result backends that Umbel implements
 NAMES_OF_REDIS = {"redis+socket": "unix"}
 
 
 def broker_url(app: Any) -> str:
-    """The address of the broker; several addresses are tried in order."""
+    """Return the address of the broker. Several addresses are tried in order."""
     conf = app.conf
     stated = conf.broker_read_url or conf.broker_url or app.connection_for_read().as_uri(True)
     url = with_sentinel(";".join(map(_known, urls_of(stated))), conf.broker_transport_options or {})
@@ -39,7 +37,7 @@ def broker_url(app: Any) -> str:
 
 
 def backend_url(app: Any) -> str:
-    """The address of the results if Umbel stores them itself; "" if Celery's backend does."""
+    """Return the address of the results if Umbel stores them; "" if Celery's backend stores them."""
     url = _known(str(app.conf.result_backend or ""))
     if scheme_of(url) not in OURS:
         return ""
@@ -48,24 +46,26 @@ def backend_url(app: Any) -> str:
 
 
 def urls_of(stated: Any) -> list[str]:
-    """The addresses in a setting, which may be a text, a list, or a text with several addresses."""
+    """Return the addresses in a setting, which may be a text, a list, or a text with several addresses."""
     if isinstance(stated, list | tuple):
         return [url for part in stated for url in urls_of(part)]
     return [url.strip() for url in each_url(str(stated or ""))]
 
 
 def schemes_of(stated: Any) -> list[str]:
-    """The scheme of each address in a setting."""
+    """Return the scheme of each address in a setting."""
     return [scheme_of(url) for url in urls_of(stated) if url]
 
 
 def scheme_of(url: str) -> str:
-    """The part of an address before its first colon."""
+    """Return the part of an address before the first colon."""
     return url.partition(":")[0]
 
 
 def tls_problem(stated: Any) -> str:
-    """Why an option of `…_use_ssl` cannot become a part of our addresses; "" when all can."""
+    """Return why an option of `…_use_ssl` cannot be converted to a part of an address; "" if all options
+    can.
+    """
     try:
         with_tls("rediss://", stated)
     except NotSupported as error:
@@ -74,19 +74,17 @@ def tls_problem(stated: Any) -> str:
 
 
 def _known(url: str) -> str:
+    """Return the address with Umbel's name of the scheme."""
     scheme = scheme_of(url)
     return url.replace(scheme, NAMES_OF_REDIS[scheme], 1) if scheme in NAMES_OF_REDIS else url
 
 
 def _with_tls(url: str, stated: Any) -> str:
-    return (
-        url if tls_problem(stated) else with_tls(url, stated)
-    )  # a problem is refused before a worker starts
+    """Add the options of `…_use_ssl` to an address."""
+    return url if tls_problem(stated) else with_tls(url, stated)  # a worker with a problem does not start
 
 
-# ---- where messages are ----------------------------------------------------------------------------
-#
-# Celery's settings of the broker, of remote control and of events.
+# ---- broker ----------------------------------------------------------------------------------------
 
 BROKER_SCHEMES = (
     *("redis", "rediss", "redis+socket", "unix", "sentinel"),
@@ -100,6 +98,7 @@ _PARTS = "write it into broker_url"
 
 
 def _url(value: Any) -> Judged | None:
+    """Return a refusal if a scheme has no broker in Umbel."""
     for scheme in schemes_of(value):
         if scheme not in BROKER_SCHEMES:
             return refusal(f"there is no broker for {scheme}:// here; {_ALSO}")
@@ -107,17 +106,20 @@ def _url(value: Any) -> Judged | None:
 
 
 def _transport(value: Any) -> Judged | None:
+    """Return a refusal for a custom transport."""
     if str(value or "") in TRANSPORTS:
         return None
     return refusal(f"custom transports are not supported; {_ALSO}: broker_url = 'redis://…' or 'amqp://…'")
 
 
 def _ssl(value: Any) -> Judged | None:
+    """Return a refusal if an option of `broker_use_ssl` is not supported."""
     problem = tls_problem(value)
     return refusal(problem) if problem else None
 
 
 def _write_url(value: Any) -> Judged | None:
+    """Return a refusal if messages would be sent to another broker."""
     return (
         None if not value else refusal("use one broker_url: retries and follow-ups go where tasks come from")
     )
@@ -196,9 +198,7 @@ BROKER_ROWS: tuple[Row, ...] = (
 )
 
 
-# ---- where results are -----------------------------------------------------------------------------
-#
-# Celery's settings of the result backends.
+# ---- results ---------------------------------------------------------------------------------------
 
 BACKEND = "the project's own result backend reads it, in clients and in the worker"
 _IN_URL = "write it into result_backend, as redis://user:password@host:6379/0"
@@ -207,14 +207,16 @@ NEVER_EXPIRES_S = 100 * 365 * 86_400.0
 
 
 def seconds(stated: timedelta | float | None) -> float:
-    """A duration as Celery's users write it; None means for ever, which becomes a hundred years."""
+    """Convert a duration of a Celery setting to seconds. None means unlimited, which becomes a hundred
+    years.
+    """
     if stated is None:
         return NEVER_EXPIRES_S
     return stated.total_seconds() if isinstance(stated, timedelta) else float(stated)
 
 
-# A backend must remember which parts of a chord have ended. These only count them: a part that is delivered
-# twice counts twice, and the body is then never sent.
+# A safe backend stores which parts of a chord have ended. These backends only count the parts, so a part
+# that is delivered twice counts twice, and then the body is never sent.
 COUNTING_ONLY = {
     "django-db": "counts parts in a row of the database",
     "cache": "counts parts by incrementing a number",
@@ -224,7 +226,7 @@ COUNTING_ONLY = {
 
 
 def backend_verdict(value: Any) -> Judged | None:
-    """The verdict on a backend that Umbel does not speak; None for those that it does."""
+    """Return the verdict on a backend that Umbel does not implement; None for the others."""
     scheme = scheme_of(str(value or ""))
     if not value or scheme in (*OURS, "disabled", "redis+socket"):
         return None
@@ -248,7 +250,7 @@ def _in_url(name: str) -> Row:
 
 
 def of_backend(name: str) -> Row:
-    """The row of a setting that only the project's own backend reads."""
+    """Return the row of a setting that only the project's own backend reads."""
     return works(name, BACKEND)
 
 

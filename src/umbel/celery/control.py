@@ -1,12 +1,12 @@
-"""Control commands of a Celery project: functions registered with Celery's `Panel`, and revoking.
+"""Control commands of a Celery project: functions that are registered with Celery's `Panel`, and `revoke`.
 
-Registered functions are called as Celery's worker calls them: with a state that has `app`, `hostname` and
-`tset`, and with keyword arguments. What depends on Celery's consumer raises NotSupported.
+Registered functions are called like in Celery's worker: with a state that has `app`, `hostname` and `tset`,
+and with keyword arguments. `state.consumer` raises NotSupported, because there is no Celery consumer.
 
-A revoke is stored as soon as a worker receives it, as Celery's workers do: a client that waits for the task
-gets its result now, and not when the message would have run. A task that has ended, runs here, or was begun
-elsewhere keeps its state. Results that are sent back (rpc) have no address before the message is read, so
-they follow with the message.
+As in Celery, a revoke is stored as soon as a worker receives it, so a client that waits for the task gets
+the result immediately. The state does not change if the task has ended, runs on this worker, or has started
+on another worker. Results that are sent back (rpc) have no address before the message is read, so they are
+sent later.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ Handler = Callable[..., Coroutine[Any, Any, dict[str, str]]]
 
 
 def revoking_panel() -> Panel:
-    """Umbel's `revoke` and `terminate`, which here also store that the tasks are revoked."""
+    """Return Umbel's commands, with `revoke` and `terminate` also storing the state REVOKED."""
     panel = Panel()
     for command in builtin_panel():
         if command.name in ("revoke", "terminate"):
@@ -70,7 +70,7 @@ def _and_stored(handler: Handler) -> Handler:
 
 
 def _waiting(state: "WorkerView", task_ids: list[str]) -> dict[str, str]:
-    """The tasks that do not run here, each with its name if that is known."""
+    """Return the tasks that do not run on this worker, each with its name if it is known."""
     found = state.find(task_ids)
     return {
         task_id: found[task_id][1]["name"] if task_id in found else ""
@@ -116,7 +116,7 @@ _TYPES = (int, float, bool, str, list)
 
 
 def celery_panel() -> Panel:
-    """The commands of such a worker besides Umbel's: the project's, and Celery's `conf` and `report`."""
+    """Return the project's commands, Celery's `conf` and `report`, and `revoke` with stored states."""
     panel, users = revoking_panel(), UsersPanel()
     for command in (*map(_command, _CELERYS), *users_commands()):
         users.add(command)
@@ -125,14 +125,14 @@ def celery_panel() -> Panel:
 
 
 def users_commands() -> Iterator[Command]:
-    """The commands that the project has registered with Celery's Panel."""
+    """Yield the commands that the project has registered with Celery's Panel."""
     for name in celerys.Panel.meta:
         if celerys.Panel.data[name].__module__ != celerys.__name__:
             yield _command(name)
 
 
 class CeleryState:
-    """The `state` of a handler: Celery's names, and everything that Umbel's commands see."""
+    """The `state` argument of a handler: Celery's attributes, and all attributes of Umbel's WorkerView."""
 
     def __init__(self, state: "WorkerView") -> None:
         self._state = state
@@ -142,7 +142,7 @@ class CeleryState:
 
     @property
     def consumer(self) -> Any:
-        """Raises NotSupported: there is no consumer of Celery's here."""
+        """Raise NotSupported, because there is no Celery consumer."""
         raise NotSupported(
             "state.consumer is Celery's consumer, which a worker of Umbel's does not have; "
             "use state.app, state.hostname, or what umbel.worker.remote.view.WorkerView offers"
@@ -176,7 +176,7 @@ def _with_state(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type(kind: Any) -> type:
-    """The type of an argument. Celery accepts any function from text to value; Umbel's commands need
+    """Return the type of an argument. Celery accepts any function that converts text; Umbel's commands need
     types.
     """
     if kind is celerys.strtobool:

@@ -1,4 +1,4 @@
-"""CeleryHost: a child that runs the tasks of a Celery app, with Celery's own tracer."""
+"""CeleryHost: run the tasks of a Celery app in a child process, with Celery's tracer."""
 
 import logging
 import multiprocessing
@@ -36,7 +36,7 @@ log = logging.getLogger("umbel.celery")
 
 
 def load_host(target: str) -> Host:
-    """The host for the Celery app that `target` names; AppNotFound if there is none."""
+    """Return the host for the Celery app `target`. Raise AppNotFound if there is none."""
     import_module(target.partition(":")[0])
     app = find_celery(target)
     if app is None:
@@ -54,12 +54,12 @@ class CeleryHost:
 
     @property
     def soft_limit_error(self) -> type[Exception]:
-        """Celery's SoftTimeLimitExceeded, which the project's tasks catch."""
+        """Celery's SoftTimeLimitExceeded, which tasks of the project may catch."""
         error: type[Exception] = SoftTimeLimitExceeded
         return error
 
     def before_children(self, node: str, *, forks: bool) -> None:
-        """Prepare all that children can share: memory for it is needed once."""
+        """Load everything that children can share, so that its memory is needed only once."""
         app = self._app
         load_for_children(app, node)
         app.set_current()
@@ -78,7 +78,7 @@ class CeleryHost:
                 task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
 
     def start_child(self, context: ChildContext) -> Runner:
-        """Set up logs and loader as Celery does in a child, send worker_process_init, and return the
+        """Set up logging and the loader like Celery in a child, send worker_process_init, and return the
         runner.
         """
         self._node = context.node
@@ -105,7 +105,7 @@ class CeleryHost:
 
 
 class _Runner:
-    """Runs one job after the other; every error of a message or a task becomes its outcome."""
+    """Runs one job at a time. Each error of a message or a task becomes an outcome."""
 
     def __init__(self, app: Any, node: str) -> None:
         self._app = app
@@ -198,7 +198,7 @@ class _Runner:
 
 
 class _Interrupted(BaseException):
-    """Umbel's interruption of a task, passing through Celery's tracer, which does not know it."""
+    """Carries an interruption of a task through Celery's tracer, which does not handle it."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -206,7 +206,7 @@ class _Interrupted(BaseException):
 
 
 class _Info(TraceInfo):  # type: ignore[misc]
-    """How a task ended. An interrupted task has not failed: the main process decides what happens to it."""
+    """The end of a task. An interrupted task has not failed; the main process decides how to handle it."""
 
     __slots__ = ()
 

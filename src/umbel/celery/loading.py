@@ -1,6 +1,6 @@
-"""Find a Celery app by Celery's own rules, and load it the way Celery's worker does.
+"""Loading: find a Celery app by Celery's rules, load it like Celery's worker, and set up its logs.
 
-Handlers of Celery's signals get stand-ins where Celery would pass its worker, request or message.
+Handlers of Celery's signals get stand-ins for Celery's worker, request and message objects.
 """
 
 import logging
@@ -28,7 +28,7 @@ from umbel.wire.message import Message, delivery_info_of, properties_of
 
 
 class WorkerStandIn:
-    """The sender of `worker_init`, `worker_ready` and others: it has `app` and `hostname` only."""
+    """The sender of `worker_init`, `worker_ready` and others. It only has `app` and `hostname`."""
 
     def __init__(self, app: Any, hostname: str) -> None:
         self.app = app
@@ -46,7 +46,9 @@ class WorkerStandIn:
 
 
 class RequestStandIn:
-    """The `request` of `task_received`: Celery's, as far as it is about the message."""
+    """The `request` of `task_received`, with those attributes of Celery's request that are about the
+    message.
+    """
 
     def __init__(self, app: Any, context: Any, message: Message) -> None:
         self.app = app
@@ -65,7 +67,7 @@ class RequestStandIn:
 
 
 class MessageStandIn:
-    """A message as handlers know it from kombu: readable, but it cannot be acknowledged."""
+    """A message with kombu's attributes. It can be read, but not acknowledged."""
 
     def __init__(self, message: Message, queue: str) -> None:
         headers = call_guarded(read_header_map, message.headers)
@@ -88,7 +90,7 @@ OLDEST = (5, 7)
 
 
 def find_celery(target: str) -> Any | None:
-    """The `celery.Celery` that -A TARGET names, or None if there is none."""
+    """Return the `celery.Celery` that -A TARGET names; None if there is none."""
     found = call_guarded(find_app, target)
     if isinstance(found, Raised):
         if isinstance(found.error, AttributeError | ImportError):
@@ -106,9 +108,9 @@ def find_celery(target: str) -> Any | None:
 
 
 def load(app: Any, node: str = "") -> Any:
-    """Import every module in which the project has tasks; `import_modules` is sent once.
+    """Import all modules with tasks of the project. The signal `import_modules` is sent once.
 
-    For a worker of this name `celeryd_init` is sent before tasks read the settings.
+    With `node`, the signal `celeryd_init` is also sent, before tasks read the settings.
     """
     if not getattr(app, "umbel_loaded", False):
         app.set_current()
@@ -123,22 +125,24 @@ def load(app: Any, node: str = "") -> Any:
 
 
 def worker_settings(app: Any, node: str) -> Settings:
-    """The settings of a worker with this name, read again after the project's handlers have run."""
+    """Return the settings of a worker. They are read again, because handlers of the project may have changed
+    them.
+    """
     load(app, node)
     app.umbel_app = None  # a handler may have changed settings that were read before
     return settings_of(app)
 
 
 def note_task_modules(app: Any) -> None:
-    """Name the modules of all tasks in `app.conf.include`, where projects and `inspect conf` look for
-    them.
-    """
+    """Add the modules of all tasks to `app.conf.include`, which projects and `inspect conf` read."""
     modules = {type(task).__module__ for task in app.tasks.values()}
     app.conf.include = tuple({*app.conf.include, *modules})
 
 
 def load_for_children(app: Any, node: str) -> None:
-    """Load the app where children are made; if the main process has done so already, little is left to do."""
+    """Load the app in the process that creates children. This is fast if the main process has loaded it
+    before.
+    """
     note_task_modules(load(app, node))
     # What tasks need is imported before children are forked, so that they share one copy of it.
     call_guarded(lambda: backends.by_url(app.backend_cls or app.conf.result_backend, app.loader))
@@ -166,8 +170,8 @@ class LogSettings(NamedTuple):
 
 
 def set_up(app: Any, given: LogSettings, node: str, *, child: int = 0, redirects: bool = True) -> None:
-    """Set up the log of this process. `child`: 0 in the main process, else the number of the child.
-    `redirects`: printed text goes into the log.
+    """Set up logging in this process. `child` is 0 in the main process, else the number of the child. With
+    `redirects`, printed text is logged.
     """
     if app.log.already_setup:  # by the project, or by the main process if this child is one of its threads
         return
@@ -192,7 +196,7 @@ def set_up(app: Any, given: LogSettings, node: str, *, child: int = 0, redirects
 
 @contextmanager
 def in_main_process(app: Any, given: LogSettings, node: str) -> Iterator[None]:
-    """Log as Celery's main process does until the worker has ended; then output is printed again."""
+    """Log like Celery's main process until the worker has ended. Afterwards, output is printed again."""
     printed = sys.stdout, sys.stderr
     set_up(app, given, node)
     try:
@@ -203,9 +207,10 @@ def in_main_process(app: Any, given: LogSettings, node: str) -> Iterator[None]:
 
 @contextmanager
 def asked_for_successes() -> Iterator[None]:
-    """Let tracers that are made inside log successes, if the level of the child that runs them allows it.
+    """Make tracers that are created in this block log successes, if the log level of the child permits it.
 
-    Celery's tracer reads the level once, when it is made; here that is before a child's log is set up.
+    Celery's tracer reads the level once, when it is created. At that time, logging of the child is not set
+    up yet.
     """
     logger = logging.getLogger(TRACER)
     before = logger.level
@@ -217,14 +222,14 @@ def asked_for_successes() -> Iterator[None]:
 
 
 class FieldsBehind(logging.Formatter):
-    """Wraps a formatter of Celery's or the project's; Umbel's own lines get their fields after the text."""
+    """Wraps a formatter of Celery or the project. Umbel's log lines get their fields after the text."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
         self._inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """The formatted line; a line of Umbel's is one line of text with its fields."""
+        """Return the formatted line. A message of Umbel becomes a single line with its fields."""
         if record.name.partition(".")[0] != "umbel":
             return self._inner.format(record)
         text = with_fields(one_line(record.getMessage()), record)

@@ -1,15 +1,14 @@
-"""What Celery's worker does in its main process: signals, and endings of tasks that never ran to their end.
+"""Main process: send the signals of Celery's main process, and end tasks that did not run to completion.
 
-Such tasks were revoked, expired, lost, past their hard limit, or are unknown. Celery's backend decides what
-is stored for them and which errbacks are called; results and messages are captured and written with the
-settle.
+Such tasks were revoked, expired or lost, exceeded their hard limit, or are unknown. Celery's backend decides
+what is stored for them and which errbacks are called. Their results and messages are captured and written
+together with the acknowledgement.
 
-Signals are sent with the arguments that Celery's handlers know, in order, and only if a handler is connected.
-The log line about a received task is Celery's; it is written before the task can run, so that it precedes the
-lines about the task's end.
+Signals are sent in order with Celery's arguments, and only if a handler is connected. Celery's log line
+about a received task is written before the task can run, so that it precedes the lines about the task's end.
 
-Backends and handlers may block (Redis counts a chord's part, Django writes a row), so all of this happens off
-the worker's loop.
+Backends and handlers may block (Redis counts a part of a chord, Django writes a row), so this code does not
+run in the worker's event loop.
 """
 
 import logging
@@ -51,7 +50,7 @@ ATTEMPTS_MAX = 5  # to store how a task ended; then its message is settled witho
 
 
 class CeleryEndings:
-    """Called for a message whose task never ran to its end; returns what has to be stored and sent."""
+    """Called for a message whose task did not run to completion; returns what to store and send."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -88,8 +87,8 @@ class CeleryEndings:
 
 
 def _call_hooks(task: Any, context: Any, error: Exception) -> None:
-    """The task's hooks after its hard limit: its process has ended, so they run here, as in Celery's main
-    process.
+    """Call the task's hooks after its hard limit. Its process has been killed, so they run in the main
+    process, as in Celery.
     """
     call_guarded(task.on_failure, error, context.id, context.args, context.kwargs, einfo_of(error))
     if task_has_custom(task, "after_return"):
@@ -97,7 +96,7 @@ def _call_hooks(task: Any, context: Any, error: Exception) -> None:
 
 
 def einfo_of(error: Exception) -> Any:
-    """The ExceptionInfo for handlers of an error that was never raised."""
+    """Return an ExceptionInfo for an error that was not raised."""
     try:
         raise error
     except type(error):
@@ -105,7 +104,7 @@ def einfo_of(error: Exception) -> Any:
 
 
 def as_celery(error: Exception, task: str) -> Exception:
-    """The same ending as the exception that Celery's users catch, with the arguments it has there."""
+    """Convert an error to Celery's exception for the same case, with the same arguments."""
     made: Exception = _made(error, task)
     return made
 
@@ -136,7 +135,7 @@ strategy_log = logging.getLogger("celery.worker.strategy")  # the name that proj
 
 
 def notice_hooks(app: Any, node: str) -> NoticeHooks:
-    """The worker's hooks for those signals of Celery's that have receivers."""
+    """Return the worker's hooks for the signals that have receivers."""
     sender = MainSignals(app, node)
 
     def if_received(signal: Any, hook: Callable[..., None]) -> Any:
@@ -155,7 +154,7 @@ def notice_hooks(app: Any, node: str) -> NoticeHooks:
 
 
 class MainSignals:
-    """Sends Celery's signals of the main process, each with the arguments that its handlers know."""
+    """Sends the signals of Celery's main process with Celery's arguments."""
 
     def __init__(self, app: Any, node: str) -> None:
         self._app = app
@@ -205,7 +204,7 @@ class MainSignals:
             )
 
     def rejected(self, *, message: Message, queue: str, error: Exception) -> None:
-        """Send task_rejected; not for bytes that Celery could not decode either."""
+        """Send task_rejected, except for bytes that Celery cannot decode."""
         if isinstance(call_guarded(body_of, message, self._accept), Raised):
             return  # Celery has a log line for bytes that it cannot decode, and no signal
         shown = MessageStandIn(message, queue)
@@ -214,7 +213,7 @@ class MainSignals:
         signals.task_rejected.send(sender=self._worker, message=shown, exc=exc)
 
     def failed(self, *, message: Message, queue: str, error: Exception) -> None:
-        """Send task_failure for a task that failed outside a child, with its request in place."""
+        """Send task_failure for a task that failed outside a child, with its request on the request stack."""
         context = self._context(message, queue)
         task = context and self._app.tasks.get(context.task)
         if task is None:
@@ -236,7 +235,7 @@ class MainSignals:
             task.request_stack.pop()
 
     def _context(self, message: Message, queue: str) -> Any:
-        """The request as `task_prerun` would have it; None where the message cannot be read."""
+        """Return the request as in `task_prerun`; None if the message is unreadable."""
         read = call_guarded(request_of, message, self._accept, queue=queue, hostname=self._node)
         return None if isinstance(read, Raised) else Context(read.value, called_directly=False)
 

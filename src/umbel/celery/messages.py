@@ -1,13 +1,10 @@
-"""Messages of a Celery project, and what an ending task sends and stores.
+"""Messages: convert messages between Celery and Umbel, and capture what a task sends and stores when it ends.
 
-Messages are converted both ways: from what Celery hands to its producer to Umbel's, and from Umbel's to what
-Celery's tracer takes.
-
-By default Celery sends the next step of a chain and stores the result itself, each over a separate
-connection, and the worker acknowledges later: a crash in between repeats or splits what follows. Here a
-Capture collects results and follow-up messages while a task ends, and the worker writes them together with
-the acknowledgement, in one step where the broker can. What the task's own code sends with `delay()` is sent
-at once, as in Celery.
+Celery itself sends the next step of a chain and stores the result over separate connections, and
+acknowledges later. A crash in between can repeat or lose a step. Here a Capture collects results and
+follow-up messages while a task ends, and the worker writes them together with the acknowledgement, in one
+step if the broker supports it. Messages that the task's code sends with `delay()` are sent immediately, as
+in Celery.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,8 +43,8 @@ KOMBUS_MARK = b"__type__"  # in a body with values that JSON has no form for
 
 
 def outgoing_from(producer: Any, body: Any, headers: dict[str, Any], options: dict[str, Any]) -> Outgoing:
-    """A message from the arguments of `kombu.Producer.publish`. Its values must be encodable as JSON, as
-    kombu's are.
+    """Return a message from the arguments of `kombu.Producer.publish`. Its values must be encodable as JSON,
+    like kombu's.
     """
     data, content_type, content_encoding = producer._prepare(
         body, options.get("serializer"), compression=options.get("compression"), headers=headers
@@ -73,7 +70,9 @@ def outgoing_from(producer: Any, body: Any, headers: dict[str, Any], options: di
 
 
 def signed_for(app: Any, outgoing: Outgoing, *, signs_for: str | None, cause: str) -> Outgoing:
-    """A follow-up of a Celery task, signed like the task's own message. `signs_for`: as for a `Job`."""
+    """Return a follow-up of a Celery task, signed like the task's own message. `signs_for` is the same as in
+    a `Job`.
+    """
     keyring = settings_of(app).keyring
     if keyring is None or signs_for is None:
         return outgoing
@@ -83,7 +82,7 @@ def signed_for(app: Any, outgoing: Outgoing, *, signs_for: str | None, cause: st
 
 
 def signed_here(app: Any, outgoing: Outgoing) -> Outgoing:
-    """A message that a worker sends for the project by itself, signed if there are keys."""
+    """Return a message that the worker itself sends for the project, signed if there are keys."""
     ours = app_for(app)
     keyring = ours.settings.keyring
     return outgoing if keyring is None else signed(ours, keyring, outgoing)
@@ -97,7 +96,7 @@ _NOT_PROPERTIES = frozenset(
 
 
 def body_of(message: Message, accept: Any, compression: str | None = None) -> Any:
-    """The decoded body. Raises what kombu raises for content that is not accepted or cannot be read."""
+    """Decode the body. Raise kombu's errors for content that is not accepted or unreadable."""
     if not compression and message.content_type == JSON_CONTENT and JSON_CONTENT in accept:
         # Most are plain JSON, which msgspec reads in a sixth of kombu's time; not with kombu's type hints.
         try:
@@ -112,9 +111,10 @@ def body_of(message: Message, accept: Any, compression: str | None = None) -> An
 def request_of(
     message: Message, accept: Any, *, queue: str, hostname: str, redelivered: bool = False
 ) -> dict[str, Any]:
-    """What Celery's worker makes of a message for `Task.request`, arguments and embedded signatures included.
+    """Return the dict for `Task.request` that Celery's worker creates from a message, including arguments
+    and embedded signatures.
 
-    Raises what kombu raises for content that is not accepted, and any error for a message that is not a task.
+    Raise kombu's errors for content that is not accepted, and any error for a message that is not a task.
     """
     request = read_header_map(message.headers)
     args, kwargs, embed = body_of(message, accept, request.get("compression"))
@@ -129,7 +129,7 @@ def request_of(
 
 
 def keeps_errors(app: Any, task: Any, context: Any) -> bool:
-    """Whether a failure of this call is stored; `task` is None for an unknown task."""
+    """Return whether a failure of this call is stored. `task` is None for an unknown task."""
     ignored = context.ignore_result
     if ignored is None:
         ignored = task.ignore_result if task is not None else app.conf.task_ignore_result
@@ -153,9 +153,9 @@ def _milliseconds(expiration_s: float | None) -> int | None:
 
 
 class Capture:
-    """What one ending task has to store and to send: collected inside `with Capture(sign) as capture`.
+    """Collects what a task stores and sends when it ends, inside `with Capture(sign) as capture`.
 
-    `sign` gives a message its signature, if there are keys.
+    `sign` signs a message if there are keys.
     """
 
     __slots__ = ("_depth", "_token", "by_task", "chords", "follow_ups", "keeps_results", "last_sent", "sign")
@@ -188,7 +188,7 @@ class Capture:
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """What is sent inside this block is a part of the task's end."""
+        """Treat messages that are sent in this block as part of the task's end."""
         before = len(self.follow_ups)
         self._depth += 1
         try:
@@ -199,7 +199,7 @@ class Capture:
 
     @contextmanager
     def storing_at_once(self) -> Iterator[None]:
-        """Results are stored at once inside this block, because other workers will look for them."""
+        """Store results immediately in this block, because other workers will read them."""
         before, self.keeps_results = self.keeps_results, False
         try:
             yield
@@ -207,7 +207,7 @@ class Capture:
             self.keeps_results = before
 
     def take_last_sent(self) -> list[Outgoing]:
-        """Take back what `sending` collected last, because another step sends it."""
+        """Remove and return the messages that `sending` collected last, because another step sends them."""
         taken, self.last_sent = self.last_sent, []
         if taken:
             del self.follow_ups[-len(taken) :]
@@ -218,8 +218,8 @@ CAPTURE: ContextVar[Capture | None] = ContextVar("umbel.celery.messages", defaul
 
 
 def install(app: Any) -> None:
-    """Make the sends and retries of this process capturable. Call it once per process, before any task
-    runs.
+    """Patch Celery's sends and retries in this process so that they can be captured. Call it once, before
+    any task runs.
     """
     from celery.app.task import Task
 
@@ -233,7 +233,7 @@ def install(app: Any) -> None:
 
 
 def captured_call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the method; what it sends belongs to the end of the task."""
+    """Call the method, and treat the messages that it sends as part of the task's end."""
     capture = CAPTURE.get()
     if capture is None:
         return method(*args, **kwargs)
@@ -242,7 +242,7 @@ def captured_call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _retry_publish(publish: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replaces Celery's retries of a publish: nothing has to be retried, because nothing is sent yet."""
+    """Replace Celery's retries of a publish. Captured messages are not sent yet, so no retry is needed."""
     return captured_call(publish, *args, **kwargs)
 
 
@@ -264,7 +264,7 @@ class _Connection:
 
 
 class _Recorder:
-    """A producer that collects task messages for the outcome, and sends everything else."""
+    """A producer that collects task messages for the outcome, and sends all other messages."""
 
     connection = _Connection()
     _preparing = Producer(None)

@@ -1,6 +1,8 @@
-"""CeleryProject: what a worker asks of a Celery app (`launch.project.Project`), and its report at the start.
+"""CeleryProject: the interface of a worker to a Celery app (`launch.project.Project`), and the report at the
+start.
 
-A starting worker refuses what it cannot honour in a Celery project, and logs the rest.
+A worker does not start if the project uses unsupported features that would lose tasks or run them
+incorrectly. It logs all other differences.
 """
 
 import logging
@@ -40,8 +42,8 @@ log = logging.getLogger("umbel.celery")
 
 
 def refuse_or_report(app: Any, settings: Settings) -> None:
-    """Raise ConfigurationError for what cannot be honoured, and log the rest. The app must be loaded: its
-    modules register bootsteps, tasks and signals.
+    """Raise ConfigurationError for features with which a worker must not start, and log other differences.
+    The app must be loaded, because its modules register bootsteps, tasks and signals.
     """
     found = [finding for finding in findings(app) if _concerns(finding, app, settings)]
     refused = [finding for finding in found if finding.judged.refused]
@@ -60,9 +62,7 @@ def refuse_or_report(app: Any, settings: Settings) -> None:
 
 
 def for_the_pool(app: Any, settings: Settings) -> Settings:
-    """The settings without those of the project about child processes, if the pool has none: Celery ignores
-    them too.
-    """
+    """Reset settings about child processes if the pool has none, and log it. Celery ignores them too."""
     stated = settings_of(app)
     for name in ("worker_max_tasks_per_child", "worker_max_memory_per_child", "worker_child_start"):
         reason = lacks(settings.worker_pool, OPTIONS[name])
@@ -73,8 +73,8 @@ def for_the_pool(app: Any, settings: Settings) -> Settings:
 
 
 def _concerns(finding: Finding, app: Any, settings: Settings) -> bool:
-    """Whether a finding matters. Options of the command win: a worker with -P or -Q needs no other pool or
-    queue.
+    """Return whether a finding matters for this worker. Options of the command line have priority, so with
+    -P or -Q other pools and queues do not matter.
     """
     if finding.group == "queues":
         return finding.name in settings.worker_queues
@@ -122,7 +122,7 @@ class CeleryProject:
         return self._app
 
     def begin(self, settings: Settings, node: str) -> Settings:
-        """Load the app, select its queues, and refuse or report what a worker cannot honour."""
+        """Load the app, select its queues, and refuse or report unsupported features."""
         app = load(self._app)
         select_queues(app, settings.worker_queues)
         worker = WorkerStandIn(app, node)
@@ -135,32 +135,32 @@ class CeleryProject:
     def logging(
         self, level: str, logfile: str | None, node: str, *, as_json: bool
     ) -> AbstractContextManager[None]:
-        """Log as Celery's main process does, until the worker has ended."""
+        """Log like Celery's main process until the worker has ended."""
         load(self._app)  # handlers of the logging signals are in its modules
         return in_main_process(self._app, LogSettings(level, logfile, as_json), node)
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
-        """The rules of each task, by its options and the settings."""
+        """Return the rules of each task, from its options and the settings."""
         app = load(self._app)
         messages.install(app)
         return {name: _rules(task, settings) for name, task in app.tasks.items()}
 
     def task_names(self) -> Collection[str]:
-        """The names of all tasks of the loaded app."""
+        """Return the names of all tasks."""
         return list(load(self._app).tasks)
 
     def queue_of(self, task: str) -> str:
-        """The queue that Celery's router chooses for calls of this task."""
+        """Return the queue that Celery's router selects for this task."""
         options = self._app.amqp.router.route({}, task, (), {}, self._app.tasks[task])
         queue = options.get("queue")
         return str(getattr(queue, "name", queue) or self._app.conf.task_default_queue)
 
     def for_broker(self, settings: Settings) -> BrokerSettings:
-        """The settings of Umbel's broker, with the project's queues."""
+        """Return the settings of Umbel's broker, with the project's queues."""
         return broker_settings(self._app, settings)
 
     def open_backend(self, settings: Settings) -> Backend:
-        """Where the worker stores results; a ForeignBackend if Celery stores them."""
+        """Return the backend in which the worker stores results; a ForeignBackend if Celery stores them."""
         self._ours = open_results(self._app, settings)
         return self._ours or ForeignBackend(self._app)
 
@@ -169,11 +169,11 @@ class CeleryProject:
             mark_chords(self._ours, work)
 
     def end_without_running(self) -> EndWithoutRunning:
-        """What is called for tasks that never run to their end."""
+        """Return the handler for tasks that do not run to completion."""
         return CeleryEndings(self._app)
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
-        """Hooks that send worker_ready and worker_shutdown."""
+        """Return hooks that send worker_ready and worker_shutdown."""
         worker = WorkerStandIn(self._app, node)
         return LifeHooks(
             ready=partial(signals.worker_ready.send, sender=worker),
@@ -182,12 +182,12 @@ class CeleryProject:
         )
 
     def control_commands(self) -> Panel:
-        """The project's control commands, and Celery's `conf` and `report`."""
+        """Return the project's control commands, and Celery's `conf` and `report`."""
         load(self._app)  # a command may call this without a worker
         return celery_panel()
 
     def written_by_users(self, node: str) -> Mapping[str, Any]:
-        """The app's commands, signal hooks and schedule."""
+        """Return the app's commands, signal hooks and schedule."""
         app = self._app
         scheduler = partial(CelerySchedule, app) if has_schedule(app) else None
         return {
@@ -202,8 +202,8 @@ class CeleryProject:
 
 
 def _rules(task: Any, settings: Settings) -> TaskRules:
-    """The rules of a task as Celery's worker applies its options; a lost child is a failure unless they say
-    otherwise.
+    """Return the rules of a task with the meaning that its options have in Celery. By default, a task whose
+    child process is lost fails.
     """
     late = bool(task.acks_late)
     return TaskRules(

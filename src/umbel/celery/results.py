@@ -1,9 +1,9 @@
-"""Results: Celery's backends inside a worker.
+"""Results: use Celery's result backends in a worker.
 
-If the project's results are in Redis or are sent back (rpc), they are the same bytes that Umbel's own
-backends store, so the results of an ending task are captured and stored together with its settle. Every other
-backend (`django-db`, `database`, `cache`, files, …) stores by itself, before the settle, as under Celery. For
-these the worker has a ForeignBackend: it is given nothing to store, and is never asked for a result.
+Results in Redis and results that are sent back (rpc) have the same format in Celery and Umbel. They are
+captured when a task ends and stored together with its acknowledgement. All other backends (`django-db`,
+`database`, `cache`, files, …) store results themselves before the acknowledgement, as in Celery. For these
+the worker uses a ForeignBackend, which stores nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ ENDS = frozenset({"SUCCESS", "FAILURE", "RETRY", "REVOKED"})
 
 
 def open_results(app: Any, settings: Settings) -> Backend | None:
-    """The backend that stores results, if Umbel does that; else None. Celery's backends of the app are
-    captured.
+    """Return the backend that stores results if Umbel stores them; else None. Celery's backends of the app
+    are patched for capturing.
     """
     ours = open_backend(settings.backend, broker_settings(app, settings)) if backend_url(app) else None
     shares_settle = ours is not None and ours.shares_settle(settings.broker)
@@ -42,7 +42,7 @@ def open_results(app: Any, settings: Settings) -> Backend | None:
 
 
 def _install(app: Any, ours: Backend | None, *, shares_settle: bool, keeps_all: bool) -> None:
-    """Wrap every backend that this process opens for the app; Celery opens one per thread."""
+    """Patch each backend that this process opens for the app. Celery opens one for each thread."""
     made = app._get_backend
 
     def get_backend() -> Any:
@@ -77,7 +77,7 @@ class _CapturesErrbacks:
 
 
 class _CapturesRedis:
-    """Results wait in the capture; a reader in between (the join of a nested chord) sees them."""
+    """Adds results to the capture. Reads of the same task, such as the join of a nested chord, see them."""
 
     def _store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
@@ -94,7 +94,9 @@ class _CapturesRedis:
         return result
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> Any:
-        """Store the result first: the task that ends the chord reads all parts next."""
+        """Store the result before the part is counted, because the task that ends the chord then reads all
+        parts.
+        """
         capture, ours = CAPTURE.get(), vars(self).get("umbel_backend")
         stored = capture.by_task.get(request.id) if capture is not None else None
         if capture is not None and stored is not None and ours is not None:
@@ -103,8 +105,8 @@ class _CapturesRedis:
         return super().on_chord_part_return(request, state, result, **kwargs)  # type: ignore[misc]
 
     def _handle_group_chord_error(self, *args: Any, **kwargs: Any) -> Any:
-        """The body's tasks are stored as failed, then revoked: workers that receive the revoke must find the
-        state.
+        """Store the tasks of the body as failed before they are revoked, because workers that receive the
+        revoke read the state.
         """
         capture = CAPTURE.get()
         with capture.storing_at_once() if capture else nullcontext():
@@ -133,8 +135,8 @@ class _CapturesRedis:
 
 
 class _CapturesRpc:
-    """Results go to the client that asked; if UMBEL_BACKEND has moved them to a store, that keeps all of
-    them.
+    """Sends results to the client that asked for them. If UMBEL_BACKEND selects a store instead, all results
+    are stored.
     """
 
     umbel_keeps_all = False
@@ -159,10 +161,11 @@ class _CapturesRpc:
 
 
 def _replace_chord_scripts(backend: Any) -> None:
-    """The task that brings the last part claims the chord under its own name, and may repeat that.
+    """Replace the scripts for chords, so that the task with the last part claims the chord and can repeat
+    the claim.
 
-    Ending the chord sends the body and marks the chord done in one step, if broker and results share a
-    server. Else the body is sent with the settle, and the chord is marked done afterwards.
+    If broker and results share a server, sending the body and marking the chord as done is a single step.
+    Otherwise the body is sent with the acknowledgement, and the chord is marked as done afterwards.
     """
     ours: Backend = backend.umbel_backend
     add, clean, extend = (
@@ -205,7 +208,7 @@ def _replace_chord_scripts(backend: Any) -> None:
 
 
 def _lasting(backend: Any, script: Callable[..., Any]) -> Callable[..., Any]:
-    """Retry the script while Redis is unavailable, as long as Celery retries storing a result: running it
+    """Retry the script while Redis is unavailable, like Celery retries storing a result. Running the script
     twice is harmless.
     """
 
@@ -216,7 +219,9 @@ def _lasting(backend: Any, script: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mark_chords(ours: Backend, work: Sequence[bytes]) -> None:
-    """After the settle: mark these chords done, so that no redelivered part sends their bodies again."""
+    """Mark chords as done after the acknowledgement, so that a redelivered part does not send their bodies
+    again.
+    """
     for group_id in b"\n".join(work).decode().split("\n"):
         ours.end_chord(group_id, ())
 
@@ -238,8 +243,8 @@ def _bytes(value: Any) -> bytes:
 
 
 class ForeignBackend(Backend):
-    """The worker's backend if Celery's own one stores the results: it stores nothing, and refuses to be
-    asked.
+    """The worker's backend if Celery's backend stores the results. It stores nothing, and raises
+    NotSupported for reads.
     """
 
     def __init__(self, app: Any) -> None:
@@ -251,74 +256,74 @@ class ForeignBackend(Backend):
         return shown_backend(self._app)
 
     def shares_settle(self, broker_url: str) -> bool:
-        """Always True: nothing is stored here, so no separate step is needed."""
+        """Return True: this backend stores nothing, so no separate step is needed."""
         return True  # nothing comes here, so nothing has to be stored beside the settle
 
     def store(self, results: Sequence[StoredResult]) -> None:
-        """Accepts no results: NotSupported if there are any."""
+        """Raise NotSupported if there are any results."""
         if results:
             self._refuse()
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def wait(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     async def wait_async(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     async def read_async(
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def forget(self, task_ids: Iterable[str]) -> None:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def start_chord(self, group_id: str, size: int) -> None:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def claim_chord(self, group_id: str, by: str) -> bool:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def grow_chord(self, group_id: str, task_id: str) -> None:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def save_group(self, group_id: str, payload: bytes) -> None:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def read_group(self, group_id: str) -> bytes | None:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def forget_group(self, group_id: str) -> None:
-        """Raises NotSupported: Celery's backend does this itself."""
+        """Raise NotSupported; Celery's backend does this itself."""
         self._refuse()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
     def _refuse(self) -> NoReturn:
         raise NotSupported(

@@ -1,9 +1,10 @@
-"""CelerySchedule: the project's schedule, sent by the worker that holds the lease.
+"""CelerySchedule: send the project's periodic tasks from the worker that holds a lease.
 
-Celery's own scheduler class (or the project's: `django_celery_beat`'s) decides what is due; one worker of the
-cluster runs it. What it sends is sent under the lease, together with the times of the last runs. So a leader
-that was cut off sends nothing, and the next one continues from there: no slot is lost, none doubled. On
-RabbitMQ, which cannot do both in one step, the times are written first.
+Celery's scheduler class, or the project's (such as that of `django_celery_beat`), decides which tasks are
+due. One worker of the cluster runs it. Tasks are sent in one step with a check of the lease and with the
+times of the last runs. Therefore a leader that lost its lease cannot send, and the next leader continues
+without losing or repeating a run. RabbitMQ cannot do this in one step; there the times are written first, so
+a run can be lost but not repeated.
 """
 
 import logging
@@ -22,18 +23,19 @@ from umbel.wire.values import UNREADABLE
 from umbel.worker.foreign_scheduler import SchedulerTerm
 
 log = logging.getLogger("umbel.celery.schedule")
-TICK_MAX_S = 5.0  # a changed row or an added entry is seen within this time
-SCHEDULE_HEADER = "umbel_schedule"  # a header of what workers send, missing in what a `celery beat` sends
+TICK_MAX_S = 5.0  # limit for the time until a changed or added entry is noticed
+# a header of messages that workers send; messages of `celery beat` do not have it
+SCHEDULE_HEADER = "umbel_schedule"
 
-_Times = dict[str, tuple[float, int]]  # by entry: the last run in Unix time, and how many there were
+_Times = dict[str, tuple[float, int]]  # for each entry: the Unix time of the last run, and the number of runs
 
 
 class LeaseLost(Exception):
-    """Another worker leads: nothing was sent."""
+    """Raised if another worker holds the lease. Nothing was sent."""
 
 
 class CelerySchedule:
-    """The scheduler of a Celery project (`worker/foreign_scheduler.py`): one term of one leader."""
+    """The scheduler of one leader during one term (`worker/foreign_scheduler.py`)."""
 
     def __init__(self, app: Any, leadership: SchedulerTerm) -> None:
         self._app = app
@@ -41,21 +43,23 @@ class CelerySchedule:
         self._scheduler: Any = None
 
     def start(self) -> None:
-        """Make the project's scheduler, with the times that the last leader left."""
+        """Create the project's scheduler with the times that the last leader stored."""
         self._scheduler = _make(self._app, self._leadership)
 
     def tick(self) -> float:
-        """Send what is due; returns the seconds until the next tick. LeaseLost if another worker leads."""
+        """Send the tasks that are due, and return the seconds until the next tick. Raise LeaseLost if
+        another worker leads.
+        """
         if self._scheduler is None:
             self.start()
         try:
             return min(float(self._scheduler.tick()), TICK_MAX_S)
         except (LeaseLost, BrokerUnavailable):
-            self._drop()  # it counts the task as sent; a new scheduler reads the stored times
+            self._drop()  # this scheduler counts the task as sent; a new one reads the stored times
             raise
 
     def close(self, lost: bool) -> None:
-        """Save the scheduler's state, unless the lease is `lost`."""
+        """Save the scheduler's state unless the lease is `lost`."""
         if self._scheduler is None:
             return
         if lost:
@@ -64,6 +68,9 @@ class CelerySchedule:
             self._scheduler.sync()
 
     def _drop(self) -> None:
+        """Discard the scheduler without saving its state, because another leader may have stored newer
+        times.
+        """
         scheduler, self._scheduler = self._scheduler, None
         getattr(scheduler, "_dirty", set()).clear()
         finalize = getattr(scheduler, "_finalize", None)
@@ -73,20 +80,23 @@ class CelerySchedule:
 
 @cache
 def warn_of_beat() -> None:
-    """Warn, once in a process, that a `celery beat` sends what the workers send."""
+    """Warn once in a process that `celery beat` sends the same tasks as the workers."""
     log.warning(
-        "a task came from `celery beat`, and workers send the schedule themselves: it runs twice; "
+        "`celery beat` sent a task that workers also send, so it runs twice; "
         "stop `celery beat`, or start workers with --without-schedule"
     )
 
 
 def has_schedule(app: Any) -> bool:
-    """Whether there is anything to send: entries, or a scheduler class that reads them from elsewhere."""
+    """Return whether the app has a schedule: entries in the settings, or a scheduler class that may read
+    them elsewhere.
+    """
     app.finalize()
     return bool(app.conf.beat_schedule) or _is_custom(_class_of(app))
 
 
 def _class_of(app: Any) -> Any:
+    """Import the scheduler class of the project. Raise ConfigurationError if this fails."""
     stated = app.conf.beat_scheduler
     try:
         return symbol_by_name(stated)
@@ -97,12 +107,13 @@ def _class_of(app: Any) -> Any:
 
 
 def _is_custom(kind: Any) -> bool:
+    """Return whether this is not one of Celery's own scheduler classes."""
     return kind not in (Scheduler, PersistentScheduler)
 
 
 def _make(app: Any, leadership: SchedulerTerm) -> Any:
-    """The project's scheduler, fenced by the lease. The default scheduler of Celery runs here without
-    its file.
+    """Create the project's scheduler, fenced by the lease. Celery's default scheduler is used without its
+    file.
     """
     kind = _class_of(app)
     kind = kind if _is_custom(kind) else Scheduler
@@ -115,7 +126,9 @@ def _make(app: Any, leadership: SchedulerTerm) -> Any:
 
 
 def _go_on_from(scheduler: Any, times: Mapping[str, tuple[float, int]]) -> None:
-    """Continue where the last leader ended. A class that stores times itself may have missed the last one."""
+    """Continue from the times of the last leader. A scheduler class that stores times itself may not have
+    stored the last one.
+    """
     keeps_times = hasattr(scheduler, "_dirty")
     for name, entry in scheduler.schedule.items():
         at, count = times.get(name, (0.0, 0))
@@ -131,26 +144,29 @@ def _go_on_from(scheduler: Any, times: Mapping[str, tuple[float, int]]) -> None:
 
 
 class _Fenced:
-    """Mixed into a scheduler class: it sends under the lease, and syncs no more often than Celery does.
+    """A mixin for scheduler classes: it sends under the lease, and syncs as often as Celery.
 
-    To sync after each send would be no safer, because the lease holds the times; and `django_celery_beat`
-    writes whole rows then, which would overwrite concurrent edits.
+    Syncing after each send would not be safer, because the times are stored with the lease.
+    `django_celery_beat` writes complete rows when it syncs, which could overwrite concurrent edits.
     """
 
     umbel_leadership: SchedulerTerm
     umbel_times: _Times
     umbel_has_sent = False
-    producer = None  # nothing is sent over a separate connection
+    producer = None  # no separate connection is used for sending
 
     def reserve(self, entry: Any) -> Any:
+        """Return the entry after its next run, and store its times for `apply_entry`."""
         reserved = super().reserve(entry)  # type: ignore[misc]
         self.umbel_times[reserved.name] = (reserved.last_run_at.timestamp(), reserved.total_run_count or 0)
         return reserved
 
     def should_sync(self) -> bool:
+        """Return whether to save the state, at most as often as Celery does."""
         return self.umbel_has_sent and bool(super().should_sync())  # type: ignore[misc]
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Send a task that is due, with the times of the last runs, if this worker still holds the lease."""
         scheduler: Any = self
         leadership = self.umbel_leadership
         if not leadership.still_leader():
@@ -166,17 +182,19 @@ class _Fenced:
             scheduler._do_sync()
 
     def _times_of(self, names: Container[str]) -> bytes:
-        """The times of existing entries: a deleted entry leaves none behind."""
+        """Return the encoded times of the entries that still exist."""
         return msgspec.json.encode({name: time for name, time in self.umbel_times.items() if name in names})
 
 
 def _marked(entry: Any) -> Any:
+    """Add the header of messages that workers send."""
     headers = {**(entry.options.get("headers") or {}), SCHEDULE_HEADER: True}
     entry.options = {**entry.options, "headers": headers}
     return entry
 
 
 def _decode(state: bytes) -> _Times:
+    """Decode the stored times. If they are unreadable, log an error and start without them."""
     try:
         return msgspec.json.decode(state, type=_Times) if state else {}
     except UNREADABLE:

@@ -1,9 +1,9 @@
 """TABLE: a verdict for every setting of Celery 5.7 (`celery.app.defaults`).
 
-Here are the settings of tasks, of the schedule and of the worker; those of the broker and of results are in
-`connection_settings.py`. `configuration.py` maps by the table, `umbel celery check` and a starting worker
-report by it, and the page docs/celery-settings.md is made from it. It imports nothing of Celery, so that the
-page can be made without.
+This module contains the settings of tasks, schedule and worker; `connection_settings.py` contains those of
+broker and results. `configuration.py` converts settings by this table, `umbel celery check` and a starting
+worker report by it, and docs/celery-settings.md is generated from it. It does not import Celery, so that the
+page can be generated without Celery.
 """
 
 from collections.abc import Mapping

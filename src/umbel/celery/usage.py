@@ -1,7 +1,7 @@
-"""Usage: what a Celery project uses, each thing with the verdict on it.
+"""Usage: list the features of Celery that a project uses, with a verdict on each.
 
-A thing is used if it differs from Celery's default. What Celery and its own fix-ups add does not count as the
-project's.
+A feature is used if it differs from Celery's default. Features that Celery and its fix-ups add are not
+listed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +39,7 @@ _BY_ATTRIBUTE = ("broker_url", "result_backend")  # also read from the environme
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that the project uses, and the verdict on it."""
+    """A feature that the project uses, and the verdict on it."""
 
     group: str
     name: str
@@ -48,12 +48,12 @@ class Finding:
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether it does not work under Umbel."""
+        """Whether Umbel does not support it."""
         return self.judged.verdict is Verdict.NOT_SUPPORTED
 
 
 def findings(app: Any, *, all_settings: bool = False) -> list[Finding]:
-    """What the loaded app uses, in the order in which people look for it."""
+    """Return the features that the loaded app uses, in the order of the report."""
     sources: tuple[Callable[[Any], Iterator[Finding]], ...] = (
         lambda app: _settings(app, all_settings=all_settings),
         _broker_options,
@@ -69,7 +69,7 @@ def findings(app: Any, *, all_settings: bool = False) -> list[Finding]:
 
 
 def recommendations(app: Any) -> list[str]:
-    """What makes the project safer, the costliest omission first."""
+    """Return recommendations that make the project safer, the most important first."""
     found = []
     own = [task for name, task in app.tasks.items() if not name.startswith("celery.")]
     early = [task for task in own if not task.acks_late]
@@ -107,7 +107,7 @@ def _settings(app: Any, *, all_settings: bool) -> Iterator[Finding]:
 
 
 def setting(app: Any, name: str) -> Any:
-    """The value of a setting, as Celery resolves it."""
+    """Return the value of a setting, as Celery resolves it."""
     value = getattr(app.conf, name) if name in _BY_ATTRIBUTE else app.conf[name]
     if name == "broker_write_url" and value == (app.conf["broker_read_url"] or app.conf.broker_url):
         return None  # both addresses name one broker
@@ -115,7 +115,7 @@ def setting(app: Any, name: str) -> Any:
 
 
 def shown_setting(name: str, value: Any) -> str:
-    """The value as it may be shown: shortened, without passwords and secrets."""
+    """Return the value of a setting for display: shortened, without passwords and secrets."""
     if name.endswith("_url") or name == "result_backend":
         stated = [str(part) for part in value] if isinstance(value, list | tuple) else [str(value)]
         return "" if value is None else cut(";".join(map(without_password, stated)), VALUE_CHARS_MAX)
@@ -203,7 +203,7 @@ def _used_by(task: Any) -> Iterator[tuple[str, Judged]]:
 
 
 def _is_from_settings(task: Any, option: str, stated: Any) -> bool:
-    """Whether the option comes from the app's settings, which are listed already."""
+    """Return whether the option comes from the app's settings, which are listed separately."""
     names = dict(task.from_config)
     return option in names and stated == task.app.conf[names[option]]
 
@@ -220,7 +220,7 @@ def _signals(_: Any) -> Iterator[Finding]:
 
 
 def _receiver(ref: Any) -> str:
-    """The full name of a handler; "" for one that has been collected."""
+    """Return the full name of a handler; "" for a handler that was garbage-collected."""
     target = ref() if isinstance(ref, ReferenceType) else ref
     if target is None:
         return ""

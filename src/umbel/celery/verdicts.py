@@ -1,7 +1,7 @@
-"""Verdicts: what becomes of one thing that a Celery project uses when Umbel runs its worker.
+"""Verdicts: whether Umbel supports a feature of Celery.
 
-The options of tasks and queues and the signals are listed here; the settings are in `settings_table.py`.
-Nothing of Celery is imported, so that the documentation can be made without it.
+This module lists the options of tasks and queues, and the signals; `settings_table.py` lists the settings.
+It does not import Celery, so that the documentation can be generated without Celery.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """How far something of Celery's works under Umbel."""
+    """How Umbel supports a feature of Celery."""
 
     WORKS = "works"
     DIFFERS = "differs"
@@ -25,9 +25,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """`note`: how it works here, why it has no effect, or what to do instead.
+    """A verdict with a note: how the feature works in Umbel, why it has no effect, or what to use instead.
 
-    `refused`: a worker does not start with it, because tasks would be lost or run incorrectly.
+    If `refused`, a worker does not start, because tasks would be lost or run incorrectly.
     """
 
     verdict: Verdict
@@ -37,9 +37,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting of Celery's. `ours`: the setting of Umbel's that it becomes, by `read` from the app.
+    """A setting of Celery. `ours` is the corresponding setting of Umbel; `read` returns its value from the
+    app.
 
-    `judge`: the verdict on a value, if some values have another verdict than the setting itself.
+    `judge` returns the verdict on values that differ from the setting's own verdict.
     """
 
     name: str
@@ -49,11 +50,11 @@ class Row:
     judge: Callable[[Any], Judged | None] | None = None
 
     def value(self, app: Any) -> Any:
-        """The value of `ours`; None: leave it at its default."""
+        """Return the value of `ours`; None for its default."""
         return app.conf[self.name] if self.read is None else self.read(app)
 
     def verdict_on(self, value: Any) -> Judged:
-        """The verdict on this value of the setting."""
+        """Return the verdict on this value of the setting."""
         return (self.judge(value) if self.judge else None) or self.judged
 
 
@@ -69,41 +70,41 @@ def works(
     read: Callable[[Any], Any] | None = None,
     judge: Callable[[Any], Judged | None] | None = None,
 ) -> Row:
-    """A setting that works as in Celery, perhaps as one of Umbel's."""
+    """Return the row of a setting that works as in Celery, possibly as a setting of Umbel."""
     shown = "; ".join(part for part in (f"becomes `{ours}`" if ours else "", note) if part)
     return Row(name, Judged(Verdict.WORKS, shown or LIBRARY), ours, read, judge)
 
 
 def client(name: str, more: str = "") -> Row:
-    """A setting that only clients read."""
+    """Return the row of a setting that only clients read."""
     return Row(name, Judged(Verdict.WORKS, f"{CLIENT}; {more}" if more else CLIENT))
 
 
 def differs(
     name: str, how: str, *, ours: str = "", read: Callable[[Any], Any] | None = None, judge: Any = None
 ) -> Row:
-    """A setting that works differently; `how` says in which way."""
+    """Return the row of a setting that works differently; `how` describes the difference."""
     shown = f"becomes `{ours}`; {how}" if ours else how
     return Row(name, Judged(Verdict.DIFFERS, shown), ours, read, judge)
 
 
 def idle(name: str, why: str) -> Row:
-    """A setting without effect."""
+    """Return the row of a setting without effect."""
     return Row(name, Judged(Verdict.NO_EFFECT, why))
 
 
 def unsupported(name: str, remedy: str, *, refused: bool = True) -> Row:
-    """A setting that is not supported; `remedy` says what to do instead."""
+    """Return the row of an unsupported setting; `remedy` describes what to do instead."""
     return Row(name, Judged(Verdict.NOT_SUPPORTED, remedy, refused))
 
 
 def refusal(remedy: str) -> Judged:
-    """The verdict on something with which a worker does not start."""
+    """Return the verdict on a feature with which a worker does not start."""
     return Judged(Verdict.NOT_SUPPORTED, remedy, refused=True)
 
 
 def each(prefix: str, names: str, row: Callable[[str], Row]) -> Iterable[Row]:
-    """One row for each of the names, with the prefix before it."""
+    """Return a row for each name, with the prefix before the name."""
     return [row(f"{prefix}_{name}") for name in names.split()]
 
 

@@ -1,7 +1,6 @@
-"""What the commands that query workers share: their options, the target workers, exit codes and printed
-replies.
+"""Parts that all commands which query workers share: options, target workers, exit codes, printed replies.
 
-Exit codes: 0 all expected workers replied; 69 none did; 75 some did not.
+Exit codes: 0 if all expected workers replied, 69 if none did, 75 if some did not.
 """
 
 import json
@@ -34,15 +33,11 @@ from umbel.text import one_line, without_password
 from umbel.wire.control import LetterRow, QueueRow, ScheduledRow, TaskRow, rows
 
 # ---- asking ----------------------------------------------------------------------------------------
-#
-# What the commands that query workers share: their options, the target workers, exit codes.
-#
-# Exit codes: 0 all expected workers answered; 69 none did; 75 some did not.
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Which workers a command addresses, and how long it waits for their replies."""
+    """The workers that a command addresses, and the seconds that it waits for their replies."""
 
     destination: tuple[str, ...] | None
     pattern: str | None
@@ -55,7 +50,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Question:
-    """The options that every command that queries workers has: app, broker, targets, output format."""
+    """The options of every command that queries workers: app, broker, targets, output format."""
 
     app_name: str | None
     url: str | None
@@ -63,7 +58,7 @@ class Question:
     as_json: bool
 
     def ask(self, method: str, arguments: Mapping[str, Any] | None = None) -> "Answers":
-        """Send the remote command, and return the replies of the workers."""
+        """Send a remote command to the target workers, and return their replies."""
         asked = arguments or {}
         return ask_in_time(
             self.app_name,
@@ -73,7 +68,7 @@ class Question:
         )
 
     def tell(self, method: str, arguments: Mapping[str, Any]) -> None:
-        """Send the remote command without waiting for replies."""
+        """Send a remote command without waiting for replies."""
         whom: dict[str, Any] = {
             "destination": self.to.destination,
             "pattern": self.to.pattern,
@@ -87,7 +82,7 @@ class Question:
         )
 
     def show(self, answers: "Answers", print_answers: Callable[["Answers"], None], **more: Any) -> int:
-        """Print the replies, as JSON together with `more`, or for people; return the exit code."""
+        """Print the replies as JSON, together with `more`, or as text; return the exit code."""
         if self.as_json:
             print_json({**as_data(answers), **more})
         elif answers.replies:
@@ -95,6 +90,7 @@ class Question:
         return judge(answers, self._how_to_start())
 
     def _how_to_start(self) -> str:
+        """Return a hint with the command that starts a worker for the same app or broker."""
         named = [f" -A {self.app_name}"] if self.app_name else []
         named += [f" -b {without_password(self.url)}"] if self.url else []
         elsewhere = "" if self.url else ", or name the broker of a running one with -b"
@@ -102,7 +98,7 @@ class Question:
 
 
 def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the options of a command that queries workers, and pass them to it as one `Question`."""
+    """Add the options for querying workers to a command, and pass them to it as a `Question`."""
 
     @wraps(function)
     def gathered(
@@ -116,6 +112,7 @@ def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
         as_json: bool,
         **rest: Any,
     ) -> int:
+        """Pass the parsed options as a `Question`."""
         to = targets_of(destination, glob, regex, timeout_s)
         return function(Question(app_name, url, to, as_json), **rest)
 
@@ -141,7 +138,9 @@ def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
 def targets_of(
     destination: str | None, glob: str | None, regex: str | None, timeout_s: float | None
 ) -> Targets:
-    """The targets that -d, --glob, --regex and --timeout name; UsageError if they contradict each other."""
+    """Return the targets that -d, --glob, --regex and --timeout select. Raise UsageError if they contradict
+    each other.
+    """
     if sum(given is not None for given in (destination, glob, regex)) > 1:
         raise click.UsageError("give only one of --destination, --glob and --regex")
     if timeout_s is not None and not timeout_s > 0:
@@ -155,7 +154,7 @@ def targets_of(
 
 
 async def ask_on(broker: FanOut, to: Targets, method: str, arguments: Mapping[str, Any]) -> "Answers":
-    """Send a remote command through an open broker, and return the replies of the workers."""
+    """Send a remote command through an open broker, and return the workers' replies."""
     return await ControlClient(broker).ask(
         method,
         arguments,
@@ -167,9 +166,9 @@ async def ask_on(broker: FanOut, to: Targets, method: str, arguments: Mapping[st
 
 
 def judge(answers: "Answers", if_nobody: str = "") -> int:
-    """Print on stderr which workers did not reply and which replies were cut; return the exit code.
+    """Print missing and truncated replies on stderr, and return the exit code.
 
-    `if_nobody`: a hint that is printed where no worker is known at all.
+    `if_nobody` is a hint to print if no worker is known.
     """
     for node, total in sorted(answers.totals.items()):
         shown = len(answers.replies[node])
@@ -189,13 +188,14 @@ def judge(answers: "Answers", if_nobody: str = "") -> int:
 
 
 def _silence(known: "MemberReport") -> str:
+    """Describe a worker that did not reply."""
     if known.state == "unknown":
         return f"{known.node} did not answer"
     return f"{known.node} silent for {known.silent_s:.0f} s ({known.state})"
 
 
 def as_data(answers: "Answers") -> dict[str, Any]:
-    """For --json: the replies, and the workers that should have replied."""
+    """Return the replies and the workers that did not reply, for --json."""
     return {
         "replies": dict(answers.replies),
         "silent": [
@@ -209,7 +209,9 @@ def as_data(answers: "Answers") -> dict[str, Any]:
 
 
 def find_command(app_name: str | None, name: str, *, changes: bool) -> "Command":
-    """Find a built-in command or one of the app's; UsageError with the nearest name if there is none."""
+    """Find a remote command, built-in or of the app. Raise UsageError with the most similar name if there is
+    none.
+    """
     panel = known_commands(app_name)
     command = panel.find(name)
     verb, other = ("control", "inspect") if changes else ("inspect", "control")
@@ -223,7 +225,7 @@ def find_command(app_name: str | None, name: str, *, changes: bool) -> "Command"
 
 
 def list_commands(app_name: str | None, *, changes: bool) -> None:
-    """Print the remote commands that change something, or those that only query."""
+    """Print the remote commands: those that change something, or those that only query."""
     rows = [
         (f"{entry.name} {entry.usage}".strip(), entry.help)
         for entry in sorted(known_commands(app_name), key=lambda entry: entry.name)
@@ -233,7 +235,7 @@ def list_commands(app_name: str | None, *, changes: bool) -> None:
 
 
 def arguments_of(command: "Command", words: Sequence[str]) -> dict[str, Any]:
-    """The arguments of a remote command from words of the command line; UsageError if they do not fit."""
+    """Parse the arguments of a remote command from words. Raise UsageError if they do not match."""
     try:
         return command.arguments_from(words)
     except TypeError as error:
@@ -241,14 +243,14 @@ def arguments_of(command: "Command", words: Sequence[str]) -> dict[str, Any]:
 
 
 # ---- answers ---------------------------------------------------------------------------------------
-#
-# How replies of workers are printed for people: as tables where they have rows, else unchanged.
 
 TEXT_MAX = 60
 
 
 def print_answers(command: str, answers: "Answers") -> None:
-    """Print a table of all nodes' rows where the command has one; replies without rows are printed below."""
+    """Print the replies of all nodes as a table if the command has one. Replies without rows, such as
+    errors, are printed below the table.
+    """
     if command not in TABLES:
         print_replies(answers)
         return
@@ -265,12 +267,12 @@ def print_answers(command: str, answers: "Answers") -> None:
 
 
 def print_replies(answers: "Answers") -> None:
-    """Print the replies of all nodes, each below the name of its node."""
+    """Print the reply of each node below the node's name."""
     print_values(sorted(answers.replies.items()))
 
 
 def print_values(values: Iterable[tuple[str, Any]]) -> None:
-    """Print a value below the name of each node."""
+    """Print the value of each node below the node's name."""
     for node, value in values:
         click.echo(f"{click.style(one_line(node), bold=True)}: {_mark(value)}")
         for line in _lines(value):
@@ -278,14 +280,17 @@ def print_values(values: Iterable[tuple[str, Any]]) -> None:
 
 
 def _has_rows(value: Any) -> bool:
+    """Return whether a reply is a list of dicts, which can be shown as a table."""
     return isinstance(value, list) and all(isinstance(row, dict) for row in value)
 
 
 def _mark(value: Any) -> str:
+    """Return "ok" or "error" for a reply."""
     return "ok" if error_of(value) is None else click.style("error", fg="red")
 
 
 def _lines(value: Any) -> list[str]:
+    """Return the lines that show a reply: texts unchanged, everything else as JSON."""
     if isinstance(value, dict) and len(value) == 1 and ("ok" in value or "error" in value):
         return str(next(iter(value.values()))).strip().splitlines()
     if value is None:
@@ -300,6 +305,7 @@ def _lines(value: Any) -> list[str]:
 
 
 def _requests(value: list[Any]) -> Iterable[Sequence[object]]:
+    """Return the rows for active or reserved tasks."""
     for row, given in zip(rows(value, TaskRow), value, strict=True):
         running = "" if row.time_start is None else f"{max(0.0, time() - row.time_start):.1f} s"
         arguments = ", ".join(_short(given[name]) for name in ("args", "kwargs") if given.get(name))
@@ -307,20 +313,24 @@ def _requests(value: list[Any]) -> Iterable[Sequence[object]]:
 
 
 def _scheduled(value: list[Any]) -> Iterable[Sequence[object]]:
+    """Return the rows for tasks that wait for their time."""
     for row in rows(value, ScheduledRow):
         yield row.eta or "", row.request.id or "", row.request.name or ""
 
 
 def _queues(value: list[Any]) -> Iterable[Sequence[object]]:
+    """Return the rows for consumed queues."""
     for row in rows(value, QueueRow):
         yield row.name or "", row.exchange.name or "", row.routing_key or ""
 
 
 def _fields(*names: str) -> Callable[[list[Any]], Iterable[Sequence[object]]]:
+    """Return a function for rows with these fields of each dict."""
     return lambda value: ([row.get(name, "") for name in names] for row in value)
 
 
 def _letters(value: list[Any]) -> Iterable[Sequence[object]]:
+    """Return the rows for dead letters."""
     for row in rows(value, LetterRow):
         at = row.buried_at
         buried = "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
@@ -330,6 +340,7 @@ def _letters(value: list[Any]) -> Iterable[Sequence[object]]:
 
 
 def _short(value: Any) -> str:
+    """Return a value as text, shortened for a table."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
 

@@ -1,6 +1,4 @@
-"""How a command reaches the cluster: it opens the broker, asks, and closes it; and which remote commands
-there are.
-"""
+"""Access to the cluster for commands: call the broker, and find the known remote commands."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,27 +16,23 @@ from umbel.errors import AppNotFound, BrokerUnavailable
 from umbel.launch.loading import find_app
 from umbel.protocol.pidbox import ANSWERS_S
 
-# ---- how a command talks to the broker -------------------------------------------------------------
-#
-# Open it, ask, close it.
+# ---- calling the broker ----------------------------------------------------------------------------
 
 T = TypeVar("T")
 SLACK_S, SLACK = (
     0.05,
     0.05,
-)  # seconds, and a share of the limit: on a busy machine the inner time limit ends a little late
+)  # seconds, and a share of the limit; on a busy machine an inner time limit expires a little late
 
 
 class ClusterBroker(FanOut, ClusterRecord, Protocol):
-    """What commands about the cluster need of a broker: its nodes, and the store that they share."""
+    """The parts of a broker that cluster commands need: broadcasts and the shared cluster record."""
 
 
 def ask_broker(
     app_name: str | None, question: Callable[[Broker], Awaitable[T]], *, url: str | None = None
 ) -> T:
-    """Open the broker at the address, run the question on it, and close it. Without an address, the app's
-    broker.
-    """
+    """Open a broker, run `question` on it, and close it. Without `url`, this is the app's broker."""
 
     settings = _at(url) if url else find_app(app_name).app.broker_settings()
 
@@ -60,9 +54,8 @@ def ask_in_time(
     *,
     url: str | None = None,
 ) -> T:
-    """Like `ask_broker`, with limits: `timeout_s` to connect, twice as much to send and get replies.
-
-    Raises BrokerUnavailable when a limit is exceeded.
+    """Like `ask_broker`, with time limits: `timeout_s` to connect, and twice that for `question`. Raise
+    BrokerUnavailable if a limit is exceeded.
     """
 
     settings = _at(url) if url else find_app(app_name).app.broker_settings()
@@ -84,7 +77,9 @@ def ask_in_time(
 
 
 async def _within(limit_s: float, work: Awaitable[T], what: str) -> T:
-    """Run one step. Its own time limit is a little shorter; this one catches steps without a limit."""
+    """Run one step with a time limit. Most steps have a slightly shorter limit; this one catches those
+    without.
+    """
     limit = asyncio.timeout(limit_s + SLACK_S + SLACK * limit_s)
     try:
         async with limit:
@@ -96,14 +91,16 @@ async def _within(limit_s: float, work: Awaitable[T], what: str) -> T:
 
 
 async def _close(broker: BrokerConnection, limit_s: float) -> None:
-    """Skip the closing handshake with a broker that is silent."""
+    """Close the connection; skip the closing handshake if the broker does not answer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await broker.close()
 
 
 def _at(url: str) -> BrokerSettings:
-    """Settings of a broker without an app; the rest comes from the environment or the project."""
+    """Return broker settings without an app; the other settings come from the environment or
+    pyproject.toml.
+    """
     settings = assemble({})
     return BrokerSettings(
         url,
@@ -114,14 +111,12 @@ def _at(url: str) -> BrokerSettings:
     )
 
 
-# ---- the remote commands ---------------------------------------------------------------------------
-#
-# The built-in ones, and those of the app.
+# ---- remote commands -------------------------------------------------------------------------------
 
 
 def known_commands(app_name: str | None) -> Panel:
-    """The remote commands that a command line can use; without an app the built-in ones. Raises AppNotFound
-    for an app that was named.
+    """Return the remote commands that are available; without an app, the built-in ones. Raise AppNotFound if
+    `app_name` is given and cannot be found.
     """
     panel = builtin_panel()
     try:

@@ -1,4 +1,4 @@
-"""`umbel call` and `umbel result`: send a task from the shell, and show its result."""
+"""`umbel call` and `umbel result`: send a task from the command line, and show its result."""
 
 import json
 from collections.abc import Iterable
@@ -17,8 +17,6 @@ from umbel.wire.message import parse_instant
 from umbel.wire.result import decode_result
 
 # ---- result ----------------------------------------------------------------------------------------
-#
-# `umbel result`: show how a task ended.
 
 
 @click.command("result")
@@ -41,7 +39,9 @@ def result_command(app_name: str | None, task_id: str, wait: float, forget: bool
 
 
 def show(app: "App", task_id: str, *, wait: float, as_json: bool) -> int:
-    """Print the stored result of a task, waiting for it up to `wait` seconds; return the exit code."""
+    """Print the stored result of a task, and return the exit code. Wait up to `wait` seconds for the
+    result.
+    """
     if wait > 0:
         app.backend.wait([task_id], wait)
     stored = app.backend.read([task_id]).get(task_id)
@@ -68,6 +68,7 @@ def show(app: "App", task_id: str, *, wait: float, as_json: bool) -> int:
 
 
 def _described(result: object) -> str:
+    """Return the text of a failed task's stored result."""
     if isinstance(result, dict) and "exc_type" in result:
         message = result.get("exc_message") or []
         args = message if isinstance(message, list | tuple) else [message]
@@ -76,11 +77,10 @@ def _described(result: object) -> str:
 
 
 # ---- call ------------------------------------------------------------------------------------------
-#
-# `umbel call`: send a task from the shell.
 
 
 def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
+    """Check --eta, and return it unchanged."""
 
     try:
         if text is not None:
@@ -141,7 +141,7 @@ def send_task_command(
             raise click.UsageError(str(error)) from None
     try:
         result = app.send(task, positional, keywords, given)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:  # an option out of its bounds
+    except (TypeError, ValueError) as error:  # the value of an option is out of range
         raise click.UsageError(str(error)) from None
     if wait is None:
         _print({"task_id": result.id}, result.id, as_json=as_json)
@@ -151,7 +151,7 @@ def send_task_command(
 
 
 def _find(app_name: str | None, url: str | None) -> FoundApp | None:
-    """Find the app; None where there is none and the broker's address is given."""
+    """Find the app. Return None if there is none and the broker's address is given."""
     use_broker(url)
     try:
         return find_app(app_name)
@@ -162,7 +162,7 @@ def _find(app_name: str | None, url: str | None) -> FoundApp | None:
 
 
 def _take(words: Iterable[str], positional: list[Any], keywords: dict[str, Any]) -> None:
-    """Add the arguments that were typed one by one to those that were given as JSON."""
+    """Add arguments that were given as words to those that were given as JSON."""
     for word in words:
         name, equals, text = word.partition("=")
         if not (equals and name.isidentifier()):
@@ -174,10 +174,12 @@ def _take(words: Iterable[str], positional: list[Any], keywords: dict[str, Any])
 
 
 def _print(data: dict[str, Any], text: str, *, as_json: bool) -> None:
+    """Print data as JSON or as text."""
     click.echo(json.dumps(data) if as_json else text)
 
 
 def _value(text: str) -> Any:
+    """Parse a word as JSON; return it as text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -185,6 +187,7 @@ def _value(text: str) -> Any:
 
 
 def _json_list(text: str | None) -> list[Any]:
+    """Parse --args. Raise BadParameter if it is not a JSON list."""
     found = _parsed(text, "--args") if text else []
     if not isinstance(found, list):
         raise click.BadParameter(f"{text!r} is not a JSON list", param_hint="--args")
@@ -192,6 +195,7 @@ def _json_list(text: str | None) -> list[Any]:
 
 
 def _json_object(text: str | None) -> dict[str, Any]:
+    """Parse --kwargs. Raise BadParameter if it is not a JSON object."""
     found = _parsed(text, "--kwargs") if text else {}
     if not isinstance(found, dict):
         raise click.BadParameter(f"{text!r} is not a JSON object", param_hint="--kwargs")
@@ -199,6 +203,7 @@ def _json_object(text: str | None) -> dict[str, Any]:
 
 
 def _parsed(text: str, option: str) -> Any:
+    """Parse the JSON of an option. Raise BadParameter if it is invalid."""
     try:
         return json.loads(text)
     except ValueError as error:

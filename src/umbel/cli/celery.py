@@ -1,4 +1,4 @@
-"""`umbel celery`: checks what a Celery project uses, before Umbel runs its worker."""
+"""`umbel celery`: check whether Umbel supports what a Celery project uses."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 
 # ---- check -----------------------------------------------------------------------------------------
-#
-# `umbel celery check`: before switching, what a Celery project uses and what becomes of it here.
 
 
 @click.command("check")
 @app_option
-@click.option("--all", "all_settings", is_flag=True, help="Show every setting, also those at their defaults.")
+@click.option(
+    "--all", "all_settings", is_flag=True, help="Show every setting, including those with default values."
+)
 @json_option
 def check_command(app_name: str | None, all_settings: bool, as_json: bool) -> int:
-    """List what a Celery project uses, and what becomes of it under `umbel worker`.
+    """List the Celery features that a project uses, and whether `umbel worker` supports them.
 
-    Shows settings, queues, schedule, options of tasks, signals, bootsteps, control commands and classes
-    that are not as Celery has them by default. Sends nothing and needs no broker.
+    Shows settings, queues, schedule, task options, signals, bootsteps, control commands and classes that
+    differ from Celery's defaults. Sends nothing and needs no broker.
 
-    Exit code: 0 the worker can run it, 1 something that the project uses is not supported.
+    Exit code: 0 if the worker can run the project, 1 if it uses something that is not supported.
     """
     found = find_app(app_name)
     if found.project is None:
         raise click.UsageError(
             f"{found.app.name} is an umbel.App, not a Celery app: there is nothing to check"
         )
-    # Only now, and only for a Celery project: it needs Celery.
+    # Celery is needed only here.
     from umbel.celery.loading import load
     from umbel.celery.project import CeleryProject
     from umbel.celery.usage import findings, recommendations
@@ -61,6 +61,7 @@ def check_command(app_name: str | None, all_settings: bool, as_json: bool) -> in
 
 
 def _data(finding: "Finding") -> dict[str, Any]:
+    """Return a finding for --json."""
     return {
         "group": finding.group,
         "name": finding.name,
@@ -72,6 +73,7 @@ def _data(finding: "Finding") -> dict[str, Any]:
 
 
 def _print(listed: Sequence["Finding"], advice: Sequence[str], unsupported: Sequence["Finding"]) -> None:
+    """Print the findings by group, then the recommendations and the verdict."""
     for group, found in groupby(listed, key=lambda item: item.group):
         rows = [(item.name, item.value, item.judged.verdict.value, item.judged.note) for item in found]
         print_table((group, "value", "verdict", "note"), rows)
@@ -91,8 +93,6 @@ def _print(listed: Sequence["Finding"], advice: Sequence[str], unsupported: Sequ
 
 
 # ---- group -----------------------------------------------------------------------------------------
-#
-# `umbel celery`: the commands about Celery projects.
 
 COMMANDS = {
     "check": Lazy(

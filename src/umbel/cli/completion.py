@@ -1,9 +1,9 @@
-"""Completion in the shell: names of tasks, nodes, queues and remote commands.
+"""Shell completion: names of tasks, nodes, queues and remote commands.
 
-The app and the broker are those that -A and -b name, or that the command would find. On any error nothing
-is offered, because an error in the middle of a line helps nobody.
+The app and the broker are those that -A and -b name, or those that the command itself would find. On an
+error nothing is offered, because a message would garble the line that the user is typing.
 
-Imports are inside the functions: they run when somebody presses TAB, not with every command.
+Functions import what they need, so that commands start without these imports.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,20 +17,21 @@ import click
 if TYPE_CHECKING:
     from umbel.brokers.interface import Broker
 
-ASK_S = 1.0  # somebody waits at the keyboard
+ASK_S = 1.0  # the user waits for the completion
 Names = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _offered(names: Callable[[click.Context], Iterable[str]]) -> Names:
-    """Offer the names that begin with the typed text; of a list with commas, the last name is completed."""
+    """Offer the names that begin with the typed text. In a comma-separated list, complete the last name."""
 
     @wraps(names)
     def offer(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+        """Return the names that complete the typed text."""
         from umbel.errors import UmbelError
 
         before, comma, last = typed.rpartition(",")
         try:
-            with redirect_stdout(StringIO()):  # what the app prints is not a name
+            with redirect_stdout(StringIO()):  # discard output of the app
                 found = sorted(names(context))
         except (UmbelError, click.ClickException):
             return []
@@ -41,7 +42,7 @@ def _offered(names: Callable[[click.Context], Iterable[str]]) -> Names:
 
 @_offered
 def tasks(context: click.Context) -> Iterable[str]:
-    """Names of the app's tasks."""
+    """Return the names of the app's tasks."""
     from umbel.launch.loading import find_app
 
     found = find_app(_app_name(context))
@@ -51,7 +52,7 @@ def tasks(context: click.Context) -> Iterable[str]:
 
 @_offered
 def queues(context: click.Context) -> Iterable[str]:
-    """Queues of the broker, and those that the app names."""
+    """Return the queues of the broker, and those that the app names."""
     from umbel.cli.broker import ask_in_time
     from umbel.errors import BrokerError
 
@@ -59,13 +60,13 @@ def queues(context: click.Context) -> Iterable[str]:
         return list(await broker.queues())
 
     named, url = _queues_of_app(context), context.params.get("url")
-    with suppress(BrokerError):  # then only the queues that the app names are offered
+    with suppress(BrokerError):  # without the broker, offer only the queues that the app names
         named |= set(ask_in_time(_app_name(context), ask, ASK_S, url=url))
     return named
 
 
 def _queues_of_app(context: click.Context) -> set[str]:
-    """The queues that the app's settings and tasks name, empty or not."""
+    """Return the queues that the app's settings and tasks name, whether or not they exist at the broker."""
     from umbel.app.sending.preparation import queue_of
     from umbel.errors import AppNotFound
     from umbel.launch.loading import find_app
@@ -80,7 +81,7 @@ def _queues_of_app(context: click.Context) -> set[str]:
 
 @_offered
 def nodes(context: click.Context) -> Iterable[str]:
-    """Names of the workers that reply, and of silent ones."""
+    """Return the names of the workers that reply, and of known workers that do not."""
     from umbel.cli.broker import ask_in_time
     from umbel.control.client import ControlClient
 
@@ -93,17 +94,18 @@ def nodes(context: click.Context) -> Iterable[str]:
 
 @_offered
 def inspect_commands(context: click.Context) -> Iterable[str]:
-    """Remote commands that only query."""
+    """Return the names of remote commands that only query."""
     return _commands(context, changes=False)
 
 
 @_offered
 def control_commands(context: click.Context) -> Iterable[str]:
-    """Remote commands that change something."""
+    """Return the names of remote commands that change something."""
     return _commands(context, changes=True)
 
 
 def _commands(context: click.Context, *, changes: bool) -> Iterable[str]:
+    """Return the names of visible remote commands of one kind."""
     from umbel.cli.broker import known_commands
 
     known = known_commands(_app_name(context))
@@ -111,6 +113,8 @@ def _commands(context: click.Context, *, changes: bool) -> Iterable[str]:
 
 
 def _app_name(context: click.Context) -> str | None:
-    """The value of -A, before or after the command; completion does not run the command itself."""
+    """Return the value of -A, which may stand before or after the command. Completion does not run the
+    command, so its callback has not stored the value.
+    """
     name: str | None = context.params.get("app_name") or context.find_root().params.get("app_name")
     return name

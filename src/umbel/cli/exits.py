@@ -1,4 +1,4 @@
-"""Exit codes, the same for every command, documented in docs/commands.md."""
+"""Exit codes of all commands; docs/commands.md documents them."""
 
 OK = 0
 FAILED = 1

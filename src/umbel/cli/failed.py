@@ -1,5 +1,5 @@
-"""`umbel dlq` and `umbel task failed`: dead letters and retained failures: list, look into, send again,
-remove.
+"""`umbel dlq`, `umbel task failed` and `umbel task retry`: list, inspect, resend and remove dead letters and
+stored failures.
 """
 
 from collections import Counter
@@ -43,15 +43,13 @@ from umbel.wire.call import TaskHeaders, read_headers
 from umbel.wire.task import to_v2
 
 # ---- dlq -------------------------------------------------------------------------------------------
-#
-# `umbel dlq`: list the dead letters with their reasons, look into them, requeue or remove them.
 
 LIST_MAX = 100_000
 
 
 @click.group("dlq")
 def command() -> None:
-    """The dead letters: tasks that could not be run."""
+    """List, show, requeue or drop dead letters: tasks that could not be run."""
 
 
 @command.command("ls")
@@ -60,7 +58,7 @@ def command() -> None:
 @click.option("--limit", type=click.IntRange(1, LIST_MAX), default=100, show_default=True)
 @json_option
 def ls(app_name: str | None, url: str | None, limit: int, as_json: bool) -> int:
-    """List the dead letters, newest first, with the reason for each."""
+    """List the dead letters, newest first, each with its reason."""
     letters = ask_broker(app_name, lambda broker: broker.dead_letters(limit), url=url)
     rows = [_row(letter) for letter in letters]
     if as_json:
@@ -77,7 +75,7 @@ def ls(app_name: str | None, url: str | None, limit: int, as_json: bool) -> int:
 @click.argument("letters", nargs=-1, required=True)
 @json_option
 def show(app_name: str | None, url: str | None, letters: tuple[str, ...], as_json: bool) -> int:
-    """Show all that is known of dead letters, named by the id or task id that `ls` shows."""
+    """Show all fields of dead letters; name each by its id or task id from `ls`."""
     known = ask_broker(app_name, lambda broker: broker.dead_letters(LIST_MAX), url=url)
     chosen, missing = _choose(known, letters)
     rows = [_row(letter) | _more(letter) for letter in chosen]
@@ -107,10 +105,10 @@ def requeue(
     even_if_used: bool,
     as_json: bool,
 ) -> int:
-    """Requeue dead letters, named by the id or task id that `ls` shows.
+    """Requeue dead letters; name each by its id or task id from `ls`.
 
-    Each runs as the same task, flagged as redelivered. Its starts are counted from 0 again; `show` has
-    the earlier ones. With 'signing_keys' those are signed again that a worker vouches for.
+    Each runs with the same task id, flagged as redelivered. Its starts are counted from 0 again; `show`
+    shows the earlier starts. With 'signing_keys', messages that a worker vouches for are signed again.
     """
     _check_choice(letters, every=every, what="requeue")
 
@@ -138,13 +136,13 @@ def requeue(
 def drop(
     app_name: str | None, url: str | None, letters: tuple[str, ...], every: bool, yes: bool, as_json: bool
 ) -> int:
-    """Remove dead letters for good, named by the id or task id that `ls` shows."""
+    """Delete dead letters permanently; name each by its id or task id from `ls`."""
     _check_choice(letters, every=every, what="drop")
 
     known = ask_broker(app_name, lambda broker: broker.dead_letters(LIST_MAX), url=url)
     chosen, missing = (known, []) if every else _choose(known, letters)
-    if chosen and not yes:  # no connection waits for the answer: its heartbeats would stop
-        click.confirm(f"Remove {len(chosen)} dead letters for good?", err=True, abort=True)
+    if chosen and not yes:  # no connection is open during the prompt, because its heartbeats would stop
+        click.confirm(f"Delete {len(chosen)} dead letters permanently?", err=True, abort=True)
     ids = [letter.letter_id for letter in chosen]
     dropped = ask_broker(app_name, lambda broker: broker.drop_dead(ids), url=url) if ids else 0
     if as_json:
@@ -155,13 +153,14 @@ def drop(
 
 
 def _check_choice(letters: tuple[str, ...], *, every: bool, what: str) -> None:
+    """Raise UsageError unless either letters or --all are given."""
     if every == bool(letters):
         raise click.UsageError(f"name the dead letters to {what}, or give --all")
 
 
 def _choose(known: Sequence[DeadLetter], names: Iterable[str]) -> tuple[Sequence[DeadLetter], list[str]]:
-    """The letters of these names, each once, and the names without a letter. A task may have several
-    letters.
+    """Return the dead letters with these names, each once, and the names without a letter. A task may have
+    several letters.
     """
     by_name: dict[str, list[DeadLetter]] = {}
     for letter in known:
@@ -172,6 +171,7 @@ def _choose(known: Sequence[DeadLetter], names: Iterable[str]) -> tuple[Sequence
 
 
 def _ended(done: int, missing: Sequence[str]) -> int:
+    """Print the unknown names, and return the exit code."""
     for name in missing:
         say(f"umbel: unknown dead letter {name!r}; `umbel dlq ls` lists them", err=True)
     if missing:
@@ -180,11 +180,12 @@ def _ended(done: int, missing: Sequence[str]) -> int:
 
 
 def _row(letter: DeadLetter) -> dict[str, object]:
+    """Return the row of a dead letter."""
     return asdict(letter_row(letter))
 
 
 def _more(letter: DeadLetter) -> dict[str, object]:
-    """Fields of the message itself, as far as it can be read."""
+    """Return the fields of the message, as far as it is readable."""
     headers, message = _headers(letter), letter.message
     size: dict[str, object] = {"priority": message.priority, "bytes": len(message.body)}
     if headers is None:
@@ -203,6 +204,7 @@ def _more(letter: DeadLetter) -> dict[str, object]:
 
 
 def _headers(letter: DeadLetter) -> "TaskHeaders | None":
+    """Return the headers of a dead letter's message; None if they are unreadable."""
 
     try:
         return read_headers(to_v2(letter.message))
@@ -211,22 +213,20 @@ def _headers(letter: DeadLetter) -> "TaskHeaders | None":
 
 
 # ---- failed ----------------------------------------------------------------------------------------
-#
-# `umbel task failed`, `umbel task retry`: failed tasks whose messages are stored, and sending them again.
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 NAMES_SHOWN = 5
 
 
 class Where(click.ParamType[FilterCondition]):
-    """FIELD=GLOB or FIELD~PART."""
+    """The type of --where: FIELD=GLOB or FIELD~PART."""
 
     name = "condition"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> FilterCondition:
-        """Parse a condition; refuse a text that is not a condition."""
+        """Parse a condition; fail if the text is not a condition."""
         if isinstance(value, FilterCondition):
             return value
         try:
@@ -236,14 +236,14 @@ class Where(click.ParamType[FilterCondition]):
 
 
 def filter_options(function: FunctionT) -> FunctionT:
-    """Add --name, --since, --until and --where, which choose failed tasks."""
+    """Add --name, --since, --until and --where, which select failed tasks."""
     for option in (
         click.option(
             "--where",
             type=Where(),
             multiple=True,
             metavar="FIELD=GLOB|FIELD~PART",
-            help=f"Only where this holds; fields: {', '.join(FIELDS)}.",
+            help=f"Only tasks that match this condition; fields: {', '.join(FIELDS)}.",
         ),
         click.option("--until", type=Moment(), help="Failed before this time (UTC), or 15m, 2h, 3d ago."),
         click.option("--since", type=Moment(), help="Failed since this time (UTC), or 15m, 2h, 3d ago."),
@@ -260,7 +260,7 @@ def filter_options(function: FunctionT) -> FunctionT:
 @click.option("--limit", type=click.IntRange(1, LIST_MAX), default=100, show_default=True)
 @json_option
 def failed(app_name: str | None, url: str | None, limit: int, as_json: bool, **filters: Any) -> int:
-    """List failed tasks that can be retried, newest first: kept failures and dead letters."""
+    """List failed tasks that can be retried, newest first: stored failures and dead letters."""
     found = _find(app_name, url, _wanted((), filters))
     rows = [_failed_row(task) for task in found[:limit]]
     if as_json:
@@ -294,11 +294,11 @@ def retry(
 ) -> int:
     """Send failed tasks again, each as a new task with the same arguments.
 
-    Tasks are named by their ids, or chosen by filters. Those that match are counted first; then it asks.
-    A new task names the old one in its header `retry_of`; the old result is unchanged. An interrupted
+    Select tasks by their ids or by filters. The command shows how many match, and asks before it sends them.
+    The header `retry_of` of a new task names the old one; the old result is unchanged. An interrupted
     command can be repeated: no task is retried twice.
 
-    Exit code: 0; 3 if no such task is kept; 75 if some were not retried.
+    Exit code: 0; 3 if no such task is stored; 75 if some were not retried.
     """
     _check_failed_choice(task_ids, filters, every=every)
     wanted = _wanted(task_ids, filters)
@@ -306,7 +306,7 @@ def retry(
     if not found:
         click.echo("umbel: no such failed task is stored; `umbel task failed` lists those that are", err=True)
         return exits.NOT_FOUND
-    if not yes:  # no connection waits for the answer: its heartbeats would stop
+    if not yes:  # no connection is open during the prompt, because its heartbeats would stop
         click.confirm(one_line(f"Retry {_counted(found)}?"), err=True, abort=True)
     accept = _accepted(app_name, url)
 
@@ -323,6 +323,7 @@ def retry(
 
 
 def _print_outcome(done: RetryOutcome, missing: Sequence[str]) -> None:
+    """Print the retried tasks, and on stderr those that were not retried."""
     if len(done.sent) <= NAMES_SHOWN:
         for old, new in done.sent.items():
             say(f"{old} retried as {new}")
@@ -330,12 +331,13 @@ def _print_outcome(done: RetryOutcome, missing: Sequence[str]) -> None:
     for task_id, why in done.refused.items():
         say(f"umbel: {task_id} not retried: {why}", err=True)
     for task_id in done.gone:
-        say(f"umbel: {task_id} not retried: its message is gone; somebody else may have retried it", err=True)
+        say(f"umbel: {task_id} not retried: its message is gone; another user may have retried it", err=True)
     for task_id in missing:
         say(f"umbel: no message of the task {task_id} is stored", err=True)
 
 
 def _check_failed_choice(task_ids: Collection[str], filters: dict[str, Any], *, every: bool) -> None:
+    """Raise UsageError unless exactly one of ids, filters and --all is given."""
     if sum((bool(task_ids), any(filters.values()), every)) != 1:
         raise click.UsageError(
             "give exactly one: ids of tasks, filters (--name, --since, --until, --where), or --all"
@@ -343,6 +345,7 @@ def _check_failed_choice(task_ids: Collection[str], filters: dict[str, Any], *, 
 
 
 def _wanted(task_ids: Collection[str], filters: dict[str, Any]) -> FailureFilter:
+    """Return the filter for the ids and options of the command line."""
     since, until = filters["since"], filters["until"]
     return FailureFilter(
         ids=frozenset(task_ids),
@@ -354,7 +357,7 @@ def _wanted(task_ids: Collection[str], filters: dict[str, Any]) -> FailureFilter
 
 
 def _find(app_name: str | None, url: str | None, wanted: FailureFilter) -> list[FailedTask]:
-    """Find failed tasks. Without an app it is unknown which arguments are sensitive, so all are hidden."""
+    """Find failed tasks. With `url` there is no app that marks arguments as sensitive, so all are hidden."""
     tasks = {} if url else find_app(app_name).app.tasks
 
     def hides(name: str | None) -> bool:
@@ -366,10 +369,12 @@ def _find(app_name: str | None, url: str | None, wanted: FailureFilter) -> list[
 
 
 def _accepted(app_name: str | None, url: str | None) -> Collection[str]:
+    """Return the content types that may be sent again: those of the app, or any without an app."""
     return ANY_CONTENT if url else find_app(app_name).app.settings.accept_content
 
 
 def _counted(found: Sequence[FailedTask]) -> str:
+    """Describe how many tasks were found, by name."""
     ids = {task.task_id: task.task for task in found}
     names = Counter(ids.values()).most_common()
     shown = ", ".join(f"{count} {name}" for name, count in names[:NAMES_SHOWN])
@@ -378,6 +383,7 @@ def _counted(found: Sequence[FailedTask]) -> str:
 
 
 def _failed_row(task: FailedTask) -> dict[str, object]:
+    """Return the row of a failed task for the table and --json."""
     letter = task.letter
     return {
         "failed": datetime.fromtimestamp(letter.buried_at, UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""Options and output that all commands share: -A, --broker, --json, tables and errors."""
+"""Options and output functions that commands share: -A, --broker, --json, tables."""
 
 import os
 import sys
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 # ---- options ---------------------------------------------------------------------------------------
-#
-# Options that several commands share.
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 APP_KEY = "umbel.app"
@@ -27,38 +25,39 @@ _SAME_LEVEL = {"warn": "warning", "fatal": "critical"}
 
 
 def app_option(function: FunctionT) -> FunctionT:
-    """Add -A after the command; -A before the command counts as well."""
+    """Add -A to a command; its value may also be given before the command."""
     return chosen_app_option(function, is_handed=True)
 
 
 def broker_option(function: FunctionT) -> FunctionT:
-    """Add -b for commands that need no app when it is given."""
+    """Add -b to a command that needs no app if -b is given."""
     return _broker_option("Address of the broker; no app is needed then.")(function)
 
 
 def other_broker_option(function: FunctionT) -> FunctionT:
-    """Add -b for commands that need the app as well."""
+    """Add -b to a command that also needs the app."""
     return _broker_option("Address of the broker, instead of the app's own.")(function)
 
 
 def _broker_option(what: str) -> Callable[[FunctionT], FunctionT]:
+    """Return the option -b with this help."""
     return click.option("-b", "--broker", "url", metavar="URL", is_eager=True, help=what)
 
 
 def use_broker(url: str | None) -> None:
-    """Make this the broker's address for the app, in this process and in those that it starts."""
+    """Override the app's broker address, in this process and in those that it starts."""
     if url is not None:
         os.environ |= dict.fromkeys(_BROKER_VARIABLES, url)
 
 
 def json_option(function: FunctionT) -> FunctionT:
-    """Add --json, handed over as `as_json`."""
+    """Add --json, which is passed as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 def even_if_used_option(function: FunctionT) -> FunctionT:
-    """Add --even-if-used, for commands that send messages again."""
-    what = "With 'signing_keys': sign also what no worker vouches for. It may be a copy of what ran."
+    """Add --even-if-used to a command that sends messages again."""
+    what = "With 'signing_keys': also sign messages that no worker vouches for; they may be copies."
     return click.option("--even-if-used", is_flag=True, help=what)(function)
 
 
@@ -70,20 +69,20 @@ def log_options(default: str) -> Callable[[FunctionT], FunctionT]:
         type=click.Choice(LEVELS, case_sensitive=False),
         envvar="UMBEL_LOG_LEVEL",
         show_envvar=True,
-        help=f"Level of the log; default: {default}.",
+        help=f"Log level; default: {default}.",
     )
     form = click.option(
         "--log-format",
         type=click.Choice(("plain", "json"), case_sensitive=False),
         envvar="UMBEL_LOG_FORMAT",
         show_envvar=True,
-        help="How a line of the log is written; default: plain.",
+        help="Format of log lines; default: plain.",
     )
     return lambda function: level(form(function))
 
 
 def level_of(given: str) -> str:
-    """The name of a log level in lower case; aliases such as `warn` become their level."""
+    """Return the lower-case name of a log level; an alias such as `warn` becomes its level."""
     return _SAME_LEVEL.get(given.lower(), given.lower())
 
 
@@ -93,7 +92,7 @@ def timeout_option(function: FunctionT) -> FunctionT:
         "--timeout",
         "timeout_s",
         type=float,
-        help="Seconds to wait for replies; default: 5, or 1 without a reply where the workers are unknown.",
+        help="Seconds to wait for replies; default: 5, or 1 if no worker is known and none replies.",
     )
     return option(function)
 
@@ -105,13 +104,15 @@ def run_directory_option(function: FunctionT) -> FunctionT:
         "run_directory",
         envvar="UMBEL_RUN_DIR",
         type=click.Path(path_type=Path),
-        help="Directory in which workers keep their state files.",
+        help="Directory of the workers' state files.",
     )
     return option(function)
 
 
 def chosen_app_option(function: FunctionT, *, is_handed: bool) -> FunctionT:
-    """Add -A; its value, or that before the command, is stored under APP_KEY and handed over if wanted."""
+    """Add -A. Its value, also when given before the command, is stored under APP_KEY, and passed if
+    `is_handed`.
+    """
 
     def chosen(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
         ctx.meta[APP_KEY] = value or ctx.find_root().obj
@@ -123,7 +124,7 @@ def chosen_app_option(function: FunctionT, *, is_handed: bool) -> FunctionT:
         "app_name",
         metavar="MODULE[:ATTR]",
         callback=chosen,
-        is_eager=True,  # before --lake, which may depend on it
+        is_eager=True,  # evaluated before --lake, whose default may depend on the app
         expose_value=is_handed,
         help="The app.",
     )
@@ -131,14 +132,12 @@ def chosen_app_option(function: FunctionT, *, is_handed: bool) -> FunctionT:
 
 
 # ---- printing --------------------------------------------------------------------------------------
-#
-# Lines, tables and JSON as every command prints them.
 
 PIPE_COLUMNS = 10_000
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line with text from outside, escaped: it can neither move the cursor nor add a line."""
+    """Print a line with untrusted text. It is escaped, so that it cannot move the cursor or add a line."""
     click.echo(one_line(text), err=err)
 
 
@@ -150,7 +149,7 @@ def print_json(data: Any) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A duration in its two largest units, such as "2 h 5 min"."""
+    """Return a duration in its two largest units, such as "2 h 5 min"."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -160,7 +159,7 @@ def duration(seconds: float) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Print rows below their columns; on a terminal folded to its width, in a pipe one line each."""
+    """Print a table. A terminal folds cells to its width; a pipe gets one line for each row."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -172,20 +171,20 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         table.add_column(column, overflow="fold", justify="right" if counts else "left")
     for row in rows:
         table.add_row(*(Text(one_line(str(cell))) for cell in row))
-    # A pipe has no width: each row is one line.
+    # A pipe has no width, so that each row is one line.
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
     console.print(table, crop=False)
     if not rows:
-        click.echo("- none -", err=True)  # a header alone looks as if something failed
+        click.echo("- none -", err=True)  # only a header would look like a failure
 
 
 # ---- phases ----------------------------------------------------------------------------------------
-#
-# The phase of a shutdown in a few words, for `umbel status` and `umbel health`.
 
 
 def phase_text(found: "Stopping") -> str:
-    """The phase, such as "draining, 3 running, 12 s left"; "running" for a worker that is not stopping."""
+    """Return the shutdown phase as text, such as "draining, 3 running, 12 s left"; "running" for a worker
+    that is not stopping.
+    """
     phase = found.phase or ""
     if phase in ("", "running"):
         return phase

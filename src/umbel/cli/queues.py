@@ -1,4 +1,4 @@
-"""`umbel queues`: list, peek into, purge, pause, resume and move queues."""
+"""`umbel queues`: list, peek into, purge, pause and resume queues, and move their messages."""
 
 from functools import partial
 
@@ -17,16 +17,14 @@ from umbel.monitor.records import waiting_row
 from umbel.protocol.delivery.sensitive import hides_nothing
 
 # ---- queue control ---------------------------------------------------------------------------------
-#
-# `umbel queues pause`, `resume` and `move`.
 
-STEPS = 20  # in which a move reports its progress
+STEPS = 20  # progress lines of a move
 
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0.1, 600),
-    help="Seconds to wait for the answers of Celery's workers; default: 5, or 1 without an answer.",
+    help="Seconds to wait for replies of Celery workers; default: 5, or 1 if none replies.",
 )
 
 
@@ -37,12 +35,13 @@ timeout_option = click.option(
 @timeout_option
 @json_option
 def pause(app_name: str | None, url: str | None, queue: str, timeout_s: float | None, as_json: bool) -> int:
-    """Let no worker take messages from QUEUE until it is resumed.
+    """Stop all workers from taking messages from QUEUE until it is resumed.
 
-    Tasks that were taken before run to their end, and messages can still be sent. Workers that start later
-    respect it. Celery's workers are asked to stop consuming; for those that start later, pause again.
+    Tasks that workers have already taken run to the end, and messages can still be sent. The pause also
+    holds for workers that start later. Celery workers are asked to stop consuming; pause again for those
+    that start later.
 
-    Exit code: 0 done, 75 done, but some nodes did not answer or obey.
+    Exit code: 0 done; 75 done, but some nodes did not reply or refused.
     """
     outcome = ask_broker(
         app_name,
@@ -61,7 +60,7 @@ def pause(app_name: str | None, url: str | None, queue: str, timeout_s: float | 
 def resume(app_name: str | None, url: str | None, queue: str, timeout_s: float | None, as_json: bool) -> int:
     """Let workers take messages from QUEUE again.
 
-    Exit code: 0 done, 75 done, but some nodes did not answer or obey.
+    Exit code: 0 done; 75 done, but some nodes did not reply or refused.
     """
     outcome = ask_broker(
         app_name,
@@ -76,7 +75,11 @@ def resume(app_name: str | None, url: str | None, queue: str, timeout_s: float |
 @broker_option
 @click.argument("source", metavar="FROM", shell_complete=completion.queues)
 @click.argument("target", metavar="TO", shell_complete=completion.queues)
-@click.option("--limit", type=click.IntRange(1), help="Move at most so many; else all that wait now.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help="Move at most this many messages; default: all that are waiting now.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 def move(
@@ -88,10 +91,10 @@ def move(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Move the messages that wait in queue FROM, due or not, to queue TO.
+    """Move the waiting messages of queue FROM, including delayed ones, to queue TO.
 
-    Ids, headers, priorities and times are kept; what workers have taken stays. It can be interrupted and
-    repeated at any time.
+    Ids, headers, priorities and times do not change. Messages that workers have taken are not moved. The
+    command can be interrupted and repeated at any time.
     """
 
     async def work(broker: Broker) -> int | None:
@@ -114,12 +117,13 @@ def move(
 
 
 class _Progress:
-    """Prints the progress of a move in at most STEPS lines."""
+    """Prints the progress of a move, in at most STEPS lines."""
 
     def __init__(self) -> None:
         self._step = 0
 
     def show(self, moved: int, of: int) -> None:
+        """Print a line if the move has reached the next step."""
         step = moved * STEPS // of
         if self._step < step < STEPS:
             click.echo(f"umbel: {moved} of {of} messages moved", err=True)
@@ -127,6 +131,7 @@ class _Progress:
 
 
 def _show(outcome: PauseOutcome, summary: str, as_json: bool) -> int:
+    """Print the result of a pause or resume, and return the exit code."""
     if as_json:
         print_json(asdict(outcome))
     else:
@@ -134,17 +139,15 @@ def _show(outcome: PauseOutcome, summary: str, as_json: bool) -> int:
     for node in outcome.told:
         say(f"umbel: {node} was asked to {'stop' if outcome.paused else 'start'} consuming", err=True)
     for node in outcome.silent:
-        say(f"umbel: {node} did not answer", err=True)
+        say(f"umbel: {node} did not reply", err=True)
     for node, why in outcome.refused.items():
         say(f"umbel: {node} refused: {why}", err=True)
     if outcome.ask_again:
-        say(f"umbel: to ask them again: {outcome.ask_again}", err=True)
+        say(f"umbel: to send the request again: {outcome.ask_again}", err=True)
     return exits.PARTIAL if outcome.silent or outcome.refused else exits.OK
 
 
 # ---- queues ----------------------------------------------------------------------------------------
-#
-# `umbel queues`: list queues, look into them, purge, pause, resume and move them.
 
 PEEK_MAX = 1000
 COLUMNS = ("queue", "ready", "delayed", "claimed", "limited", "paused")
@@ -152,7 +155,7 @@ COLUMNS = ("queue", "ready", "delayed", "claimed", "limited", "paused")
 
 @click.group("queues")
 def command() -> None:
-    """List, look into, empty, pause or resume the queues, or move their messages."""
+    """List, peek into, purge, pause or resume queues, or move their messages."""
 
 
 @command.command("ls")
@@ -160,9 +163,9 @@ def command() -> None:
 @broker_option
 @json_option
 def ls(app_name: str | None, url: str | None, as_json: bool) -> int:
-    """List the queues with their counts of waiting, delayed and running messages, and which are paused.
+    """List the queues: counts of waiting, delayed and running messages, and whether the queue is paused.
 
-    Limited are those that wait for a limit of the whole cluster.
+    The column "limited" counts messages that wait for a cluster limit.
     """
     depths = ask_broker(app_name, lambda broker: broker.queues(), url=url)
     rows = [
@@ -185,8 +188,8 @@ def ls(app_name: str | None, url: str | None, as_json: bool) -> int:
 def peek(app_name: str | None, url: str | None, queue: str, limit: int, as_json: bool) -> int:
     """Show the next messages of QUEUE without taking them.
 
-    The app knows which arguments are sensitive, and hides them for all senders; with --broker alone, those
-    are hidden that their sender hid.
+    Arguments that the app marks as sensitive are hidden. With only --broker, arguments are hidden if their
+    sender hid them.
     """
     deliveries = ask_broker(app_name, lambda broker: broker.peek(queue, limit), url=url)
     hides = hides_nothing if url and not app_name else partial(has_secrets, find_app(app_name).app)

@@ -1,4 +1,4 @@
-"""`umbel schedule` and `umbel outbox`: periodic tasks, outboxes and their relays."""
+"""`umbel schedule` and `umbel outbox`: commands about periodic tasks, and about outboxes and their relays."""
 
 from collections.abc import Callable, Sequence
 from time import time
@@ -18,30 +18,29 @@ from umbel.launch.timetable import Names, PeriodicState, change_pauses, leader_o
 from umbel.outbox.database import Address, OutboxDatabase, need_driver, parse_address
 from umbel.outbox.table import COUNT_MAX, DEFAULT_TABLE, POSTGRESQL, SQLITE, Statements, decode_progress
 from umbel.protocol.leadership.coordination import LeaseReply
+from umbel.text import numbered
 
 # ---- schedule --------------------------------------------------------------------------------------
-#
-# `umbel schedule`: the periodic tasks, when each was and will be sent, and which worker sends them.
 
 COLUMNS = ("name", "task", "rule", "catch_up", "last", "next")
 
 
 class NoSuchPeriodic(click.ClickException):
-    """The app has no periodic task of this name; exit code 3."""
+    """Raised for an unknown periodic task; exit code 3."""
 
     exit_code = exits.NOT_FOUND
 
 
 @click.group("schedule")
 def command() -> None:
-    """The app's periodic tasks: list them, run one now, pause and resume."""
+    """List, run, pause and resume the app's periodic tasks."""
 
 
 @command.command("ls")
 @app_option
 @json_option
 def ls(app_name: str | None, as_json: bool) -> int:
-    """List the periodic tasks, when each was last sent and is due next, and which worker leads."""
+    """List the periodic tasks, when each was last sent and is due next, and the worker that sends them."""
     app = _app(app_name)
 
     lease, found = ask_broker(app_name, lambda broker: read_timetable(app, broker))
@@ -62,7 +61,7 @@ def ls(app_name: str | None, as_json: bool) -> int:
 @click.argument("name")
 @json_option
 def run(app_name: str | None, name: str, as_json: bool) -> int:
-    """Send the task of NAME now, in addition to its slots."""
+    """Send the periodic task NAME now, in addition to its schedule."""
     app = _app(app_name)
     try:
         result = _find(app, name).signature.clone().apply_async()
@@ -79,7 +78,7 @@ def run(app_name: str | None, name: str, as_json: bool) -> int:
 @app_option
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def pause(app_name: str | None, names: tuple[str, ...]) -> int:
-    """Skip the slots of NAME until it is resumed. Also works while no worker is running."""
+    """Do not send the periodic task NAME until it is resumed. Also works while no worker is running."""
     return _change(app_name, names, lambda paused: paused | set(names), "paused")
 
 
@@ -87,11 +86,12 @@ def pause(app_name: str | None, names: tuple[str, ...]) -> int:
 @app_option
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def resume(app_name: str | None, names: tuple[str, ...]) -> int:
-    """Send NAME again, from its next slot on."""
+    """Resume the periodic task NAME; it is sent at its next scheduled time."""
     return _change(app_name, names, lambda paused: paused - set(names), "resumed")
 
 
 def _row(entry: PeriodicState) -> list[str]:
+    """Return the row of a periodic task."""
     data = entry.as_data()
     last = "-" if entry.last_us is None else f"{duration((entry.now_us - entry.last_us) / 1e6)} ago"
     due = "paused" if entry.paused else f"in {duration((entry.next_us - entry.now_us) / 1e6)}"
@@ -100,11 +100,13 @@ def _row(entry: PeriodicState) -> list[str]:
 
 
 def _app(app_name: str | None) -> "App":
+    """Find and return the app."""
 
     return find_app(app_name).app
 
 
 def _find(app: "App", name: str) -> "Periodic":
+    """Return a periodic task. Raise NoSuchPeriodic with the most similar name if it is unknown."""
     known = {task.name: task for task in app.periodic_tasks}
     if name in known:
         return known[name]
@@ -114,6 +116,9 @@ def _find(app: "App", name: str) -> "Periodic":
 
 
 def _change(app_name: str | None, names: tuple[str, ...], edit: Callable[[Names], Names], done: str) -> int:
+    """Change which periodic tasks are paused. All names are checked first, so that nothing changes if one is
+    unknown.
+    """
     app = _app(app_name)
     for name in names:
         _find(app, name)
@@ -124,28 +129,29 @@ def _change(app_name: str | None, names: tuple[str, ...], edit: Callable[[Names]
 
 
 # ---- outbox ----------------------------------------------------------------------------------------
-#
-# `umbel outbox`: the tables into which transactions write their tasks, and which node publishes them.
 
 DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}
 
 
 @click.group("outbox")
 def outbox_command() -> None:
-    """The outboxes: tasks that are sent if, and only if, a database transaction commits."""
+    """Show, create or repair outboxes: tasks are sent only if a database transaction commits."""
 
 
 @outbox_command.command("status")
 @app_option
 @json_option
 def status(app_name: str | None, as_json: bool) -> int:
-    """Show what waits in the app's outboxes, what was set aside and why, and which node publishes."""
+    """Show the waiting rows of the app's outboxes, the rows that cannot be published and why, and the
+    relay's node.
+    """
     databases, table = _outboxes(app_name)
     names = [database.address.lease(table) for database in databases]
     leases: list[LeaseReply | None] = [None for _ in names]
     try:
         leases = _leases(app_name, names)
-    except BrokerUnavailable as error:  # the counts come from the database, and matter most then
+    # show the counts from the database, which matter most while the broker is down
+    except BrokerUnavailable as error:
         say(f"umbel: cannot read which node publishes: {error}", err=True)
     rows = [_outbox_row(database, lease) for database, lease in zip(databases, leases, strict=True)]
     if as_json:
@@ -162,7 +168,7 @@ def status(app_name: str | None, as_json: bool) -> int:
 @outbox_command.command("create")
 @app_option
 def create(app_name: str | None) -> int:
-    """Make the table and its index in the app's outboxes, where they are missing."""
+    """Create the table and its index in the app's outboxes, if they are missing."""
     for database in _outboxes(app_name)[0]:
         is_new = database.create()
         database.close()
@@ -172,10 +178,12 @@ def create(app_name: str | None) -> int:
 
 @outbox_command.command("sql")
 @app_option
-@click.option("--dialect", type=click.Choice(tuple(DIALECTS)), help="Default: that of the app's outbox.")
+@click.option(
+    "--dialect", type=click.Choice(tuple(DIALECTS)), help="Default: the dialect of the app's outbox."
+)
 @click.option("--table", help="Default: the app's outbox_table.")
 def sql(app_name: str | None, dialect: str | None, table: str | None) -> int:
-    """Print the statements that make the table, for a migration. With --dialect no app is needed."""
+    """Print the SQL statements that create the table, for a migration. With --dialect no app is needed."""
     if dialect is None:
         databases, named = _outboxes(app_name)
         kind, table = databases[0].address.dialect, table or named
@@ -190,7 +198,7 @@ def sql(app_name: str | None, dialect: str | None, table: str | None) -> int:
 @app_option
 @json_option
 def retry(app_name: str | None, as_json: bool) -> int:
-    """Have the rows published that were set aside, once the cause is repaired."""
+    """Publish rows that were set aside, after their cause is fixed."""
     count = 0
     for database in _outboxes(app_name)[0]:
         count += database.retry()
@@ -198,11 +206,12 @@ def retry(app_name: str | None, as_json: bool) -> int:
     if as_json:
         print_json({"retried": count})
     else:
-        click.echo(f"{count} to be published again")
+        click.echo(f"{numbered(count, 'row')} to publish again")
     return exits.OK
 
 
 def _outboxes(app_name: str | None) -> tuple[list[OutboxDatabase], str]:
+    """Open the app's outboxes. Raise ConfigurationError if it has none."""
     settings = find_app(app_name).app.settings
     addresses: list[Address] = [parse_address(url) for url in settings.outboxes]
     if not addresses:
@@ -215,7 +224,9 @@ def _outboxes(app_name: str | None) -> tuple[list[OutboxDatabase], str]:
 
 
 def _leases(app_name: str | None, names: Sequence[str]) -> list[LeaseReply | None]:
-    """The lease of each outbox, which names the node that publishes; None where the broker has no leases."""
+    """Return the lease of each outbox, whose holder is the publishing node; None if the broker has no
+    leases.
+    """
 
     async def read(broker: Broker) -> list[LeaseReply | None]:
         if not broker.capabilities.leases:
@@ -226,6 +237,7 @@ def _leases(app_name: str | None, names: Sequence[str]) -> list[LeaseReply | Non
 
 
 def _outbox_row(database: OutboxDatabase, lease: LeaseReply | None) -> dict[str, Any]:
+    """Return the status of one outbox."""
     counts, problems = database.counts(), database.problems()
     database.close()
     progress = decode_progress(lease.data if lease is not None else b"")
@@ -247,6 +259,7 @@ def _outbox_row(database: OutboxDatabase, lease: LeaseReply | None) -> dict[str,
 
 
 def _shown(row: dict[str, Any]) -> list[object]:
+    """Return the row of an outbox for the table."""
     ages = [row["oldest_s"], None if (at := row["last_published_at"]) is None else max(0.0, time() - at)]
     oldest, last = ["-" if age is None else f"{duration(age)} ago" for age in ages]
     set_aside = _count(row["set_aside"])
@@ -254,4 +267,5 @@ def _shown(row: dict[str, Any]) -> list[object]:
 
 
 def _count(number: int) -> object:
+    """Return a count as text if it exceeds the limit of counting."""
     return f"more than {COUNT_MAX}" if number > COUNT_MAX else number

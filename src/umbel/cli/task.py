@@ -1,7 +1,7 @@
-"""`umbel task show`: the story of one task, from all places that know it.
+"""`umbel task show`: the history of one task, from all sources that know it.
 
-The lake and its tables know what was recorded, the broker's event log what is not recorded yet, the
-result backend how it ended. Whatever of these is there is asked; none of them is needed.
+The lake and its tables contain recorded events, the broker's event log those that are not recorded yet, and
+the result backend contains the result. Every source that exists is queried; none is required.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ from umbel.wire.result import ResultMap, decode_result
 
 READ_AT_ONCE = 5000
 LOG_MAX = 500_000
-LINE_MAX = 20  # tasks of a chain of retries that are shown
+LINE_MAX = 20  # limit of shown tasks in a chain of retries
 SHOWN = (
     "name",
     "args",
@@ -59,7 +59,7 @@ SHOWN = (
 
 @click.group("task")
 def command() -> None:
-    """Look at one task; list the failed ones and retry them."""
+    """Show the history of a task; list and retry failed tasks."""
 
 
 command.add_command(failed)
@@ -73,11 +73,11 @@ command.add_command(retry)
 @lake_option
 @json_option
 def show(task_id: str, app_name: str | None, url: str | None, lake: Where, as_json: bool) -> int:
-    """Show all events of TASK_ID in causal order, and how it ended.
+    """Show all events of TASK_ID in causal order, and its result.
 
-    Asked are the lake (--lake), the event log of the broker (of the app, or -b URL; not RabbitMQ's,
-    which only its recorder can read) and the result backend of the app. A task that was retried, or is a
-    retry, is shown with the others of its line.
+    The sources are the lake (--lake), the event log of the broker (the app's, or -b URL; not on RabbitMQ,
+    where only the recorder can read it) and the app's result backend. A task that was retried, or is a
+    retry, is shown with the other tasks of its chain of retries.
 
     Exit code: 0, or 3 if the task is unknown.
     """
@@ -101,12 +101,12 @@ def show(task_id: str, app_name: str | None, url: str | None, lake: Where, as_js
         for task in (known, *others):
             _print(task)
         if left_out:
-            click.echo(f"umbel: {left_out} more tasks of this line are not shown", err=True)
+            click.echo(f"umbel: {left_out} more tasks of this chain of retries are not shown", err=True)
     return exits.OK
 
 
 class _TaskFacts(NamedTuple):
-    """Everything that was found about one task."""
+    """Everything that the sources contain about one task."""
 
     task_id: str
     story: Story | None
@@ -115,20 +115,22 @@ class _TaskFacts(NamedTuple):
 
     @property
     def retry_of(self) -> list[str]:
+        """The tasks that this task retries."""
         return [link.old for link in self.links if link.new == self.task_id]
 
     @property
     def retried_as(self) -> list[str]:
+        """The tasks that retry this task."""
         return sorted(link.new for link in self.links if link.old == self.task_id)
 
 
 class _RetryChain(NamedTuple):
     others: list[_TaskFacts]
-    left_out: int  # tasks that the shown ones name, beyond the limit
+    left_out: int  # further tasks that are known, beyond the limit
 
 
 def _line(first: _TaskFacts, ask: Callable[[str], _TaskFacts]) -> _RetryChain:
-    """Follow retries in both directions from a task; at most LINE_MAX tasks, this one included."""
+    """Follow retries in both directions from a task, up to LINE_MAX tasks including this one."""
     seen, found, waiting = {first.task_id}, list[_TaskFacts](), deque([first])
     while waiting:
         task = waiting.popleft()
@@ -143,6 +145,7 @@ def _line(first: _TaskFacts, ask: Callable[[str], _TaskFacts]) -> _RetryChain:
 
 
 def _ask(task_id: str, app_name: str | None, url: str | None, lake: Where) -> _TaskFacts:
+    """Collect the events, the result and the retries of one task from all sources."""
     logged, result = _ask_cluster(app_name, url, task_id)
     links = {link for link in links_in_events(logged) if task_id in link}
     found = Lake(lake)
@@ -163,8 +166,8 @@ def _ask(task_id: str, app_name: str | None, url: str | None, lake: Where) -> _T
 def _ask_cluster(
     app_name: str | None, url: str | None, task_id: str
 ) -> "tuple[list[TaskEvent], ResultMap | None]":
-    """Events in the broker's log and the stored result; nothing where neither an app nor a broker is
-    named.
+    """Return the events in the broker's log and the stored result; nothing if there is neither an app nor a
+    broker.
     """
 
     if url is not None:
@@ -181,7 +184,7 @@ def _ask_cluster(
 
 
 async def _logged(broker: EventLog, task_id: str) -> "list[TaskEvent]":
-    """Events that a recorder has not acknowledged yet. Reading them does not take them from it."""
+    """Return the events that no recorder has acknowledged yet. Reading them does not remove them."""
 
     if not broker.capabilities.event_log or broker.capabilities.transport == "amqp":
         return []
@@ -205,11 +208,12 @@ async def _logged(broker: EventLog, task_id: str) -> "list[TaskEvent]":
 
 
 def _is_about(event: TaskEvent, task_id: str) -> bool:
-    """Whether an event belongs to the task, or is the receipt of its retry."""
+    """Return whether an event belongs to the task or records its retry."""
     return event.uuid == task_id or any(link.old == task_id for link in links_in_events([event]))
 
 
 def _as_data(known: _TaskFacts) -> dict[str, Any]:
+    """Return the facts about a task for --json."""
     story, result = known.story, known.result
     return {
         "task_id": known.task_id,
@@ -230,6 +234,7 @@ def _as_data(known: _TaskFacts) -> dict[str, Any]:
 
 
 def _print(known: _TaskFacts) -> None:
+    """Print the facts about a task, then its events as a table."""
     story, result = known.story, known.result
     click.echo(f"{click.style(one_line(known.task_id), bold=True)}: {one_line(_state(story, result))}")
     for old in known.retry_of:
@@ -257,12 +262,12 @@ def _print(known: _TaskFacts) -> None:
         )
         for rank, event in enumerate(story.events, start=1)
     ]
-    print_table(("", "attempt", "clock", "at (UTC)", "event", "told by", "says"), rows)
+    print_table(("", "attempt", "clock", "at (UTC)", "event", "reported by", "detail"), rows)
 
 
 def _state(story: "Story | None", result: "ResultMap | None") -> str:
-    """The state by the events; by the stored result where there are no events, or it is final and they are
-    not.
+    """Return the state from the events. The stored result decides if there are no events, or if only the
+    result is final.
     """
 
     state = story.state if story else ""
@@ -272,6 +277,7 @@ def _state(story: "Story | None", result: "ResultMap | None") -> str:
 
 
 def _instant(seconds: float) -> str:
+    """Return a time in UTC, with milliseconds."""
     return (
         datetime.fromtimestamp(seconds, UTC)
         .isoformat(sep=" ", timespec="milliseconds")

@@ -1,6 +1,4 @@
-"""`umbel status`, `ping`, `inspect`, `control`, `revoke` and `clock`: commands that query workers or send
-them commands.
-"""
+"""`umbel status`, `ping`, `inspect`, `control`, `revoke` and `clock`: query and control workers."""
 
 from time import time
 from typing import Any, Protocol
@@ -28,8 +26,6 @@ from umbel.protocol.pidbox import Answers
 from umbel.wire.control import ClockReply, OwnStats, Stats, typed
 
 # ---- status ----------------------------------------------------------------------------------------
-#
-# `umbel status`: the workers at a glance, and what their broker supports.
 
 COLUMNS = ("node", "state", "pool", "children", "running", "processed", "reconnects", "uptime", "clock")
 # Features of a cluster, and the broker's capability that each needs.
@@ -52,15 +48,15 @@ FEATURES = {
 
 
 class StatusBroker(FanOut, QueueControl, Protocol):
-    """What `umbel status` needs of a broker: remote control, and which queues are paused."""
+    """The parts of a broker that `umbel status` needs: remote control and paused queues."""
 
 
 @click.command("status")
 @asking.asks_workers
 def status_command(question: asking.Question) -> int:
-    """Show the workers that answer, what they do, and what the broker supports.
+    """Show the workers that reply, their state, and the features that the broker supports.
 
-    Exit code: 0 all expected workers answered, 69 none answered, 75 some did not answer.
+    Exit code: 0 if all expected workers replied, 69 if none did, 75 if some did not.
     """
     look = ask_in_time(
         question.app_name,
@@ -78,10 +74,12 @@ def status_command(question: asking.Question) -> int:
 
 
 def _print_workers(answers: "Answers") -> None:
+    """Print a row for each worker."""
     print_table(COLUMNS, [_row(node, stats) for node, stats in sorted(answers.replies.items())])
 
 
 def _say_what_is_supported(features: dict[str, Any]) -> None:
+    """Print the supported features on stderr, and the reason for each that is off."""
     supported = [name for name, why in features["supports"].items() if why is True]
     click.echo(f"umbel: {features['transport']} supports {', '.join(supported)}", err=True)
     for name, why in features["supports"].items():
@@ -90,11 +88,13 @@ def _say_what_is_supported(features: dict[str, Any]) -> None:
 
 
 async def _look(broker: StatusBroker, to: asking.Targets) -> tuple[Capabilities, list[str], "Answers"]:
+    """Return the broker's capabilities, its paused queues, and the replies to `stats`."""
     paused = sorted(await broker.paused())
     return broker.capabilities, paused, await asking.ask_on(broker, to, "stats", {})
 
 
 def _features(found: Capabilities) -> dict[str, Any]:
+    """Return which features the broker supports, with the reason for each that is missing."""
     supports: dict[str, Any] = {}
     for feature, capability in FEATURES.items():
         has = getattr(found, capability)
@@ -104,6 +104,7 @@ def _features(found: Capabilities) -> dict[str, Any]:
 
 
 def _row(node: str, stats: Any) -> list[object]:
+    """Return the row of one worker from its reply to `stats`."""
     found = typed(stats, Stats)
     pool, ours = found.pool, found.umbel or OwnStats()
     total = None if found.total is None else sum(found.total.values())
@@ -121,29 +122,26 @@ def _row(node: str, stats: Any) -> list[object]:
 
 
 # ---- ping ------------------------------------------------------------------------------------------
-#
-# `umbel ping`: which workers answer.
 
 
 @click.command("ping")
 @asking.asks_workers
 def ping_command(question: asking.Question) -> int:
-    """Check which workers answer.
+    """Check which workers reply.
 
-    Exit code: 0 all expected workers answered, 69 none answered, 75 some did not answer.
+    Exit code: 0 if all expected workers replied, 69 if none did, 75 if some did not.
     """
     return question.show(question.ask("ping"), _print_pings)
 
 
 def _print_pings(answers: "Answers") -> None:
+    """Print the reply of each worker."""
     for node, value in sorted(answers.replies.items()):
         answer = value.get("ok", value) if isinstance(value, dict) else value
         say(f"{node}: {answer}")
 
 
 # ---- inspect ---------------------------------------------------------------------------------------
-#
-# `umbel inspect`: ask workers what they know; nothing is changed.
 
 
 @click.command("inspect")
@@ -153,7 +151,7 @@ def _print_pings(answers: "Answers") -> None:
 def inspect_workers_command(question: asking.Question, name: str | None, words: tuple[str, ...]) -> int:
     """Query workers with COMMAND: active, stats, registered, ... Without COMMAND, list them.
 
-    Exit code: 0 all expected workers answered, 69 none answered, 75 some did not answer.
+    Exit code: 0 if all expected workers replied, 69 if none did, 75 if some did not.
     """
     if name is None:
         asking.list_commands(question.app_name, changes=False)
@@ -164,8 +162,6 @@ def inspect_workers_command(question: asking.Question, name: str | None, words: 
 
 
 # ---- control ---------------------------------------------------------------------------------------
-#
-# `umbel control`: send commands to workers.
 
 DESTRUCTIVE = {"shutdown", "terminate", "pool_shrink", "pool_restart", "cancel_consumer"}
 
@@ -180,7 +176,8 @@ def control_workers_command(
 ) -> int:
     """Send COMMAND to workers: rate_limit, add_consumer, shutdown, ... Without COMMAND, list them.
 
-    Exit code: 0 all obeyed, 1 one answered with an error, 69 none answered, 75 some did not answer.
+    Exit code: 0 if all succeeded, 1 if a worker replied with an error, 69 if none replied, 75 if some did
+    not.
     """
     if name is None:
         asking.list_commands(question.app_name, changes=True)
@@ -191,7 +188,7 @@ def control_workers_command(
         click.confirm(f"{' '.join([found.name, *words])} on {question.to}?", abort=True, err=True)
     if not found.is_answered:
         question.tell(found.name, arguments)
-        click.echo(f"umbel: sent; workers do not answer {found.name}", err=True)
+        click.echo(f"umbel: sent; workers do not reply to {found.name}", err=True)
         return exits.OK
     answers = question.ask(found.name, arguments)
     code = question.show(answers, print_replies)
@@ -199,23 +196,23 @@ def control_workers_command(
 
 
 # ---- revoke ----------------------------------------------------------------------------------------
-#
-# `umbel revoke`: prevent tasks from starting, or end those that run; or undo that.
 
 
 @click.command("revoke")
 @app_option
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True)
 @click.option(
-    "--terminate", is_flag=True, help="Also end running tasks; TaskCancelled is raised in them first."
+    "--terminate", is_flag=True, help="Also terminate running tasks; TaskCancelled is raised in them first."
 )
 @click.option(
     "--signal",
     "signal_name",
     metavar="SIGNAL",
-    help="End running tasks at once: send this signal to their processes.",
+    help="Terminate running tasks at once: send this signal to their processes.",
 )
-@click.option("--undo", is_flag=True, help="Cancel the revoke; tasks that were not refused yet may start.")
+@click.option(
+    "--undo", is_flag=True, help="Cancel the revoke; tasks that no worker has rejected yet may start."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @timeout_option
 @json_option
@@ -229,18 +226,18 @@ def revoke_command(
     timeout_s: float | None,
     as_json: bool,
 ) -> int:
-    """Revoke tasks by their IDs; it also works while no worker is running.
+    """Revoke tasks by their IDs. Also works while no worker is running.
 
-    Exit code: 0 recorded and all workers answered; 75 recorded, but some workers did not answer.
+    Exit code: 0 if recorded and all workers replied, 75 if recorded but some workers did not reply.
     """
 
     question = asking.Question(app_name, None, asking.targets_of(None, None, None, timeout_s), as_json)
     if undo and (terminate or signal_name):
         raise click.UsageError(
-            "--undo cannot be combined with --terminate or --signal; ended tasks stay ended"
+            "--undo cannot be combined with --terminate or --signal; terminated tasks cannot be restored"
         )
     if (terminate or signal_name) and not yes:
-        click.confirm(f"end {', '.join(task_ids)} if running?", abort=True, err=True)
+        click.confirm(f"Terminate {', '.join(task_ids)} if running?", abort=True, err=True)
     app = find_app(app_name).app
     arguments: dict[str, Any] = {"task_id": list(task_ids), "recorded": True}
     if terminate or signal_name:
@@ -264,8 +261,6 @@ def revoke_command(
 
 
 # ---- clock -----------------------------------------------------------------------------------------
-#
-# `umbel clock`: the logical time of the cluster, and that of each node.
 
 
 @click.command("clock")
@@ -274,9 +269,9 @@ def revoke_command(
 @timeout_option
 @json_option
 def clock_command(app_name: str | None, url: str | None, timeout_s: float | None, as_json: bool) -> int:
-    """Show the cluster's clock mark, above which nodes start, and each node's Lamport clock.
+    """Show the cluster's clock mark, at which new nodes start, and each node's Lamport clock.
 
-    The mark goes ahead of the clocks, by up to 16,384.
+    The mark is ahead of the clocks by up to 16,384.
     """
 
     async def ask(broker: ClusterBroker) -> tuple[int, dict[str, int]]:

@@ -1,1 +1,1 @@
-"""The demo: a cluster on this machine that is put through what clusters go through, and judged."""
+"""The demo: runs a cluster on this machine under load and failures, and checks the results."""

@@ -1,7 +1,7 @@
-"""A small Celery project, written for Celery alone: `umbel worker` runs it unchanged, next to native tasks.
+"""A small Celery project, which `umbel worker` runs unchanged next to native tasks.
 
-Where its author runs it, RabbitMQ has its messages. The demo's environment (UMBEL_BROKER, UMBEL_BACKEND) says
-where they are here. Only `write_run` is the demo's.
+The project itself is configured for RabbitMQ. The demo overrides its broker and backend with the environment
+variables UMBEL_BROKER and UMBEL_BACKEND. Only `write_run` belongs to the demo.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ app = Celery("shop", broker="amqp://localhost", backend="rpc://")
 
 @app.task(bind=True)
 def charge(self: Any, order: int) -> int:
-    """Charge an order; the first step of the chain."""
+    """Return the order; the first step of the chain."""
     write_run(self)
     return order
 
 
 @app.task(bind=True, autoretry_for=(ConnectionError,), default_retry_delay=0.2, max_retries=3)
 def ship(self: Any, order: int) -> int:
-    """Fails at the first attempt, as a service that was just being restarted does."""
+    """Fail at the first attempt, like a service that is just restarting."""
     write_run(self)
     if self.request.retries == 0:
         raise ConnectionError(

@@ -1,7 +1,7 @@
-"""Load: what the demo sends, how each task must end, and whether all sources agree that it did.
+"""Load: send the tasks of the demo, and check that all sources agree about their outcomes.
 
-The ledger is what the tasks themselves write. Results, events and workers have no part in it, so all three
-are checked against it.
+Each task writes a line to a ledger when it runs. The ledger does not depend on results, events or workers,
+so it is an independent check of all three.
 """
 
 from collections import Counter
@@ -21,8 +21,6 @@ from umbel.demo import tasks
 from umbel.text import numbered
 
 # ---- load ------------------------------------------------------------------------------------------
-#
-# What the demo sends, and how each task must end.
 
 BATCHES_PER_S = 2
 GROUP_SIZE = 4
@@ -32,7 +30,7 @@ CHARGES = 4  # a batch
 SLOW_S = 0.05
 LONG_S = 0.3
 DELAY_S = 2.0
-HELD = 6  # as many as all children of the demo
+HELD = 6  # as many as the demo has child processes
 SWELL = 240  # gentle batches in one period of the changing load
 GENTLE_CANVAS_EVERY = 20  # gentle batches
 
@@ -53,18 +51,18 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "charge": ("SUCCESS", "a Celery app's task"),
     "order": ("SUCCESS", "a Celery app's chain, retried"),
 }
-"""By kind: how its tasks must end, and what they do."""
-OF_CELERY = ("charge", "order")  # kinds
+"""The kinds of tasks: the expected final state, and a description."""
+OF_CELERY = ("charge", "order")  # kinds of tasks
 
 
 @dataclass(slots=True)
 class Sent:
-    """The kind of everything that was sent, by task id."""
+    """The kind of each task that was sent, by task id."""
 
     kinds: dict[str, str] = field(default_factory=dict)
 
     def add(self, kind: str, result: Any) -> None:
-        """Note the kind of a result and of everything that belongs to it."""
+        """Record the kind of a result and of all results that belong to it."""
         for task_id in _ids(result):
             self.kinds[task_id] = kind
 
@@ -73,7 +71,7 @@ class Sent:
 
 
 def send_batch(sent: Sent, number: int, home: Path, *, celery: bool) -> None:
-    """Send half a second's worth of mixed load."""
+    """Send the mixed load of half a second."""
     calls = list(_singles(number, home))
     if celery:
         calls += [("charge", _of_celery("charge", number)) for _ in range(CHARGES)]
@@ -87,7 +85,7 @@ def send_batch(sent: Sent, number: int, home: Path, *, celery: bool) -> None:
 
 
 def send_gently(number: int, *, celery: bool) -> None:
-    """Send a second's worth of load that is small enough to leave the machine usable."""
+    """Send the load of one second, which is small enough to leave the machine usable."""
     tasks.app.send_many(gentle(number))
     if celery:
         _of_celery("charge", number).apply_async()
@@ -98,7 +96,7 @@ def send_gently(number: int, *, celery: bool) -> None:
 
 
 def gentle(number: int) -> Iterator[Signature[Any]]:
-    """The tasks of a gentle batch: four to twenty, changing slowly, so that charts show more than a line."""
+    """Yield the tasks of a small batch: four to twenty, changing slowly, so that charts show variation."""
     share = (1 - cos(tau * number / SWELL)) / 2
     mixed: list[Signature[Any]] = [
         tasks.quick.s(number, 1),
@@ -116,7 +114,7 @@ def gentle(number: int) -> Iterator[Signature[Any]]:
 
 
 def elect(number: int, *, timeout_s: float) -> tuple[str, ElectionOutcome]:
-    """Hold an election of the worker that sends a task; return the task's id and the outcome."""
+    """Elect a worker to send a task; return the task's id and the outcome."""
     call = tasks.elected.s().set(task_id=new_id())
     name = f"{tasks.RUN}-report-{number}"
     return call.options["task_id"], tasks.app.control.election(name, "task", call.to_map(), timeout=timeout_s)
@@ -129,6 +127,7 @@ def send_held(sent: Sent, release: Path) -> None:
 
 
 def _send_canvas(sent: Sent, number: int) -> None:
+    """Send a chain, a group and a chord."""
     steps = [tasks.step.s(place) for place in range(GROUP_SIZE)]
     sent.add("chain", chain(tasks.step.s(number), tasks.step.s(2), tasks.step.s(3)).apply_async())
     sent.add("group", group(steps).apply_async())
@@ -136,15 +135,17 @@ def _send_canvas(sent: Sent, number: int) -> None:
 
 
 def _celery_chain(number: int) -> Any:
+    """Send a chain of tasks of the Celery app."""
     return chain(_of_celery("charge", number), _of_celery("ship")).apply_async()
 
 
 def _of_celery(name: str, *args: int) -> Signature[Any]:
-    """A signature by the task's name, as a client without the Celery app's code sends it."""
+    """Return a signature by task name, as a client without the Celery app's code sends it."""
     return tasks.app.signature(f"umbel.demo.celery_shop.{name}", args, queue=tasks.CELERY_QUEUE)
 
 
 def _singles(number: int, home: Path) -> Iterator[tuple[str, Signature[Any]]]:
+    """Yield the single tasks of a batch with their kinds."""
     for place in range(40):
         yield "quick", tasks.quick.s(number, place)
     for _ in range(3):
@@ -158,7 +159,7 @@ def _singles(number: int, home: Path) -> Iterator[tuple[str, Signature[Any]]]:
 
 
 def _ids(result: Any) -> Iterator[str]:
-    """The ids of a result, of all members of a group, and of the results before it in a chain."""
+    """Yield the ids of a result, of all members of a group, and of earlier results in a chain."""
     if isinstance(result, GroupResult):
         for member in result.results:
             yield from _ids(member)
@@ -169,41 +170,37 @@ def _ids(result: Any) -> Iterator[str]:
 
 
 # ---- ledger ----------------------------------------------------------------------------------------
-#
-# Which tasks ran, by the lines that they wrote themselves, and whether all other sources agree.
-#
-# Results come from the backend, runs from the ledger, states from the history that Spark built. The verdict
-# compares them, task by task.
 
 SHOWN_MAX = 3
-AGAIN = "again"  # in a line of the ledger: the message had been delivered before
+AGAIN = "again"  # in a line of the ledger: the message was redelivered
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All runs of tasks. `runs`: by (task id, attempt), the nodes on which it began, in order; `redelivered`:
-    those whose message was redelivered."""
+    """All runs of tasks. `runs` maps (task id, attempt) to the nodes on which it started, in order.
+    `redelivered` contains those whose message was redelivered.
+    """
 
     runs: Mapping[tuple[str, int], Sequence[str]]
     redelivered: Collection[tuple[str, int]] = ()
 
     @property
     def ids(self) -> set[str]:
-        """Ids of all tasks that ran."""
+        """The ids of all tasks that ran."""
         return {task_id for task_id, _ in self.runs}
 
     @property
     def total(self) -> int:
-        """The number of runs, repeated ones included."""
+        """The number of runs, including repeated ones."""
         return sum(len(nodes) for nodes in self.runs.values())
 
     def repeats(self) -> Counter[str]:
-        """By task, the number of repeated runs of an attempt."""
+        """Return the number of repeated runs for each task."""
         return self._repeats(lambda _run, _nodes: True)
 
     def recovered(self, killed: str) -> Counter[str]:
-        """By task, the repeated runs that the killed worker caused: it had begun them, or they were
-        redelivered.
+        """Return the number of repeated runs that the killed worker caused, for each task: it had started
+        them, or they were redelivered.
         """
         if not killed:
             return Counter()
@@ -217,12 +214,12 @@ class Ledger:
         return found
 
     def began_on(self, node: str) -> set[str]:
-        """Ids of the tasks that began on a node."""
+        """Return the ids of the tasks that started on a node."""
         return {task_id for (task_id, _), nodes in self.runs.items() if node in nodes}
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Read the ledger from its file; an empty one if there is none."""
+    """Read the ledger; a missing file is an empty ledger."""
     runs: dict[tuple[str, int], list[str]] = {}
     redelivered: set[tuple[str, int]] = set()
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -235,12 +232,12 @@ def read_ledger(path: Path) -> Ledger:
 
 @dataclass(slots=True)
 class Verdict:
-    """The problems that were found, one sentence each; none if all sources agree."""
+    """The problems that were found, each as a sentence; empty if all sources agree."""
 
     problems: list[str] = field(default_factory=list)
 
     def must(self, holds: bool, problem: str) -> None:
-        """Note the problem unless the condition holds."""
+        """Record the problem unless the condition holds."""
         if not holds:
             self.problems.append(problem)
 
@@ -255,11 +252,12 @@ def judge(
     killed: str = "",
     interrupted: Collection[str] = (),
 ) -> Verdict:
-    """Compare all sources, and collect the problems.
+    """Compare all sources, and return the problems.
 
-    `sent`: kinds by task; `states`: results; `history`: states by Spark; `slots`: periodic ids,
-    all of which ran up to `last_slot`, as later ones may wait in a queue when the workers stop;
-    `killed`: the worker that was, and `interrupted`: the tasks that it certainly ran then.
+    `sent` contains the kind of each task, `states` the results, `history` the states in the tables that
+    Spark built. `slots` contains the ids of periodic tasks; they must have run up to `last_slot`, because
+    later ones may still be in a queue when the workers stop. `killed` is the worker that was killed, and
+    `interrupted` the tasks that it was running.
     """
     verdict = Verdict()
     ran = ledger.ids
@@ -294,6 +292,7 @@ def judge(
 
 
 def _some(ids: list[str], sent: Mapping[str, str], states: Mapping[str, str]) -> str:
+    """Describe the first of these tasks with their states."""
     return ", ".join(
         f"{sent[task_id]} {task_id} is {states.get(task_id, 'unknown')}" for task_id in ids[:SHOWN_MAX]
     )

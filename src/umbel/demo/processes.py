@@ -1,4 +1,4 @@
-"""The demo's workers, recorder and dashboard: separate processes that end with the demo, however it ends."""
+"""The demo's workers, recorder and dashboard: separate processes, which are stopped when the demo ends."""
 
 import os
 import subprocess
@@ -14,12 +14,12 @@ from umbel.errors import UmbelError
 
 STOP_S = 20.0
 CHILDREN = 2
-RESULTS_KEPT_S = 7200  # longer than the longest demo, short enough not to fill the disk with --stay
+RESULTS_KEPT_S = 7200  # longer than the longest demo, but short enough that --stay does not fill the disk
 WEB_LOG = "web.log"
 
 
 class Processes:
-    """Starts and ends the demo's processes; as a context it ends all of them."""
+    """Starts and stops the demo's processes. As a context manager, it stops all of them at the end."""
 
     def __init__(self, home: Path) -> None:
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
@@ -32,13 +32,13 @@ class Processes:
         self._beside.append(self._spawn([*arguments, "--lake", str(lake), "--rotate", "5"]))
 
     def show(self) -> None:
-        """Start the dashboard, which writes its address to its log once it is ready."""
+        """Start the dashboard, which writes its address to its log when it is ready."""
         (self._home / WEB_LOG).unlink(missing_ok=True)
         arguments = ["web", "-A", "umbel.demo.tasks:app", "--port", "0", "--badge", "demo"]
         self._beside.append(self._spawn([*arguments, "--state", str(self._home / "web.db")], WEB_LOG))
 
     def address(self) -> str:
-        """The address of the dashboard; empty until it is known."""
+        """Return the address of the dashboard; empty until it is known."""
         log = self._home / WEB_LOG
         words = log.read_text().split() if log.exists() else []
         return next((word for word in words if word.startswith("http")), "")
@@ -52,15 +52,16 @@ class Processes:
         self._start(name, "-A", "umbel.demo.celery_shop:app", "-c", "1", "-Q", queue)
 
     def _start(self, name: str, *app: str) -> None:
+        """Start a worker with its own log file."""
         log = str(self._home / f"{name}.log")
         self.workers[name] = self._spawn(["worker", *app, "-n", name, "-E", "-l", "info", "-f", log])
 
     def check(self) -> None:
-        """Raise if a worker has exited by itself."""
+        """Raise UmbelError if a worker has exited unexpectedly."""
         for name, process in self.workers.items():
             if process.poll() is not None:
                 log = self._home / f"{name}.log"
-                raise UmbelError(f"worker {name} exited with status {process.returncode}; {log} says why")
+                raise UmbelError(f"worker {name} exited with status {process.returncode}; see {log}")
 
     def kill(self, name: str) -> None:
         """Kill a worker with SIGKILL."""
@@ -86,7 +87,8 @@ class Processes:
         self.stop()
 
     def _spawn(self, arguments: Sequence[str], log_name: str = "demo.log") -> subprocess.Popen[bytes]:
-        # A separate process group: Ctrl-C reaches the demo alone, which then shuts its workers down.
+        """Start an `umbel` command with its stderr in a log file."""
+        # In a separate process group, Ctrl-C reaches only the demo, which then shuts its workers down.
         with (self._home / log_name).open("ab") as log:
             return subprocess.Popen(
                 command(*arguments), stdin=subprocess.DEVNULL, stderr=log, process_group=0
@@ -94,7 +96,7 @@ class Processes:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End processes with SIGTERM; with SIGKILL after STOP_S or when the wait is interrupted."""
+    """Stop processes with SIGTERM; with SIGKILL after STOP_S, or when waiting is interrupted."""
     deadline = time.monotonic() + STOP_S
     try:
         for process in processes:
@@ -109,12 +111,12 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line of an `umbel` command, run by this Python."""
+    """Return the command line of an `umbel` command for this Python interpreter."""
     return [sys.executable, "-m", "umbel.cli.main", *arguments]
 
 
 def environment(broker: str, backend: str, home: Path, run: str) -> dict[str, str]:
-    """Environment variables with the app's settings, for the demo and its workers."""
+    """Return the environment variables with the app's settings, for the demo and its workers."""
     return {
         "DEMO_RUN": run,
         "UMBEL_TASK_DEFAULT_QUEUE": run,

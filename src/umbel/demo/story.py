@@ -1,4 +1,10 @@
-"""Story: what happens in the demo, in its order, and how it is shown while it runs."""
+"""Story: run the demo, and show its progress.
+
+Three workers run mixed load; a fourth worker runs the tasks of a Celery app. Meanwhile a task is revoked, an
+election is held, and the worker that sends the periodic tasks is killed: its tasks are redelivered, and
+another worker gets its lease. A recorder stores the events. At the end Spark builds history tables from
+them, and the ledger of the tasks, the results and the history are compared.
+"""
 
 import asyncio
 import json
@@ -47,15 +53,13 @@ from umbel.wire.control import TaskRow, rows
 from umbel.worker.steps.scheduler import SCHEDULER_LEASE
 
 # ---- view ------------------------------------------------------------------------------------------
-#
-# The running demo: its nodes, their clocks, the throughput, and what just happened.
 
 BARS = "▁▂▃▄▅▆▇█"
 COLOURS = {"alive": "green", "silent": "red", "left": "bright_black"}
 
 
 class View:
-    """Shows the running demo: as a live table on a terminal, elsewhere as one line per note."""
+    """Shows the running demo: a live table on a terminal, else a line for each note."""
 
     def __init__(self, feed: Feed, progress: Callable[[], str]) -> None:
         self._feed = feed
@@ -66,7 +70,7 @@ class View:
             self._live = Live(console=Console(stderr=True), refresh_per_second=4, get_renderable=self._draw)
 
     def note(self, text: str) -> None:
-        """Show a line with the time since the start."""
+        """Print a line with the time since the start."""
         line = f"{time.monotonic() - self._began:5.1f} s  {text}"
         if self._live is None:
             click.echo(line, err=True)
@@ -85,6 +89,7 @@ class View:
             self._live.stop()
 
     def _draw(self) -> Group:
+        """Draw the nodes, the throughput of the last minute, and the progress."""
         now = time.time()
         model = self._feed.model
         table = Table(box=None, pad_edge=False)
@@ -102,23 +107,17 @@ class View:
 
 
 def _bars(values: list[int]) -> str:
+    """Return a bar chart of the values in one line."""
     highest = max(values, default=0) or 1
     return "".join(BARS[min(len(BARS) - 1, value * len(BARS) // (highest + 1))] for value in values)
 
 
 # ---- story -----------------------------------------------------------------------------------------
-#
-# What happens in the demo, in its order.
-#
-# Three workers take mixed load; a fourth runs the tasks of a Celery app. Meanwhile a task is revoked, an
-# election decided, and the worker that sends the periodic tasks is killed: its tasks are recovered and its
-# lease goes to another. Their events are recorded; when everything has ended, Spark builds history tables
-# from them, and the ledger of the tasks, the results and the history are compared.
 
 WORKERS = ("demo1", "demo2", "demo3")
 CELERY_WORKER = "celery1"
-REVOKE_AT, ELECT_AT, KILL_AT = 0.15, 0.3, 0.45  # of the load's time
-DUE_AFTER, DUE_MIN_S = 0.3, 4.0  # the revoked task: time enough to revoke it on a busy machine
+REVOKE_AT, ELECT_AT, KILL_AT = 0.15, 0.3, 0.45  # shares of the load's duration
+DUE_AFTER, DUE_MIN_S = 0.3, 4.0  # when the revoked task is due: late enough to revoke it on a busy machine
 READY_S = 60.0
 ELECTION_S = 30.0
 RESULTS_S = 90.0
@@ -133,7 +132,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything that the closing report shows; every figure was counted or measured."""
+    """The data of the closing report; every figure was counted or measured."""
 
     sent: Sent
     states: dict[str, str]
@@ -152,7 +151,7 @@ class Outcome:
 
 
 class Demo:
-    """Runs the demo once and judges it."""
+    """Runs the demo once, and checks its results."""
 
     def __init__(self, home: Path, seconds: float, *, history: bool, web: bool, celery: bool) -> None:
         from umbel.demo import tasks  # imported now: it reads the environment, which is set by now
@@ -171,10 +170,10 @@ class Demo:
         self._interrupted: set[str] = set()
         self._handed_over_s = 0.0
         self._more_at = 0.0
-        self._first_slot = self._last_slot = 0  # of the periodic task: seconds since the epoch
+        self._first_slot = self._last_slot = 0  # slots of the periodic task, in seconds since the epoch
 
     async def run(self) -> Outcome:
-        """Run the whole demo. SIGTERM and SIGHUP end it as Ctrl-C does, so that no process stays behind."""
+        """Run the whole demo. SIGTERM and SIGHUP stop it like Ctrl-C, with all its processes."""
         itself = asyncio.current_task()
         assert itself is not None
         for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -193,7 +192,7 @@ class Demo:
             await asyncio.wait([listening])
             with suppress(
                 BrokerError, TimeoutError
-            ):  # or the broker would retain events for a recorder that is gone
+            ):  # otherwise the broker would retain events for this recorder
                 async with asyncio.timeout(FORGET_S):
                     await broker.forget_recorder(self._run)
             await broker.close()
@@ -205,13 +204,18 @@ class Demo:
     # -- while it runs ---------------------------------------------------------------------------
 
     async def _act(self, broker: Broker, feed: Feed, processes: Processes, view: View) -> float:
+        """Run the load and the failures, and return their duration in seconds.
+
+        The recorder starts before the workers, and the workers stop before the recorder has caught up, so
+        that the history contains every event of the run.
+        """
         where = "the embedded broker"
         if not broker.url.startswith("sqlite"):
             where = without_password(broker.url)
             await asyncio.to_thread(self._must_be_alone, where)
         beside = ", and one for a Celery app," if self._celery else ""
         view.note(f"starting {len(WORKERS)} workers with {CHILDREN} children each{beside} on {where}")
-        if self._lake is not None:  # first, so that the workers' first events are logged
+        if self._lake is not None:  # started first, so that the workers' first events are logged
             processes.record(self._lake, self._run)
             await self._until(lambda: self._is_recorded(broker), READY_S, "the recorder")
         if self._web:
@@ -237,8 +241,8 @@ class Demo:
         return took_s
 
     def _must_be_alone(self, where: str) -> None:
-        """Refuse a broker with other workers: they would join the demo's cluster. Raises
-        ConfigurationError.
+        """Raise ConfigurationError if other workers use the broker, because they would join the demo's
+        cluster.
         """
         others = sorted(self._app.control.ask("ping", timeout=ALONE_S).replies)
         if others:
@@ -246,15 +250,18 @@ class Demo:
             raise ConfigurationError(f"other workers use {where}: {', '.join(others[:3])}; {remedy}")
 
     async def _is_recorded(self, broker: EventLog) -> bool:
+        """Return whether the recorder is registered with the broker."""
         return self._run in await broker.recorders()
 
     async def _send(self) -> None:
+        """Send a batch every half second for the duration of the load."""
         began = time.monotonic()
         for number in range(max(1, int(self._seconds * BATCHES_PER_S))):
             await asyncio.sleep(max(0.0, began + number / BATCHES_PER_S - time.monotonic()))
             await asyncio.to_thread(send_batch, self._sent, number, self._home, celery=self._celery)
 
     async def _interfere(self, broker: ClusterRecord, processes: Processes, view: View) -> None:
+        """Revoke a task, hold an election, and kill the leader while the load runs."""
         began = time.monotonic()
 
         async def at(share: float) -> None:
@@ -271,6 +278,7 @@ class Demo:
         await self._kill_leader(broker, processes, view)
 
     def _revoke(self, due_s: float) -> str:
+        """Send a task with a countdown, revoke it, and return its id."""
         from umbel.demo.tasks import never
 
         result = never.apply_async(countdown=due_s)
@@ -279,6 +287,7 @@ class Demo:
         return result.id
 
     def _elect(self) -> str:
+        """Hold an election, and return the name of the elected worker."""
         task_id, outcome = elect(0, timeout_s=ELECTION_S)
         if not outcome.ok:
             raise UmbelError(f"the election ended as {outcome.state}: {outcome.outcome}")
@@ -286,6 +295,10 @@ class Demo:
         return outcome.winner.partition("@")[0]
 
     async def _kill_leader(self, broker: ClusterRecord, processes: Processes, view: View) -> None:
+        """Kill the worker that sends the periodic tasks, and wait for its successor.
+
+        It is killed only when it runs at least one task, so that the redelivery of its tasks can be checked.
+        """
         leader = await self._until(lambda: _leader(broker), READY_S, "a worker that leads")
         release = self._home / "released"
         await self._until(lambda: self._has_hands_full(leader, release), READY_S, f"tasks to run on {leader}")
@@ -307,17 +320,21 @@ class Demo:
         view.note(f"{successor} is the new leader, after {self._handed_over_s:.1f} s")
 
     async def _has_hands_full(self, node: str, release: Path) -> bool:
-        """Whether the node runs a task that waits for `release`; send more until it gets one."""
+        """Return whether the node runs a task that waits for `release`. Send more such tasks until it
+        does.
+        """
         if time.monotonic() >= self._more_at:
             self._more_at = time.monotonic() + MORE_EVERY_S
             await asyncio.to_thread(send_held, self._sent, release)
         return bool(await asyncio.to_thread(self._held_on, node))
 
     def _held_on(self, node: str) -> set[str]:
+        """Return the ids of held tasks that have started on a node."""
         held = {task_id for task_id, kind in self._sent.kinds.items() if kind == "held"}
         return held & read_ledger(self._home / "ledger").began_on(node)
 
     async def _are_up(self, feed: Feed, processes: Processes) -> bool:
+        """Return whether all workers are alive."""
         processes.check()
         up = {
             member.node.partition("@")[0]
@@ -327,6 +344,7 @@ class Demo:
         return up >= processes.workers.keys()
 
     async def _all_ended(self, processes: Processes) -> bool:
+        """Collect new results, and return whether all tasks have ended."""
         processes.check()
         waiting = [task_id for task_id in self._sent.kinds if task_id not in self._states]
         found = await asyncio.to_thread(self._app.backend.read, waiting)
@@ -336,16 +354,18 @@ class Demo:
         return len(self._states) == len(self._sent)
 
     async def _periodic_tasks_ran(self) -> bool:
-        """Whether every periodic task that was due before the other tasks had ended has run."""
+        """Return whether every periodic task has run that was due before the other tasks ended."""
         self._last_slot = self._last_slot or int(time.time())
         ticks = self._slots_until(self._last_slot)
         ran = read_ledger(self._home / "ledger").ids & ticks.keys()
         return bool(ran) and len(ran) == self._last_slot - min(ticks[task_id] for task_id in ran) + 1
 
     def _slots_until(self, last: int) -> dict[str, int]:
+        """Return the ids of the periodic task's slots, by the seconds since the epoch."""
         return {slot_id(self._tick, at * 1_000_000): at for at in range(self._first_slot, last + 1)}
 
     async def _is_caught_up(self) -> bool:
+        """Return whether the recorder has written all events."""
         status = await _umbel(
             "record", "status", "-A", "umbel.demo.tasks:app", "--lake", str(self._lake), "--json"
         )
@@ -353,6 +373,7 @@ class Demo:
         return any(recorder["recorder"] == self._run and recorder["lag"] == 0 for recorder in recorders)
 
     async def _until(self, condition: Callable[[], Awaitable[T]], limit_s: float, what: str) -> T:
+        """Wait until a condition holds. Raise UmbelError after the limit."""
         deadline = time.monotonic() + limit_s
         while not (met := await condition()):
             if time.monotonic() > deadline:
@@ -363,12 +384,14 @@ class Demo:
         return met
 
     def _progress(self) -> str:
+        """Return a line with the number of sent tasks and results."""
         seen = f", {numbered(len(self._states), 'result')} seen" if self._states else ""
         return f"{len(self._sent):,} sent{seen}"
 
     # -- afterwards ------------------------------------------------------------------------------
 
     async def _conclude(self, took_s: float) -> Outcome:
+        """Compare all sources, and return the data of the closing report."""
         ledger = read_ledger(self._home / "ledger")
         slots = self._slots_until(int(time.time()))
         outcome = Outcome(self._sent, self._states, ledger, Verdict(), took_s, slots=slots)
@@ -389,12 +412,12 @@ class Demo:
         return outcome
 
     async def _make_history(self, outcome: Outcome) -> dict[str, str] | None:
-        """Build the history, and return the state of each task by it; None, with the reason noted, without
-        Spark.
+        """Build the history, and return the state of each task in it. Without Spark, set the reason in the
+        outcome and return None.
         """
         at = ("--lake", str(self._lake))
         built = await _umbel("history", "build", *at, "--json")
-        if built.returncode == 2:  # no Java or no Spark; stderr has one line that says so
+        if built.returncode == 2:  # no Java or no Spark; stderr contains the reason in one line
             outcome.no_history = built.stderr.strip().removeprefix("umbel: ")
             return None
         html = self._home / "report.html"
@@ -412,7 +435,7 @@ class Demo:
 
 
 def start_workers(processes: Processes, celery_queue: str) -> None:
-    """Start the three workers, and that of the Celery app if it has a queue."""
+    """Start the three workers, and the worker of the Celery app if it has a queue."""
     for name in WORKERS:
         processes.start(name)
     if celery_queue:
@@ -424,6 +447,7 @@ async def _address(processes: Processes) -> str:
 
 
 async def _leader(broker: ClusterRecord) -> str:
+    """Return the worker that sends the periodic tasks; "" if there is none."""
     try:
         return (await broker.coordination.read_lease(SCHEDULER_LEASE)).holder.partition("@")[0]
     except BrokerError:
@@ -431,7 +455,7 @@ async def _leader(broker: ClusterRecord) -> str:
 
 
 async def _umbel(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run an `umbel` command; it is killed if the demo ends first."""
+    """Run an `umbel` command; kill it if the demo ends first."""
     process = await asyncio.create_subprocess_exec(
         *command(*arguments),
         stdin=subprocess.DEVNULL,
@@ -455,13 +479,6 @@ async def _umbel(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 # ---- staying ---------------------------------------------------------------------------------------
-#
-# The demo's cluster again, with the dashboard, until it is interrupted.
-#
-# Every page of the dashboard has something to show: changing load, an election every minute, and every
-# three minutes a worker that is killed while it runs tasks, and restarted. The dashboard shows what the
-# demo did, too: it finds the last hour in its file. Only the logs grow: results expire, and no ledger is
-# written.
 
 BATCH_EVERY_S = 1.0
 ELECTION_EVERY, ELECTION_AT = 60, 10  # batches
@@ -472,7 +489,13 @@ STAY_ELECTION_S = 5.0
 
 
 async def stay(home: Path, say: Callable[[str], None], *, web: bool, celery: bool) -> None:
-    """Run the cluster with the dashboard until it is interrupted."""
+    """Run the cluster with the dashboard until it is interrupted.
+
+    After the demo, a cluster with the dashboard runs until it is interrupted. It has changing load, an
+    election every minute, and every three minutes a worker is killed while it runs tasks, and restarted. The
+    dashboard also shows the demo itself, because its state file contains the last hour. Only the logs grow:
+    results expire, and no ledger is written.
+    """
     itself = asyncio.current_task()
     assert itself is not None
     for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -482,7 +505,7 @@ async def stay(home: Path, say: Callable[[str], None], *, web: bool, celery: boo
         with Processes(home) as processes:
             start_workers(processes, tasks.CELERY_QUEUE if celery else "")
             page = await _show(processes, say) if web else ""
-            say(f"the cluster runs on, with logs in {home}; press Ctrl-C to stop it")
+            say(f"the cluster keeps running, with logs in {home}; press Ctrl-C to stop it # x")
             await _StayingDemo(home, processes, say, page, celery=celery).on()
     finally:
         await asyncio.to_thread(tasks.app.close)
@@ -499,6 +522,8 @@ async def _show(processes: Processes, say: Callable[[str], None]) -> str:
 
 
 class _StayingDemo:
+    """The cluster that runs after the demo, with changing load and failures."""
+
     def __init__(
         self, home: Path, processes: Processes, say: Callable[[str], None], page: str, *, celery: bool
     ) -> None:
@@ -510,15 +535,17 @@ class _StayingDemo:
         self._away = ""  # the worker that was killed
 
     async def on(self) -> None:
+        """Run until cancelled, one batch each second."""
         for number in count():
             self._processes.check()
-            with suppress(BrokerError, ElectionError):  # the broker is unavailable; the next batch may arrive
+            # the broker is unavailable; try again with the next batch
+            with suppress(BrokerError, ElectionError):
                 await self._act(number)
             await asyncio.sleep(BATCH_EVERY_S)
 
     async def _act(self, number: int) -> None:
-        """One second of the demo. Processes are started here, not in a thread: none may start after the
-        end.
+        """Run one second of the demo. Processes are not started in a thread, so that none can start after
+        the end.
         """
         if number % KILL_EVERY == BACK_AT:
             self._start_again()
@@ -543,7 +570,7 @@ class _StayingDemo:
             self._release.touch()
 
     async def _held(self) -> dict[str, str]:
-        """By worker, a task that runs there until it is released."""
+        """Return a held task that each worker runs, by worker."""
         for _ in range(LOOKS_MAX):
             if found := await asyncio.to_thread(_held_now, len(self._processes.workers)):
                 return found
@@ -551,22 +578,25 @@ class _StayingDemo:
         return {}
 
     def _link(self, task_id: str) -> str:
+        """Return the address of a task's page; its id without a dashboard."""
         return f"{self._page}/tasks/{task_id}" if self._page else task_id
 
     def _start_again(self) -> None:
+        """Restart the worker that was killed."""
         if self._away:
             self._processes.start(self._away)
-            self._say(f"started {self._away} again")
+            self._say(f"restarted {self._away}")
             self._away = ""
 
 
 def _held_now(workers: int) -> dict[str, str]:
+    """Return a held task that runs on each worker now."""
     answers = tasks.app.control.ask("active", timeout=ASK_S, limit=workers)
     return {
         name: row.id
         for node, reply in answers.replies.items()
         for row in rows(reply, TaskRow)
-        if (name := node.partition("@")[0]) in WORKERS  # others may share the server
+        if (name := node.partition("@")[0]) in WORKERS  # other workers may use the same broker
         and row.id is not None
         and row.type == tasks.held.name
     }

@@ -1,4 +1,4 @@
-"""The demo's app: tasks of every kind, each of which writes a line to the ledger when it runs."""
+"""The demo's app: tasks of every kind. Each task writes a line to the ledger when it runs."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from umbel.app.task import Task
 from umbel.demo.writing import write_run
 
 HELD_MAX_S = 30.0
-RUN = os.environ.get("DEMO_RUN", "demo")  # separates this run from what an earlier one left at the broker
+RUN = os.environ.get("DEMO_RUN", "demo")  # separates this run from data of earlier runs at the broker
 TICK = f"{RUN}_tick"
 CELERY_QUEUE = f"{RUN}_celery"  # consumed by the worker of the Celery app
 app = App("demo", task_send_sent_event=True)
@@ -28,7 +28,7 @@ def quick(self: Bound, x: int, y: int) -> int:
 
 @app.task(bind=True)
 def slow(self: Bound, seconds: float) -> float:
-    """Block for so many seconds."""
+    """Block for this many seconds."""
     write_run(self)
     time.sleep(seconds)
     return seconds
@@ -36,7 +36,7 @@ def slow(self: Bound, seconds: float) -> float:
 
 @app.task(bind=True)
 def held(self: Bound, release: str) -> None:
-    """Run until the file `release` exists: the demo has killed a worker by then."""
+    """Run until the file `release` exists, which the demo creates after it has killed a worker."""
     write_run(self)
     deadline = time.monotonic() + HELD_MAX_S
     while not Path(release).exists() and time.monotonic() < deadline:
@@ -45,7 +45,7 @@ def held(self: Bound, release: str) -> None:
 
 @app.task(bind=True)
 async def awaited(self: Bound, seconds: float) -> float:
-    """Await for so many seconds, in an async task."""
+    """Sleep for this many seconds in an async task."""
     write_run(self)
     await asyncio.sleep(seconds)
     return seconds
@@ -60,7 +60,7 @@ def failing(self: Bound, order: int) -> None:
 
 @app.task(bind=True, max_retries=3)
 def retried(self: Bound, order: int) -> int:
-    """Fails at the first attempt, as a service that was just being restarted does."""
+    """Fail at the first attempt, like a service that is just restarting."""
     write_run(self)
     if self.request.retries == 0:
         error = ConnectionError(
@@ -72,14 +72,14 @@ def retried(self: Bound, order: int) -> int:
 
 @app.task(bind=True)
 def delayed(self: Bound, order: int) -> int:
-    """Return; sent with a countdown."""
+    """Return the order; the demo sends this task with a countdown."""
     write_run(self)
     return order
 
 
 @app.task(bind=True)
 def crashing(self: Bound, marker: str) -> str:
-    """Kills its own process the first time, as a bug in a C library would."""
+    """Kill the own process in the first run, like a bug in a C library."""
     write_run(self)
     try:
         Path(marker).touch(exist_ok=False)
@@ -91,27 +91,27 @@ def crashing(self: Bound, marker: str) -> str:
 
 @app.task(bind=True)
 def step(self: Bound, number: int, more: int = 1) -> int:
-    """A step of a chain, a member of a group, a part of a chord."""
+    """Return a sum; a step of a chain, a member of a group, or the header of a chord."""
     write_run(self)
     return number + more
 
 
 @app.task(bind=True)
 def total(self: Bound, numbers: list[int]) -> int:
-    """The body of a chord."""
+    """Return the sum of the numbers; the body of a chord."""
     write_run(self)
     return sum(numbers)
 
 
 @app.task(bind=True)
 def never(self: Bound) -> None:
-    """Revoked before it is due, so it never runs."""
+    """Do nothing; the demo revokes this task before it is due, so it must never run."""
     write_run(self)
 
 
 @app.task(bind=True)
 def elected(self: Bound) -> str:
-    """Sent by an elected worker."""
+    """Return the worker's name; an elected worker sends this task."""
     write_run(self)
     return str(self.request.hostname)
 
@@ -119,5 +119,5 @@ def elected(self: Bound) -> str:
 @app.periodic(every=1, catch_up="all", name=TICK)
 @app.task(bind=True)
 def tick(self: Bound) -> None:
-    """The periodic task: runs once a second."""
+    """Run once a second, as a periodic task."""
     write_run(self)

@@ -1,22 +1,25 @@
-"""Writing: how a task of the demo writes into the ledger that it ran, in a native app and in a Celery app.
+"""Writing: record in the ledger that a task ran, for native tasks and for Celery tasks.
 
-The ledger is a separate file with one line per run, written by the task itself. Results, events and
-workers have no part in it, so all three can be checked against it.
+The ledger is a file with a line for each run, which the task itself writes. It does not depend on results,
+events or workers, so it is an independent check of all three.
 """
 
 import os
 from typing import Any
 
-LEDGER = "DEMO_LEDGER"  # the variable that names the file
+LEDGER = "DEMO_LEDGER"  # the environment variable with the path of the file
 
 
 def write_run(task: Any) -> None:
-    """Append a line about this run. `task` is bound; its request has the same fields in both libraries."""
+    """Append a line about this run. `task` is the bound task; its request has the same fields in Umbel and
+    Celery.
+    """
     path = os.environ.get(LEDGER)
     if path:
         request = task.request
         kind = (request.task or "").rpartition(".")[2]
         delivered = "again" if request.delivery_info["redelivered"] else "first"
         line = f"{request.id} {kind} {request.retries} {request.hostname} {delivered}\n"
-        with open(path, "ab", buffering=0) as ledger:  # one write at the end of the file is one line
+        # a single write in append mode, so that lines of processes do not mix
+        with open(path, "ab", buffering=0) as ledger:
             ledger.write(line.encode())

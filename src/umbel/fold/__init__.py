@@ -1,5 +1,5 @@
-"""Fold: events become tables, by columns. Pure: Arrow tables in, Arrow tables out; no files, no Spark.
+"""Fold: compute tables from events, with Arrow and numpy. No files, no Spark.
 
-The tables are those of `umbel.events.tables`, the rules those of `umbel.events`. A task's events are
-folded together, so the caller deals events out by task id first (`buckets.py`).
+`umbel.events.tables` defines the tables, `umbel.events` the rules. All events of a task must be folded
+together, so the caller first divides events by task id (`buckets.py`).
 """

@@ -1,6 +1,4 @@
-"""Buckets: the part of the lake that a task's events belong to, by the hash of its id; and by its age, the
-segment.
-"""
+"""Buckets: divide events by the hash of the task id into buckets, and by age into segments."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,17 +12,11 @@ from umbel.events.precedence import ENDINGS
 from umbel.fold.columns import Flags, Ints, int_array
 
 # ---- buckets ---------------------------------------------------------------------------------------
-#
-# The part of the lake that a task's events belong to, by its id alone.
-#
-# The function is Spark's own for a bucketed table (murmur3 of the id's UTF-8 bytes, seed 42, modulo the
-# number of buckets, never negative), so Spark may read such files as a table that is bucketed already. With
-# twice as many buckets each one is divided in two: tasks of bucket b go to b or b + n.
 
 SEED = 42
 _SECOND_SEED = 1_794_700_800
 BUCKET_EVENTS = 400_000
-"""Most events per bucket on average; more would need too much memory in a process."""
+"""Limit for the average number of events in a bucket, which a process must hold in memory."""
 Words = npt.NDArray[np.uint32]
 Keys = npt.NDArray[np.uint64]
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
@@ -32,15 +24,22 @@ _MIX_1, _MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
 
 def bucket_of(ids: pa.Array, count: int) -> Ints:
-    """The bucket of each id, from 0 to `count` - 1. No id is null."""
+    """Return the bucket of each id, from 0 to `count` - 1. No id may be null.
+
+    The bucket depends only on the task id. The function is Spark's for bucketed tables (murmur3 of the id's
+    UTF-8 bytes, seed 42, modulo the number of buckets, never negative), so Spark can read the files as a
+    bucketed table. If the number of buckets n doubles, each bucket is divided in two: tasks of bucket b go
+    to b or b + n.
+    """
     assert not ids.null_count, "an event without a task id is in no bucket"
     assert count > 0
     return np.mod(hash_of(ids).astype(np.int64), count)
 
 
 def buckets_for(events: int, most: int) -> int:
-    """How many buckets so many events need: 1, 2, 4 and so on, until none has more than BUCKET_EVENTS on
-    average."""
+    """Return the number of buckets for this number of events: a power of two, with at most BUCKET_EVENTS in
+    each on average.
+    """
     count = 1
     while count < most and events > count * BUCKET_EVENTS:
         count *= 2
@@ -48,7 +47,7 @@ def buckets_for(events: int, most: int) -> int:
 
 
 def divided(events: pa.Table, count: int) -> Iterator[pa.Table]:
-    """The events of tasks, a table for each bucket in turn, in the order that they had."""
+    """Yield a table of events for each bucket. The order of events within a bucket does not change."""
     if count == 1:
         yield events
         return
@@ -61,14 +60,18 @@ def divided(events: pa.Table, count: int) -> Iterator[pa.Table]:
 
 
 def key_of(ids: pa.Array) -> Keys:
-    """A number for each id, from two hashes, so that two of millions are hardly ever equal."""
+    """Return a 64-bit number for each id, from two hashes, so that equal numbers are very rare among
+    millions of ids.
+    """
     high, low = (hash_of(ids, seed).view(np.uint32).astype(np.uint64) for seed in (SEED, _SECOND_SEED))
     found: Keys = high << np.uint64(32) | low
     return found
 
 
 def hash_of(texts: pa.Array, seed: int = SEED) -> npt.NDArray[np.int32]:
-    """Spark's `hash` of each text. Texts of one length are hashed together, four bytes of each at a time."""
+    """Return Spark's `hash` of each text. Texts of the same length are hashed together, four bytes at a
+    time.
+    """
     texts = texts.cast(pa.string())
     if not len(texts):
         return np.zeros(0, dtype=np.int32)
@@ -87,8 +90,9 @@ def hash_of(texts: pa.Array, seed: int = SEED) -> npt.NDArray[np.int32]:
 
 
 def _hash_block(block: npt.NDArray[np.uint8], seed: int) -> npt.NDArray[np.int32]:
-    """One text a row, all of one length. The bytes behind the last whole word are mixed in one by one, as
-    signed numbers, which is Spark's way and not the one of other murmur3."""
+    """Hash texts of the same length, one in each row. Bytes after the last complete word are mixed in one at
+    a time as signed numbers, which is how Spark's murmur3 differs from others.
+    """
     count, length = block.shape
     whole = length // 4 * 4
     state = np.full(count, seed, dtype=np.uint32)
@@ -116,23 +120,23 @@ def _finished(state: Words) -> Words:
 
 
 # ---- claims ----------------------------------------------------------------------------------------
-#
-# Which segment has a task, found by sorted keys of task ids.
-#
-# A task belongs to the segment that has its key. Two ids with the same key belong to the same segment, so
-# equal keys do no harm.
 
 
 def index_of(ids: Iterable[pa.ChunkedArray]) -> pa.Buffer:
-    """The distinct keys of these ids, sorted."""
+    """Return the distinct keys of these ids, sorted."""
     keys = [key_of(pc.unique(part)) for part in ids]
     every = np.unique(np.concatenate([np.zeros(0, dtype=np.uint64), *keys]))
     return pa.py_buffer(every.tobytes())
 
 
 def claimed(events: pa.Table, indexes: Sequence[pa.Buffer]) -> Iterator[tuple[int, pa.Table]]:
-    """Group events by the position of the index that has their task; `len(indexes)` if no index has it."""
-    # Lookups of sorted keys are close to one another in an index, which is ten times as fast.
+    """Yield events by the number of the index that contains their task; `len(indexes)` for tasks in no
+    index.
+
+    A segment stores the sorted keys of its task ids. A task belongs to the segment that contains its key.
+    Two ids with the same key belong to the same segment, so collisions of keys do no harm.
+    """
+    # Sorted keys are looked up at neighbouring places of an index, which is ten times as fast.
     keys, task = np.unique(key_of(events.column("uuid").combine_chunks()), return_inverse=True)
     target = np.full(len(keys), len(indexes))
     for number, index in enumerate(indexes):
@@ -146,13 +150,6 @@ def claimed(events: pa.Table, indexes: Sequence[pa.Buffer]) -> Iterator[tuple[in
 
 
 # ---- ages ------------------------------------------------------------------------------------------
-#
-# Which tasks are likely to get more events, judged by their recorded events.
-#
-# This never changes the tables: it only decides which tasks are folded again together. A task is *hot*
-# while it has not ended, and for some seconds after that, but not if it was silent for long. Other tasks
-# are settled. Late and repeated events come soon if at all, so tasks that settled a short time ago are in
-# small segments, which cost little to fold again.
 
 SECOND_US = 1_000_000
 SETTLED_US = 5 * SECOND_US
@@ -171,38 +168,48 @@ SEGMENT_EVENTS = 16_384
 """In later builds, about this many events of recently settled tasks make one segment."""
 
 HOT_EVENTS = 50_000
-"""Most events that are folded again with every increment. Beyond it tasks are settled early: ended ones
-first, and of these the longest silent."""
+"""Limit of events that are folded again in each increment. Above it, tasks settle early: first those that
+have ended, and among these the ones without events for the longest time.
+"""
 
 _ENDED = pa.array([*ENDINGS, "rejected"])
 
 
 @dataclass(frozen=True, slots=True)
 class Aged:
-    """Events by the age of their tasks; all events of a task are in one table."""
+    """Events by the age of their tasks. All events of a task are in the same table."""
 
     old: pa.Table
     recent: pa.Table
-    """Tasks that were silent longest come first."""
+    """Tasks without events for the longest time come first."""
     hot: pa.Table
     _task: Ints
     _silent_us: Ints
-    """For each row of `recent`, its task's number, and for how long that task was silent."""
+    """For each row of `recent`: the time since the last event of its task. `_task` is the number of that
+    task.
+    """
 
     def parts(self) -> Iterator[pa.Table]:
-        """Recent events, in parts of about SEGMENT_EVENTS; a task is never divided."""
+        """Yield recent events in parts of about SEGMENT_EVENTS. A task is never divided."""
         for rows in _cut(self._task):
             yield self.recent.take(pa.array(rows))
 
     def slices(self) -> Iterator[tuple[int, pa.Table]]:
-        """Recent events by slice of time; slice 0 was silent for the shortest time."""
+        """Yield recent events by slices of the time since the last event; slice 0 is the most recent."""
         number = self._silent_us // SLICE_US
         for chosen in np.unique(number):
             yield int(chosen), self.recent.filter(pa.array(number == chosen))
 
 
 def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Aged:
-    """Divide events of tasks by age. `horizon_us`: when the last event of all was recorded."""
+    """Divide events by the age of their tasks. `horizon_us` is the time at which the last event was
+    recorded.
+
+    Tasks are divided by whether they are likely to get more events. This does not affect the tables, only
+    which tasks are folded together again. A task is hot until a few seconds after its end, unless it had no
+    events for a long time. Other tasks are settled. Late and repeated events usually arrive soon, so tasks
+    that settled recently are in small segments, which are cheap to fold again.
+    """
     task = _numbered(events)
     count = int(task.max()) + 1 if len(task) else 0
     recorded = int_array(events.column("recorded_at").combine_chunks())
@@ -212,7 +219,7 @@ def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Age
     is_ended[task[_flags(pc.is_in(events.column("slot"), value_set=_ENDED))]] = True
     silent_us = horizon_us - last
     may_go_on = silent_us < np.where(is_ended, SETTLED_US, SILENT_US)
-    order = np.lexsort((-last, is_ended))  # running tasks certainly get more events
+    order = np.lexsort((-last, is_ended))  # running tasks first, because they will get more events
     is_hot = may_go_on & _first(task, order[may_go_on[order]], hot_max)
     is_old = ~is_hot & (silent_us >= RECENT_US)
     recent = np.flatnonzero((~is_hot & ~is_old)[task])
@@ -227,8 +234,8 @@ def aged(events: pa.Table, horizon_us: int, *, hot_max: int = HOT_EVENTS) -> Age
 
 
 def _where(wanted: Flags, events: pa.Table) -> pa.Table:
-    """The wanted rows. The wanted rows at the beginning are not copied: in a lake most old events come
-    first.
+    """Return the wanted rows. Those at the beginning are not copied, because most old events are first in a
+    lake.
     """
     first = len(wanted) if wanted.all() else int(np.argmin(wanted))
     rest = events.slice(first).filter(pa.array(wanted[first:]))
@@ -246,7 +253,7 @@ def _flags(column: pa.ChunkedArray) -> Flags:
 
 
 def _first(task: Ints, order: Ints, events_max: int) -> Flags:
-    """The first tasks in this order that together have at most so many events."""
+    """Return which tasks are first in this order and together have at most `events_max` events."""
     sizes = np.bincount(task)
     found = np.zeros(len(sizes), dtype=bool)
     found[order[np.cumsum(sizes[order]) <= events_max]] = True
@@ -254,7 +261,7 @@ def _first(task: Ints, order: Ints, events_max: int) -> Flags:
 
 
 def _cut(task: Ints) -> Iterator[Ints]:
-    """Row numbers in parts of about SEGMENT_EVENTS, by the task of each row; a task is never divided."""
+    """Yield row numbers in parts of about SEGMENT_EVENTS. The rows of a task are never divided."""
     if not len(task):
         return
     _, first, of_row = np.unique(task, return_index=True, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Columns: events and tables as Arrow columns and numpy arrays: schemas, picked rows, groups, instants."""
+"""Columns: helpers for events and tables as Arrow columns and numpy arrays: schemas, rows, groups, times."""
 
 import re
 from collections.abc import Mapping
@@ -13,8 +13,6 @@ import pyarrow.compute as pc
 from umbel.events.tables import COLUMNS, TABLES, Kind, Table
 
 # ---- schemas ---------------------------------------------------------------------------------------
-#
-# The lake's columns and the tables' columns as Arrow's types, from `umbel.events`.
 
 INSTANT = pa.timestamp("us", tz="UTC")
 ARROW_TYPES: Mapping[Kind, pa.DataType] = {
@@ -30,7 +28,7 @@ EVENTS = pa.schema([(column.name, ARROW_TYPES[column.kind]) for column in COLUMN
 
 
 def schema_of(table: Table) -> pa.Schema:
-    """The Arrow schema of a table."""
+    """Return the Arrow schema of a table."""
     return pa.schema(
         [
             pa.field(column.name, ARROW_TYPES[column.kind], nullable=column.nullable)
@@ -43,14 +41,14 @@ SCHEMAS: Mapping[str, pa.Schema] = {name: schema_of(table) for name, table in TA
 
 
 def made(name: str, columns: Mapping[str, Any]) -> pa.Table:
-    """A table with the schema of this name, from its columns by name."""
+    """Return a table with the schema of this name, from columns by name."""
     schema = SCHEMAS[name]
     return pa.table([columns[field.name] for field in schema], schema=schema)
 
 
 def by_difference(schema: pa.Schema) -> dict[str, str]:
-    """The encoding of number and instant columns, which halves the time to write. Digests are random:
-    excluded.
+    """Return the encoding of number and time columns, which halves the time to write them. Digests are
+    excluded, because they are random.
     """
     kinds = {field.name: field.type for field in schema}
     numbers = [
@@ -60,7 +58,7 @@ def by_difference(schema: pa.Schema) -> dict[str, str]:
 
 
 def settled(part: pa.Table) -> pa.Table:
-    """Events with the lake's columns and types, whatever columns an older or newer file has."""
+    """Return events with the lake's columns and types, also for files of older or newer versions."""
     columns = [
         part.column(field.name).cast(field.type)
         if field.name in part.column_names
@@ -71,11 +69,6 @@ def settled(part: pa.Table) -> pa.Table:
 
 
 # ---- columns ---------------------------------------------------------------------------------------
-#
-# Events as Arrow columns and numpy arrays, and rows picked from them.
-#
-# Row -1 means that there is no event, and its values are null. So a rule that chooses between events
-# chooses between row numbers, in numpy, and texts are copied once, into the resulting table.
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -85,7 +78,7 @@ NOTHING = -1
 
 
 class Events:
-    """A table with columns of the lake. Missing columns are null; unknown ones are ignored."""
+    """A table with columns of the lake. Missing columns are null, unknown columns are ignored."""
 
     def __init__(self, table: pa.Table) -> None:
         self.count: int = table.num_rows
@@ -96,36 +89,37 @@ class Events:
         self._present: dict[str, Flags] = {}
 
     def column(self, name: str) -> pa.Array:
-        """A column with the lake's type; all null if the table lacks it."""
+        """Return a column with the lake's type; all null if the table does not have it."""
         if name not in self._columns:
             self._columns[name] = self._read(name)
         return self._columns[name]
 
     def text(self, name: str) -> pa.Array:
-        """A column of texts with "" for null."""
+        """Return a text column with "" for null."""
         column = self.column(name)
         return column.fill_null("") if column.null_count else column
 
     def ints(self, name: str) -> Ints:
-        """Numbers, or microseconds of instants, with 0 for null."""
+        """Return a column as integers, with times in microseconds and 0 for null."""
         if name not in self._ints:
             self._ints[name] = int_array(self.column(name))
         return self._ints[name]
 
     def codes(self, name: str) -> Ints:
-        """Numbers that are equal where the texts are equal; null counts as ""."""
+        """Return numbers that are equal if and only if the texts are equal; null is equal to ""."""
         if name not in self._codes:
             found = self.text(name).dictionary_encode().indices.to_numpy()
             self._codes[name] = found.astype(np.int64)
         return self._codes[name]
 
     def has(self, name: str) -> Flags:
-        """Where the column is not null."""
+        """Return in which rows the column is not null."""
         if name not in self._present:
             self._present[name] = present(self.column(name))
         return self._present[name]
 
     def _read(self, name: str) -> pa.Array:
+        """Return a column of the table, converted to the lake's type."""
         kind = EVENTS.field(name).type
         place = self._table.schema.get_field_index(name)
         if place < 0:
@@ -135,7 +129,11 @@ class Events:
 
 
 class Rows:
-    """Row numbers, -1 for none, and the values of those rows."""
+    """Row numbers, with -1 for no row, and access to the values of these rows.
+
+    Row number -1 means that there is no event; its values are null. A rule that chooses between events
+    therefore chooses between row numbers in numpy, and texts are copied only once, into the final table.
+    """
 
     def __init__(self, events: Events, rows: Ints) -> None:
         self.rows = rows
@@ -144,34 +142,34 @@ class Rows:
         self._indices: pa.Array | None = None
 
     def take(self, name: str) -> pa.Array:
-        """The column's values of these rows; null where there is no row."""
+        """Return the values of a column; null if there is no row."""
         column = self._events.column(name)
         if column.null_count == len(column):
             return pa.nulls(len(self.rows), column.type)
         return column.take(self._places())
 
     def text(self, name: str) -> pa.Array:
-        """Texts with "" for a null in the column; null only where there is no row."""
+        """Return the texts of a column with "" for null; null only if there is no row."""
         return self._events.text(name).take(self._places())
 
     def ints(self, name: str) -> Ints:
-        """Numbers with 0 for null, and 0 where there is no row."""
+        """Return the integers of a column; 0 for null or if there is no row."""
         return picked(self._events.ints(name), self.rows)
 
     def settled(self, name: str) -> pa.Array:
-        """Numbers or instants with 0 for a null in the column; null only where there is no row."""
+        """Return the numbers or times of a column with 0 for null; null only if there is no row."""
         return nullable(self.ints(name), self.there, EVENTS.field(name).type)
 
     def has(self, name: str) -> Flags:
-        """Where there is a row and the column is not null in it."""
+        """Return where there is a row whose column is not null."""
         return picked(self._events.has(name), self.rows)
 
     def where(self, chosen: Flags) -> "Rows":
-        """These rows where they are chosen, else none."""
+        """Return these rows where `chosen` is true, else no row."""
         return Rows(self._events, np.where(chosen, self.rows, NOTHING))
 
     def or_else(self, other: "Rows", name: str | None = None) -> "Rows":
-        """These rows, else the others: where there is no row, or where the row lacks the column `name`."""
+        """Return these rows, and `other` where there is no row, or where the column `name` is null."""
         stays = self.there if name is None else self.has(name)
         return self if stays.all() else Rows(self._events, np.where(stays, self.rows, other.rows))
 
@@ -182,7 +180,7 @@ class Rows:
 
 
 def picked(values: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:
-    """Values of rows; 0 where there is no row."""
+    """Return the values of rows; 0 if there is no row."""
     if not len(values):
         return np.zeros(rows.shape, dtype=values.dtype)
     found = values[rows]
@@ -191,14 +189,14 @@ def picked(values: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:
 
 
 def nullable(values: npt.NDArray[Any], there: Flags, kind: pa.DataType) -> pa.Array:
-    """An Arrow array of numbers that is null where `there` is False."""
+    """Return an Arrow array of numbers that is null where `there` is False."""
     mask = None if there.all() else ~there
     array = pa.array(values, mask=mask)
     return array if array.type == kind else array.cast(kind)
 
 
 def int_array(column: pa.Array) -> Ints:
-    """A column as numbers, instants as microseconds; 0 for null."""
+    """Return a column as integers, with times in microseconds and 0 for null."""
     column = column.cast(pa.int64()) if column.type != pa.int64() else column
     filled = column.fill_null(0) if column.null_count else column
     found: Ints = filled.to_numpy(zero_copy_only=False)
@@ -206,34 +204,36 @@ def int_array(column: pa.Array) -> Ints:
 
 
 def float_array(column: pa.Array) -> Floats:
-    """A column as floats; NaN for null."""
+    """Return a column as floats, with NaN for null."""
     found: Floats = column.to_numpy(zero_copy_only=False)
     return found
 
 
 def present(column: pa.Array) -> Flags:
-    """Which values of a column are not null."""
+    """Return which values of a column are not null."""
     found: Flags = pc.is_valid(column).to_numpy(zero_copy_only=False)
     return found
 
 
 def instants(micros: Ints, there: Flags | None = None) -> pa.Array:
-    """Microseconds as instants, null where `there` is False."""
+    """Convert microseconds to times; null where `there` is False."""
     return nullable(micros, np.ones(len(micros), dtype=bool) if there is None else there, INSTANT)
 
 
 def seconds_between(start: Ints, end: Ints) -> Floats:
-    """Seconds between two columns of microseconds."""
+    """Return the seconds between two columns of microseconds."""
     return (end - start) / 1_000_000
 
 
 # ---- groups ----------------------------------------------------------------------------------------
-#
-# Numbers of groups of rows that are equal in some columns, and running values within groups.
 
 
 def groups(*columns: pa.Array) -> tuple[Ints, Ints]:
-    """The number of each row's group, and the first row of each group. Null is a value like others."""
+    """Return the number of each row's group, and the first row of each group. Nulls are equal to each
+    other.
+
+    Rows that are equal in some columns form a group; groups are numbered.
+    """
     number = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         encoded = column.dictionary_encode(null_encoding="encode")
@@ -245,14 +245,14 @@ def groups(*columns: pa.Array) -> tuple[Ints, Ints]:
 
 
 def starts_of(groups_in_order: Ints) -> Ints:
-    """The first row of each group, of rows that are sorted by group."""
+    """Return the first row of each group; the rows must be sorted by group."""
     if not len(groups_in_order):
         return np.zeros(0, dtype=np.int64)
     return np.concatenate([[0], np.flatnonzero(groups_in_order[1:] != groups_in_order[:-1]) + 1])
 
 
 def running_max(values: Ints, groups_in_order: Ints) -> Ints:
-    """The greatest value so far within each group, of rows that are sorted by group."""
+    """Return the maximum up to each row within its group; the rows must be sorted by group."""
     if ((values[1:] >= values[:-1]) | (groups_in_order[1:] != groups_in_order[:-1])).all():
         return values
     distinct, rank = np.unique(values, return_inverse=True)
@@ -261,12 +261,6 @@ def running_max(values: Ints, groups_in_order: Ints) -> Ints:
 
 
 # ---- moments ---------------------------------------------------------------------------------------
-#
-# Instants that events carry as text, as microseconds since 1970.
-#
-# ISO 8601 as senders write it, and the shorter forms that Spark's cast accepts: a date alone, one digit for
-# two, any number of decimals, of which six count. A text without an offset is UTC. Forms that Spark reads
-# with a zone's name, relative to today, or beyond the year 9999 are not accepted here.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -281,7 +275,13 @@ _FORM = re.compile(
 
 
 def moments(texts: pa.Array) -> tuple[Ints, Flags]:
-    """The microseconds of each text, and which of the texts are instants."""
+    """Convert texts to microseconds, and return which of them are valid times.
+
+    Times that events contain as text are converted to microseconds since 1970. The formats are ISO 8601, and
+    the shorter forms that Spark's cast accepts: only a date, single digits, any number of decimals, of which
+    the first six count. A text without an offset is in UTC. Names of time zones, relative times and years
+    after 9999, which Spark accepts, are not supported.
+    """
     if texts.null_count == len(texts):
         return np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=bool)
     encoded = texts.dictionary_encode()
@@ -293,7 +293,7 @@ def moments(texts: pa.Array) -> tuple[Ints, Flags]:
 
 
 def moment(text: str) -> int | None:
-    """Microseconds since 1970 of a text; None if it is not an instant."""
+    """Convert a text to microseconds since 1970; return None if it is not a valid time."""
     found = _FORM.fullmatch(text)
     if found is None:
         return None

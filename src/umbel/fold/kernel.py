@@ -1,11 +1,11 @@
-"""Kernel: the events of one bucket of tasks become that bucket's part of the tables.
+"""Kernel: fold the events of one bucket into its rows of the tables.
 
-One sort puts the events of each task into the order of the merge; everything else follows from that order.
-Memory is a multiple of the events, so callers pass a bucket of a bounded size. All events of a task must
-be in it: rows made from a part of a task's events cannot be merged with those of another part.
+A single sort puts the events of each task into the merge order, from which all rows are computed. The memory
+is a multiple of the events' size, so callers limit the size of a bucket. A bucket must contain all events of
+its tasks, because rows that are computed from parts of a task's events cannot be merged.
 
-Events without a task (`others`) are folded separately and all at once; they are few. Tables that need all
-buckets are made from what each bucket adds: metrics from samples, anomalies from suspects.
+Events without a task (`others`) are few and are folded together. Tables that depend on all buckets are
+computed from intermediate results of each bucket: metrics from samples, anomalies from suspects.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from umbel.fold.tasks import attempts, tasks, timeline
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The rows of one bucket in the tables, and its samples and suspects for tables that need all buckets."""
+    """The rows of one bucket, and its samples and suspects for tables that depend on all buckets."""
 
     tasks: pa.Table
     attempts: pa.Table
@@ -35,7 +35,7 @@ class Bucket:
 
 
 def fold_bucket(table: pa.Table) -> Bucket:
-    """Fold the events of a bucket. `table`: events with columns of the lake, each with a task's id."""
+    """Fold the events of a bucket. `table` contains events with the lake's columns; each has a task id."""
     events = Events(table)
     order = ordered(events, events.column("uuid"))
     known = joined(events, order)
@@ -53,7 +53,7 @@ def fold_bucket(table: pa.Table) -> Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The rows that come from events without a task."""
+    """The rows that are computed from events without a task."""
 
     workers: pa.Table
     elections: pa.Table
@@ -62,7 +62,7 @@ class Nodes:
 
 
 def fold_others(table: pa.Table, marks: Marks) -> Nodes:
-    """Fold all events without a task. `marks`: of all events of the lake."""
+    """Fold all events without a task. `marks` describes all events of the lake."""
     events = Events(table)
     full = pa.table({name: events.column(name) for name in EVENTS.names})
     held = elections(full)

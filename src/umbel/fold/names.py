@@ -1,10 +1,10 @@
-"""Names: the file names of events that are written by bucket.
+"""Names: the names of files with events that are divided into buckets.
 
-    co-1794700800000000-000000-b003of016.parquet   events of tasks, those of one bucket
+    co-1794700800000000-000000-b003of016.parquet   events of the tasks of one bucket
     co-1794700800000000-000000-others.parquet      events without a task
-    co-1794700800000000-000000-marks.parquet       the marks of all of them, and their number
+    co-1794700800000000-000000-marks.parquet       the marks of all these events, and their number
 
-The common part is the name of their group. An empty bucket has no file.
+The common part is the name of the group. An empty bucket has no file.
 """
 
 import re
@@ -21,7 +21,7 @@ _COUNTS = frozenset(2**power for power in range(13))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a file belongs. `bucket`: None for events without a task."""
+    """The group and bucket of a file. `bucket` is None for events without a task."""
 
     group: str
     bucket: int | None
@@ -29,7 +29,7 @@ class Place:
 
 
 def place_of(name: str) -> Place | None:
-    """The place that a file's name states; None for a file that is not written by bucket."""
+    """Parse the name of a file. Return None for a file that is not divided into buckets."""
     parsed = _PLACED.fullmatch(name)
     if parsed is None:
         return None
@@ -41,15 +41,15 @@ def place_of(name: str) -> Place | None:
 
 
 def bucket_file(group: str, bucket: int, count: int) -> str:
-    """The name of a bucket's file."""
+    """Return the name of a bucket's file."""
     return f"{group}-b{bucket:03}of{count:03}{SUFFIX}"
 
 
 def others_file(group: str) -> str:
-    """The name of a group's file of events without a task."""
+    """Return the name of a group's file of events without a task."""
     return f"{group}-others{SUFFIX}"
 
 
 def marks_file(group: str) -> str:
-    """The name of a group's file of marks."""
+    """Return the name of a group's file of marks."""
     return f"{group}-marks{SUFFIX}"

@@ -1,4 +1,4 @@
-"""Nodes: the tables of workers' sessions and of elections, from the events that nodes send."""
+"""Nodes: compute the tables of worker sessions, elections and anomalies."""
 
 import json
 import re
@@ -37,13 +37,6 @@ from umbel.fold.columns import (
 from umbel.fold.senders import Marks, gaps
 
 # ---- workers ---------------------------------------------------------------------------------------
-#
-# Sessions of nodes, from their heartbeats and their online and offline events.
-#
-# A heartbeat covers the time until two more would be due; heartbeats that overlap are one session; an
-# offline event ends it, and so does silence. A union of intervals depends neither on their order nor on
-# repetitions. A node is alive if its last heartbeat still covers the lake's end, which is converted to the
-# node's own time by its clock skew.
 
 BEAT_MIN_S, BEAT_MAX_S = 0.001, 86_400.0
 OFFLINE = "worker-offline"
@@ -52,7 +45,7 @@ _LAST_FIELDS = ("freq", "processed", "sw_ident", "sw_ver", "sw_sys")
 
 
 def beats_of(others: pa.Table) -> Events:
-    """Heartbeats, online and offline events, each once, from events without a task."""
+    """Return the distinct heartbeats, online and offline events."""
     is_beat = pc.is_in(others.column("type"), value_set=pa.array(BEATS))
     table = others.filter(pc.and_(is_beat, pc.is_null(others.column("slot"))))
     beats = Events(table)
@@ -62,7 +55,7 @@ def beats_of(others: pa.Table) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class _Sessions:
-    """Beats by sender and time, and where sessions begin among them."""
+    """Beats sorted by sender and time, and the positions at which sessions begin."""
 
     rows: Ints
     sender: Ints
@@ -74,14 +67,21 @@ class _Sessions:
         return np.append(self.begins[1:], len(self.rows)) - 1 if len(self.rows) else self.begins
 
     def number(self) -> Ints:
-        """The number of each session among those of its sender, from 1."""
+        """Return the number of each session among the sessions of its sender, starting with 1."""
         sender = self.sender[self.begins]
         since = starts_of(sender)
         return np.arange(1, len(sender) + 1) - np.repeat(since, np.diff(np.append(since, len(sender))))
 
 
 def workers(others: pa.Table, marks: Marks) -> pa.Table:
-    """The table `workers`, from the events without a task and the marks of all events."""
+    """Return the table `workers`, from the events without a task and the marks of all events.
+
+    Sessions are computed from heartbeats, online and offline events. A heartbeat covers the time until two
+    more are due. Heartbeats that overlap belong to the same session; an offline event or a time without
+    heartbeats ends it. A union of intervals does not depend on the order or on repeated events. A node is
+    alive if its last heartbeat covers the end of the lake. The node's clock skew is considered in this
+    comparison.
+    """
     beats = beats_of(others)
     sessions = _sessions(beats)
     begins, rows = sessions.begins, sessions.rows
@@ -113,6 +113,7 @@ def workers(others: pa.Table, marks: Marks) -> pa.Table:
 
 
 def _sessions(beats: Events) -> _Sessions:
+    """Sort beats by sender and time, and find where sessions begin."""
     sender, _ = groups(beats.text("hostname"), pa.array(beats.ints("pid")), beats.column("inc"))
     at = beats.ints("timestamp")
     rows = np.lexsort((beats.ints("digest"), beats.ints("clock"), at, sender))
@@ -128,6 +129,7 @@ def _sessions(beats: Events) -> _Sessions:
 
 
 def _covered_to(beats: Events) -> Ints:
+    """Return the time until which each heartbeat shows that its node is alive."""
     freq = float_array(beats.column("freq"))
     freq = np.where((freq >= BEAT_MIN_S) & (freq <= BEAT_MAX_S), freq, BEAT_S)
     covers_us = (freq * (BEATS_MISSED * 1_000_000)).astype(np.int64)
@@ -141,6 +143,7 @@ def _is_offline(rows: Rows) -> Flags:
 
 
 def _ending(last: Rows, covered_to: Ints, marks: Marks) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":
+    """Return how each session ended: offline, alive or lost."""
     nodes, horizon_us = marks.nodes(), marks.horizon_us()
     place = pc.index_in(last.text("hostname"), value_set=nodes.column("hostname").combine_chunks())
     ahead_us = int_array(nodes.column("ahead_us").combine_chunks().take(place))
@@ -150,11 +153,12 @@ def _ending(last: Rows, covered_to: Ints, marks: Marks) -> "np.ndarray[tuple[int
 
 
 def _cut(ahead_us: Ints) -> Ints:
-    """Microseconds rounded through seconds in a float: results of earlier builds depend on it."""
+    """Round microseconds by converting them to float seconds and back, as earlier builds did."""
     return (ahead_us / 1_000_000 * 1_000_000).astype(np.int64)
 
 
 def _active_max(beats: Events, sessions: _Sessions) -> pa.Array:
+    """Return the maximum number of running tasks in each session; null if it was not reported."""
     there = beats.has("active")[sessions.rows]
     active = np.where(there, beats.ints("active")[sessions.rows], np.iinfo(np.int64).min)
     most, is_known = (
@@ -164,19 +168,12 @@ def _active_max(beats: Events, sessions: _Sessions) -> pa.Array:
 
 
 def _reduced(by: np.ufunc, values: Ints, begins: Ints) -> Ints:
-    """The reduced value of each session; empty where there are no heartbeats."""
+    """Return the reduced value of each session; empty if there are no heartbeats."""
     found: Ints = by.reduceat(values, begins) if len(begins) else values[:0]
     return found
 
 
 # ---- elections -------------------------------------------------------------------------------------
-#
-# One row each, from the events of nodes.
-#
-# The classic election (v1) is two sets, the candidates and the nodes that answered; the lowest candidate
-# leads. An election by the store (v2) reports its winners with their terms, and how it ended. Both are
-# functions of sets, so nothing depends on the order or the number of reports. They are few, so they are
-# plain Python.
 
 _ELECT, _ACK, _ELECTED = "worker-elect", "worker-elect-ack", "worker-elected"
 _CLOSED = ("done", "failed", "expired")
@@ -202,7 +199,13 @@ _ESCAPES = str.maketrans(
 
 
 def elections(others: pa.Table) -> pa.Table:
-    """The table `elections`, from the events without a task."""
+    """Return the table `elections`, from the events without a task.
+
+    A classic election (v1) consists of two sets, the candidates and the nodes that answered; the lowest
+    candidate leads. An election by the store (v2) reports its winners with their terms, and its outcome.
+    Both rows are functions of sets, so they do not depend on the order or number of reports. Elections are
+    few, so this code uses plain Python.
+    """
     reports = _election_reports(others)
     classic = _grouped((report for report in reports if report["type"] in (_ELECT, _ACK)), "id")
     stored = _grouped((report for report in reports if report["type"] == _ELECTED), "eid")
@@ -216,6 +219,7 @@ def elections(others: pa.Table) -> pa.Table:
 
 
 def _election_reports(others: pa.Table) -> list[ElectionReport]:
+    """Return the reports about elections as dicts."""
     kinds = pc.is_in(others.column("type"), value_set=pa.array([_ELECT, _ACK, _ELECTED]))
     events = Events(others.filter(pc.and_(kinds, pc.is_null(others.column("slot")))))
     columns = {name: events.column(name) for name in _FIELDS}
@@ -233,6 +237,7 @@ def _grouped(reports: Iterable[ElectionReport], by: str) -> dict[str, list[Elect
 
 
 def _row(name: str, protocol: str, events: list[ElectionReport], found: ElectionReport) -> ElectionReport:
+    """Return the row of one election, with the columns that both protocols share."""
     first, last = _greatest(events, "at_us", min), _greatest(events, "at_us")
     return {
         "election_id": name,
@@ -246,6 +251,7 @@ def _row(name: str, protocol: str, events: list[ElectionReport], found: Election
 
 
 def _classic(events: list[ElectionReport]) -> ElectionReport:
+    """Return the result of an election of protocol v1."""
     stood = _sorted_set(
         (report["clock"], _process(report), report["hostname"], report["pid"])
         for report in events
@@ -268,6 +274,7 @@ def _classic(events: list[ElectionReport]) -> ElectionReport:
 
 
 def _by_the_store(events: list[ElectionReport]) -> ElectionReport:
+    """Return the result of an election of protocol v2, and violations of its guarantees."""
     elected = [report for report in events if report["phase"] == "elected"]
     won = _sorted_set(
         (report["term"], report["attempt"], report["winner"], report["clock"]) for report in elected
@@ -293,7 +300,7 @@ def _by_the_store(events: list[ElectionReport]) -> ElectionReport:
 
 
 def _state(report: ElectionReport) -> tuple[Any, ...]:
-    """The sort key of a report: later ones are greater. Phase and winner are part of it."""
+    """Return the sort key of a report; later reports have greater keys. It includes phase and winner."""
     is_closed = None if report["phase"] is None else report["phase"] in _CLOSED
     return (report["term"], is_closed, report["at_us"], report["phase"], report["winner"])
 
@@ -319,7 +326,7 @@ def _json_list(items: Iterable[str]) -> str:
 
 
 def _json_object(**fields: str | int | None) -> str:
-    """A JSON object without fields that are null."""
+    """Return a JSON object without null fields."""
     members = (
         f"{_json_text(name)}:{_json_text(value) if isinstance(value, str) else value}"
         for name, value in fields.items()
@@ -333,13 +340,6 @@ def _json_text(text: str) -> str:
 
 
 # ---- anomalies -------------------------------------------------------------------------------------
-#
-# What should not happen, one row each, found in the other tables and in the marks.
-#
-# Anomalies of a single task are found with its bucket (`of_bucket`). Others need more facts, so their tasks
-# are stored as suspects: an open task, until it is known which nodes are alive and when the lake ends; a
-# task without a sending, until it is known which names have sendings. `judged` decides on any part of the
-# suspects at a time.
 
 LOST_AFTER_S = 60
 STUCK_AFTER_S = 3600
@@ -359,11 +359,11 @@ SUSPECTS = pa.schema(
     [*(SCHEMAS["tasks"].field(name) for name in _KEPT), ("is_open", pa.bool_()), ("is_untold", pa.bool_())]
 )
 FIRST_SENDINGS = pa.schema([("name", pa.string()), ("told_since", INSTANT)])
-"""By name of a task, since when its sendings are reported."""
+"""For each task name, the time of the first task-sent event."""
 
 
 def of_bucket(tasks: pa.Table, attempts: pa.Table) -> pa.Table:
-    """Anomalies that one bucket shows without other facts."""
+    """Return the anomalies that the rows of one bucket show."""
     odd = attempts.filter(attempts.column("out_of_order"))
     twice = attempts.filter(pc.greater(attempts.column("n_terminal"), 1))
     sent = pc.add(tasks.column("retries"), 1)
@@ -378,7 +378,7 @@ def of_bucket(tasks: pa.Table, attempts: pa.Table) -> pa.Table:
 
 
 def suspects(tasks: pa.Table) -> pa.Table:
-    """Tasks of a part of the table that may be lost or stuck, or whose sending is not recorded."""
+    """Return the tasks that may be lost or stuck, or that have no task-sent event."""
     settled = pc.is_in(tasks.column("state"), value_set=pa.array(_SETTLED))
     is_open = pc.invert(settled)
     is_untold = pc.and_(
@@ -390,20 +390,28 @@ def suspects(tasks: pa.Table) -> pa.Table:
 
 
 def first_sendings(tasks: pa.Table) -> pa.Table:
-    """By name, the first sending in a part of the table; `first_told` joins those of all parts."""
+    """Return the first task-sent event of each task name in a part of the table. `earliest_sendings` merges
+    several parts.
+    """
     return earliest_sendings(tasks.select(["name", "first_sent_at"]).rename_columns(FIRST_SENDINGS.names))
 
 
 def earliest_sendings(parts: pa.Table) -> pa.Table:
-    """By name, the earliest time among these parts."""
+    """Return the earliest time of each task name in these parts."""
     known = parts.filter(pc.and_(pc.is_valid(parts.column("name")), pc.is_valid(parts.column("told_since"))))
     found = known.group_by("name").aggregate([("told_since", "min")])
     return found.select(["name", "told_since_min"]).rename_columns(FIRST_SENDINGS.names).cast(FIRST_SENDINGS)
 
 
 def judged(suspected: pa.Table, since: pa.Table, workers: pa.Table, horizon_us: int | None) -> pa.Table:
-    """Anomalies among suspects. `since`: the result of `first_told` over all parts; `horizon_us`: the lake's
-    end."""
+    """Return the anomalies among suspects. `since` is the result of `earliest_sendings` for all parts;
+    `horizon_us` is the end of the lake.
+
+    Anomalies are found in the other tables and in the marks. Those of a single task are found with its
+    bucket (`of_bucket`). Others depend on more data, so their tasks are stored as suspects: an open task is
+    decided when the alive nodes and the end of the lake are known, and a task without a task-sent event when
+    it is known which task names have such events. `judged` can decide the suspects in parts.
+    """
     open_tasks = suspected.filter(suspected.column("is_open"))
     untold = suspected.filter(suspected.column("is_untold"))
     return pa.concat_tables([unfinished(open_tasks, workers, horizon_us), never_sent(untold, since)])
@@ -415,7 +423,9 @@ def rows(
     detail: Sequence[str | None] | pa.Array,
     taken: Mapping[str, str],
 ) -> pa.Table:
-    """Rows of the table `anomalies` from the rows that were found; missing columns are null, `n` is 1."""
+    """Return rows of the table `anomalies` for the rows in `found`. Missing columns are null; `n` is 1 by
+    default.
+    """
     count, schema = found.num_rows, SCHEMAS["anomalies"]
     given = {
         "kind": pa.repeat(kind, count) if isinstance(kind, str) else kind,
@@ -430,6 +440,7 @@ def rows(
 
 
 def _clocks(odd: pa.Table) -> list[str]:
+    """Describe the clocks of attempts whose events are out of order."""
     clocks = (odd.column(f"{what}_clock").to_pylist() for what in ("received", "started", "ended"))
     return [
         "received at clock {}, started at {}, ended at {}".format(
@@ -452,7 +463,7 @@ def _deliveries(often: pa.Table) -> list[str]:
 
 
 def unfinished(open_tasks: pa.Table, workers: pa.Table, horizon_us: int | None) -> pa.Table:
-    """Open suspects that are lost or stuck; a task is at most one of these."""
+    """Return the open suspects that are lost or stuck. A task that is lost is not reported as stuck."""
     if horizon_us is None:
         return SCHEMAS["anomalies"].empty_table()
     state_at = open_tasks.column("state_at").combine_chunks()
@@ -474,7 +485,7 @@ def unfinished(open_tasks: pa.Table, workers: pa.Table, horizon_us: int | None) 
 
 
 def _is_gone(tasks: pa.Table, workers: pa.Table) -> Flags:
-    """Whether the task's node is known and has no live session; False for unknown nodes."""
+    """Return whether the task's node is known and has no live session; False for unknown nodes."""
     names, is_alive = workers.column("hostname"), pc.equal(workers.column("ending"), "alive")
     known = pc.is_in(tasks.column("worker"), value_set=names.combine_chunks(), skip_nulls=True)
     alive = pc.is_in(
@@ -485,8 +496,9 @@ def _is_gone(tasks: pa.Table, workers: pa.Table) -> Flags:
 
 
 def never_sent(untold: pa.Table, since: pa.Table) -> pa.Table:
-    """Suspects without a sending that were received after the first reported sending of their name. Many
-    clients report no sendings at all."""
+    """Return the suspects that were received after the first task-sent event of their name. Other suspects
+    are ignored, because many clients send no such events.
+    """
     place = pc.index_in(
         untold.column("name").combine_chunks(), value_set=since.column("name").combine_chunks()
     )
@@ -497,12 +509,10 @@ def never_sent(untold: pa.Table, since: pa.Table) -> pa.Table:
 
 
 # ---- node anomalies --------------------------------------------------------------------------------
-#
-# Anomalies of nodes, recorders and elections.
 
 SKEW_S = 5.0
 BEHIND_S = 60.0
-"""Larger than SKEW_S: an event may be in a buffer for a while before it is recorded."""
+"""Larger than SKEW_S, because an event may be buffered before it is recorded."""
 LEAP = 1_000_000
 _RECORDER = ("recorder-gap", "recorder-lost", "recorder-deaf", "recorder-unreadable")
 _NODE = {"subject": "hostname", "worker": "hostname", "pid": "pid"}
@@ -511,7 +521,7 @@ _WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 
 
 def of_nodes(others: pa.Table, elections: pa.Table, marks: Marks) -> pa.Table:
-    """Anomalies from the events without a task, the table `elections`, and the marks of all events."""
+    """Return the anomalies of nodes, clocks, elections and recorders."""
     return pa.concat_tables(
         [
             *_of_clocks(others),
@@ -524,8 +534,8 @@ def of_nodes(others: pa.Table, elections: pa.Table, marks: Marks) -> pa.Table:
 
 
 def _of_clocks(others: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Anomalies of logical clocks, by the heartbeats of each node in the order of its processes and
-    events.
+    """Return the resets and jumps of logical clocks, from the heartbeats of each node in the order of its
+    processes and events.
     """
     beats = beats_of(others)
     node, clock = beats.codes("hostname"), beats.ints("clock")
@@ -540,6 +550,7 @@ def _of_clocks(others: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _steps(beats: Events, order: Ints, after: Ints, kind: str) -> pa.Table:
+    """Return anomalies for the heartbeats at which a clock changed."""
     clock, places = beats.ints("clock"), pa.array(order[after])
     found = pa.table(
         {
@@ -554,6 +565,7 @@ def _steps(beats: Events, order: Ints, after: Ints, kind: str) -> pa.Table:
 
 
 def _skewed(marks: Marks) -> pa.Table:
+    """Return anomalies for nodes whose clocks differ too much from the broker's clock."""
     nodes = marks.nodes()
     ahead_s = pc.divide(nodes.column("ahead_us").cast(pa.float64()), 1_000_000.0)
     is_off = pc.or_(pc.greater(ahead_s, SKEW_S), pc.less(ahead_s, -BEHIND_S)).fill_null(False)
@@ -565,11 +577,12 @@ def _skewed(marks: Marks) -> pa.Table:
 
 
 def _one_decimal(seconds: float) -> str:
-    """A number with one decimal; halves are rounded up."""
+    """Return a number with one decimal; halves are rounded up."""
     return str(Decimal(repr(seconds)).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
 def _missing(marks: Marks) -> pa.Table:
+    """Return anomalies for gaps in the sequence numbers."""
     found = gaps(marks)
     ranges = zip(found.column("n").to_pylist(), found.column("start").to_pylist(), strict=True)
     detail = [f"{count} events from number {start} on" for count, start in ranges]
@@ -577,12 +590,14 @@ def _missing(marks: Marks) -> pa.Table:
 
 
 def _of_elections(elections: pa.Table) -> pa.Table:
+    """Return anomalies for elections that violated a guarantee."""
     found = elections.filter(pc.not_equal(elections.column("violations"), "[]"))
     of = {"subject": "election_id", "at": "last_at", "worker": "winner"}
     return rows(found, "election", found.column("violations"), of)
 
 
 def _of_recorders(others: pa.Table) -> pa.Table:
+    """Return anomalies for the problems that recorders have reported."""
     is_report = pc.is_in(others.column("type"), value_set=pa.array(_RECORDER))
     reports = others.filter(pc.and_(is_report, pc.is_null(others.column("slot"))))
     _, firsts = groups(*(reports.column(name).combine_chunks() for name in ("hostname", "digest")))
@@ -594,7 +609,9 @@ def _of_recorders(others: pa.Table) -> pa.Table:
 
 
 def _count(extra: str | None) -> int:
-    """How many events a recorder reports: the numbers from first to last, those lost, or its count."""
+    """Return the number of events that a recorder's report is about: from first to last, lost ones, or its
+    count.
+    """
     report = _read(extra)
     first, last = _whole(report.get("first")), _whole(report.get("last"))
     if first is not None and last is not None:

@@ -1,6 +1,6 @@
-"""Registers: of every task and attempt, the greatest event of each type, in the total order of the merge.
+"""Registers: find the last event of each type for every task and attempt, in the merge order.
 
-Tasks with more events than fit into memory are reduced in pieces first.
+Tasks with more events than fit into memory are first reduced in parts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,6 @@ from umbel.fold.buckets import hash_of
 from umbel.fold.columns import NOTHING, Events, Flags, Ints, Rows, picked, starts_of
 
 # ---- order -----------------------------------------------------------------------------------------
-#
-# Events by subject, and those of one subject in the total order of the merge.
-#
-# The order is (attempt, clock, time, hostname, pid, digest), then the moment of recording, so that the
-# first record of an event that was recorded twice comes first. A subject is a task, or a node for events
-# without a task. Subject, attempt and clock distinguish nearly all events; only events that are equal in
-# these are compared by the rest.
 
 ATTEMPT_BITS = 16
 assert RETRIES_MAX < 2**ATTEMPT_BITS
@@ -31,21 +24,27 @@ assert RETRIES_MAX < 2**ATTEMPT_BITS
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """`rows`: the rows of the events in order. `keys`: in that order, subject and attempt as one number."""
+    """Sorted events: `rows` contains their row numbers, `keys` their subject and attempt as one number."""
 
     subjects: pa.Array
-    """The distinct subjects; a subject's number is its position here."""
+    """The distinct subjects. The number of a subject is its position."""
     rows: Ints
     keys: Ints
 
     @property
     def numbers(self) -> Ints:
-        """The subject of each event, in order."""
+        """The number of each event's subject, in the sorted order."""
         return self.keys >> ATTEMPT_BITS
 
 
 def ordered(events: Events, subject: pa.Array) -> Ordered:
-    """Sort events by subject and, within a subject, in the total order of the merge."""
+    """Sort events by subject, and the events of a subject in the merge order.
+
+    The merge order is (attempt, clock, time, hostname, pid, digest), then the time of recording, so that the
+    first record of an event that was recorded twice comes first. A subject is a task, or a node for events
+    without a task. Subject, attempt and clock distinguish nearly all events; the other fields are compared
+    only if these are equal.
+    """
     encoded = subject.dictionary_encode()
     keys = encoded.indices.to_numpy().astype(np.int64) << ATTEMPT_BITS | attempts_of(events)
     clock = events.ints("clock")
@@ -55,18 +54,18 @@ def ordered(events: Events, subject: pa.Array) -> Ordered:
 
 
 def names_attempt(events: Events) -> Flags:
-    """Which events name a valid attempt."""
+    """Return which events contain a valid attempt number."""
     retries = events.ints("retries")
     return events.has("retries") & (retries >= 0) & (retries <= RETRIES_MAX)
 
 
 def attempts_of(events: Events) -> Ints:
-    """The attempt that an event is ordered by: 0 where it names none."""
+    """Return the attempt by which an event is sorted; 0 if it contains none."""
     return np.where(names_attempt(events), events.ints("retries"), 0)
 
 
 def _settle_ties(events: Events, rows: Ints, keys: Ints, clock: Ints) -> None:
-    """Sort events that are equal so far by the rest of the order, in place."""
+    """Sort events with equal subject, attempt and clock by the other fields, in place."""
     keys, clock = keys[rows], clock[rows]
     is_like_last = np.zeros(len(rows), dtype=bool)
     is_like_last[1:] = (keys[1:] == keys[:-1]) & (clock[1:] == clock[:-1])
@@ -90,7 +89,7 @@ def _settle_ties(events: Events, rows: Ints, keys: Ints, clock: Ints) -> None:
 
 
 def _alphabetical(texts: pa.Array) -> Ints:
-    """Numbers in the same order as the texts."""
+    """Return numbers that sort in the same order as the texts."""
     encoded = texts.dictionary_encode()
     order = pc.sort_indices(encoded.dictionary).to_numpy()
     rank = np.empty(len(order), dtype=np.int64)
@@ -100,16 +99,6 @@ def _alphabetical(texts: pa.Array) -> Ints:
 
 
 # ---- registers -------------------------------------------------------------------------------------
-#
-# Of every task, and of every attempt, the greatest event of each type.
-#
-# Events are in the order of the merge, so the greatest of a type is the last: each event is written into
-# its register in turn, and the last assignment stays. Deliveries and endings are counted by digest, so a
-# repeated event counts once.
-#
-# An event without an attempt is assigned to one by a rule that needs the task's newest receipt
-# (`umbel.events.precedence`). So such events are joined per task first, and only the newest of each type is
-# assigned to an attempt.
 
 SLOT = {slot: place for place, slot in enumerate(SLOTS)}
 ENDINGS_MAX = len(ENDINGS) * DIGESTS_MAX
@@ -121,37 +110,39 @@ _IS_ENDING = np.array([slot in ENDINGS for slot in SLOTS])
 
 @dataclass(frozen=True, slots=True)
 class OwnerRegisters:
-    """Registers of owners, which are tasks or attempts: one line per owner, one column per type of event."""
+    """The registers of owners, which are tasks or attempts: a row for each owner, a column for each type of
+    event.
+    """
 
     events: Events
     task: Ints
     """The number of the owner's task."""
     rows: Ints
-    """The greatest event of each type, -1 for none."""
+    """The last event of each type; -1 if there is none."""
     told: Ints
-    """The attempt that this event names; 0 if none."""
+    """The attempt number that this event contains; 0 if none."""
     attempt: Ints
-    """The attempt that the event belongs to, as named or as derived."""
+    """The attempt to which the event belongs, as stated or derived."""
     n_deliveries: Ints
     n_terminal: Ints
     _by_slot: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, slot: str) -> Rows:
-        """The events of one type."""
+        """Return the events of one type."""
         if slot not in self._by_slot:
             self._by_slot[slot] = Rows(self.events, np.ascontiguousarray(self.rows[:, SLOT[slot]]))
         return self._by_slot[slot]
 
     def told_by(self, slot: str) -> Ints:
-        """The attempt that the event of this type names; 0 if none."""
+        """Return the attempt number that the event of this type contains; 0 if none."""
         return self.told[:, SLOT[slot]]
 
     def attempt_of(self, slot: str) -> Ints:
-        """The attempt that the event of this type belongs to."""
+        """Return the attempt to which the event of this type belongs."""
         return self.attempt[:, SLOT[slot]]
 
     def at(self, lines: Ints) -> "OwnerRegisters":
-        """The registers of these owners; a line that is named twice is there twice."""
+        """Return the registers of these owners. An owner may be repeated."""
         return OwnerRegisters(
             self.events,
             self.task[lines],
@@ -163,7 +154,7 @@ class OwnerRegisters:
         )
 
     def winner(self) -> Ints:
-        """The type of the event that decides each owner's state; no two types have the same rank."""
+        """Return the type of the event that decides each owner's state. No two types have the same rank."""
         epoch = self.attempt.copy()
         epoch[:, SLOT["retried"]] += 1
         rank = np.where(_IS_ENDING, ENDED, epoch * ATTEMPT_STEP) + _STRENGTH
@@ -174,21 +165,21 @@ class OwnerRegisters:
 
 @dataclass(frozen=True, slots=True)
 class JoinedRegisters:
-    """Registers of tasks and of their attempts."""
+    """The registers of tasks and of their attempts."""
 
     tasks: OwnerRegisters
     attempts: OwnerRegisters
     attempt: Ints
     """The number of each attempt."""
     owner: Ints
-    """The line in `tasks` of each attempt's task."""
+    """The row in `tasks` of each attempt's task."""
     firsts: Ints
-    """The earliest time of each type of each task, in microseconds; valid where there is an event."""
+    """The earliest time of each type for each task, in microseconds; valid if there is such an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TaskEvents:
-    """Events of tasks whose type has a register, in order. Tasks are numbered from 0."""
+    """The events of tasks whose type has a register, in merge order. Tasks are numbered from 0."""
 
     rows: Ints
     task: Ints
@@ -200,14 +191,21 @@ class _TaskEvents:
 
 
 def slots_of(events: Events) -> Ints:
-    """The number of each event's register, -1 for none."""
+    """Return the number of each event's register; -1 if there is none."""
     found = pc.index_in(events.column("slot"), value_set=pa.array(SLOTS)).fill_null(NOTHING)
     places: Ints = found.to_numpy(zero_copy_only=False).astype(np.int64)
     return places
 
 
 def joined(events: Events, order: Ordered) -> JoinedRegisters:
-    """Compute the registers of all tasks and attempts from ordered events."""
+    """Compute the registers of all tasks and attempts from ordered events.
+
+    A register contains the last event of one type, for a task or an attempt. Events are in merge order, so
+    each event is assigned to its register in turn, and the last assignment remains. Deliveries and endings
+    are counted by digest, so a repeated event counts once. The attempt of an event without an attempt number
+    depends on the task's newest task-received event (`umbel.events.precedence`). Such events are therefore
+    first merged for each task, and only the newest of each type is assigned to an attempt.
+    """
     events_of_tasks, tasks = _task_events(events, order)
     newest = _latest(events_of_tasks.task, events_of_tasks.slot, len(tasks))
     attempt = _belonging(events_of_tasks, newest)
@@ -240,7 +238,7 @@ def joined(events: Events, order: Ordered) -> JoinedRegisters:
 
 
 def numbered(keys: Ints) -> tuple[Ints, Ints]:
-    """The distinct keys, sorted, and for each key its position among them."""
+    """Return the distinct sorted keys, and the position of each key among them."""
     if (keys[1:] < keys[:-1]).any():
         distinct, number = np.unique(keys, return_inverse=True)
         return distinct, number
@@ -250,6 +248,7 @@ def numbered(keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _task_events(events: Events, order: Ordered) -> tuple[_TaskEvents, Ints]:
+    """Return the events whose type has a register, and the numbers of their tasks."""
     slot = slots_of(events)[order.rows]
     wanted = slice(None) if (slot >= 0).all() else slot >= 0
     rows, keys = order.rows[wanted], order.keys[wanted]
@@ -260,14 +259,16 @@ def _task_events(events: Events, order: Ordered) -> tuple[_TaskEvents, Ints]:
 
 
 def _latest(owner: Ints, slot: Ints, count: int) -> Ints:
-    """For each owner and type, the position of the last event, -1 for none."""
+    """Return the position of the last event for each owner and type; -1 if there is none."""
     latest = np.full(count * len(SLOTS), NOTHING)
     latest[owner * len(SLOTS) + slot] = np.arange(len(owner))
     return latest.reshape(count, len(SLOTS))
 
 
 def _belonging(given: _TaskEvents, newest: Ints) -> Ints:
-    """The attempt of each event: as named, else that of the task's newest receipt or the one before it."""
+    """Return the attempt of each event: as stated, else the attempt of the task's newest task-received event
+    or the previous one.
+    """
     if given.said.all():
         return given.attempt
     receipt = newest[:, _RECEIVED][given.task]
@@ -277,8 +278,9 @@ def _belonging(given: _TaskEvents, newest: Ints) -> Ints:
 
 
 def _dealt(given: _TaskEvents, count: int) -> tuple[Ints, Ints]:
-    """The events that go into registers of attempts; and the newest event without an attempt of each task
-    and type."""
+    """Return the events for registers of attempts, and the newest event without an attempt number for each
+    task and type.
+    """
     if given.said.all():
         return np.arange(len(given.rows)), np.full((count, len(SLOTS)), NOTHING)
     without = np.flatnonzero(~given.said)
@@ -290,8 +292,9 @@ def _dealt(given: _TaskEvents, count: int) -> tuple[Ints, Ints]:
 
 
 def _counts(given: _TaskEvents, owner: Ints, unsaid: Ints, owners: int) -> tuple[Ints, Ints]:
-    """Deliveries and endings of each attempt. Events without an attempt count together: deliveries in the
-    attempt of the newest one, endings in that of the strongest one."""
+    """Count the deliveries and endings of each attempt. Events without an attempt number are counted
+    together: deliveries in the attempt of the newest event, endings in the attempt of the strongest event.
+    """
     strongest = unsaid[:, SLOT[_STRONGEST_FIRST[0]]]
     for slot in _STRONGEST_FIRST[1:]:
         strongest = np.where(strongest < 0, unsaid[:, SLOT[slot]], strongest)
@@ -303,8 +306,9 @@ def _counts(given: _TaskEvents, owner: Ints, unsaid: Ints, owners: int) -> tuple
 
 
 def _distinct(given: _TaskEvents, places: Ints, owner: Ints, standing: Ints, owners: int) -> Ints:
-    """How many distinct digests each attempt has among the events at these places. `standing`: by task, the
-    event in whose attempt events without an attempt are counted."""
+    """Count the distinct digests of each attempt among the events at these places. `standing` is, for each
+    task, the event in whose attempt events without an attempt number are counted.
+    """
     into = np.where(given.said[places], owner[places], picked(owner, standing[given.task[places]]))
     counts = np.bincount(into, minlength=owners)
     several = np.flatnonzero(counts[into] > 1)
@@ -319,6 +323,7 @@ def _distinct(given: _TaskEvents, places: Ints, owner: Ints, standing: Ints, own
 
 
 def _firsts(events: Events, given: _TaskEvents, newest: Ints) -> Ints:
+    """Return the earliest time of each type for each task."""
     at = events.ints("timestamp")[given.rows]
     firsts = picked(at, newest).reshape(-1)
     cell = given.task * len(SLOTS) + given.slot
@@ -328,7 +333,7 @@ def _firsts(events: Events, given: _TaskEvents, newest: Ints) -> Ints:
 
 
 def _chosen(values: Ints, places: Ints) -> Ints:
-    """Values at places; -1 where there is no place."""
+    """Return the values at places; -1 if there is no place."""
     found = picked(values, places)
     found[places < 0] = NOTHING
     return found
@@ -339,24 +344,18 @@ def _sums(group: Ints, values: Ints, count: int) -> Ints:
 
 
 # ---- crowded ---------------------------------------------------------------------------------------
-#
-# Tasks with more events than fit into memory at once.
-#
-# The tables `tasks` and `attempts` need few of a task's events: of each type and attempt the greatest, the
-# earliest, and as many as are counted. So its events are reduced to these, part by part. Its timeline is
-# made in stretches of the order, each of which fits into memory.
 
 BINS = 1024
 _COUNTED = [SLOT["received"], *(SLOT[slot] for slot in ("succeeded", "failed", "revoked"))]
 
 
 def bins_of(ids: pa.ChunkedArray, buckets: int) -> Ints:
-    """The bin of each id within its bucket, from 0 to BINS - 1."""
+    """Return the bin of each id within its bucket, from 0 to BINS - 1."""
     return np.mod(hash_of(ids.combine_chunks()).astype(np.int64) // buckets, BINS)
 
 
 def bin_sizes(parts: Iterable[pa.ChunkedArray], buckets: int) -> Ints:
-    """The number of events in each bin."""
+    """Count the events in each bin."""
     sizes = np.zeros(BINS, dtype=np.int64)
     for ids in parts:
         sizes += np.bincount(bins_of(ids, buckets), minlength=BINS)
@@ -364,13 +363,13 @@ def bin_sizes(parts: Iterable[pa.ChunkedArray], buckets: int) -> Ints:
 
 
 def within(ids: pa.ChunkedArray, bins: range, buckets: int) -> pa.Array:
-    """A filter for the ids in these bins."""
+    """Return a filter for the ids in these bins."""
     place = bins_of(ids, buckets)
     return pa.array((place >= bins.start) & (place < bins.stop))
 
 
 def shared_out(sizes: Ints, most: int) -> list[range]:
-    """Ranges of neighbouring bins with at most `most` events each; a single bin may have more."""
+    """Return ranges of adjacent bins with at most `most` events each; a single bin may have more."""
     found: list[range] = []
     start = total = 0
     for place, size in enumerate(sizes.tolist()):
@@ -382,7 +381,7 @@ def shared_out(sizes: Ints, most: int) -> list[range]:
 
 
 def large_tasks(parts: Sequence[pa.ChunkedArray], most: int) -> list[str]:
-    """Tasks that have more events than that, from the ids of all events."""
+    """Return the tasks with more than `most` events, from the ids of all events."""
     ids = pa.chunked_array([chunk for part in parts for chunk in part.cast(pa.string()).chunks], pa.string())
     counts = pc.value_counts(ids)
     large: list[str] = counts.field("values").filter(pc.greater(counts.field("counts"), most)).to_pylist()
@@ -390,8 +389,13 @@ def large_tasks(parts: Sequence[pa.ChunkedArray], most: int) -> list[str]:
 
 
 def reduced(table: pa.Table) -> pa.Table:
-    """Only the events that the tables `tasks` and `attempts` need. Parts of a task can be reduced separately,
-    and then together."""
+    """Return only the events that the tables `tasks` and `attempts` need. The parts of a task can be reduced
+    separately, and the results again together.
+
+    A task may have more events than fit into memory. The tables `tasks` and `attempts` need only a few of
+    them: the last and the earliest of each type and attempt, and those that are counted. The events are
+    reduced to these in parts. The timeline is computed in consecutive parts, each of which fits into memory.
+    """
     events = Events(table)
     order = ordered(events, events.column("uuid"))
     slot = slots_of(events)[order.rows]
@@ -410,7 +414,7 @@ def reduced(table: pa.Table) -> pa.Table:
 
 
 def _counted(digest: Ints, cell: Ints, is_counted: Flags) -> Ints:
-    """One event for each digest, at most as many of each cell as are counted."""
+    """Return one event for each digest, up to the limit of the count for each cell."""
     places = np.flatnonzero(is_counted)
     places = places[np.lexsort((digest[places], cell[places]))]
     is_new = np.ones(len(places), dtype=bool)
@@ -426,7 +430,7 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The beginning of the order of each event: attempt, clock and time."""
+    """The first fields of the merge order of each event: attempt, clock and time."""
 
     attempt: Ints
     clock: Ints
@@ -434,25 +438,25 @@ class Keys:
 
     @staticmethod
     def of(table: pa.Table) -> "Keys":
-        """The keys of a table's events."""
+        """Return the keys of a table's events."""
         events = Events(table)
         return Keys(attempts_of(events), events.ints("clock"), events.ints("timestamp"))
 
     @staticmethod
     def joined(parts: Sequence["Keys"]) -> "Keys":
-        """The keys of several parts."""
+        """Return the keys of several parts."""
         every = ((part.attempt, part.clock, part.at) for part in parts)
         return Keys(*(np.concatenate(columns) for columns in zip(*every, strict=True)))
 
     def cuts(self, most: int) -> list[Key]:
-        """Keys at which to cut the order into stretches of about `most` events; equal keys stay together."""
+        """Return keys that divide the order into parts of about `most` events. Equal keys stay together."""
         order = np.lexsort((self.at, self.clock, self.attempt))
         places = order[most::most].tolist()
         keys = {(int(self.attempt[place]), int(self.clock[place]), int(self.at[place])) for place in places}
         return sorted(keys)
 
     def between(self, start: Key | None, end: Key | None) -> Flags:
-        """Which events are between two cuts; the first is inclusive, the second exclusive."""
+        """Return which events are between two keys; the first is inclusive, the second exclusive."""
         inside = np.ones(len(self.attempt), dtype=bool)
         if start is not None:
             inside &= ~self._before(start)

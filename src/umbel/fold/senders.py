@@ -1,11 +1,11 @@
-"""Senders: their marks, which say which of their events are in the lake, and how far their clocks are off.
+"""Senders: compute marks, which contain the recorded sequence numbers and the clock skew of each sender.
 
-Umbel's senders number their events without gaps. The numbers of recorded events are stored as runs; the
-union of runs depends neither on how the lake is divided nor on repeated events. A gap is the space between
-two runs. Its time is the first time in the range of numbers in which it ends.
+Umbel nodes number their events without gaps. The numbers of recorded events are stored as runs. The union of
+runs does not depend on how the lake is divided into files, nor on repeated events. A gap is the space
+between two runs. Its time is the first time in the range of numbers in which it ends.
 
-A sender's time is ahead of the broker's by at least the highest difference that any event shows: an event
-takes time to arrive, so the least delayed one shows most.
+A sender's clock is ahead of the broker's clock by at least the greatest difference in any event: events take
+time to arrive, so the event with the shortest delay shows the greatest difference.
 """
 
 from collections.abc import Iterable
@@ -42,47 +42,50 @@ SENDERS = pa.schema(
         ("recorded_at", INSTANT),
     ]
 )
-"""One row for each sender and range of numbers; those without a number have no range."""
+"""A row for each sender and range of numbers. Events without a number have no range."""
 RUNS = pa.schema([*_SENDER, ("first", pa.int64()), ("last", pa.int64())])
-"""One row for each run of recorded numbers."""
+"""A row for each run of recorded numbers."""
 
 
 EVENTS_KEY = b"umbel.events"
-"""In a file of marks: the number of events that they describe."""
+"""The metadata key in a file of marks for the number of described events."""
 
 SOURCES_KEY = b"umbel.sources"
-"""In a file of marks: the sources of their group, by names in the lake, and the sources of these."""
+"""The metadata key in a file of marks for the sources of the group, by path in the lake, and recursively
+their sources.
+"""
 
 MARKS = pa.schema([*SENDERS, *list(RUNS)[len(_SENDER) :]])
-"""Senders and runs in one table, as in a file; rows of runs have a first number."""
+"""Senders and runs in one table, as in a file. Rows of runs have a value in `first`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The recorded numbers and the clock skew of senders."""
+    """The recorded sequence numbers and the clock skew of senders."""
 
     senders: pa.Table
     runs: pa.Table
 
     def as_table(self) -> pa.Table:
-        """Both tables as one, for a file."""
+        """Return both tables as one, for a file."""
         return pa.concat_tables([MARKS.empty_table(), self.senders, self.runs], promote_options="default")
 
     @staticmethod
     def of_table(table: pa.Table) -> "Marks":
-        """The marks of a table that was read from a file."""
+        """Return the marks from a table that was read from a file."""
         is_run = pc.is_valid(table.column("first"))
         senders, runs = table.filter(pc.invert(is_run)), table.filter(is_run)
         return Marks(senders.select(SENDERS.names).cast(SENDERS), runs.select(RUNS.names).cast(RUNS))
 
     def horizon_us(self) -> int | None:
-        """The last time of recording in the lake, by the broker's clock."""
+        """Return the time of the last recorded event, by the broker's clock."""
         recorded = pc.max(self.senders.column("recorded_at").cast(pa.int64())).as_py()
         return None if recorded is None else int(recorded)
 
     def nodes(self) -> pa.Table:
-        """One row a node: how far its time is ahead of the broker's; below 0 it is behind, or slow to
-        send."""
+        """Return, for each node, how far its clock is ahead of the broker's. A negative value means that it
+        is behind, or slow to send.
+        """
         found = self.senders.group_by("hostname").aggregate(
             [("ahead_us", "max"), ("last_at", "max"), ("pid", "max")]
         )
@@ -96,7 +99,7 @@ class Marks:
 
 
 def marks_of(table: pa.Table) -> Marks:
-    """The marks of events of any kind, with columns of the lake."""
+    """Return the marks of events with the lake's columns."""
     events = Events(table)
     sender = {name: events.column(name) for name in SENDER}
     seq, at, recorded = events.ints("seq"), events.ints("timestamp"), events.ints("recorded_at")
@@ -118,7 +121,7 @@ def marks_of(table: pa.Table) -> Marks:
 
 
 def merged(parts: Iterable[Marks]) -> Marks:
-    """The marks of several parts together."""
+    """Merge the marks of several parts."""
     every = list(parts)
     senders = pa.concat_tables([SENDERS.empty_table(), *(marks.senders for marks in every)])
     runs = pa.concat_tables([RUNS.empty_table(), *(marks.runs for marks in every)])
@@ -126,7 +129,7 @@ def merged(parts: Iterable[Marks]) -> Marks:
 
 
 def gaps(marks: Marks) -> pa.Table:
-    """One row for each gap between two runs: its sender, start and length."""
+    """Return a row for each gap between two runs: sender, time, start and length."""
     runs, senders = marks.runs.combine_chunks(), marks.senders.combine_chunks()
     sender = _sender_of(runs)
     first, last = (int_array(_column(runs, name)) for name in ("first", "last"))
@@ -149,11 +152,12 @@ def gaps(marks: Marks) -> pa.Table:
 
 
 def _sender_of(table: pa.Table) -> Ints:
-    """The sender of each row, numbered."""
+    """Return the number of each row's sender."""
     return groups(*(_column(table, name) for name in SENDER))[0]
 
 
 def _joined_senders(table: pa.Table, sender: Ints) -> pa.Table:
+    """Merge rows of the same sender and range of numbers."""
     group, firsts = groups(pa.array(sender), _column(table, "range"))
     columns = {name: _column(table, name).take(pa.array(firsts)) for name in (*SENDER, "range")}
     for name in ("first_at", "last_at", "ahead_us", "recorded_at"):
@@ -164,7 +168,7 @@ def _joined_senders(table: pa.Table, sender: Ints) -> pa.Table:
 
 
 def _extreme(column: pa.Array, group: Ints, count: int, *, lowest: bool) -> tuple[Ints, Flags]:
-    """The lowest or highest value of each group, and whether there is one."""
+    """Return the lowest or highest value of each group, and whether there is one."""
     there = present(column)
     limits = np.iinfo(np.int64)
     values = np.full(count, limits.max if lowest else limits.min)
@@ -175,7 +179,7 @@ def _extreme(column: pa.Array, group: Ints, count: int, *, lowest: bool) -> tupl
 
 
 def _joined_runs(table: pa.Table, sender: Ints) -> pa.Table:
-    """Runs sorted by sender and number; adjacent and overlapping ones are joined."""
+    """Sort runs by sender and number, and join adjacent and overlapping runs."""
     first, last = (int_array(_column(table, name)) for name in ("first", "last"))
     order = np.lexsort((first, sender))
     sender, first, last = sender[order], first[order], last[order]

@@ -1,4 +1,6 @@
-"""Tasks: the tables tasks, attempts, timeline and metrics, as views of the registers."""
+"""Tasks: compute the tables tasks, attempts and timeline from registers and events, and metrics from
+attempts.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -28,17 +30,18 @@ from umbel.fold.columns import (
 from umbel.fold.registers import ATTEMPT_BITS, SLOT, JoinedRegisters, Ordered, OwnerRegisters, names_attempt
 
 # ---- view ------------------------------------------------------------------------------------------
-#
-# Columns of the tables `tasks` and `attempts` from registers, by the rules of `umbel.events.view`.
 
 RUN_MAX_S = 1e12
-"""A larger run time is treated as no measurement."""
+"""A longer run time is not plausible and is ignored."""
 
 _STATES = pa.array([STATES.get(slot) for slot in SLOTS])
 
 
 class Winner(Rows):
-    """The event that decides an owner's state, and its type and attempt."""
+    """The event that decides an owner's state, with its type and attempt.
+
+    `umbel.events.view` defines the rules for these columns.
+    """
 
     def __init__(self, known: OwnerRegisters) -> None:
         self.slot = known.winner()
@@ -47,20 +50,20 @@ class Winner(Rows):
         self.attempt: Ints = known.attempt[every, self.slot]
 
     def is_of(self, *slots: str) -> Flags:
-        """Which owners' deciding event has one of these types."""
+        """Return for which owners the deciding event has one of these types."""
         return np.isin(self.slot, [SLOT[slot] for slot in slots])
 
     def state(self) -> pa.Array:
-        """The state of each owner."""
+        """Return the state of each owner."""
         return states_of(self, self.slot)
 
     def worker(self) -> Rows:
-        """The same event; none where it is from a client."""
+        """Return the same events, without those of clients."""
         return self.where(~self.is_of("sent"))
 
 
 def states_of(rows: Rows, slot: Ints) -> pa.Array:
-    """The state that an event of this type stands for; null where there is no event."""
+    """Return the state that an event of this type implies; null if there is no event."""
     states = _STATES.take(pa.array(slot, mask=~rows.there))
     is_custom = pa.array(rows.there & (slot == SLOT["custom"]))
     if not is_custom.true_count:
@@ -69,15 +72,15 @@ def states_of(rows: Rows, slot: Ints) -> pa.Array:
 
 
 def _custom_states(types: pa.Array) -> pa.Array:
-    """States of custom events: `task-progress` is PROGRESS."""
+    """Return the states of custom events; `task-progress` becomes PROGRESS."""
     encoded = types.dictionary_encode()
     own = [text[len(TASK_PREFIX) :].upper() for text in encoded.dictionary.to_pylist()]
     return pa.array(own, pa.string()).take(encoded.indices)
 
 
 class Described:
-    """The events that describe a call: the receipt, completed by the sending; or the sending, completed by
-    the receipt, if the sending is of a newer attempt.
+    """The events that describe a call: task-received, with missing fields from task-sent. If the task-sent
+    event belongs to a newer attempt, it comes first.
     """
 
     def __init__(self, known: OwnerRegisters) -> None:
@@ -87,18 +90,19 @@ class Described:
         self._second = received.where(newer).or_else(sent)
 
     def by(self, name: str) -> Rows:
-        """The events that the field `name` is taken from."""
+        """Return the events that contain the field `name`."""
         return self._first.or_else(self._second, name)
 
 
 def error_of(known: OwnerRegisters) -> Rows:
-    """The event that has the exception: the failure, else the retry."""
+    """Return the event with the exception: the failure, else the retry."""
     return known.of("failed").or_else(known.of("retried"))
 
 
 def wait_s(sent: Rows, received: Rows, started: Rows, described: Described) -> pa.Array:
-    """Seconds from being sent and due, else received, to the start. Clocks of two machines may differ by more
-    than a short wait, so a negative value counts as 0."""
+    """Return the seconds from when a task was sent and due, else received, until its start. A negative value
+    becomes 0, because the clocks of two machines may differ.
+    """
     due, is_due = moments(described.by("eta").where(sent.there & started.there).take("eta"))
     sent_at = sent.ints("timestamp")
     since = np.where(is_due, np.maximum(sent_at, due), sent_at)
@@ -108,7 +112,9 @@ def wait_s(sent: Rows, received: Rows, started: Rows, described: Described) -> p
 
 
 def run_s(measured: Rows, started: Rows, ended: Rows) -> pa.Array:
-    """Run time in seconds: the worker's measurement if it is plausible, else from start to end."""
+    """Return the run time in seconds: the worker's measurement if it is plausible, else the time from start
+    to end.
+    """
     runtime = float_array(measured.take("runtime"))
     is_measure = (runtime >= 0.0) & (runtime <= RUN_MAX_S)
     between = _not_below_0(seconds_between(started.ints("timestamp"), ended.ints("timestamp")))
@@ -121,14 +127,12 @@ def _not_below_0(seconds: Floats) -> Floats:
 
 
 # ---- tasks -----------------------------------------------------------------------------------------
-#
-# One row for each task, from its registers.
 
 DESCRIBED = ("name", "args", "kwargs", "root_id", "parent_id", "eta", "expires")
 
 
 def tasks(joined: JoinedRegisters, ids: pa.Array) -> pa.Table:
-    """The table `tasks`. `ids`: task ids by number."""
+    """Return the table `tasks`. `ids` contains the task ids by number."""
     known, firsts = joined.tasks, joined.firsts
     winner, described = Winner(known), Described(known)
     by = {slot: known.of(slot) for slot in TIMED}
@@ -161,7 +165,7 @@ def tasks(joined: JoinedRegisters, ids: pa.Array) -> pa.Table:
 
 
 def _wait_s(known: OwnerRegisters, described: Described) -> pa.Array:
-    """The waiting time of the attempt that started last, from events of that attempt only."""
+    """Return the waiting time of the last started attempt, using only events of that attempt."""
     number = known.attempt_of("started")
     sent = known.of("sent").where(known.told_by("sent") == number)
     received = known.of("received").where(known.attempt_of("received") == number)
@@ -169,23 +173,24 @@ def _wait_s(known: OwnerRegisters, described: Described) -> pa.Array:
 
 
 def _run_s(known: OwnerRegisters, winner: Winner) -> pa.Array:
+    """Return the run time of the last attempt, using only events of that attempt."""
     is_ended = winner.is_of(*ENDINGS) & (known.attempt_of("started") == winner.attempt)
     measured = known.of("succeeded").where(winner.is_of("succeeded"))
     return run_s(measured, known.of("started").where(is_ended), winner)
 
 
 # ---- attempts --------------------------------------------------------------------------------------
-#
-# One row for each attempt of each task, from its registers.
 
 _ENDS = ("succeeded", "failed", "revoked", "retried", "rejected")
-"""An attempt's outcome is the first of these that was reported."""
+"""The outcome of an attempt is the first of these types that was reported."""
 
 _TASK_OF = ("name", "root_id", "parent_id")
 
 
 def attempts(joined: JoinedRegisters, ids: pa.Array) -> pa.Table:
-    """The table `attempts`. `ids`: task ids by number. Fields that an attempt lacks come from its task."""
+    """Return the table `attempts`. `ids` contains the task ids by number. Missing fields come from
+    the task.
+    """
     known, whole = joined.attempts, joined.tasks.at(joined.owner)
     winner, described = Winner(known), Described(known)
     of_task, worker, (end, outcome) = Described(whole), winner.worker(), _end(known)
@@ -223,7 +228,7 @@ def attempts(joined: JoinedRegisters, ids: pa.Array) -> pa.Table:
 
 
 def _end(known: OwnerRegisters) -> tuple[Rows, Ints]:
-    """The event that ended an attempt, and its type."""
+    """Return the event that ended each attempt, and its type."""
     rows = np.full(len(known.task), NOTHING)
     slots = np.zeros(len(known.task), dtype=np.int64)
     for slot in reversed(_ENDS):
@@ -233,10 +238,13 @@ def _end(known: OwnerRegisters) -> tuple[Rows, Ints]:
 
 
 def _is_out_of_order(known: OwnerRegisters, received: Rows, started: Rows, end: Rows) -> Flags:
+    """Return which attempts have events whose clocks contradict their order."""
     hosts = known.events.codes("hostname")
 
     def against(earlier: Rows, later: Rows) -> Flags:
-        """Whether one process reported the later before the earlier, by its own clock; 0 does not count."""
+        """Return where a process reported `later` before `earlier` by its own clock; a clock of 0 is
+        ignored.
+        """
         both = np.flatnonzero(earlier.there & later.there & (later.ints("clock") < earlier.ints("clock")))
         before, after = earlier.rows[both], later.rows[both]
         pid, clock = known.events.ints("pid"), known.events.ints("clock")
@@ -248,17 +256,18 @@ def _is_out_of_order(known: OwnerRegisters, received: Rows, started: Rows, end: 
 
 
 # ---- timeline --------------------------------------------------------------------------------------
-#
-# Every event once, in the order of the merge, numbered within its task or its node.
 
 _SAYING = ("result", "exception", "name", "outcome", "winner", "queue", "signum")
-"""The most informative fields of an event; the first that it has is shown."""
+"""The most informative fields of an event; the first one that is not null is shown."""
 
 _AS_THEY_ARE = ("timestamp", "hostname", "pid", "inc", "seq", "extra", "recorded_at")
 
 
 def timeline(events: Events, order: Ordered) -> pa.Table:
-    """The table `timeline`. Of an event that was recorded twice, the first record stays."""
+    """Return the table `timeline`. If an event was recorded twice, only the first record is used.
+
+    Each event once, in merge order, numbered within its task or node.
+    """
     subject, digest = order.numbers, events.ints("digest")[order.rows]
     is_first = np.ones(len(subject), dtype=bool)
     is_first[1:] = subject[1:] != subject[:-1]
@@ -266,7 +275,7 @@ def timeline(events: Events, order: Ordered) -> pa.Table:
     is_new[1:] |= digest[1:] != digest[:-1]
     places = np.flatnonzero(is_new)
     rows, subject = Rows(events, order.rows[places]), subject[places]
-    since = np.flatnonzero(is_first[places])  # where each subject begins
+    since = np.flatnonzero(is_first[places])  # the first row of each subject
     rank = np.arange(1, len(places) + 1) - np.repeat(since, np.diff(np.append(since, len(places))))
     attempt = order.keys[places] & (2**ATTEMPT_BITS - 1)
     task = rows.take("uuid")
@@ -294,12 +303,6 @@ def _detail(rows: Rows, events: Events) -> pa.Array:
 
 
 # ---- metrics ---------------------------------------------------------------------------------------
-#
-# Per minute, task name, queue and worker, counted from attempts.
-#
-# A bucket gives samples, one for each attempt; the rows of a minute are made from all its samples. An
-# attempt counts in the minute in which it ended, else in that of its last event. Percentiles are exact,
-# interpolated between the two nearest values like Spark's `percentile`.
 
 MINUTE_S = 60.0
 MINUTE_US = 60_000_000
@@ -323,26 +326,32 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def samples(attempts: pa.Table) -> pa.Table:
-    """Samples for metrics, from a part of the table `attempts`."""
+    """Return samples for metrics from a part of the table `attempts`."""
     at = pc.coalesce(attempts.column("ended_at"), attempts.column("state_at")).combine_chunks()
     minute = instants(int_array(at) // MINUTE_US * MINUTE_US, present(at))
     return pa.table([minute, *(attempts.column(name) for name in SAMPLES.names[1:])], schema=SAMPLES)
 
 
 def by_minute(sampled: pa.Table) -> pa.Table:
-    """Samples sorted by minute."""
+    """Sort samples by minute."""
     minute = int_array(sampled.column("minute").combine_chunks())
     return sampled.combine_chunks().take(pa.array(np.argsort(minute, kind="stable")))
 
 
 def counts_by_minute(sampled: pa.Table) -> dict[int, int]:
-    """The minutes in microseconds, in their order, and how many samples each has."""
+    """Return the sorted minutes, in microseconds, and the number of samples in each."""
     minutes, counts = np.unique(int_array(sampled.column("minute").combine_chunks()), return_counts=True)
     return dict(zip(minutes.tolist(), counts.tolist(), strict=True))
 
 
 def metrics(sampled: pa.Table) -> pa.Table:
-    """Rows of the table `metrics`, from all samples of some minutes."""
+    """Return rows of the table `metrics`, from all samples of some minutes.
+
+    One row for each minute, task name, queue and worker. A bucket yields a sample for each attempt; the rows
+    of a minute are computed from all its samples. An attempt belongs to the minute in which it ended, else
+    to that of its last event. Percentiles are exact, interpolated between the two nearest values like
+    Spark's `percentile`.
+    """
     column = {name: sampled.column(name).combine_chunks() for name in SAMPLES.names}
     group, firsts = groups(*(column[name] for name in _KEYS))
     count = len(firsts)
@@ -375,6 +384,7 @@ def _count(where: pa.Array, group: Ints, count: int) -> Ints:
 
 
 def _percentiles(what: str, column: pa.Array, group: Ints, count: int) -> dict[str, pa.Array]:
+    """Return the columns of percentiles for each group."""
     there = present(column)
     values, group = float_array(column)[there], group[there]
     values = values[np.lexsort((values, group))]
@@ -387,7 +397,7 @@ def _percentiles(what: str, column: pa.Array, group: Ints, count: int) -> dict[s
 
 
 def _share(values: Floats, begins: Ints, sizes: Ints, share: float) -> Floats:
-    """The quantile of each group of sorted values; undefined for groups without values."""
+    """Return the quantile of each group of sorted values; undefined for groups without values."""
     if not len(values):
         return np.zeros(len(sizes))
     place = np.maximum(sizes - 1, 0) * share

@@ -1,10 +1,9 @@
-"""Dealing: events written by bucket of their task, so that a build reads each bucket by itself.
+"""Dealing: divide events into buckets by task id, so that a build can read one bucket at a time.
 
-A group of files (`fold/names.py`) has the events of an hour or of a day: a file for each bucket, one for
-events without a task, one for the marks of all (which numbers of which sender they have). It is written
-from a bounded number of events at a time, and given its names; it counts once the manifest of the lake
-names it. Groups are joined bucket by bucket, and a bucket is divided where the lake has more buckets by
-now.
+A group of files (`fold/names.py`) contains the events of an hour or a day: a file for each bucket, a file
+for events without a task, and a file of marks, which are the ranges of sequence numbers of each sender.
+Memory is bounded: a fixed number of events is processed at a time. Readers see a group when the manifest of
+the lake names it. Groups are joined bucket by bucket; a bucket is divided if the lake has more buckets now.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,15 +25,15 @@ from umbel.stores.interface import Draft, Store, raise_unavailable
 
 ROWS_AT_ONCE = 250_000
 DEALT_AT_ONCE = 250_000
-"""Events that are collected in memory before they are divided into buckets."""
+"""Limit of events that are collected in memory before they are divided into buckets."""
 
 
 class NewerFile(Exception):
-    """A file has columns that this version does not know; it is left unchanged."""
+    """Raised for a file with columns that this version does not know. The file is left unchanged."""
 
 
 def read_batches(store: Store, name: str, *, rows: int = ROWS_AT_ONCE) -> Iterator[pa.Table]:
-    """The events of a file, in batches with this version's columns."""
+    """Yield the events of a file in batches, with the columns of this version."""
     try:
         yield from _read(store, name, rows)
     except UnicodeDecodeError as error:  # Arrow decodes names of columns lazily
@@ -42,6 +41,11 @@ def read_batches(store: Store, name: str, *, rows: int = ROWS_AT_ONCE) -> Iterat
 
 
 def _read(store: Store, name: str, rows: int) -> Iterator[pa.Table]:
+    """Yield the rows of a Parquet file of events. Columns that the file does not have are null.
+
+    A file with unknown columns was written by a newer version. Reading it would lose these columns, so it is
+    refused.
+    """
     schema = event_schema()
     with store.open(name) as opened, pq.ParquetFile(opened) as file:
         names = set(file.schema_arrow.names)
@@ -62,15 +66,13 @@ def _read(store: Store, name: str, rows: int) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A group that was written. `rows`: the number of rows of each file of events, by its name in the
-    lake.
-    """
+    """A published group. `rows` is the number of rows in each file of events, by its path in the lake."""
 
     rows: dict[str, int]
 
 
 class GroupWriter:
-    """Writes one group of files. They are published by `finish`; `forget` removes unfinished ones."""
+    """Writes one group of files. `finish` publishes them; `forget` removes unfinished ones."""
 
     def __init__(self, store: Store, group: str, count: int) -> None:
         self._store = store
@@ -83,24 +85,25 @@ class GroupWriter:
         self._waiting: list[pa.Table] = []
 
     def add(self, events: pa.Table) -> None:
-        """Add events of any kind; they are divided into buckets later."""
+        """Add events of any kind, which are divided into buckets later."""
         self._waiting.append(events)
         if sum(table.num_rows for table in self._waiting) >= DEALT_AT_ONCE:
             self._deal()
 
     def add_marks(self, marks: Marks) -> None:
-        """Add marks of events that are added by bucket."""
+        """Add the marks of events that are added with `add_bucket`."""
         self._marks.append(marks)
 
     def add_bucket(self, bucket: int, events: pa.Table) -> None:
-        """Add events of one bucket, whose marks are added separately."""
+        """Add events of one bucket. Their marks must be added separately."""
         self._write(bucket_file(self._group, bucket, self._count), events)
 
     def add_others(self, events: pa.Table) -> None:
-        """Add events that have no task."""
+        """Add events that belong to no task."""
         self._write(others_file(self._group), events)
 
     def _deal(self) -> None:
+        """Divide the collected events into buckets, and write them to the files of the group."""
         if not self._waiting:
             return
         events = pa.concat_tables(self._waiting)
@@ -114,6 +117,7 @@ class GroupWriter:
         pa.default_memory_pool().release_unused()
 
     def _write(self, name: str, events: pa.Table) -> None:
+        """Append events to a file of the group, and create the file for the first events."""
         if not events.num_rows:
             return
         if name not in self._writers:
@@ -124,15 +128,15 @@ class GroupWriter:
         self._rows[name] += events.num_rows
 
     def finish(self, sources: Sequence[str], trees: Mapping[str, Sequence[str]] | None = None) -> Written:
-        """Publish the group. `sources`: the files and groups that the events are from; `trees`: the sources
-        of those groups.
+        """Publish the group. `sources` are the files and groups that its events come from; `trees` are the
+        sources of those groups.
         """
         self._deal()
         for writer in self._writers.values():
             writer.close()
         for name, rows in self._rows.items():
             written = pq.read_metadata(self._drafts[name].written()).num_rows
-            assert written == rows, "a file has every row that was written to it"
+            assert written == rows, "the file contains every row that was written to it"
         total = str(sum(self._rows.values())).encode()
         made_of = {**(trees or {}), self._group: list(sources)}
         metadata = {EVENTS_KEY: total, SOURCES_KEY: msgspec.json.encode(made_of)}
@@ -147,7 +151,7 @@ class GroupWriter:
     def forget(self) -> None:
         """Discard the unfinished files."""
         for writer in self._writers.values():
-            with suppress(OSError, ValueError):  # on a full disk even this fails
+            with suppress(OSError, ValueError):  # closing fails on a full disk
                 writer.close()
             writer.is_open = False
         for draft in self._drafts.values():
@@ -155,7 +159,7 @@ class GroupWriter:
 
 
 def read_marks(store: Store, group: str) -> tuple[Marks, int] | None:
-    """The marks of a group, and the number of its events; None where they cannot be read."""
+    """Return the marks of a group and the number of its events; None if they are unreadable."""
     try:
         with store.open(marks_file(group)) as file:
             table = pq.read_table(file, partitioning=None)
@@ -166,7 +170,7 @@ def read_marks(store: Store, group: str) -> tuple[Marks, int] | None:
 
 
 def read_sources(store: Store, group: str) -> dict[str, list[str]]:
-    """The sources of a group, and theirs in turn; empty where they are not recorded."""
+    """Return the sources of a group, and recursively their sources; empty if they are not recorded."""
     try:
         with store.open(marks_file(group)) as file:
             metadata = pq.read_schema(file).metadata or {}
@@ -179,8 +183,9 @@ def read_sources(store: Store, group: str) -> dict[str, list[str]]:
 def join_groups(
     writer: GroupWriter, store: Store, names: Sequence[str], count: int, stopped: Callable[[], bool]
 ) -> bool:
-    """Write all events of these groups' files into `count` buckets; the files have as many buckets or fewer.
-    False if it was stopped before the end."""
+    """Write all events of these files into `count` buckets; return False if `stopped` ended it early. The
+    files must not have more buckets than that.
+    """
     places = {name: place_of(name) for name in names}
     for name, place in places.items():
         if place is not None and place.bucket is None:
@@ -202,6 +207,9 @@ def join_groups(
 def _bucket_of_files(
     store: Store, files: Iterable[tuple[str, int]], bucket: int, count: int
 ) -> Iterator[pa.Table]:
+    """Yield the events of one bucket. Files with fewer buckets also contain other buckets, which are
+    filtered out.
+    """
     for name, made_for in files:
         for table in read_batches(store, name):
             if made_for == count:
@@ -212,7 +220,7 @@ def _bucket_of_files(
 
 
 def _filled(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in fewer tables."""
+    """Join small tables, and yield the same rows in fewer tables."""
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)

@@ -1,14 +1,15 @@
-"""Housekeeping: writes past hours by bucket, joins hours to days, and drops days that are no longer needed.
+"""Housekeeping: rewrite past hours by bucket, join hours to days, and delete old days.
 
-Files of an hour that has passed are dealt out into `compacted/` by the bucket of their tasks
-(`dealing.py`). When a day has passed its hours are joined; files of an older day go into one group at once.
-How many buckets there are follows the events of the lake, by doubling; days that were written for far fewer
-are written again. A manifest says which files replace which; from then on readers take the new ones,
-and a group names its sources, so that a build knows which events it has already. Replaced files are
-deleted later, when no reader can still use them. At every moment each event is in at least one file that
+The events of a past hour are divided into buckets by task id and written to `compacted/` (`dealing.py`). The
+hours of a past day are joined; files of an older day are written as one group at once. The number of buckets
+doubles as the lake grows, and days that were written with far fewer buckets are rewritten.
+
+A manifest names the new files and those that they replace; after its publication readers use the new files.
+Each group records its sources, so that a build knows which events it has already read. Replaced files are
+deleted after a grace period, when no reader uses them. At any time each event is in at least one file that
 readers see.
 
-Days are dropped whole.
+Old events are deleted by whole days.
 """
 
 import time
@@ -21,37 +22,39 @@ from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, arrow, lock_o
 from umbel.stores.interface import Store, raise_unavailable
 
 SETTLES_S = 300.0
-"""Seconds after its end at which an hour is closed: its last files are named a little late."""
+"""Seconds after the end of an hour until it is closed: its last files may be published a little late."""
 
 GRACE_S = 3600.0
-"""Seconds for which a reader may still use a replaced file."""
+"""Seconds until a replaced file is deleted, because readers may still use it."""
 
 BUCKETS_MAX = 256
-"""Files that are open while a group is written; a build divides buckets that are too large for it."""
+"""Limit of buckets, because one file for each is open while a group is written. A build divides a bucket
+that is too large for its memory.
+"""
 
 REDEAL_AT = 4
-"""A day is written again when the lake has this many times more buckets than the day."""
+"""A day is rewritten when the lake has this many times more buckets than the day."""
 
 LOCK = "_housekeeping"
 
 
 @dataclass(slots=True)
 class Report:
-    """What was done, in names of files."""
+    """The result of a run, as names of files."""
 
     written: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     dropped_days: list[str] = field(default_factory=list)
-    set_aside: list[str] = field(default_factory=list)  # could not be read
+    set_aside: list[str] = field(default_factory=list)  # unreadable, moved to the quarantine
 
 
 @dataclass(frozen=True, slots=True)
 class HousekeepingBacklog:
-    """The backlog of housekeeping."""
+    """The work that housekeeping has not done yet."""
 
     files: int
-    """Files of past hours that are not written by bucket yet."""
+    """Files of past hours that are not divided into buckets yet."""
     days: int
     """Past days whose hours are not joined yet."""
     replaced: int
@@ -65,8 +68,11 @@ def compact(
     grace_s: float = GRACE_S,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Report:
-    """Write past hours by bucket, join past days, and delete what was replaced a while ago. `stopped` is
-    called now and then and ends the run; what is done by then stays done."""
+    """Divide past hours into buckets, join past days, and delete files whose grace period is over.
+
+    The run ends early when `stopped` returns True; hours and days that are finished by then remain
+    published.
+    """
     at = time.time() if now is None else now
     with lake.locked(LOCK, "housekeeping"):
         work = _Compaction(lake, at, grace_s, stopped)
@@ -75,7 +81,7 @@ def compact(
 
 
 def backlog_of(lake: Lake, *, now: float | None = None) -> HousekeepingBacklog:
-    """Count what housekeeping has still to do."""
+    """Count the files and days that housekeeping has not processed yet."""
     at = time.time() if now is None else now
     compacted = lake.read_compacted()
     loose = [name for names in _loose(lake, compacted, at).values() for name in names]
@@ -85,7 +91,9 @@ def backlog_of(lake: Lake, *, now: float | None = None) -> HousekeepingBacklog:
 
 
 class _Compaction:
-    """One run, under the lock of housekeeping. Each hour and each day is published when it is done."""
+    """One run of housekeeping, under its lock. Each hour and each day is published as soon as it is
+    finished.
+    """
 
     def __init__(self, lake: Lake, at: float, grace_s: float, stopped: Callable[[], bool]) -> None:
         self.report = Report()
@@ -97,7 +105,13 @@ class _Compaction:
         self._now = lake.read_compacted()
 
     def run(self) -> None:
-        self._store.clear_drafts(COMPACTED, "co-")  # unfinished files of a run that died
+        """Divide loose files, join days, then delete replaced files.
+
+        The order matters: joining uses the groups that dividing has published. Each step publishes its
+        result before the next begins, so a run that is stopped or killed loses at most the work on one hour
+        or day.
+        """
+        self._store.clear_drafts(COMPACTED, "co-")  # unfinished files of a run that crashed
         loose = _loose(self._lake, self._now, self._at)
         if loose:
             buckets = self._buckets(name for names in loose.values() for name in names)
@@ -112,6 +126,7 @@ class _Compaction:
         self._remove_replaced()
 
     def _buckets(self, waiting: Iterable[str] = ()) -> int:
+        """Return the number of buckets for the events in the lake and in the waiting files."""
         from umbel.fold.buckets import buckets_for
 
         events = sum(self._now.rows.values())
@@ -121,11 +136,11 @@ class _Compaction:
                     events += parquet().read_metadata(file).num_rows
             except (OSError, arrow().ArrowException) as error:
                 raise_unavailable(error)
-                continue  # it is set aside when it is read
+                continue  # it goes to the quarantine when it is read
         return buckets_for(events, BUCKETS_MAX)
 
     def _deal(self, folder: str, names: Sequence[str], buckets: int) -> None:
-        """Write the events of raw files of an hour or a day into buckets."""
+        """Divide the raw files of an hour or a day into buckets."""
         from umbel.history.dealing import GroupWriter, NewerFile, read_batches
 
         writer = GroupWriter(self._store, f"{COMPACTED}/{folder}/{self._name()}", buckets)
@@ -154,7 +169,7 @@ class _Compaction:
             self._publish(writer.finish(taken).rows, taken)
 
     def _join(self, day: str, names: Sequence[str], buckets: int) -> None:
-        """Join the groups of a day. A group that is incomplete is divided into buckets like raw files."""
+        """Join the groups of a day. An incomplete group is divided into buckets again, like raw files."""
         from umbel.history.dealing import GroupWriter, join_groups, read_batches, read_marks, read_sources
 
         writer = GroupWriter(self._store, f"{COMPACTED}/dt={day}/{self._name()}", buckets)
@@ -173,7 +188,8 @@ class _Compaction:
                     sound += members
                     sources.append(group)
                 else:
-                    sources.append(f"{group}: a part")  # not a name that a build may have taken
+                    # differs from the names that a build may have recorded
+                    sources.append(f"{group}: a part")
                     for name in members:
                         for table in read_batches(self._store, name):
                             writer.add(table)
@@ -183,7 +199,7 @@ class _Compaction:
         except (OSError, arrow().ArrowException) as error:
             writer.forget()
             raise_unavailable(error)
-            return  # a build checks its files, and moves the unreadable one to the quarantine
+            return  # the next build checks the files and moves an unreadable file to the quarantine
         except BaseException:
             writer.forget()
             raise
@@ -192,9 +208,11 @@ class _Compaction:
         self._publish(writer.finish(sources, trees).rows, names)
 
     def _name(self) -> str:
+        """Return a unique name for a group. Names sort by time."""
         return f"co-{time.time_ns() // 1000}-{len(self.report.written):06}"
 
     def _publish(self, rows: dict[str, int], replaced: Sequence[str]) -> None:
+        """Replace files by new ones in the manifest. Readers see either all old or all new files."""
         gone = set(replaced)
         times = self._now.replaced_at | dict.fromkeys(replaced, self._at)
         remaining = [name for name in self._now.files if name not in gone]
@@ -204,12 +222,13 @@ class _Compaction:
         self.report.replaced += replaced
 
     def _set(self, compacted: Compacted) -> None:
+        """Publish a manifest, if this process still holds the lock."""
         self._store.confirm(lock_of(LOCK))
         self._lake.publish_compacted(compacted)
         self._now = compacted
 
     def _remove_replaced(self) -> None:
-        """Delete files that were replaced more than the grace time ago."""
+        """Delete files that were replaced longer ago than the grace period."""
         removable = {
             name for name, since in self._now.replaced_at.items() if since <= self._at - self._grace_s
         }
@@ -223,12 +242,14 @@ class _Compaction:
 
 
 def _whole(store: Store, name: str, read: Callable[[Store, str], Iterable[object]]) -> list[object]:
-    """All events of a file, read before any is used: a damaged file goes to the quarantine as a whole."""
+    """Read all events of a file before any is used, so that a damaged file goes to the quarantine as a
+    whole.
+    """
     return list(read(store, name))
 
 
 def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
-    """Delete the days that are older than `keep_days`, and report what was deleted."""
+    """Delete the days that are older than `keep_days`, and return what was deleted."""
     at = time.time() if now is None else now
     first_kept = (datetime.fromtimestamp(at, UTC) - timedelta(days=keep_days)).date().isoformat()
     report = Report()
@@ -236,11 +257,12 @@ def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
         before, store = lake.read_compacted(), lake.store
         groups = [name for name in store.names(COMPACTED) if name.rpartition("/")[2].startswith("co-")]
         report.removed += _before((*lake.raw_files(), *before.files), first_kept)
-        due = {*report.removed, *_before(groups, first_kept)}  # also marks, and files that no manifest names
+        # includes files of marks, and files that no manifest names
+        due = {*report.removed, *_before(groups, first_kept)}
         report.dropped_days += sorted(set(map(_day_of, due)))
         gone = set(report.removed)
         if gone.intersection(before.files):
-            # Replaced files stay named until they are gone, or they would come back.
+            # The manifest names replaced files until they are deleted, or readers would use them again.
             files = [name for name in before.files if name not in gone]
             rows = {name: count for name, count in before.rows.items() if name not in gone}
             store.confirm(lock_of(LOCK))
@@ -250,8 +272,10 @@ def expire(lake: Lake, keep_days: float, *, now: float | None = None) -> Report:
 
 
 def _loose(lake: Lake, compacted: Compacted, now: float) -> dict[str, list[str]]:
-    """Raw files of closed hours, and files that an earlier version joined without buckets, by target folder:
-    that of their hour, or of their day once it is closed."""
+    """Return files that are not in buckets, by target folder: raw files of closed hours, and files that
+    earlier versions joined without buckets. The target is the folder of the hour, or of the day once the day
+    is closed.
+    """
     replaced, found = set(compacted.replaces), dict[str, list[str]]()
     names = [name for name in _of_closed_hours(lake, now) if name not in replaced]
     names += lake.existing([name for name in compacted.files if place_of(name) is None])
@@ -263,8 +287,9 @@ def _loose(lake: Lake, compacted: Compacted, now: float) -> dict[str, list[str]]
 
 
 def _days_to_join(compacted: Compacted, now: float, buckets: int) -> dict[str, list[str]]:
-    """By day, the files written by bucket of days that are closed and have several groups, or were written
-    for far fewer buckets than the lake has now."""
+    """Return the bucket files of the closed days that need joining, by day. A day needs joining if it has
+    several groups, or far fewer buckets than the lake has now.
+    """
     closed = _closed_day(now)
     found: dict[str, list[str]] = {}
     groups: dict[str, set[str]] = {}
@@ -284,21 +309,23 @@ def _days_to_join(compacted: Compacted, now: float, buckets: int) -> dict[str, l
 
 
 def _marks_of(name: str) -> str:
-    """The file of marks of a file's group; its own name where it has none."""
+    """Return the file of marks of a file's group; the file's own name if it belongs to no group."""
     place = place_of(name)
     return name if place is None else marks_file(place.group)
 
 
 def _closed_day(now: float) -> str:
-    """The first day that is not over."""
+    """Return the first day that is not closed."""
     return datetime.fromtimestamp(now - SETTLES_S, UTC).date().isoformat()
 
 
 def _day_of(name: str) -> str:
+    """Return the day of a file from its path."""
     return name.split("/")[1].removeprefix("dt=")
 
 
 def _of_closed_hours(lake: Lake, now: float) -> list[str]:
+    """Return raw files of hours that get no new files."""
     closed = datetime.fromtimestamp(now - SETTLES_S, UTC)
     last = f"{EVENTS}/dt={closed:%Y-%m-%d}/hour={closed:%H}"
     names = [name for name in lake.raw_files() if name.rpartition("/")[0] < last]
@@ -306,4 +333,5 @@ def _of_closed_hours(lake: Lake, now: float) -> list[str]:
 
 
 def _before(names: Iterable[str], first_kept: str) -> list[str]:
+    """Return the files of days before `first_kept`."""
     return [name for name in names if "/dt=" in name and _day_of(name) < first_kept]

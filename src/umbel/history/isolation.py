@@ -1,12 +1,12 @@
-"""Isolation: reads of a lake in processes with a limit of memory, CPU and time, killed at the limit.
+"""Isolation: run queries in processes with limits for memory, CPU and time.
 
-DuckDB counts the memory that it manages itself, and can be interrupted between rows. One call of a function
-on text (`levenshtein`, `lpad`) escapes both: it computes for minutes and takes all memory of the machine. So
-a query that people write runs in a process that the kernel limits.
+DuckDB limits only the memory that it manages itself, and can be interrupted only between rows. A single call
+of a text function (`levenshtein`, `lpad`) avoids both: it can run for minutes and use all memory of the
+machine. Queries that users write therefore run in a process whose limits the kernel enforces.
 
-A `QueryProcess` starts a server once, which has loaded what reads need and forks a process for each: that
-takes some milliseconds. The server ends with its creator, or after IDLE_S without a read. The result comes
-back as JSON and is checked against the type that the caller states.
+A `QueryProcess` starts a server that imports all modules once and forks a process for each query, which
+takes a few milliseconds. The server exits with its creator, or after IDLE_S without a query. The result is
+sent as JSON and decoded as the type that the caller passes.
 """
 
 import os
@@ -34,10 +34,10 @@ from umbel.stores.interface import Where
 
 ADDRESS_SPACE_MAX_BYTES = 3 * 2**30
 ANSWER_MAX_BYTES = 256 * 2**20
-GRACE_S = 1.0  # after the limit of time: a query that can be interrupted ends by itself
+GRACE_S = 1.0  # extra time after the limit, in which an interrupted query can end normally
 START_S = 30.0
 IDLE_S = 300.0
-# Each thread takes address space, whether it works or not.
+# Each thread uses address space, even if it is idle.
 FEW_THREADS = {"OMP_NUM_THREADS": THREADS, "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 _LENGTH = struct.Struct("!Q")
 T = TypeVar("T")
@@ -45,8 +45,8 @@ Work = Callable[[Tables], Any]
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """A read for the server. `reads`: the lake and the function, pickled by the process that starts the
-    server.
+    """A query for the server. `reads` contains the lake and the function, pickled by the process that
+    started the server.
     """
 
     reads: bytes
@@ -55,7 +55,7 @@ class _Job(msgspec.Struct, frozen=True):
 
 
 class _Reply(msgspec.Struct, frozen=True):
-    """The result, or the class of an error with its text."""
+    """The result, or the class and message of an error."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
@@ -63,8 +63,8 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 class QueryProcess:
-    """Runs reads in limited processes, one at a time; a read blocks its caller. `close` works from any
-    thread.
+    """Runs queries in limited processes, one at a time. `read` blocks the caller; `close` may be called from
+    any thread.
     """
 
     def __init__(self) -> None:
@@ -82,15 +82,16 @@ class QueryProcess:
         timeout_s: float,
         answer_max_bytes: int = ANSWER_MAX_BYTES,
     ) -> T:
-        """Run `work`, a function that can be pickled, on the newest tables, and return its result.
+        """Run `work` on the newest tables in a limited process, and return its result. `work` must be
+        picklable.
 
-        Raises what `query.read` raises, and SlowQuery or BadQuery when a limit has killed the process.
+        Raise the errors of `query.read`, and SlowQuery or BadQuery if the process was killed at a limit.
         """
         job = _Job(pickle.dumps((lake, work)), timeout_s, answer_max_bytes)
-        reply = self._asked(job) or self._asked(job)  # an idle server may have ended meanwhile
+        reply = self._asked(job) or self._asked(job)  # an idle server may have exited in between
         if reply is None:
             raise HistoryError(
-                f"the process for queries ended at its start; check that {sys.executable!r} starts Python"
+                f"the process for queries exited at its start; check that {sys.executable!r} starts Python"
             )
         if not reply.error:
             return msgspec.json.decode(reply.result, type=kind)
@@ -99,12 +100,12 @@ class QueryProcess:
         raise _ERRORS.get(reply.error, HistoryError)(reply.why)
 
     def close(self) -> None:
-        """Kill the server and its running read; later reads are refused."""
+        """Kill the server and its running query. Later queries raise HistoryError."""
         self._is_closed = True
         self._end()
 
     def _asked(self, job: _Job) -> _Reply | None:
-        """The reply; None from a server that ended without one."""
+        """Send the job, and return the reply; None if the server exited without a reply."""
         link = self._started()
         try:
             _send(link, msgspec.msgpack.encode(job))
@@ -117,6 +118,7 @@ class QueryProcess:
             return None
 
     def _started(self) -> socket.socket:
+        """Return the connection to the server, and start the server if it is not running."""
         if self._is_closed:
             raise HistoryError("the query was cancelled; its caller is shutting down")
         if self._link is not None and self._server is not None and self._server.poll() is None:
@@ -137,6 +139,7 @@ class QueryProcess:
         return link
 
     def _end(self) -> None:
+        """Kill the server and its children, and release its resources."""
         server, self._server = self._server, None
         link, self._link = self._link, None
         room, self._room = self._room, None
@@ -150,11 +153,11 @@ class QueryProcess:
             room.cleanup()
 
 
-# ---- the server ------------------------------------------------------------------------------------
+# ---- server ----------------------------------------------------------------------------------------
 
 
 def serve(link: socket.socket) -> None:
-    """Answer reads until the other side closes, or for IDLE_S no read has come."""
+    """Answer queries until the other side closes, or until there is no query for IDLE_S."""
     with suppress(ImportError):
         import duckdb  # noqa: F401  # loaded once, before processes are forked
     with suppress(OSError, EOFError):
@@ -164,8 +167,8 @@ def serve(link: socket.socket) -> None:
 
 
 def _isolated(job: _Job, creator: socket.socket) -> bytes:
-    """The reply of a process that is forked for this read, or why it has none."""
-    lake, work = pickle.loads(job.reads)  # noqa: S301  # the creator's; its modules stay loaded here
+    """Run the job in a forked process, and return its reply, or an error if it was killed."""
+    lake, work = pickle.loads(job.reads)  # noqa: S301  # sent by the creator; its modules stay loaded
     ours, theirs = socket.socketpair()
     with ours, TemporaryDirectory() as room:
         child = os.fork()
@@ -180,7 +183,7 @@ def _isolated(job: _Job, creator: socket.socket) -> bytes:
             os.kill(child, signal.SIGKILL)
             reply = _refusal(_slow(job))
         except (OSError, EOFError):
-            pass  # its exit code says why
+            pass  # the exit code below shows the reason
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if reply is not None:
         return reply
@@ -188,10 +191,15 @@ def _isolated(job: _Job, creator: socket.socket) -> bytes:
         return _refusal(_slow(job))
     if code < 0:
         return _refusal(_large())
-    return _refusal(HistoryError("the process for queries failed; please report what it wrote to stderr"))
+    return _refusal(HistoryError("the process for queries failed; please report its output on stderr"))
 
 
 def _read_and_exit(lake: Where, work: Work, job: _Job, room: str, link: socket.socket) -> NoReturn:
+    """Run a query in the forked process, send the reply, and exit.
+
+    The kernel enforces the limits: SIGXCPU ends a process that uses too much CPU time, and allocations fail
+    above the memory limit. The process never returns to the code of the server.
+    """
     try:
         tempfile.tempdir = room
         cpu_s = ceil(int(THREADS) * (job.timeout_s + GRACE_S))
@@ -204,10 +212,11 @@ def _read_and_exit(lake: Where, work: Work, job: _Job, room: str, link: socket.s
         sys.excepthook(*sys.exc_info())
         raise
     finally:
-        os._exit(1)  # not back into the server
+        os._exit(1)  # never return to the server's code
 
 
 def _read(lake: Where, work: Work, job: _Job) -> bytes:
+    """Run the query, and encode its result or its error as a reply."""
     try:
         result = msgspec.json.encode(read(lake, work, timeout_s=job.timeout_s))
         if len(result) > job.answer_max_bytes:
@@ -221,33 +230,37 @@ def _read(lake: Where, work: Work, job: _Job) -> bytes:
 
 
 def _refusal(error: HistoryError | ConfigurationError) -> bytes:
+    """Encode an error as a reply."""
     return msgspec.json.encode(_Reply(error=type(error).__name__, why=str(error)))
 
 
 def _slow(job: _Job) -> SlowQuery:
-    return SlowQuery(f"the query took longer than {job.timeout_s:g} s; narrow it")
+    """Return the error for a query that exceeded its time limit."""
+    return SlowQuery(f"the query took longer than {job.timeout_s:g} s; select a shorter time or fewer rows")
 
 
 def _large() -> BadQuery:
+    """Return the error for a query that exceeded the memory limit."""
     most = ADDRESS_SPACE_MAX_BYTES / 2**30
-    return BadQuery(f"the query needs more than {most:g} GiB of memory; ask for less, or for shorter texts")
+    return BadQuery(f"the query needs more than {most:g} GiB of memory; select fewer rows, or shorter texts")
 
 
 _ERRORS = {error.__name__: error for error in (BadQuery, SlowQuery, ConfigurationError)}
 
 
-# ---- the link between them -------------------------------------------------------------------------
+# ---- messages --------------------------------------------------------------------------------------
 
 
 def _send(link: socket.socket, data: bytes) -> None:
+    """Send a message with its length before it."""
     link.sendall(_LENGTH.pack(len(data)))
     link.sendall(data)
 
 
 def _received(link: socket.socket, timeout_s: float, *, unless: socket.socket | None = None) -> bytes:
-    """Receive one message; TimeoutError after the limit, EOFError when the other side has closed.
+    """Receive one message. Raise TimeoutError after the limit, EOFError if the other side has closed.
 
-    ConnectionAbortedError when `unless` has data to read or is closed.
+    Raise ConnectionAbortedError if `unless` has data to read or is closed.
     """
     deadline = monotonic() + timeout_s
     (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline, unless))
@@ -255,6 +268,7 @@ def _received(link: socket.socket, timeout_s: float, *, unless: socket.socket | 
 
 
 def _exactly(link: socket.socket, length: int, deadline: float, unless: socket.socket | None) -> bytearray:
+    """Receive exactly `length` bytes before the deadline."""
     data = bytearray()
     poll = select.poll()
     for watched in (link, unless):

@@ -1,20 +1,19 @@
-"""Lake: immutable files of recorded events, where they lie, and the Parquet library that reads and writes
-them.
+"""Lake: the immutable files of recorded events, their layout, and access to PyArrow.
 
-PyArrow is an extra, because most workers never write a file of history. It is imported here and nowhere else
-in the recorder, so one error says that it is missing, and how to install it.
+PyArrow is an optional dependency, because most workers never write history. The recorder imports it only in
+this module, so there is one error message that explains how to install it.
 
-    events/dt=2026-11-15/hour=07/ev-<recorder>-<boot>-<n>.parquet   as recorded
-    compacted/dt=…/hour=…/…parquet, compacted/dt=…/…parquet         hours and days of them, by bucket
-    compacted/_manifest/000001.json                                 which of them replace which
-    quarantine/                                                     what could not be read; never deleted
-    tables/                                                         what is built from the events
-    _recorder/<name>.json, <name>.lock                              each recorder's progress, and its lock
+    events/dt=2026-11-15/hour=07/ev-<recorder>-<boot>-<n>.parquet   recorded events
+    compacted/dt=…/hour=…/…parquet, compacted/dt=…/…parquet         an hour or a day of events, by bucket
+    compacted/_manifest/000001.json                                 compacted files, and those they replace
+    quarantine/                                                     unreadable files and entries, kept forever
+    tables/                                                         tables that are built from the events
+    _recorder/<name>.json, <name>.lock                              the state and the lock of each recorder
 
-Where the files lie, a folder or S3, is known by `umbel.stores`; here they are named from the lake's root. A
-file appears whole or not at all. Names are never used again. The parts dt and hour are the time of recording,
-by the recorder's clock, so an hour that has passed gets no more files. The same event may be in several
-files; its `digest` shows that.
+`umbel.stores` accesses the files, in a folder or in S3; this module uses paths relative to the root of the
+lake. A file appears as a whole or not at all, and a name is never reused. `dt` and `hour` are the time of
+recording by the recorder's clock, so an hour that has passed gets no new files. The same event may be in
+several files; its `digest` identifies duplicates.
 """
 
 import os
@@ -36,8 +35,6 @@ from umbel.stores.local import store_at
 from umbel.wire.values import UNREADABLE
 
 # ---- lake ------------------------------------------------------------------------------------------
-#
-# Immutable files of recorded events.
 
 MANIFESTS_KEPT = 5
 SUFFIX = ".parquet"
@@ -45,7 +42,7 @@ EVENTS, COMPACTED, QUARANTINE, RECORDERS = "events", "compacted", "quarantine", 
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """The manifest of compacted files; the newest one counts. `rows`: the number of rows of each file."""
+    """The manifest of compacted files; readers use the newest. `rows` is the number of rows in each file."""
 
     files: list[str] = []
     replaces: list[str] = []
@@ -55,7 +52,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LakeSize:
-    """How many files a lake has, and their size."""
+    """The number and total size of the files in a lake."""
 
     files: int
     size_bytes: int
@@ -65,30 +62,32 @@ class Lake:
     """A lake in a folder or in S3: its files, manifests, quarantine and locks."""
 
     def __init__(self, where: Where | Store, *, mode: int | None = None) -> None:
-        """`mode`: permission bits that a root folder gets; None leaves them unchanged."""
+        """Open a lake. `mode` is the permission bits for the root folder; None leaves them unchanged."""
         self.store = store_at(where, mode=mode)
 
-    # -- what is there ---------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------
 
     def event_files(self) -> list[str]:
-        """The files that hold the events now, each event at least once; without the quarantine."""
+        """Return the files to read: together they contain every event at least once. The quarantine is
+        excluded.
+        """
         compacted = self.read_compacted()
         replaced = set(compacted.replaces)
         raw = [name for name in self.raw_files() if name not in replaced]
         return sorted([*raw, *self.existing(compacted.files)])
 
     def raw_files(self) -> list[str]:
-        """Files as recorders wrote them, also those that compacted files replace."""
+        """Return the files that recorders wrote, including those that compacted files replace."""
         return [name for name in self.store.names(EVENTS) if _is_raw(name)]
 
     def existing(self, files: list[str]) -> list[str]:
-        """Those of the given compacted files that exist."""
+        """Return the compacted files among these that exist."""
         there = set(self.store.names(COMPACTED)) if files else set()
         return [name for name in files if name in there]
 
     def read_compacted(self) -> Compacted:
-        """The newest manifest of compacted files; an empty one where there is none. LakeError if it cannot be
-        read.
+        """Return the newest manifest of compacted files, or an empty one. Raise LakeError if it is
+        unreadable.
         """
         numbers = manifest_numbers(self.store, COMPACTED)
         if not numbers:
@@ -97,20 +96,20 @@ class Lake:
         return found
 
     def size(self) -> LakeSize:
-        """The number and size of the files that hold the events now."""
+        """Return the number and total size of the files that `event_files` returns."""
         sizes = self.store.sizes(self.event_files())
         return LakeSize(len(sizes), sum(sizes))
 
-    # -- what is written -------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------
 
     def publish_compacted(self, compacted: Compacted) -> None:
-        """Write the next manifest of compacted files; from then on readers use it."""
+        """Write the next manifest of compacted files; readers use it from now on."""
         numbers = manifest_numbers(self.store, COMPACTED)
         self.store.put(_manifest(numbers[-1] + 1 if numbers else 1), msgspec.json.encode(compacted))
         self.store.delete(map(_manifest, numbers[:-MANIFESTS_KEPT]))
 
     def set_aside(self, name: str) -> str:
-        """Move a file that cannot be read to the quarantine, under a name that shows where it was."""
+        """Move an unreadable file to the quarantine, under a name that shows its former path."""
         target = f"{QUARANTINE}/{name.replace('/', '__')}"
         self.store.move(name, target)
         return target
@@ -119,7 +118,7 @@ class Lake:
 
     @contextmanager
     def locked(self, name: str, what: str) -> Iterator[None]:
-        """Hold the lock of this name; LakeBusy with its holder if another process has it."""
+        """Hold the lock of this name. Raise LakeBusy if another process holds it."""
         try:
             with self.store.held(lock_of(name), f"pid {os.getpid()}"):
                 yield
@@ -129,6 +128,7 @@ class Lake:
             ) from None
 
     def _read_json(self, name: str, wanted: type[Any]) -> Any:
+        """Decode a JSON file of the lake. Raise LakeError if it is unreadable."""
         try:
             return msgspec.json.decode(self.store.read(name), type=wanted)
         except (OSError, *UNREADABLE) as error:
@@ -141,7 +141,7 @@ class Lake:
 async def entered(
     lock: AbstractContextManager[None], in_thread: Callable[..., Awaitable[object]]
 ) -> AsyncIterator[None]:
-    """Acquire and release a lock in a thread: both may take as long as the store takes to answer."""
+    """Hold a lock that is acquired and released in a thread, because the store may answer slowly."""
     await in_thread(lock.__enter__)
     try:
         yield
@@ -150,21 +150,23 @@ async def entered(
 
 
 def hour_folder(at: float) -> str:
-    """The folder of files that were recorded in the hour of `at`."""
+    """Return the folder of the files that were recorded in the hour of `at`."""
     when = datetime.fromtimestamp(at, UTC)
     return f"dt={when:%Y-%m-%d}/hour={when:%H}"
 
 
 def lock_of(name: str) -> str:
-    """The name of a lock's file."""
+    """Return the path of a lock file."""
     return f"{RECORDERS}/{name}.lock"
 
 
 def _manifest(number: int) -> str:
+    """Return the path of a manifest of compacted files."""
     return manifest_name(COMPACTED, number)
 
 
 def _is_raw(name: str) -> bool:
+    """Return whether a path has the form of a file that a recorder has written."""
     parts = name.split("/")
     return (
         len(parts) == 4
@@ -175,38 +177,33 @@ def _is_raw(name: str) -> bool:
 
 
 # ---- arrow -----------------------------------------------------------------------------------------
-#
-# The library that reads and writes Parquet, and the lake's schema in its words.
-#
-# PyArrow is an extra, because most workers never write a file of history. It is asked for here and nowhere
-# else, so that one error says that it is missing, and how to get it.
 
 VERSION_KEY = b"umbel.lake_version"
 
 
 @cache
 def arrow() -> Any:
-    """The module `pyarrow`."""
+    """Return the module `pyarrow`. Raise ConfigurationError if it is not installed."""
     return _imported("pyarrow")
 
 
 @cache
 def parquet() -> Any:
-    """The module `pyarrow.parquet`."""
+    """Return the module `pyarrow.parquet`."""
     arrow()
     return _imported("pyarrow.parquet")
 
 
 @cache
 def compute() -> Any:
-    """The module `pyarrow.compute`."""
+    """Return the module `pyarrow.compute`."""
     arrow()
     return _imported("pyarrow.compute")
 
 
 @cache
 def event_schema() -> Any:
-    """One field for each of COLUMNS, in their order; all may be null."""
+    """Return the Arrow schema of events: a nullable field for each of COLUMNS, in their order."""
     fields = [arrow().field(column.name, arrow_type(column)) for column in COLUMNS]
     return arrow().schema(fields, metadata={VERSION_KEY: str(LAKE_VERSION).encode()})
 
@@ -215,11 +212,11 @@ _REPEATED = (
     *("type", "slot", "hostname", "name", "queue", "exchange", "routing_key", "source"),
     *("sw_ident", "sw_ver", "sw_sys", "topic", "phase", "winner", "outcome", "policy"),
 )
-"""Text columns with repeating values, which a dictionary makes smaller."""
+"""Text columns with repeated values, which dictionary encoding makes smaller."""
 
 
 def event_writer(sink: Any) -> Any:
-    """A Parquet writer with the settings of every file of events."""
+    """Return a Parquet writer with the settings that all files of events share."""
     from umbel.fold.columns import by_difference  # with Arrow
 
     schema = event_schema()
@@ -234,7 +231,7 @@ def event_writer(sink: Any) -> Any:
 
 
 def arrow_type(column: Column) -> Any:
-    """The Arrow type of a column of the lake."""
+    """Return the Arrow type of a column of the lake."""
     library = arrow()
     match column.kind:
         case "text" | "json":
@@ -250,17 +247,20 @@ def arrow_type(column: Column) -> Any:
 
 
 def can_record() -> bool:
-    """Whether PyArrow, which writes history, is installed. It is not imported for that."""
+    """Return whether PyArrow is installed, without importing it."""
     return find_spec("pyarrow") is not None
 
 
 def require_arrow() -> None:
-    """Raise ConfigurationError if PyArrow is missing; for a process that starts another one that uses it."""
+    """Raise ConfigurationError if PyArrow is missing. For a process that starts another process that needs
+    it.
+    """
     if not can_record():
         arrow()
 
 
 def _imported(name: str) -> ModuleType:
+    """Import a module of PyArrow, with an error that explains how to install it."""
     from importlib import import_module
 
     try:

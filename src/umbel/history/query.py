@@ -1,6 +1,6 @@
-"""Query: SQL over the published tables, in this process, without a JVM; its rows as CSV, Parquet and JSON.
+"""Query: run SQL over the published tables with DuckDB, and export rows as CSV, Parquet and JSON.
 
-Also writes the tables and views of a build as a DuckDB file, for dbt, notebooks and other tools.
+It can also write the tables and views of a build as a DuckDB file, for dbt, notebooks and other tools.
 """
 
 import csv
@@ -45,17 +45,9 @@ if TYPE_CHECKING:
 
 
 # ---- query -----------------------------------------------------------------------------------------
-#
-# SQL over the published tables, in this process, without a JVM.
-#
-# DuckDB reads the Parquet files that the manifest names, each table as a view, and has the views that are
-# computed from them (`views/`). Queries come from people, so they are confined: one statement that reads,
-# no other file, no network, no extension, no changed setting, and limits for memory, rows, bytes and
-# seconds. Sorting what does not fit into memory uses a separate folder, which is bounded and removed
-# afterwards.
 
 ROWS_MAX = 1_000_000
-BYTES_MAX = 512 * 1024 * 1024  # of what is fetched
+BYTES_MAX = 512 * 1024 * 1024  # of the fetched rows
 FETCHED_AT_ONCE = 1000  # rows
 TIMEOUT_S = 60.0
 ALARM_AGAIN_S = 0.05
@@ -68,7 +60,7 @@ WorkT = TypeVar("WorkT")
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows of a query. `more`: there were rows beyond the limit."""
+    """The rows of a query. `more` is true if there are rows beyond the limit."""
 
     columns: tuple[str, ...]
     types: tuple[str, ...]
@@ -76,12 +68,12 @@ class Answer:
     more: bool
 
     def dicts(self) -> list[dict[str, Any]]:
-        """Each row as a dict by column."""
+        """Return each row as a dict by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 class UnreadableBuild(HistoryError):
-    """A file of the build is missing or damaged; the query itself is not at fault."""
+    """Raised if a file of the build is missing or damaged, in contrast to a wrong query."""
 
     def __init__(self, build: Build, error: Exception) -> None:
         super().__init__(
@@ -92,17 +84,18 @@ class UnreadableBuild(HistoryError):
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """The time limit of all queries of one read together; `since` is on the monotonic clock."""
+    """The time limit for all queries of one `read`. `since` is on the monotonic clock."""
 
     seconds: float
     since: float
 
     def left_s(self) -> float:
+        """Return the seconds that remain."""
         return self.since + self.seconds - monotonic()
 
 
 class _Alarm(threading.Timer):
-    """Interrupts again and again: DuckDB ignores an interruption that comes before the query begins."""
+    """Interrupts repeatedly, because DuckDB ignores an interrupt that arrives before the query starts."""
 
     def run(self) -> None:
         while not self.finished.wait(self.interval):
@@ -111,7 +104,13 @@ class _Alarm(threading.Timer):
 
 
 class Tables:
-    """The tables of one build, open for reading, narrowed to the wanted part."""
+    """The tables of one build, open for reading, with a filter.
+
+    Each table is a DuckDB view of the Parquet files that the manifest names; further views are computed from
+    the tables (`views.py`). Users write queries, so queries are restricted: a single SELECT, no other files,
+    no network, no extensions, no changed settings, and limits for memory, rows, bytes and seconds. Data that
+    does not fit into memory is sorted in a temporary folder of limited size.
+    """
 
     def __init__(
         self, build: Build, connection: "duckdb.DuckDBPyConnection", within: _Limit, wanted: Wanted
@@ -129,14 +128,16 @@ class Tables:
         limit: int = ROWS_MAX,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """Run one query. BadQuery when it is wrong or its answer is too large, SlowQuery when it takes too
+        """Run one query. Raise BadQuery if it is wrong or its result is too large, SlowQuery if it takes too
         long.
         """
         import duckdb
 
         limit_s, left_s = min(timeout_s, self._within.seconds), min(timeout_s, self._within.left_s())
         if left_s <= 0:
-            raise SlowQuery(f"the limit of {limit_s:g} s passed before this query could start; ask for less")
+            raise SlowQuery(
+                f"the limit of {limit_s:g} s passed before this query could start; run fewer queries"
+            )
         alarm = _Alarm(left_s, self._connection.interrupt)
         alarm.daemon = True
         alarm.start()
@@ -146,10 +147,12 @@ class Tables:
             described = result.description or []
             rows = _fetched(result, limit + 1)
         except duckdb.InterruptException:
-            raise SlowQuery(f"the query took longer than {limit_s:g} s; narrow it") from None
+            raise SlowQuery(
+                f"the query took longer than {limit_s:g} s; select a shorter time or fewer rows"
+            ) from None
         except duckdb.OutOfMemoryException:
             raise BadQuery(
-                f"the query needs more than {MEMORY_MAX} of memory or {SPILL_MAX} of disk; ask for less: "
+                f"the query needs more than {MEMORY_MAX} of memory or {SPILL_MAX} of disk; select less: "
                 "a shorter time, one task or queue, fewer columns"
             ) from None
         except duckdb.Error as error:
@@ -165,10 +168,11 @@ class Tables:
     def rows(
         self, sql: str, parameters: Sequence[Any] | dict[str, Any] = (), *, timeout_s: float = TIMEOUT_S
     ) -> list[dict[str, Any]]:
-        """Run one query and return its rows as dicts; raises as `ask` does."""
+        """Run one query, and return its rows as dicts. Raise the same errors as `ask`."""
         return self.ask(sql, parameters, timeout_s=timeout_s).dicts()
 
     def _refuse_changes(self, sql: str) -> None:
+        """Raise BadQuery unless the text is a single SELECT statement."""
         import duckdb
 
         statements = self._connection.extract_statements(sql)
@@ -182,10 +186,10 @@ class Tables:
 def read(
     lake: Where, work: Callable[[Tables], WorkT], *, timeout_s: float = inf, wanted: Wanted | None = None
 ) -> WorkT:
-    """Run `work` on the newest build, or on its `wanted` part, within `timeout_s`, and return its result.
+    """Run `work` on the newest build with the filter `wanted`, within `timeout_s`, and return its result.
 
-    New builds may remove the files during the read. Then the work is repeated once, on the build that is the
-    newest by then.
+    New builds may delete the files while `work` reads them. In this case, `work` is repeated once on the
+    build that is then the newest.
     """
     store = store_at(lake)
     build, within = newest_build(store), _Limit(timeout_s, monotonic())
@@ -200,8 +204,8 @@ def read(
 
 
 def require_duckdb() -> None:
-    """Raise ConfigurationError if DuckDB is not installed. It is not imported: another process may do the
-    read.
+    """Raise ConfigurationError if DuckDB is not installed. It is not imported, because another process may
+    run the query.
     """
     if find_spec("duckdb") is None:
         raise ConfigurationError(
@@ -210,6 +214,7 @@ def require_duckdb() -> None:
 
 
 def _fetched(result: "duckdb.DuckDBPyConnection", limit: int) -> list[tuple[Any, ...]]:
+    """Fetch rows up to the limit of rows. Raise BadQuery above the limit of bytes."""
     rows: list[tuple[Any, ...]] = []
     size = 0
     while len(rows) < limit:
@@ -224,7 +229,7 @@ def _fetched(result: "duckdb.DuckDBPyConnection", limit: int) -> list[tuple[Any,
 
 
 def _size(value: Any) -> int:
-    """About how many bytes a value has."""
+    """Return the approximate size of a value in bytes."""
     match value:
         case str() | bytes():
             return len(value)
@@ -237,7 +242,7 @@ def _size(value: Any) -> int:
 
 
 def _problem(sql: str, error: Exception) -> str:
-    """What is wrong with a query and where, in one line."""
+    """Return the problem of a query and its position, in one line."""
     _, brace, details = str(error).partition("{")
     try:
         facts = msgspec.json.decode(brace + details, type=dict[str, str])
@@ -258,6 +263,10 @@ def _problem(sql: str, error: Exception) -> str:
 
 @contextmanager
 def _opened(build: Build, within: _Limit, wanted: Wanted) -> Iterator[Tables]:
+    """Open an in-memory database with views of the build's files.
+
+    The views are created before the database is confined, because afterwards DuckDB cannot open other files.
+    """
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="umbel-history-") as spill:
@@ -286,13 +295,13 @@ def _opened(build: Build, within: _Limit, wanted: Wanted) -> Iterator[Tables]:
 
 
 def _raise_unavailable(build: Build, error: Exception) -> None:
-    """Raise HistoryError if the store is unavailable: then another build could not be read either."""
+    """Raise HistoryError if the store is unavailable, because reading another build would fail too."""
     if (down := unavailable(error)) is not None:
         raise HistoryError(f"the lake {build.store.where} cannot be read: {down}") from None
 
 
 def make_views(connection: "duckdb.DuckDBPyConnection", build: Build, wanted: Wanted) -> None:
-    """Create the tables, narrowed to the wanted part, and the views on them."""
+    """Create the tables with the filter, and the views on them."""
     for table in TABLES.values():
         select = _select(connection, table, build.store, build.files.get(table.name, ()))
         connection.execute(_view(table.name, select, wanted.of(table.name)))
@@ -305,13 +314,15 @@ def make_views(connection: "duckdb.DuckDBPyConnection", build: Build, wanted: Wa
 
 
 def _view(name: str, select: str, condition: str) -> str:
+    """Return the SQL statement for a view with an optional condition."""
     return f"create view {quoted_name(name)} as {select}" + (f" where {condition}" if condition else "")
 
 
 def _select(connection: "duckdb.DuckDBPyConnection", table: Table, store: Store, files: Sequence[str]) -> str:
-    """All columns of the table in their order; null where the build that wrote it did not have one.
+    """Return a query for all columns of the table in their order. Columns that the build does not have are
+    null.
 
-    A renamed column is read from files of earlier builds under its former name.
+    A renamed column is read under its former name from files of earlier builds.
     """
     source = scanned(connection, f"files of {table.name}", store, files) if files else ""
     described = connection.execute(f"describe select * from {source}").fetchall() if files else []
@@ -322,6 +333,7 @@ def _select(connection: "duckdb.DuckDBPyConnection", table: Table, store: Store,
 
 
 def _column(column: TableColumn, found: Collection[str]) -> str:
+    """Return the SQL expression for a column of a table; null if the build does not have it."""
     if column.name in found:
         return quoted_name(column.name)
     value = quoted_name(column.was) if column.was in found else f"null::{_TYPES[column.kind]}"
@@ -329,12 +341,17 @@ def _column(column: TableColumn, found: Collection[str]) -> str:
 
 
 def _confine(connection: "duckdb.DuckDBPyConnection", build: Build) -> None:
+    """Restrict the database to the files of the build, and lock its configuration.
+
+    This is what makes it safe to run queries of users: they cannot read other files, load extensions or lift
+    the limits.
+    """
     paths = [path for files in build.files.values() for path in paths_of(build.store, files)]
     allowed = ", ".join(map(text_literal, sorted({*map(str, paths), *map(as_pattern, paths)})))
     connection.execute("set TimeZone='UTC'")
     connection.execute(f"set allowed_paths=[{allowed}]")
     connection.execute("set enable_external_access=false")
-    connection.execute("set errors_as_json=true")  # with the place of what is wrong
+    connection.execute("set errors_as_json=true")  # includes the position of the problem
     connection.execute("set lock_configuration=true")
 
 
@@ -349,14 +366,12 @@ _TYPES = {
 
 
 # ---- export ----------------------------------------------------------------------------------------
-#
-# The rows of a query as CSV, Parquet and JSON.
 
 CALCULATED = ("=", "+", "-", "@", "\t", "\r")
 
 
 def plain(value: Any) -> Any:
-    """A value of DuckDB as a value that JSON can hold."""
+    """Convert a value of DuckDB to a value that JSON supports."""
 
     match value:
         case datetime():
@@ -383,13 +398,13 @@ def plain(value: Any) -> Any:
 
 
 def asked(tables: Tables, sql: str, *, limit: int, timeout_s: float) -> Answer:
-    """Run one query and return its rows, with values that JSON can hold."""
+    """Run one query, and return its rows with values that JSON supports."""
     found = tables.ask(sql, limit=limit, timeout_s=timeout_s)
     return replace(found, rows=[tuple(map(plain, row)) for row in found.rows])
 
 
 def as_csv(answer: Answer) -> str:
-    """The answer as CSV with a line of column names."""
+    """Return the rows as CSV with a header line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(answer.columns)
@@ -398,18 +413,19 @@ def as_csv(answer: Answer) -> str:
 
 
 def for_spreadsheets(answer: Answer) -> Answer:
-    """The answer with an apostrophe before each text that a spreadsheet would calculate."""
+    """Add an apostrophe to each text that a spreadsheet would interpret as a formula."""
     rows = [tuple(map(_guarded, row)) for row in answer.rows]
     return replace(answer, columns=tuple(map(_guarded, answer.columns)), rows=rows)
 
 
 def _guarded(value: Any) -> Any:
+    """Add an apostrophe to a text that looks like a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(CALCULATED) else value
 
 
 def as_parquet(answer: Answer) -> bytes:
-    """The answer as a Parquet file; a repeated column name gets a number, because a file has each name
-    once.
+    """Return the rows as a Parquet file. A repeated column name gets a number, because names in a file are
+    unique.
     """
     names = [
         name if name not in answer.columns[:place] else f"{name}_{place}"
@@ -423,15 +439,16 @@ def as_parquet(answer: Answer) -> bytes:
 
 
 # ---- database --------------------------------------------------------------------------------------
-#
-# The tables and views of a build as a file of DuckDB, for dbt, notebooks and other tools.
-#
-# It holds no rows, only names: which Parquet files a table is made of, and the queries of the views. Those
-# files go away some builds later, so it is written again after each build.
 
 
 def write_database(lake: Where, path: Path) -> Build:
-    """Write the database file atomically, and return the build that it reads. HistoryError if that fails."""
+    """Write the DuckDB file atomically, and return the build that it refers to. Raise HistoryError if
+    writing fails.
+
+    The DuckDB file contains no rows, only the names of the Parquet files of each table and the queries of
+    the views. These files are deleted some builds later, so users must write the DuckDB file again after
+    each build.
+    """
     require_duckdb()
     import duckdb
 
@@ -445,7 +462,7 @@ def write_database(lake: Where, path: Path) -> Build:
     try:
         with TemporaryDirectory(
             prefix=f".{path.name}.", dir=path.parent
-        ) as room:  # readable by this user only
+        ) as room:  # readable only by this user
             draft = Path(room, path.name)
             with duckdb.connect(draft) as connection:
                 make_views(connection, build, Wanted())

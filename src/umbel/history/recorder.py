@@ -1,14 +1,19 @@
-"""Recorder: reads the broker's event log, writes files of the lake, and acknowledges what is safe.
+"""Recorder: read the broker's event log, write it to the lake as Parquet files, acknowledge the written
+events.
 
-It records facts about its own work as events among the events.
+A recorder acknowledges an event only after the file that contains it is published. If it dies before that,
+it reads the event again: events may be stored twice, but none are lost. Readers drop duplicates by their
+digest.
 
-recorder-online, recorder-offline   when it recorded; `unheard_since`: from then on no
-                                    recorder received events of Celery's workers
-recorder-gap                        numbers `first` to `last` of that node's events did not come
-recorder-lost                       `lost` events fell out of the log before they were read; `why`
-recorder-deaf                       the broker was away from `since` on; events of Celery's workers
-                                    from that time may be lost
-recorder-unreadable                 `count` entries are not events; they are stored in `file`
+It also records events about its own work:
+
+recorder-online, recorder-offline   the recorder started or stopped; `unheard_since`: no
+                                    recorder has received events of Celery workers since then
+recorder-gap                        the events `first` to `last` of that node never arrived
+recorder-lost                       the log dropped `lost` events before they were read; `why`
+recorder-deaf                       the broker was unavailable since `since`; events of Celery workers
+                                    from that period may be lost
+recorder-unreadable                 `count` entries are not valid events; `file` contains them
 """
 
 import asyncio
@@ -59,22 +64,14 @@ from umbel.wire.event import LOGGED
 from umbel.wire.values import UNREADABLE as VALUES_UNREADABLE
 
 # ---- listening -------------------------------------------------------------------------------------
-#
-# Appends broadcast events of Celery's workers to the event log, and asks them to send task events.
-#
-# Celery's workers broadcast their events and do not log them. On RabbitMQ the event log is bound to that
-# exchange, so the recorder only asks for events. On Redis a broadcast without a subscriber is lost: the
-# recorder subscribes and appends each broadcast to the event log, where it is as safe as events of Umbel's
-# nodes. What Celery's workers send while no recorder runs, or while its connection is down, is lost; the
-# recorder records when that was.
 
 log = logging.getLogger("umbel.history")
 
 WAITING_MAX = 20_000
 APPEND_MAX = 500
-ASK_EVERY_S = 3.0  # a starting worker sends worker-online before it receives requests
+ASK_EVERY_S = 3.0  # a worker that starts sends worker-online before it can receive requests
 REQUEST_TTL_S = 60.0
-STRANGERS_MAX = 200  # asked by name; if there are more, all workers are asked
+STRANGERS_MAX = 200  # workers that are addressed by name; with more than this, all workers are asked
 
 
 class _Headers(msgspec.Struct):
@@ -86,11 +83,19 @@ _headers = msgspec.json.Decoder(_Headers)
 
 
 class RecordedBroker(EventLog, FanOut, Protocol):
-    """What a recorder needs of a broker: the event log, and broadcasts."""
+    """The parts of a broker that a recorder needs: the event log and broadcasts."""
 
 
 class Listening:
-    """Appends broadcast events to the log that lacks them; asks workers without a log to send task events."""
+    """Copies the events that Celery workers broadcast to the event log, and asks those workers to send task
+    events.
+
+    Celery workers broadcast their events and do not write them to the event log. On RabbitMQ the event log
+    is bound to the exchange of these broadcasts, so the recorder only asks for events. Redis drops a
+    broadcast that has no subscriber, so the recorder subscribes and appends each broadcast to the event log.
+    Events that Celery workers send while no recorder runs, or while its connection is down, are lost; the
+    recorder records that period.
+    """
 
     def __init__(self, broker: RecordedBroker) -> None:
         self.heard = 0
@@ -103,7 +108,7 @@ class Listening:
         self._unasked = asyncio.Event()
 
     async def run(self) -> None:
-        """Subscribe and append until cancelled, where the broker's event log needs it."""
+        """Run until cancelled; return at once if the broker has no events of other workers."""
         others = self._broker.capabilities.events_of_others
         if others == "none":
             return
@@ -114,11 +119,11 @@ class Listening:
                 group.create_task(self._listen())
 
     def met(self, strangers: set[str], arrived: set[str]) -> None:
-        """Note workers without event numbers (Celery's) that sent events; those in `arrived` have just
+        """Register workers whose events have no sequence numbers (Celery workers); `arrived` have just
         started.
 
-        A worker that was not asked yet is asked at once. All are asked again now and then, because a
-        restarted worker has forgotten the request.
+        A new worker is asked for task events at once. All workers are asked again every few seconds, because
+        a worker that restarts does not remember the request.
         """
         self._asked -= arrived
         if len(self._strangers) <= STRANGERS_MAX:
@@ -127,6 +132,7 @@ class Listening:
             self._unasked.set()
 
     async def _ask_on(self) -> None:
+        """Ask new workers for task events at once, and all workers again every few seconds."""
         while True:
             try:
                 async with asyncio.timeout(ASK_EVERY_S):
@@ -142,17 +148,21 @@ class Listening:
                 self._asked = asked if len(self._asked) > STRANGERS_MAX else self._asked | asked
             except (BrokerError, NoClusterId) as error:
                 log.debug(
-                    "cannot ask workers to send events; they are asked again when they send something",
+                    "cannot ask workers to send events; asking again when they send an event",
                     extra={"why": str(error)},
                 )
 
     async def _ask(self, destination: Sequence[str] | None) -> None:
+        """Broadcast `enable_events` to these workers; None addresses all workers."""
         named = None if destination is None else tuple(name[:NODE_BYTES_MAX] for name in destination)
         request = Request("enable_events", {}, named)
         headers, body = encode_request(request, 0, self._broker.signer, cluster_now())
         await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=REQUEST_TTL_S)
 
     async def _listen(self) -> None:
+        """Subscribe to broadcast events, and collect those that are not in the event log. Reconnect after
+        errors.
+        """
         failures = 0
         while True:
             try:
@@ -166,6 +176,7 @@ class Listening:
                 await asyncio.sleep(reconnect_wait_s(failures, time() % 1))
 
     def _take(self, broadcast: Broadcast) -> None:
+        """Collect a broadcast event, or count it as dropped if the buffer is full."""
         if _is_logged(broadcast.headers):
             return
         if len(self._waiting) >= WAITING_MAX:
@@ -175,6 +186,9 @@ class Listening:
         self._arrived.set()
 
     async def _append_on(self) -> None:
+        """Append collected events to the event log in batches. A batch stays in the buffer until it is
+        appended.
+        """
         failures = 0
         while True:
             await self._arrived.wait()
@@ -195,6 +209,7 @@ class Listening:
 
 
 def _is_logged(headers: bytes) -> bool:
+    """Return whether the sender has also written the event to the event log."""
     try:
         return _headers.decode(headers).logged
     except VALUES_UNREADABLE:
@@ -202,8 +217,6 @@ def _is_logged(headers: bytes) -> bool:
 
 
 # ---- facts -----------------------------------------------------------------------------------------
-#
-# What a recorder records about its work, as events among the events.
 
 ONLINE, OFFLINE = "recorder-online", "recorder-offline"
 GAP, LOST, DEAF, UNREADABLE = "recorder-gap", "recorder-lost", "recorder-deaf", "recorder-unreadable"
@@ -212,14 +225,14 @@ Fact = dict[str, Any]
 
 
 class FactMaker:
-    """Makes facts with the recorder's name and the start time of this run."""
+    """Creates events about the recorder, with its name and the start time of this run."""
 
     def __init__(self, recorder: str, boot: int) -> None:
         self._recorder = recorder
         self._boot = boot
 
     def make(self, type_name: str, **fields: Any) -> Fact:
-        """A fact of this recorder, with the current time."""
+        """Return an event about this recorder, with the current time."""
         return {
             "type": type_name,
             "hostname": f"{self._recorder}@{socket.gethostname()}",
@@ -231,7 +244,9 @@ class FactMaker:
         }
 
     def gap(self, gap: Gap) -> Fact:
-        """The fact of a gap; identical each time, because a recorder that was killed reports it again."""
+        """Return the event for a gap. The same gap always gives the same event, because a recorder that was
+        killed reports it again after a restart, and readers drop duplicates.
+        """
         return {
             "type": GAP,
             "hostname": gap.hostname,
@@ -245,14 +260,6 @@ class FactMaker:
 
 
 # ---- recorder --------------------------------------------------------------------------------------
-#
-# Reads the broker's event log, writes files of the lake, and acknowledges what is safe.
-#
-# `protocol/leadership/lease.py` decides when to read, to close a file and to acknowledge; this is its
-# shell. One coroutine performs one effect after the other. What takes time (decoding, Parquet, disks) runs
-# in a separate thread, so that a worker's event loop can run a recorder.
-#
-# It also records facts about its own work.
 
 DEFAULT_NAME = "recorder"
 READ_MAX = 20_000
@@ -264,7 +271,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RecorderSettings:
-    """A recorder's name, and when it closes files."""
+    """The name of a recorder, and when it closes a file."""
 
     name: str = DEFAULT_NAME
     rotation: RotationSettings = field(default_factory=RotationSettings)
@@ -272,20 +279,25 @@ class RecorderSettings:
 
 @dataclass(slots=True)
 class Progress:
-    """What this run has recorded so far, for status lines."""
+    """Counts of this run, for status lines."""
 
     events: int = 0
     files: int = 0
     size_bytes: int = 0
     lag: int = 0
-    problem: str = ""  # why nothing is written or read now
+    problem: str = ""  # why the recorder cannot read or write at the moment
 
 
 class Recorder:
-    """Records events of one broker into one lake.
+    """Records the events of one broker in one lake.
 
-    `holding` says whether this process may still write: a recorder without its lease stops at once.
-    `answered` is called with each failure of a call to the broker, and with None when one works again.
+    `protocol/leadership/lease.py` decides when to read, to close a file and to acknowledge; this class
+    performs the effects, one at a time. Decoding and writing Parquet run in a separate thread, so that they
+    do not block the event loop of a worker that hosts a recorder.
+
+    `holding` returns whether this process still holds the lease; a recorder without its lease stops at once.
+    `answered` is called with the error of each failed call to the broker, and with None after the next
+    success.
     """
 
     def __init__(
@@ -301,7 +313,7 @@ class Recorder:
             problem = f"transport {broker.capabilities.transport} has no event log to record"
             raise NotSupported(f"{problem}; use Redis, RabbitMQ or SQLite")
         self.progress = Progress()
-        self.registered = asyncio.Event()  # from then on the broker retains its event log for this recorder
+        self.registered = asyncio.Event()  # set when the broker retains its event log for this recorder
         self._broker = broker
         self._lake = lake
         self._settings = settings or RecorderSettings()
@@ -325,8 +337,8 @@ class Recorder:
         self._thread = ThreadPoolExecutor(1, "umbel-recorder")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Record until asked to stop, or until the lease is lost; then everything that was read is on
-        disk.
+        """Record until `stop` is set or the lease is lost. On return, all events that were read are
+        on disk.
         """
         name = self._settings.name
         try:
@@ -347,6 +359,7 @@ class Recorder:
     # -- the loop --------------------------------------------------------------------------------
 
     async def _record(self, stop: asyncio.Event) -> None:
+        """Record until stopped. On errors and after loss of the lease, write the events that were read."""
         try:
             if await self._drive(stop):
                 return
@@ -355,13 +368,13 @@ class Recorder:
                 raise
             if stop.is_set():
                 log.warning(
-                    "broker unavailable while the recorder stopped; the last events will be read again: %s",
+                    "broker unavailable at shutdown; the next run reads the last events again: %s",
                     error,
                 )
         await self._in_thread(self._abandon)
 
     async def _drive(self, stop: asyncio.Event) -> bool:
-        """Drive the machine until it has stopped; False when the lease was lost."""
+        """Perform the effects of the state machine until it stops. Return False if the lease was lost."""
         effects: deque[RecordingEffect] = deque(self._step(BeginRecording(await self._register(stop))))
         effects.extend(self._tell(self._online()))
         stopping = False
@@ -380,9 +393,11 @@ class Recorder:
         return False
 
     def _step(self, event: RecordingEvent | Tick) -> list[RecordingEffect]:
+        """Pass an event to the state machine, with the current time."""
         return self._machine.step(event, monotonic())
 
     async def _next_tick(self, stop: asyncio.Event) -> list[RecordingEffect]:
+        """Wait for the state machine's deadline or for the request to stop."""
         deadline = self._machine.deadline
         wait_s = LOOK_EVERY_S if deadline is None else max(0.0, deadline - monotonic())
         try:
@@ -393,6 +408,11 @@ class Recorder:
         return []
 
     async def _perform(self, effect: RecordingEffect, stop: asyncio.Event) -> list[RecordingEffect]:
+        """Perform one effect, and return the effects that follow from its result.
+
+        An error of the lake is reported to the state machine, which retries later. The broker retains the
+        events until they are acknowledged.
+        """
         try:
             match effect:
                 case ReadAfter(place):
@@ -421,6 +441,7 @@ class Recorder:
             return self._step(WritingFailed())
 
     async def _read(self, place: int, stop: asyncio.Event) -> list[RecordingEffect]:
+        """Read the next entries of the event log, and convert them in the recorder's thread."""
         name = self._settings.name
         entries = await self._patiently(lambda: self._broker.read_events(name, READ_MAX, after=place), stop)
         if not entries:
@@ -428,20 +449,24 @@ class Recorder:
         before = self.progress.events
         await self._in_thread(self._take, entries)
         rows = self.progress.events - before
-        more = max(len(entries), rows) >= READ_MAX // 2  # fewer wait, so that more are read at once
+        # with fewer entries, wait, so that the next read returns more
+        more = max(len(entries), rows) >= READ_MAX // 2
         size = self._segment.size_bytes + self._group_bytes // 10
         return self._step(EntriesRead(entries[-1].offset, rows, size, more=more))
 
     # -- in the thread ---------------------------------------------------------------------------
 
     def _open_lake(self) -> None:
-        arrow(), parquet(), compute(), event_schema()  # the slow first import, or a clear message
+        """Load PyArrow, delete drafts of a crashed recorder with this name, and read the stored state."""
+        # import the libraries now: it is slow, and fails with a clear message if one is missing
+        arrow(), parquet(), compute(), event_schema()
         self._lake.store.clear_drafts(EVENTS, f"ev-{self._settings.name}-")
         found = read_memory(self._lake, self._settings.name)
         if found is not None:
             self._memory = found
 
     def _take(self, entries: Sequence[LoggedEvent]) -> None:
+        """Convert entries to rows, and write a row group if there are enough rows."""
         before = self._rows.count
         batch = self._rows.add(entries)
         self.progress.events += self._rows.count - before
@@ -451,12 +476,14 @@ class Recorder:
             self._write_group()
 
     def _account(self, batch: BatchFindings) -> None:
+        """Collect unreadable entries for the quarantine, and report workers without sequence numbers."""
         self._unreadable_count += len(batch.unreadable)
         self._unreadable += batch.unreadable[: UNREADABLE_MAX - len(self._unreadable)]
         if batch.strangers:
             self._loop.call_soon_threadsafe(self._listening.met, batch.strangers, batch.arrived)
 
     def _write_group(self) -> None:
+        """Write the collected rows as a row group, and update the sequence numbers."""
         if self._rows.count:
             table = self._rows.table()
             account_numbers(self._sequences, table, time())
@@ -464,8 +491,8 @@ class Recorder:
             self._group_bytes = 0
 
     def _finish(self, through: int) -> str:
-        """Write the file, then the memory; after that the events may be acknowledged. Returns the file's
-        name.
+        """Publish the file, then store the recorder's state; return the file's name. The order matters: only
+        after both are stored may the events be acknowledged.
         """
         self._write_group()
         gaps = self._sequences.settled(time())
@@ -496,15 +523,18 @@ class Recorder:
         return name
 
     def _abandon(self) -> None:
-        """Write what was read, without acknowledging it: duplicates are harmless, lost events are not."""
+        """Write the events that were read, without acknowledging them. Duplicates are harmless; lost events
+        are not.
+        """
         try:
             if self._machine.rows:
                 self._finish(self._machine.acknowledged)
         except OSError as error:
-            log.warning("cannot write the last events to the lake; they will be read again: %s", error)
+            log.warning("cannot write the last events to the lake; the next run reads them again: %s", error)
             self._forget()
 
     def _forget(self) -> None:
+        """Discard the unfinished file and all rows. The events are read again."""
         self._segment.forget()
         self._rows = Rows(self._broker.capabilities.transport)
         self._group_bytes = 0
@@ -513,6 +543,11 @@ class Recorder:
     # -- with the broker -------------------------------------------------------------------------
 
     async def _register(self, stop: asyncio.Event) -> int:
+        """Register the recorder with the broker, and return the offset from which to read.
+
+        If the broker does not know the recorder although it has recorded before, the broker has lost its
+        data. Events may be missing, which is recorded, and the sequence numbers start again.
+        """
         self._loop = asyncio.get_running_loop()
         name = self._settings.name
         known = await self._patiently(self._broker.recorders, stop)
@@ -531,7 +566,9 @@ class Recorder:
         return acknowledged
 
     async def _look(self) -> int | None:
-        """The offset to restart from, if the broker has lost its log or the registration; else None."""
+        """Return the offset to restart from if the broker lost its log or this recorder's registration; else
+        None.
+        """
         self._look_at = monotonic() + LOOK_EVERY_S
         acknowledged = await self._broker.register_recorder(self._settings.name)
         state = await self._broker.event_log()
@@ -540,13 +577,15 @@ class Recorder:
         if acknowledged >= machine.acknowledged and state.last_offset >= machine.through:
             return None
         log.warning(
-            "broker lost its event log; recording restarts from its beginning", extra={"from": acknowledged}
+            "broker lost its event log; recording restarts from the beginning of the new log",
+            extra={"from": acknowledged},
         )
         self._facts.append(self._maker.make(LOST, lost=0, why="the broker has lost its event log"))
         self._step(FactsAdded(1))
         return acknowledged
 
     async def _count_lost(self) -> None:
+        """Record how many events the broker's full log has dropped since the last file."""
         lost, dropped = await self._broker.lost_events(), self._listening.dropped
         fresh = max(0, lost - self._memory.lost_told) + dropped - self._dropped_told
         self._memory.lost_told, self._dropped_told = lost, dropped
@@ -555,8 +594,8 @@ class Recorder:
             self._facts.append(self._maker.make(LOST, lost=fresh, why="the log was full"))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:
-        """Retry a call until the broker answers. Raises BrokerError if asked to stop: nothing is lost by
-        that.
+        """Retry a call until the broker answers. Raise BrokerError if the recorder must stop: unacknowledged
+        events stay in the log.
         """
         failures = 0
         while True:
@@ -576,6 +615,7 @@ class Recorder:
             return answer
 
     def _heard_again(self) -> None:
+        """Record for how long the broker was unavailable, if events may have been lost in this time."""
         since, self._deaf_since = self._deaf_since, 0.0
         self.progress.problem = ""
         self._answered(None)
@@ -585,25 +625,30 @@ class Recorder:
             self._step(FactsAdded(1))
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Run a function in the recorder's thread. All access to the lake happens there."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _complain(self, problem: str) -> None:
+        """Log a problem with the lake once, and show it in the status."""
         if self.progress.problem != problem:
-            log.error("cannot record events; retrying, and the broker keeps them meanwhile: %s", problem)
+            log.error("cannot record events; retrying; the broker retains them until then: %s", problem)
         self.progress.problem = problem
 
     # -- facts -----------------------------------------------------------------------------------
 
     def _tell(self, fact: Fact) -> list[RecordingEffect]:
+        """Add an event about the recorder to the current file."""
         self._facts.append(fact)
         return self._step(FactsAdded(1))
 
     def _online(self) -> Fact:
+        """Return the event for the start of the recorder."""
         others = self._broker.capabilities.events_of_others
         unheard = self._memory.updated_at if others == "fan-out" else 0.0
         return self._maker.make(ONLINE, unheard_since=unheard or None, starts=self._memory.starts)
 
 
 def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error in nested exception groups."""
     first = several.exceptions[0]
     return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first

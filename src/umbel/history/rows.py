@@ -1,7 +1,7 @@
-"""Rows: entries of the event log as columns of the lake, many at once.
+"""Rows: convert entries of the event log to columns of the lake, many at once.
 
-Events of known types are decoded many at once; their JSON is at the same time the text over which their
-digest is computed.
+Entries of known types are decoded in batches. The digest of an event is computed over its canonical JSON; a
+record is encoded to exactly that text, so no second representation is needed.
 """
 
 from collections import defaultdict
@@ -26,19 +26,13 @@ from umbel.wire.event import EVENTS_MAX, decode_events, routing_key
 from umbel.wire.message import DEFAULT_LIMITS
 
 # ---- records ---------------------------------------------------------------------------------------
-#
-# Task events of known types whose JSON is also the text that their digest is computed over.
-#
-# `events/merge.py` defines that text: sorted names, nothing null, the time in microseconds. A record has
-# its fields in that order, so it is encoded unchanged; the columns of the lake are made from the same
-# fields.
 
 QUICK_TIME_MAX_S = 2_000_000_000.0
-"""Up to this time (the year 2033) microseconds survive a float exactly."""
+"""A float holds microseconds exactly up to this time, in the year 2033."""
 
 _DIGEST_BYTES = 8
 _to_lines = msgspec.json.Encoder().encode_lines
-# An event without these is read by the reference, which knows their defaults.
+# `EventReader` reads events without these fields, because it knows their defaults.
 _REQUIRED = frozenset(name for name in fields_of(TaskEvent) if name in {*fields_of(Event), "uuid"}) - {
     "utcoffset",
     "inc",
@@ -47,7 +41,12 @@ _REQUIRED = frozenset(name for name in fields_of(TaskEvent) if name in {*fields_
 
 
 class Kind:
-    """One type of task events: its names, and how its records are made."""
+    """One type of task event: its field names, its decoder and its record class.
+
+    `events/merge.py` defines the text over which the digest of an event is computed: sorted names, no nulls,
+    the time in microseconds. A record has its fields in that order, so encoding it gives that text. The
+    columns of the lake are built from the same fields.
+    """
 
     def __init__(self, of: type[TaskEvent]) -> None:
         self.of = of
@@ -70,7 +69,7 @@ class Kind:
         )
 
     def record(self, event: TaskEvent) -> Any:
-        """The record of an event that the reference has read."""
+        """Return the record of an event that `EventReader` has read."""
         return self._made(*self._values(event))
 
 
@@ -79,16 +78,16 @@ _by_key = {routing_key(tag_of(of)): kind for of, kind in KINDS.items()}
 
 
 def kind_of(key: str) -> Kind | None:
-    """The kind of events that entries with this routing key should hold; None for other keys."""
+    """Return the kind of event that entries with this routing key contain; None for other keys."""
     return _by_key.get(key)
 
 
 def read_alike(kind: Kind, entries: Sequence[LoggedEvent]) -> list[Any] | None:
-    """The records of entries that hold one event of this kind each, without unknown fields; else None.
+    """Return the records of entries that contain one event of this kind each; None if one of them differs.
 
-    All are read at once, as a list. That is exact: a record has no map or list within, and a string
-    cannot hold a line break, so each body that ends with a brace ends an event there, and has just
-    one if there are as many as entries.
+    All entries are joined and decoded as one JSON list. This cannot mix up two entries: a record contains no
+    map or list, and a JSON string contains no line break. So a body that ends with a brace ends with a
+    complete event, and each body contains exactly one event if there are as many events as entries.
     """
     bodies = [entry.body for entry in entries]
     if {body[-1:] for body in bodies} != {b"}"} or sum(map(len, bodies)) > DEFAULT_LIMITS.size_max_bytes:
@@ -101,12 +100,14 @@ def read_alike(kind: Kind, entries: Sequence[LoggedEvent]) -> list[Any] | None:
 
 
 def is_list(entry: LoggedEvent) -> bool:
-    """Whether an entry holds a list of events."""
+    """Return whether an entry contains a list of events."""
     return entry.body[:1] == b"["
 
 
 def read_list(kind: Kind, body: bytes) -> list[Any] | None:
-    """The records of an entry that holds a list of events of this kind, without unknown fields; else None."""
+    """Return the records of an entry that contains a list of events of this kind; None if one of them
+    differs.
+    """
     if len(body) > DEFAULT_LIMITS.size_max_bytes:
         return None
     try:
@@ -117,7 +118,9 @@ def read_list(kind: Kind, body: bytes) -> list[Any] | None:
 
 
 def settle(kind: Kind, records: Sequence[Any]) -> bool:
-    """Convert times to microseconds and clear clocks of clients; False where a time is not exact."""
+    """Convert times to microseconds and clear the clocks of clients; return False if a time would not be
+    exact.
+    """
     for record in records:
         at_s = record.timestamp
         if at_s >= QUICK_TIME_MAX_S:
@@ -130,14 +133,14 @@ def settle(kind: Kind, records: Sequence[Any]) -> bool:
 
 
 def digests(records: Sequence[Any]) -> list[bytes]:
-    """The digest of each record: eight bytes, big-endian."""
+    """Return the digest of each record: eight bytes, big-endian."""
     lines = _to_lines(records).split(b"\n")
     lines.pop()  # after the last line break
     return [blake2b(line, digest_size=_DIGEST_BYTES).digest() for line in lines]
 
 
 def read_any(body: bytes) -> Sequence[Any] | None:
-    """The events of an entry, if all are task events of known types without unknown fields; else None."""
+    """Return the events of an entry if all are task events of known types and fields; else None."""
     if len(body) > DEFAULT_LIMITS.size_max_bytes:
         return None
     try:
@@ -149,31 +152,22 @@ def read_any(body: bytes) -> Sequence[Any] | None:
     return several if len(several) <= EVENTS_MAX else None
 
 
-_any_task: Any = Union[TASK_TYPES]  # noqa: UP007  # a union of as many types as there are
+_any_task: Any = Union[TASK_TYPES]  # noqa: UP007  # a union that is built at run time
 _decode_one = msgspec.json.Decoder(_any_task).decode
 _decode_list = msgspec.json.Decoder(list[_any_task]).decode
 
 
 # ---- rows ------------------------------------------------------------------------------------------
-#
-# Entries of the event log as columns of the lake, many at once.
-#
-# `events/tables.py` says what a row holds; `row()` there is the reference, one event at a time. Here the
-# same values are made by the column: nearly all events are of eight known types, and those with one routing
-# key are decoded together, straight into their records. Other events (unknown types, unknown fields, absurd
-# numbers) are read by the reference. A test compares both ways.
-#
-# Rows lie in the file by type. Their order says nothing: readers order by clock and time.
 
-TOGETHER_MAX = 500  # events decoded at once; one unusual event makes all of them take the slower way
+TOGETHER_MAX = 500  # events that are decoded at once; one unusual event sends all of them to the slower path
 
-_Columns = dict[str, Any]  # a few rows of one kind: names, and the values as Arrow holds them
+_Columns = dict[str, Any]  # a few rows of one kind: column names and Arrow arrays
 _AS_JSON = frozenset(column.name for column in COLUMNS if column.kind == "json")
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableEntry:
-    """An entry of the log that is not an event, and why."""
+    """An entry of the log that is not a valid event, and the reason."""
 
     entry: LoggedEvent
     why: str
@@ -181,19 +175,28 @@ class UnreadableEntry:
 
 @dataclass(slots=True)
 class BatchFindings:
-    """What a batch of entries shows besides its rows: senders without numbers, and unreadable entries."""
+    """What a batch of entries contains in addition to rows: workers without sequence numbers, and unreadable
+    entries.
+    """
 
     strangers: set[str] = field(default_factory=set)
-    """Workers whose events have no numbers: Celery's."""
+    """Workers whose events have no sequence numbers: Celery workers."""
 
     arrived: set[str] = field(default_factory=set)
-    """Those of these workers that have just started."""
+    """The workers among them that have just started."""
 
     unreadable: list[UnreadableEntry] = field(default_factory=list)
 
 
 class Rows:
-    """Collects rows until `table()` takes them."""
+    """Collects rows until `table()` returns them as an Arrow table.
+
+    `events/tables.py` defines a row; `row()` there is the reference implementation and converts one event.
+    Here the same values are built by column: nearly all events have one of eight known types, and entries
+    with the same routing key are decoded together into records. All other events (unknown types or fields,
+    extreme numbers) use the reference implementation. A test compares both. Rows are grouped by type in the
+    file; readers sort them by clock and time.
+    """
 
     def __init__(self, source: str) -> None:
         self.count = 0
@@ -203,12 +206,12 @@ class Rows:
         self._others: list[dict[str, Any]] = []
 
     def add(self, entries: Iterable[LoggedEvent]) -> BatchFindings:
-        """Add entries of the event log; return what they show besides rows."""
+        """Add entries of the event log, and return what they contain in addition to rows."""
         batch = BatchFindings()
         by_key: defaultdict[str, list[LoggedEvent]] = defaultdict(list)
         for entry in entries:
             by_key[entry.routing_key].append(entry)
-        by_key.pop("", None)  # empty entries, which only advance a reader
+        by_key.pop("", None)  # empty entries only advance the offset of a reader
         for key, alike in by_key.items():
             kind = kind_of(key)
             if kind is None:
@@ -219,14 +222,14 @@ class Rows:
         return batch
 
     def add_fact(self, fields: dict[str, Any], *, recorded_us: int) -> None:
-        """A row about the recorder itself."""
+        """Add an event about the recorder itself."""
         event = self._reader.read(fields)
-        assert event is not None, "facts of the recorder can be read"
+        assert event is not None, "events of the recorder are valid"
         self._others.append(row(event, recorded_us=recorded_us, source=self._source))
         self.count += 1
 
     def table(self) -> Any:
-        """What was collected, as a table; the next rows begin a new one."""
+        """Return the collected rows as a table, and start a new one."""
         tables = [self._quick_table(kind, parts) for kind, parts in self._quick.items()]
         if self._others or not tables:
             tables.append(_table_of_rows(self._others))
@@ -235,7 +238,7 @@ class Rows:
         return arrow().concat_tables(tables)
 
     def _add_lists(self, kind: Kind, entries: Sequence[LoggedEvent], batch: BatchFindings) -> None:
-        """Add entries that hold lists: Umbel's nodes log events in lists of one kind."""
+        """Add entries that contain lists. Umbel nodes log events in lists of one kind."""
         gathered: list[Any] = []
         recorded_at: list[float] = []
         for entry in entries:
@@ -252,6 +255,7 @@ class Rows:
             self._keep(kind, gathered, recorded_at)
 
     def _add_alike(self, kind: Kind, entries: Sequence[LoggedEvent], batch: BatchFindings) -> None:
+        """Add entries with one event each, in batches of TOGETHER_MAX."""
         for place in range(0, len(entries), TOGETHER_MAX):
             some = entries[place : place + TOGETHER_MAX]
             records = read_alike(kind, some)
@@ -261,16 +265,14 @@ class Rows:
                 self._add_one_by_one(some, batch)
 
     def _keep(self, kind: Kind, records: list[Any], recorded_at: list[float]) -> None:
-        """Convert records to columns at once, while they are in the processor's cache; then they are
-        freed.
-        """
+        """Convert records to columns now, while they are in the CPU cache, so that they can be freed."""
         array, count = arrow().array, len(records)
         columns = {}
         for name, values in zip(kind.names, zip(*map(astuple, records), strict=True), strict=True):
             if name == "type":
                 continue
             first = values[0]
-            # Events of one sender share many values. Floats are excluded: 0.0 and -0.0 are equal but differ.
+            # Events of one sender share many values. Floats are excluded, because 0.0 == -0.0.
             if type(first) is not float and values.count(first) == count:
                 columns[name] = _repeated(name, first, count)
             elif name in _AS_JSON:
@@ -285,6 +287,7 @@ class Rows:
         self.count += count
 
     def _add_one_by_one(self, entries: Iterable[LoggedEvent], batch: BatchFindings) -> None:
+        """Add entries that could not be decoded as a batch."""
         gathered: defaultdict[Kind, list[tuple[Any, float]]] = defaultdict(list)
         for entry in entries:
             events = read_any(entry.body)
@@ -302,11 +305,13 @@ class Rows:
             self._keep(kind, [record for record, _ in found], [recorded_at for _, recorded_at in found])
 
     def _add_strange(self, event: TaskEvent, recorded_at: float, batch: BatchFindings) -> None:
+        """Add a task event with unknown fields or an extreme time."""
         settled = self._reader.read(msgspec.to_builtins(event))
-        assert settled is not None, "an event that was read once can be read again"
+        assert settled is not None, "a decoded event is valid"
         self._add_settled(settled, recorded_at, batch)
 
     def _add_slowly(self, entry: LoggedEvent, batch: BatchFindings) -> None:
+        """Add an entry with the reference implementation. An invalid entry becomes an unreadable entry."""
         try:
             found = decode_events(entry.body)
         except WireError as error:
@@ -320,6 +325,7 @@ class Rows:
                 self._add_settled(event, entry.recorded_at, batch)
 
     def _add_settled(self, event: Event, recorded_at: float, batch: BatchFindings) -> None:
+        """Add an event as a row, and note whether it comes from a Celery worker."""
         self._others.append(row(event, recorded_us=round(recorded_at * 1_000_000), source=self._source))
         self.count += 1
         if event.inc is None and event.type_name.startswith("worker-"):
@@ -328,6 +334,7 @@ class Rows:
                 batch.arrived.add(event.hostname)
 
     def _quick_table(self, kind: Kind, parts: list[_Columns]) -> Any:
+        """Join the columns of one kind into a table with the lake's schema."""
         library, count = arrow(), sum(len(part["digest"]) for part in parts)
         constant = {"type": tag_of(kind.of), "slot": kind.of.slot, "source": self._source}
         arrays = [
@@ -342,6 +349,7 @@ class Rows:
 
 
 def _repeated(name: str, value: Any, count: int) -> Any:
+    """Return a column that contains the same value in each row."""
     library, of = arrow(), _types()[name]
     if value is None:
         return _nulls(of, count)
@@ -352,21 +360,24 @@ _NULLS_MAX = 100_000
 
 
 def _nulls(kind: Any, count: int) -> Any:
-    """A column of nulls. Most columns are null, so short ones share one array."""
+    """Return a column of nulls. Most columns are null, so short ones share one array."""
     return _all_nulls(kind)[:count] if count <= _NULLS_MAX else arrow().nulls(count, kind)
 
 
 @cache
 def _all_nulls(kind: Any) -> Any:
+    """Return a shared array of nulls."""
     return arrow().nulls(_NULLS_MAX, kind)
 
 
 @cache
 def _types() -> dict[str, Any]:
+    """Return the Arrow type of each column."""
     return {column.name: column.type for column in event_schema()}
 
 
 def _table_of_rows(rows: Sequence[dict[str, Any]]) -> Any:
+    """Return a table of rows that the reference implementation has made."""
     library = arrow()
     arrays = [
         library.array([fields.get(column.name) for fields in rows], column.type) for column in event_schema()

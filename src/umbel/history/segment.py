@@ -1,7 +1,7 @@
-"""Segment: the file that a recorder writes, and what it must know after a restart.
+"""Segment: the file that a recorder writes, and the state that it needs after a restart.
 
-Events that cannot be read go to the quarantine. Which sequence numbers of which sender are recorded is stored
-in the lake, next to its files.
+Entries that are not valid events go to the quarantine. The state of a recorder, with the sequence numbers
+that it has recorded for each sender, is stored in the lake next to the files.
 """
 
 import time
@@ -31,24 +31,24 @@ from umbel.stores.interface import Draft
 from umbel.wire.values import UNREADABLE
 
 # ---- segment ---------------------------------------------------------------------------------------
-#
-# The file that a recorder has open, and the quarantine of entries that it could not read.
-#
-# The file is a draft until it is finished; its folder is the hour of that moment. All of this blocks, so it
-# runs in the recorder's thread; only the writing of a table runs in another thread meanwhile.
 
 UNREADABLE_MAX_BYTES = 16 * 1024 * 1024
 
 
 class Segment:
-    """Writes the current file of a recorder and its quarantine; used from one thread."""
+    """Writes the current file of a recorder, and entries that it cannot read to the quarantine.
+
+    The file is a draft until `finish` publishes it in the folder of the current hour, so readers never see
+    half a file. All methods block and belong to the recorder's thread; only Parquet writing runs in another
+    thread.
+    """
 
     def __init__(self, lake: Lake, recorder: str, boot: int) -> None:
         self.number = 0
         self._store = lake.store
         self._recorder = recorder
         self._boot = boot
-        self.size_bytes = 0  # of what was written so far
+        self.size_bytes = 0  # of the row groups that are written
         self._draft: Draft | None = None
         self._writer: Any = None
         self._thread = ThreadPoolExecutor(1, "umbel-segment")
@@ -56,13 +56,15 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """The name of the current file, without folder and suffix."""
+        """The name of the current file, without its folder and suffix."""
         return f"ev-{self._recorder}-{self._boot}-{self.number:06}"
 
     def write(self, table: Any) -> None:
-        """Append the rows as a row group, while the caller goes on; a failure is raised the next time.
+        """Start to append the rows as a row group, and return. The next call raises the error if writing
+        fails.
 
-        Arrow does that without Python's lock, into a separate file. One table waits at most.
+        Arrow releases Python's global lock while it writes. At most one table is being written; the next
+        call waits.
         """
         self._wait()
         if self._draft is None:
@@ -71,17 +73,19 @@ class Segment:
         self._writing = self._thread.submit(self._write, table, self._draft)
 
     def _write(self, table: Any, draft: Draft) -> None:
+        """Write a table as a row group. This runs in the writing thread."""
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self.size_bytes = draft.sink.tell()
 
     def _wait(self) -> None:
+        """Wait for the last table to be written, and raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def finish(self) -> tuple[str, int]:
-        """Publish the file and return its name and size; it never changes afterwards."""
-        assert self._draft is not None, "there is something to finish"
+        """Publish the file, and return its name and size. A published file never changes."""
+        assert self._draft is not None, "finish() needs a file with rows"
         self._wait()
         self._writer.close()
         size: int = self._draft.sink.tell()
@@ -96,19 +100,21 @@ class Segment:
             self._wait()
         if self._draft is not None:
             if self._writer is not None:
-                # On a full disk even this fails; the draft is removed anyway.
+                # Closing fails on a full disk. The draft is removed anyway.
                 with suppress(OSError, ValueError):
                     self._writer.close()
-                self._writer.is_open = False  # or it tries again when it is collected
+                self._writer.is_open = False  # otherwise the garbage collector tries to close it again
             self._draft.forget()
             self._begin_next()
 
     def close(self) -> None:
-        """End the writing thread, after the file was finished or discarded."""
+        """Stop the writing thread. Call `finish` or `forget` first."""
         self._thread.shutdown()
 
     def set_aside(self, unreadable: Sequence[UnreadableEntry]) -> str:
-        """Write entries that are not events to the quarantine, unchanged, and return the file's name."""
+        """Write entries that are not valid events to the quarantine, unchanged, and return the file's
+        name.
+        """
         name = f"{QUARANTINE}/unreadable-{self.name}.jsonl"
         lines: list[bytes] = []
         room = UNREADABLE_MAX_BYTES
@@ -128,23 +134,24 @@ class Segment:
         return name
 
     def _begin_next(self) -> None:
+        """Start the next file."""
         self._draft = self._writer = None
         self.size_bytes = 0
         self.number += 1
 
 
 # ---- numbering -------------------------------------------------------------------------------------
-#
-# The sequence numbers of each sender's events in a table of rows, for `Sequences`.
-#
-# Nearly always the numbers of a sender continue without a hole, which aggregates of the columns show.
-# Otherwise they are sorted first, because events that are out of order within a table are no gap.
 
 _SENDER = ("hostname", "pid", "inc")
 
 
 def account_numbers(sequences: Sequences, table: Any, now: float) -> None:
-    """Note the sequence numbers of all senders in a table of rows."""
+    """Update `sequences` with the sequence numbers of all senders in a table of rows.
+
+    The numbers of a sender nearly always continue without a gap. Aggregates of the columns show that
+    cheaply. Only otherwise the numbers are sorted, because events that are out of order within a table are
+    not a gap.
+    """
     ask = compute()
     numbered = table.select([*_SENDER, "seq", "timestamp"])
     numbered = numbered.filter(ask.and_(ask.is_valid(numbered["seq"]), ask.is_valid(numbered["inc"])))
@@ -163,7 +170,7 @@ def account_numbers(sequences: Sequences, table: Any, now: float) -> None:
 
 
 def _runs(theirs: Any) -> list[Run]:
-    """The sequence numbers of one sender, as runs without a gap."""
+    """Return the sequence numbers of one sender as runs without a gap."""
     library, ask = arrow(), compute()
     ordered = theirs.sort_by("seq")
     numbers = ordered["seq"].combine_chunks()
@@ -176,16 +183,15 @@ def _runs(theirs: Any) -> list[Run]:
 
 
 # ---- memory ----------------------------------------------------------------------------------------
-#
-# What a recorder must know after a restart, stored in the lake next to its files.
-#
-# It is written after each file and before that file's events are acknowledged. A recorder that dies in
-# between reads those events again and comes to the same result, so the memory need not be exact. Without
-# it, only gaps that span the restart are not noticed.
 
 
 class RecorderMemory(msgspec.Struct):
-    """A recorder's progress and counts, since the recorder of this name first ran on this lake."""
+    """The stored state of a recorder: its progress, and counts since its first run on this lake.
+
+    It is written after each file and before the events of that file are acknowledged. A recorder that dies
+    in between reads these events again and gets the same result, so the state need not be exact. Without it,
+    only gaps that span the restart are not detected.
+    """
 
     name: str
     began_us: int = 0  # when the recorder was registered with the broker
@@ -195,17 +201,19 @@ class RecorderMemory(msgspec.Struct):
     events: int = 0
     size_bytes: int = 0
     gaps: int = 0
-    missing: int = 0  # events in those gaps
-    lost: int = 0  # events that the broker's log dropped at its limit before they were read
-    lost_told: int = 0  # the broker's count of lost events that is already recorded
+    missing: int = 0  # number of events in those gaps
+    lost: int = 0  # events that the full log dropped before they were read
+    lost_told: int = 0  # the broker's count of lost events when it was last recorded
     unreadable: int = 0
-    deaf_s: float = 0.0  # seconds without a subscription to events of Celery's workers
+    deaf_s: float = 0.0  # seconds without a subscription to events of Celery workers
     starts: int = 0
     senders: list[KnownSender] = []
 
 
 def read_memory(lake: Lake, name: str) -> RecorderMemory | None:
-    """A recorder's memory; None where it never ran on this lake. LakeError if it cannot be read."""
+    """Return the stored state of a recorder, or None if it never ran on this lake. Raise LakeError if the
+    file is unreadable.
+    """
     try:
         return msgspec.json.decode(lake.store.read(_file_of(name)), type=RecorderMemory)
     except FileNotFoundError:
@@ -218,16 +226,17 @@ def read_memory(lake: Lake, name: str) -> RecorderMemory | None:
 
 
 def write_memory(lake: Lake, memory: RecorderMemory) -> None:
-    """Store a recorder's memory in the lake."""
+    """Store the state of a recorder in the lake."""
     lake.store.put(_file_of(memory.name), msgspec.json.encode(memory))
 
 
 def all_memories(lake: Lake) -> list[RecorderMemory]:
-    """The memories of all recorders of this lake."""
+    """Return the stored state of all recorders of this lake."""
     names = [name.removeprefix(f"{RECORDERS}/") for name in lake.store.names(RECORDERS)]
     stems = [name.removesuffix(".json") for name in names if name.endswith(".json") and "/" not in name]
     return [memory for stem in stems if (memory := read_memory(lake, stem)) is not None]
 
 
 def _file_of(name: str) -> str:
+    """Return the path of a recorder's state."""
     return f"{RECORDERS}/{name}.json"

@@ -1,9 +1,10 @@
-"""SLO: a promise about waiting, running or failing, and whether the history kept it.
+"""SLO: parse service level objectives, and check whether the recorded history meets them.
 
-A promise leaves a budget: `p95 wait < 2s` lets 5 % of the attempts wait longer, `failure rate < 1%` lets 1
-% of them fail. The burn rate is how much of the budget was used: at 1 the promise is just kept, at 2 twice
-as many attempts broke it as are allowed. A percentile is the smallest value that so many do not exceed, so
-a promise is kept exactly when its burn rate is at most 1 (below 1, if a rate must be below its limit).
+An objective leaves an error budget: `p95 wait < 2s` permits 5 % of the attempts to wait longer, and `failure
+rate < 1%` permits 1 % of them to fail. The burn rate is the used share of the budget: at 1 the budget is
+used up, at 2 twice as many attempts violate the objective as it permits. A percentile is the smallest value
+that the given share of attempts does not exceed. So an objective is met exactly if its burn rate is at most
+1, or below 1 if a rate must be strictly below its limit.
 """
 
 import re
@@ -16,7 +17,7 @@ MEASURES = ("wait", "run", "total")
 RATES = ("failure", "success")
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 ROUNDING = 1e-9
-"""Tolerance of a share: 0.05 and 1 − 0.95 differ in the last digit."""
+"""Tolerance when shares are compared: 0.05 and 1 − 0.95 differ in the last digit."""
 
 _FORM = re.compile(
     r"(?:p(?P<percent>\d{1,2}(?:\.\d+)?)\s+(?P<measure>[a-z]+)|(?P<rate>[a-z]+)\s+rate)"
@@ -31,7 +32,9 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Objective:
-    """A parsed objective. `share`: the part that must keep it, of 1. `limit`: seconds; a rate has none."""
+    """A parsed objective. `share` of the attempts, at most 1, must meet it. `limit` is in seconds; a rate
+    has none.
+    """
 
     text: str
     measure: str
@@ -41,14 +44,14 @@ class Objective:
 
     @property
     def budget(self) -> float:
-        """The share that may break it."""
+        """The share of attempts that may violate the objective."""
         return 1 - self.share
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an objective was kept. `figure`: seconds of a percentile, or the share that failed or
-    succeeded.
+    """The result of checking an objective. `figure` is the percentile in seconds, or the share that failed
+    or succeeded.
     """
 
     objective: str
@@ -57,11 +60,11 @@ class Verdict:
     n: int
     n_bad: int
     burn_rate: float | None
-    """None where the promise leaves no budget and was broken."""
+    """None if the objective has no error budget and was violated."""
 
 
 def parse_objective(text: str) -> Objective:
-    """Parse an objective such as `p95 wait < 2s`; ConfigurationError with a hint if it is invalid."""
+    """Parse an objective such as `p95 wait < 2s`. Raise ConfigurationError with a hint if it is invalid."""
     found = _FORM.fullmatch(text.strip())
     if found is None:
         raise ConfigurationError(f"{text!r} is not an objective; {_REMEDY}")
@@ -82,7 +85,7 @@ def parse_objective(text: str) -> Objective:
 
 
 def judge(tables: Tables, objective: Objective) -> Verdict | None:
-    """Judge an objective by the attempts; None where none ended that could be judged."""
+    """Check an objective against the recorded attempts. Return None if no attempt has ended."""
     if objective.measure in RATES:
         sql, values = _FAILED, {}
     else:
@@ -106,12 +109,14 @@ def judge(tables: Tables, objective: Objective) -> Verdict | None:
 
 
 def _is_kept(objective: Objective, bad: float) -> bool:
+    """Return whether the share of bad attempts is within the error budget."""
     if objective.measure in RATES and objective.is_strict:
         return bad < objective.budget - ROUNDING
     return bad <= objective.budget + ROUNDING
 
 
 def _of_rate(text: str, rate: str, sign: str, value: float, unit: str) -> Objective:
+    """Parse an objective about the failure or success rate."""
     if rate not in RATES:
         raise ConfigurationError(f"{text!r}: there is no {rate} rate; use failure or success")
     if unit != "%" or value > 100:

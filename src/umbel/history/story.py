@@ -1,4 +1,4 @@
-"""Story: all events of one task, each once, in causal order; and which tasks retry it."""
+"""Story: the events of one task in causal order, and the tasks that retry it."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,24 +18,17 @@ from umbel.history.tables import scanned
 from umbel.stores.interface import Store, Where, raise_unavailable
 
 # ---- story -----------------------------------------------------------------------------------------
-#
-# All events of one task, each once, in causal order.
-#
-# Events come from the lake's files, which have what was recorded since the tables were built, and from the
-# tables, which may have what retention has removed from the files since. An event has the same digest
-# everywhere, so an event of both is shown once. The order is that of the merge: by attempt, then by Lamport
-# time; what no two senders can order is ordered by their clocks.
 
 log = logging.getLogger(__name__)
 
 EVENTS_MAX = 100_000
-"""Events of one task that are shown; the rest is left out."""
+"""Limit of events that are shown for one task."""
 
 SAYING = ("name", "result", "exception", "queue")
 
 
 class TaskStoryEvent(msgspec.Struct, frozen=True):
-    """One event of the story. `order` puts it into its place."""
+    """One event of the story. `order` is the sort key."""
 
     digest: int
     type: str
@@ -49,8 +42,8 @@ class TaskStoryEvent(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True):
-    """All events of one task. `record` is None where only the tables have it; then `state` comes from
-    them.
+    """All events of one task. `record` is None if no events were found in files or logs; then `state` is
+    empty.
     """
 
     uuid: str
@@ -60,7 +53,13 @@ class Story(msgspec.Struct, frozen=True):
 
 
 def story_of(uuid: str, events: Iterable[TaskEvent], rows: Iterable[Mapping[str, Any]] = ()) -> Story | None:
-    """The story of a task from events and from rows of the table `timeline`; None without any."""
+    """Return the story of a task, from events and rows of `timeline`; None if there are none.
+
+    Events come from two sources: the lake's files, which also contain events that were recorded after the
+    last build, and the tables, which may still contain events that were deleted from the files. An event has
+    the same digest in both, so it is shown once. Events are sorted by attempt, then by Lamport time; events
+    with equal Lamport times are sorted by the clocks of their senders.
+    """
     recorded = [event for event in events if event.uuid == uuid]
     entries = {entry.digest: entry for entry in (*map(_from_row, rows), *map(_from_event, recorded))}
     if not entries:
@@ -71,7 +70,7 @@ def story_of(uuid: str, events: Iterable[TaskEvent], rows: Iterable[Mapping[str,
 
 
 def events_in_files(store: Store, files: Sequence[str], uuid: str) -> list[TaskEvent]:
-    """The events of a task in the lake's files; unreadable files are skipped with a warning."""
+    """Return the events of a task in the lake's files. Skip unreadable files with a warning."""
     import duckdb
 
     found: list[TaskEvent] = []
@@ -89,7 +88,7 @@ def events_in_files(store: Store, files: Sequence[str], uuid: str) -> list[TaskE
 
 
 def rows_in_tables(lake: Where, uuid: str) -> list[dict[str, Any]]:
-    """Rows of `timeline`; none where nothing is built."""
+    """Return the rows of a task in the table `timeline`; empty if there is no build."""
     try:
         return read(
             lake,
@@ -104,7 +103,7 @@ def rows_in_tables(lake: Where, uuid: str) -> list[dict[str, Any]]:
 
 
 def as_wire(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a row of the lake back to the event: the inverse of `columns.row`."""
+    """Convert a row of the lake to the fields of the event: the inverse of `tables.row`."""
     event: dict[str, Any] = msgspec.json.decode(row["extra"]) if row.get("extra") else {}
     for name, value in row.items():
         if value is not None and name not in _NOT_ON_THE_WIRE:
@@ -119,6 +118,9 @@ _AS_JSON = frozenset(column.name for column in COLUMNS if column.kind == "json")
 
 
 def _matching(connection: Any, store: Store, files: Sequence[str], uuid: str) -> list[dict[str, Any]]:
+    """Return the rows of a task in the files. If a file is unreadable, read each file separately and skip
+    it.
+    """
     import duckdb
 
     if not files:
@@ -134,7 +136,7 @@ def _matching(connection: Any, store: Store, files: Sequence[str], uuid: str) ->
         if len(files) == 1:
             raise HistoryError(f"{store.where}/{files[0]} cannot be read: {error}") from None
     found: list[dict[str, Any]] = []
-    for file in files:  # one file is damaged or missing: read each separately
+    for file in files:  # a file is damaged or missing: read each file separately
         try:
             found += _matching(connection, store, [file], uuid)
         except HistoryError as error:
@@ -143,6 +145,7 @@ def _matching(connection: Any, store: Store, files: Sequence[str], uuid: str) ->
 
 
 def _from_event(event: TaskEvent) -> TaskStoryEvent:
+    """Convert an event to an entry of the story."""
     detail = next((value for name in SAYING if (value := getattr(event, name, None)) is not None), None)
     return TaskStoryEvent(
         digest=eid(event),
@@ -158,6 +161,7 @@ def _from_event(event: TaskEvent) -> TaskStoryEvent:
 
 
 def _from_row(row: Mapping[str, Any]) -> TaskStoryEvent:
+    """Convert a row of the table `timeline` to an entry of the story."""
     at = row["timestamp"] or datetime.fromtimestamp(0, UTC)
     hostname, pid = row["hostname"] or "", row["pid"] or 0
     timestamp = at.timestamp()
@@ -176,28 +180,29 @@ def _from_row(row: Mapping[str, Any]) -> TaskStoryEvent:
 
 
 def _with_starts(detail: str | None, extra: Mapping[str, Any] | None) -> str | None:
-    """And of a dead letter that was requeued, how often it had started before."""
+    """Add to the detail how often a requeued dead letter had started before."""
     starts = extra.get(EARLIER_STARTS) if extra else None
     return f"{detail or ''}, requeued after {starts} starts" if isinstance(starts, int) else detail
 
 
 # ---- retries ---------------------------------------------------------------------------------------
-#
-# Which tasks retry which, from the receipts of retries: each names the task that it retries.
 
 FIELD = "retry_of"
 LINKS_MAX = 1000
 
 
 class Link(NamedTuple):
-    """One retry: the task `new` retries the task `old`."""
+    """One retry: the task `new` retries the task `old`.
+
+    The task-received event of a retry names the task that it retries.
+    """
 
     new: str
     old: str
 
 
 def links_in_events(events: Iterable[TaskEvent]) -> set[Link]:
-    """Links of retries that the events name."""
+    """Return the links between retries that the events contain."""
     return {
         Link(event.uuid, event.extra[FIELD])
         for event in events
@@ -206,7 +211,7 @@ def links_in_events(events: Iterable[TaskEvent]) -> set[Link]:
 
 
 def links_in_files(store: Store, files: Sequence[str], uuid: str) -> set[Link]:
-    """Links from and to a task, from the lake's files."""
+    """Return the links from and to a task in the lake's files."""
     import duckdb
 
     connection = duckdb.connect(":memory:")
@@ -217,6 +222,7 @@ def links_in_files(store: Store, files: Sequence[str], uuid: str) -> set[Link]:
 
 
 def _links(connection: Any, store: Store, files: Sequence[str], uuid: str) -> list[Link]:
+    """Return the links in the files. If a file is unreadable, read each file separately and skip it."""
     import duckdb
 
     if not files:
@@ -228,7 +234,7 @@ def _links(connection: Any, store: Store, files: Sequence[str], uuid: str) -> li
     wanted = {"field": f'"{FIELD}"', "uuid": uuid, "most": LINKS_MAX}
     try:
         rows: list[tuple[str, str]] = connection.execute(query, wanted).fetchall()
-    except duckdb.Error as error:  # one file is damaged or missing: read each separately
+    except duckdb.Error as error:  # a file is damaged or missing: read each file separately
         raise_unavailable(error)
         if len(files) == 1:
             return []
@@ -237,7 +243,9 @@ def _links(connection: Any, store: Store, files: Sequence[str], uuid: str) -> li
 
 
 def links_in_tables(lake: Where, uuid: str) -> set[Link]:
-    """Links from and to a task, from the table `timeline`, which outlasts the files."""
+    """Return the links from and to a task in the table `timeline`, which may be kept longer than the
+    files.
+    """
     query = """select task_id, extra from timeline where type = 'task-received' and contains(extra, $field)
                and (task_id = $uuid or contains(extra, $uuid)) order by task_id"""
     wanted = {"field": f'"{FIELD}"', "uuid": uuid}
@@ -249,6 +257,6 @@ def links_in_tables(lake: Where, uuid: str) -> set[Link]:
 
 
 def _about(uuid: str, rows: Iterable[tuple[str, str]]) -> list[Link]:
-    """The links that name the task; other rows only contain its id elsewhere."""
+    """Return the links that name the task. Other rows may contain its id in other fields."""
     found = [(new, msgspec.json.decode(extra).get(FIELD)) for new, extra in rows]
     return [Link(new, old) for new, old in found if isinstance(old, str) and uuid in (new, old)]

@@ -1,4 +1,9 @@
-"""Tables: the current build of the history, how DuckDB reads its files, and which part is asked for."""
+"""Tables: find the current build of the history, and describe its files and filters to DuckDB.
+
+A build writes its files first and its manifest last. Readers take the newest manifest and open only the
+files that it names, so they never see an incomplete build. The files of a build never change. They are
+deleted some builds later; a reader that is too slow opens the newest build again (`query.read`).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,19 +25,15 @@ if TYPE_CHECKING:
 
 
 # ---- tables ----------------------------------------------------------------------------------------
-#
-# Which build of the history is the current one, and which files it is made of.
-#
-# A build writes its files first and its manifest last: the manifest is the publication. Readers look at the
-# newest manifest and read only the files it names, so they never see half a build. The files of a build
-# never change. They go away some builds later; a reader that slow looks again (`query.read`).
 
 MANIFEST_BYTES_MAX = 64_000_000
 
 
 @dataclass(frozen=True)
 class Build:
-    """What one build published. `facts` is the rest of its manifest: counts and when it was built."""
+    """A published build. `facts` contains the other fields of its manifest: counts and the time of the
+    build.
+    """
 
     number: int
     store: Store
@@ -40,12 +41,12 @@ class Build:
     facts: Mapping[str, Any]
 
     def is_there(self) -> bool:
-        """Whether all files of the build still exist."""
+        """Return whether all files of the build still exist."""
         return {name for files in self.files.values() for name in files} <= {*self.store.names(TABLES)}
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What readers need of a manifest; the files are named from the folder of the tables."""
+    """The fields of a manifest that readers need. Paths are relative to the folder of the tables."""
 
     build: str
     tables: dict[str, list[str]]
@@ -53,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def newest_build(lake: Where | Store) -> Build:
-    """The build that was published last; NothingBuilt where there is none."""
+    """Return the build that was published last. Raise NothingBuilt if there is none."""
     store = store_at(lake)
     number = newest_number(store)
     if number is None:
@@ -78,7 +79,7 @@ def newest_build(lake: Where | Store) -> Build:
 
 
 def newest_number(lake: Where | Store) -> int | None:
-    """The number of the newest manifest."""
+    """Return the number of the newest manifest, or None if there is none."""
     store = store_at(lake)
     try:
         return max(manifest_numbers(store, TABLES), default=None)
@@ -87,12 +88,12 @@ def newest_number(lake: Where | Store) -> int | None:
 
 
 def _inside(store: Store, name: str) -> str:
-    """The path of a file that a manifest names. HistoryError if it is outside the tables' folder: a manifest
-    may come from another machine.
+    """Return the path of a file that a manifest names. Raise HistoryError if it is outside the folder of the
+    tables: a manifest may come from another machine and is not trusted.
     """
     folder, path = store.path(TABLES), store.path(f"{TABLES}/{name}")
     is_inside = ".." not in PurePosixPath(name).parts and not name.startswith("/")
-    if folder is not None and path is not None:  # a link may lead elsewhere
+    if folder is not None and path is not None:  # a symbolic link may point outside
         is_inside &= path.resolve().is_relative_to(folder.resolve())
     if not is_inside:
         raise HistoryError(
@@ -102,23 +103,24 @@ def _inside(store: Store, name: str) -> str:
 
 
 # ---- spelling --------------------------------------------------------------------------------------
-#
-# Values and names as SQL writes them, where a parameter cannot stand.
 
 
 def text_literal(value: str) -> str:
-    """A text as a literal of SQL."""
+    """Return a text as an SQL literal, for places where SQL permits no parameter."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def quoted_name(value: str) -> str:
-    """A name as a quoted identifier of SQL."""
+    """Return a name as a quoted SQL identifier."""
     return '"' + value.replace('"', '""') + '"'
 
 
 def percentiles(column: str, name: str, percents: Sequence[int], *, where: str = "") -> str:
-    """Exact ones, by a name with `{}` for the percent. All of a column come from one list: each call of the
-    function with another share would keep all values once more."""
+    """Return SQL for exact percentiles of a column; `name` contains `{}` for the percent.
+
+    One call computes all percentiles of the column, because each call of the function stores all values in
+    memory.
+    """
     shares = [percent / 100 for percent in percents]
     listed = f"quantile_cont({column}, {shares})" + (f" filter ({where})" if where else "")
     return ", ".join(
@@ -127,11 +129,6 @@ def percentiles(column: str, name: str, percents: Sequence[int], *, where: str =
 
 
 # ---- scanning --------------------------------------------------------------------------------------
-#
-# Files of a lake as DuckDB reads them, wherever they lie.
-#
-# DuckDB opens files of a folder itself. Files in S3 are read by Arrow, which gets the columns and
-# conditions of a query; DuckDB's own way to S3 is an extension that it would have to download.
 
 
 def scanned(
@@ -141,8 +138,12 @@ def scanned(
     files: Sequence[str],
     schema: Callable[[], Any] | None = None,
 ) -> str:
-    """The SQL expression to select from for the rows of these files. `name`: unique in this connection.
-    `schema`: Arrow's, where the files need not have the same columns."""
+    """Return an SQL expression for the rows of these files, to be used after `from`.
+
+    DuckDB opens files of a folder itself. Arrow reads files in S3, with the columns and conditions of the
+    query: DuckDB would have to download an extension for S3. `name` must be unique in this connection.
+    `schema` returns the Arrow schema of files that may have different columns.
+    """
     dataset = store.dataset(files, schema)
     if dataset is not None:
         connection.register(name, dataset)
@@ -152,27 +153,26 @@ def scanned(
 
 
 def paths_of(store: Store, files: Sequence[str]) -> list[Path]:
-    """Paths of the files that DuckDB opens itself."""
+    """Return the local paths of these files; empty for S3."""
     return [path for name in files if (path := store.path(name)) is not None]
 
 
 def as_pattern(path: Path) -> str:
-    """The pattern that matches just this file: DuckDB treats names of files as patterns."""
+    """Return a pattern that matches only this file. DuckDB interprets file names as patterns."""
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
 
 
 # ---- wanted ----------------------------------------------------------------------------------------
-#
-# The part of the history that is queried: a time, tasks, a queue.
-#
-# Each table is narrowed when it is opened (`query.py`), so that every query is about that part. A condition
-# on a column that a table lacks does not narrow it: node sessions, elections and clocks are those of all
-# tasks.
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A part of the history. `task` and `queue` are patterns such as `shop.*`; `until` is exclusive."""
+    """A filter on the history. `task` and `queue` are patterns such as `shop.*`; `until` is exclusive.
+
+    `query.py` applies this filter when it opens a table, so it holds for every query. A table without the
+    column of a condition is not filtered by it: a filter on tasks does not limit node sessions, elections
+    and clocks.
+    """
 
     since: datetime | None = None
     until: datetime | None = None
@@ -183,23 +183,24 @@ class Wanted:
         return self != Wanted()
 
     def of(self, table: str) -> str:
-        """A condition of SQL on the rows of a table."""
+        """Return the SQL condition for the rows of a table."""
         return _all([self.of_any_time(table), *self._when(table)])
 
     def of_any_time(self, table: str) -> str:
-        """A condition of SQL on tasks and queues only, whatever the wanted time is."""
+        """Return the SQL condition for tasks and queues, without the time range."""
         named = ((self.task, _NAMES.get(table)), (self.queue, _QUEUES.get(table)))
         return _all(
             [f"{column} glob {text_literal(wanted)}" for wanted, column in named if wanted and column]
         )
 
     def _when(self, table: str) -> list[str]:
+        """Return the conditions for the time range."""
         first, last = _TIMES[table]
         found = [f"{last} >= {_instant(self.since)}"] if self.since else []
         return [*found, f"{first} < {_instant(self.until)}"] if self.until else found
 
     def said(self) -> str:
-        """A description for people; empty where everything is wanted."""
+        """Return a description of the filter for people; empty if there is no filter."""
         parts = [
             f"tasks {self.task}" if self.task else "",
             f"queue {self.queue}" if self.queue else "",
@@ -221,16 +222,19 @@ _TIMES: Mapping[str, tuple[str, str]] = {
     "metrics": ("minute", "minute"),
     "anomalies": ('"at"', '"at"'),
 }
-"""First and last time of a row of each table; a row is wanted if that overlaps the wanted time."""
+"""The first and last time of a row in each table. A row matches if this period overlaps the time range."""
 
 
 def _all(conditions: list[str]) -> str:
+    """Join conditions with `and`."""
     return " and ".join(filter(None, conditions))
 
 
 def _instant(at: datetime) -> str:
+    """Return a time as an SQL literal."""
     return f"timestamptz {text_literal(at.astimezone(UTC).isoformat())}"
 
 
 def _shown(at: datetime) -> str:
+    """Return a time in UTC for people."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,4 +1,8 @@
-"""Views: answers that are computed from the tables when they are asked for, by SQL that is written once."""
+"""Views: SQL queries on the tables that users can select from like tables.
+
+Views are not part of a build, so they also work on tables that an earlier version has built. Each view has
+described columns, like the tables (`events/tables.py`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,24 +11,23 @@ from umbel.events.tables import Kind, Table, TableColumn
 from umbel.history.tables import percentiles
 
 # ---- view ------------------------------------------------------------------------------------------
-#
-# A query with a name and described columns.
 
 ENDED = "('SUCCESS', 'FAILURE', 'REVOKED')"
-"""States that a task does not leave."""
+"""Final states of a task."""
 
 ANY_TASKS = "tasks_unfiltered"
 ANY_TIME = "attempts_any_time"
-"""What a view reads where a filter would falsify it: a workflow has tasks outside the time that is asked for,
-and what waited at its end had been sent before it."""
+"""Tables without the time filter, for views that it would falsify: a workflow has tasks outside the selected
+time, and a task that waits at its end was sent before it.
+"""
 
 
 @dataclass(frozen=True)
 class View:
-    """A view: its columns and its query.
+    """A view with its columns and its query.
 
-    `parameters`: of a view that is called like a function, as `name := default` where there is a default.
-    `first`: a statement that creates what the query uses.
+    `parameters` makes it a view that is called like a function; `name := default` sets a default. `first` is
+    a statement that creates a macro for the query.
     """
 
     table: Table
@@ -42,7 +45,7 @@ class View:
 
     @property
     def source(self) -> str:
-        """What a query writes after FROM to read the view."""
+        """The SQL expression after FROM to read the view."""
         return f"{self.table.name}()" if self.parameters else self.table.name
 
     @property
@@ -52,16 +55,16 @@ class View:
 
 
 def sure(name: str, kind: Kind, doc: str) -> TableColumn:
-    """A column that is never null."""
+    """Return a column that is never null."""
     return TableColumn(name, kind, doc, nullable=False)
 
 
 # ---- queues ----------------------------------------------------------------------------------------
 #
-# How much waited in each queue, how much ran, and how long the waiting took, minute by minute.
-#
-# An attempt waits from when it was sent and due to its start. An attempt without a recorded start or end
-# waits on, unless its task has ended or has a later attempt. Depths are counted at the end of each second.
+# The number of waiting and running attempts of each queue, and the waiting times, for each minute. An
+# attempt waits from the time when it was sent and due until its start. An attempt without a recorded start
+# or end counts as waiting, unless its task has ended or has a later attempt. Depths are counted at the end
+# of each second.
 
 _QUEUES_SQL = f"""
 with gone as (
@@ -145,27 +148,25 @@ QUEUES = View(
 
 # ---- workflows -------------------------------------------------------------------------------------
 #
-# The tasks that one task led to, and where the time went until the last of them had ended.
-#
-# The critical path ends with the task that ended last and goes back through the task that sent each. A
-# chord's body is sent by the part that ended last, so the path runs through the slowest part. On the path
-# every second belongs to one of four parts: the next task was not sent or not due, it waited in its queue,
-# an attempt of it failed, or it ran. A task that sends the next one and runs on is on the path until it has
-# sent it.
-#
-# A task was sent by the end of its parent at the latest. Without an event of its sending (follow-ups that a
-# worker sends, `task_send_sent_event` is off), it counts as sent then, or when it was received if that is
-# earlier.
-#
-# The end of a task is the time that its process reports; Celery's workers report when they learn of it.
-# Where clocks of machines differ, no part is negative, and the parts need not add up to the duration.
+# A workflow is a task and all tasks that it sent, directly or indirectly. The critical path ends with the
+# task that ended last, and leads back from each task to its sender. The slowest part of a chord sends the
+# body, so the path leads through that part. Each second on the path belongs to one of four kinds: the next
+# task was not sent or not due, it waited in its queue, an attempt failed, or it ran. A task that keeps
+# running after it has sent the next task is on the path until the sending. A task without a task-sent event
+# (a follow-up that a worker sends, or `task_send_sent_event` is off) counts as sent at the end of its
+# parent, or when it was received if that is earlier. The end of a task is the time that its process reports;
+# Celery workers report the time at which they notice it. If the clocks of machines differ, no duration is
+# negative, but the four kinds need not add up to the total duration.
 
 PATH_MAX = 1000
-"""Most tasks on a path; of a longer one the last are used. It also ends a circle of parents, which only a
-wrong sender reports."""
+"""Limit of tasks on a path; of a longer path, the last tasks are used. The limit also ends cycles of
+parents, which only an incorrect sender reports.
+"""
 
 OF_PART = "workflows_of_part"
-"""The same view of one of several parts of the workflows: the recursion needs memory by their number."""
+"""The macro for one part of the workflows. The recursion needs memory for each workflow, so large histories
+are processed in parts.
+"""
 
 _WORKFLOWS_SQL = f"""
 with recursive root as materialized (
@@ -230,8 +231,9 @@ select root_id, name, queue, n_tasks, n_failed, n_retried, n_open, make_timestam
     case when ended is not null then greatest(ended - began, 0) / 1e6 end as duration_s,
     path::varchar as path, path_names, n_path, queue_s, run_s, retry_s, follow_s
 from tree left join path using (root) left join named using (root)"""
-"""Ids are compared by their hashes, which need a third of the memory. A task is found by its own and its
-root's together. `next_sent`: when the next task on the path was sent."""
+"""Ids are compared by their hashes, which need a third of the memory. A task is identified by the hashes of
+its own id and its root's id. `next_sent` is the time at which the next task on the path was sent.
+"""
 
 WORKFLOWS = View(
     Table(
@@ -281,10 +283,9 @@ WORKFLOWS = View(
 
 # ---- lost time -------------------------------------------------------------------------------------
 #
-# What attempts in vain and repeats have cost each task.
-#
-# An attempt is in vain when it ends in a failure or a retry. A repeat is the same attempt started again,
-# because its worker died or its message was delivered twice: what came before the last start is lost.
+# The time that each task lost because of failed attempts and repeated starts. An attempt that ends in a
+# failure or a retry is lost. If the same attempt starts again, because its worker died or its message was
+# delivered twice, the time before its last start is lost.
 
 _LOST_TIME_SQL = """
 with attempt as (
@@ -353,24 +354,21 @@ LOST_TIME = View(
 
 # ---- unusual ---------------------------------------------------------------------------------------
 #
-# Times in which a task ran more or less often, longer, or waited longer than it usually does.
-#
-# The usual is the median over all steps, and what deviates is measured by the median of the deviations
-# (MAD), which a few wild steps cannot move. A step is unusual when it is farther away than five standard
-# deviations would be. A rate must also be farther away than chance moves a count (the root of its Poisson
-# deviance: none where twelve are usual may be chance), and a duration farther than a fifth of the usual.
-#
-# Where it is silent: a task that is there in fewer than `STEPS_MIN` steps; one that is idle in most steps
-# has no usual rate; a step with fewer than `SAMPLES_MIN` attempts has no duration. The first and the last
-# step are cut off by the period, so their rate is not judged. A change that lasts for more than half of the
-# history is the usual.
+# Steps of time in which a task ran more or less often, ran longer, or waited longer than usual. The usual
+# value is the median over all steps, and deviations are measured in median absolute deviations (MAD),
+# because a few extreme steps do not change a median. A step is unusual if it deviates by more than five
+# standard deviations. A rate must also deviate more than a random count does (the root of its Poisson
+# deviance: with twelve as usual, none may be chance), and a duration by more than a fifth of the usual
+# value. Limits: a task needs at least `STEPS_MIN` steps; a task that is idle in most steps has no usual
+# rate; a step needs `SAMPLES_MIN` attempts for a duration. The period cuts off the first and the last step,
+# so their rates are ignored. A change that lasts for more than half of the history becomes the usual value.
 
 STEP_S = 600
 STEPS_MIN = 8
 SAMPLES_MIN = 5
 FAR = 5.0
 MAD_TO_DEVIATION = 1.4826
-"""The standard deviation of normal values, in medians of the absolute deviations."""
+"""The ratio of the standard deviation to the MAD for normally distributed values."""
 
 _UNUSUAL_SQL = f"""
 with recorded as (
@@ -458,13 +456,14 @@ UNUSUAL = View(
 
 # ---- compared --------------------------------------------------------------------------------------
 #
-# The figures of each task in two periods, side by side. An attempt counts where it ended.
+# The figures of each task in two periods. An attempt belongs to the period in which it ended.
 
 MEASURES = tuple(f"{what}_{share}_s" for what in ("wait", "run") for share in ("p50", "p95"))
 _SIDES = ("before", "after")
 
 
 def _figures(side: str) -> str:
+    """Return the SQL for the figures of one period."""
     waits, runs = (
         percentiles(f"{what}_s", f"{what}_p{{}}_s_{side}", (50, 95), where=side) for what in ("wait", "run")
     )
@@ -493,6 +492,7 @@ select *, {_CHANGES}, failure_rate_after - failure_rate_before as failure_rate_c
 
 
 def _of(side: str) -> tuple[TableColumn, ...]:
+    """Return the columns of one period."""
     period = "first" if side == "before" else "second"
     return (
         sure(f"n_{side}", "int", f"attempts that ended in the {period} period"),
@@ -536,13 +536,8 @@ COMPARED = View(
 
 
 # ---- views -----------------------------------------------------------------------------------------
-#
-# Answers that are computed from the tables when they are asked for, by SQL that is written once.
-#
-# They are not part of a build, so they also work on tables of an earlier version. Each view is described
-# column by column, as the tables are (`events/tables.py`), and read in the same way.
 
 VIEWS: Mapping[str, View] = {
     view.table.name: view for view in (WORKFLOWS, QUEUES, LOST_TIME, UNUSUAL, COMPARED)
 }
-"""By name, in the order in which they are made."""
+"""All views by name, in the order of their creation."""

@@ -1,1 +1,1 @@
-"""The pipeline: builds tables from the lake, by Spark or local processes, in one batch or as a stream."""
+"""The pipeline: build tables from the lake, with Spark or local processes, once or continuously."""

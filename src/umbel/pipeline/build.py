@@ -1,4 +1,10 @@
-"""Build: every table from all files of the lake or from new ones, once or while events are recorded."""
+"""Build: build all tables from the files of the lake, once or continuously while events are recorded.
+
+The caller passes the current files of the lake. A build extends the last published build if there is one,
+else it reads all events. Jobs (`folding.py`) do the work that grows with the number of events. This process
+makes the plan, handles events without a task, and publishes. Only files that the answers of jobs name are
+published, so a job that runs twice does no harm.
+"""
 
 import threading
 import time
@@ -26,31 +32,26 @@ from umbel.stores.interface import Store, Where, raise_unavailable
 from umbel.stores.local import store_at
 
 # ---- build -----------------------------------------------------------------------------------------
-#
-# Every table from all files of the lake, or from its new files.
-#
-# The caller passes the lake's current files. The last published build is extended; without one, everything
-# is built from the events. Jobs (`folding.py`) do the work that grows with the events. The rest is done
-# here: the plan, the events without a task, the publication. Only files that the answers of jobs name are
-# published.
 
 DoneT = TypeVar("DoneT")
 FEW_EVENTS = 100_000
-"""If there are more new events than old ones, and more than this, everything is built from all events."""
+"""A build reads all events if there are more new events than old ones, and more than this number."""
 
 
 class Look(Protocol):
-    """Checks the lake's files, moves unreadable ones to the quarantine, and returns what it found.
+    """A function that checks the lake's files, moves unreadable files to the quarantine, and returns the
+    others.
 
-    `thorough`: read all of each file, not only its metadata.
+    With `thorough` it reads the data of each file, not only the metadata.
     """
 
     def __call__(self, *, thorough: bool = False) -> Found: ...
 
 
 def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
-    """Run `work` on the files that were found. If one turns out to be damaged, move all damaged files to the
-    quarantine and repeat it with the rest."""
+    """Run `work` on the files. If a file turns out to be damaged, quarantine all damaged files, and repeat
+    `work` with the others.
+    """
     try:
         return work(found)
     except UnreadFile:
@@ -70,8 +71,10 @@ def build(
     origin: str = "batch",
     afresh: bool = False,
 ) -> io.Manifest:
-    """Build the tables and publish them. `only`: these tables. `afresh`: from all events, without extending
-    the last build. The caller holds the lock."""
+    """Build the tables and publish them. The caller must hold the lock.
+
+    `only` limits the build to these tables. `afresh` reads all events instead of extending the last build.
+    """
     started, store = time.monotonic(), store_at(lake)
     with failing_as(NOT_BUILT):
         name = io.new_build(store)
@@ -82,7 +85,7 @@ def build(
 
 
 def anything_new(lake: Where | Store, found: Found, only: Sequence[str] = ()) -> bool:
-    """Whether a build now would differ from the published one."""
+    """Return whether a new build would differ from the published one."""
     store = store_at(lake)
     state = io.newest_state(store)
     if state is None or not state.fits(_wanted(only)):
@@ -99,7 +102,7 @@ def _new(store: Store, state: State, rows: dict[str, int]) -> list[str] | None:
 
 
 def _made(site: BuildSite, rows: dict[str, int], state: State | None) -> BuiltTables:
-    """Extend the state if that is possible and worthwhile, else build from all events."""
+    """Extend the state if that is possible and faster, else build from all events."""
     if state is not None and state.fits(site.wanted):
         new = _new(site.store, state, rows)
         most = max(FEW_EVENTS, sum(state.files.values()))
@@ -116,7 +119,7 @@ def _made(site: BuildSite, rows: dict[str, int], state: State | None) -> BuiltTa
 
 
 def _made_of(store: Store, group: str) -> Tree:
-    """The sources of a group of files; empty where they are not recorded."""
+    """Return the sources of a group of files; empty if they are not recorded."""
     try:
         with store.open(marks_file(group)) as file:
             metadata = pq.read_schema(file).metadata or {}
@@ -129,7 +132,7 @@ def _made_of(store: Store, group: str) -> Tree:
 def published(
     store: Store, name: str, found: Found, made: BuiltTables, *, started: float, origin: str
 ) -> io.Manifest:
-    """Publish the build of this name, and remove files that only older builds need."""
+    """Publish the build with this name, and remove files that only older builds need."""
     manifest = io.Manifest(
         build=name,
         tables={table: sorted(part.file for part in parts) for table, parts in made.tables.items()},
@@ -145,29 +148,20 @@ def published(
     )
     with failing_as("cannot publish the tables; the previous build stays in use"):
         io.publish(store, manifest)
-    with failing_as("the tables are published; other tools still see those of the build before"):
+    with failing_as("the tables are published; other tools still use those of the previous build"):
         io.point_to(store, manifest)
     io.remove_old_builds(store)
     return manifest
 
 
 # ---- follow ----------------------------------------------------------------------------------------
-#
-# Updates the tables while events are recorded.
-#
-# A stream is a series of increments: find new files, extend the published build, wait, repeat. It stores
-# no state: the state of the published build says which events it has, so an increment counts when
-# its manifest is published, with all its events or none. Killed at any point and restarted, it continues
-# from there, and the tables are those of a build from all events.
-#
-# Files are checked before each round, so an unreadable one goes to the quarantine and is named, instead of
-# ending the stream. A file with damaged data fails in a job; then it goes to the quarantine too, and the
-# round is repeated without it.
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How to follow. `published`: called after each publication. `every_s`: pause between two rounds."""
+    """Options for following. `published` is called after each publication; `every_s` is the pause between
+    rounds.
+    """
 
     look: Look
     published: Callable[[io.Manifest], None]
@@ -180,8 +174,14 @@ class Following:
 def follow(
     engine: Engine, lake: Where | Store, following: Following, *, stop: threading.Event | None = None
 ) -> None:
-    """Run rounds until stopped, or until the tables have all files, if so chosen. The caller holds the
-    lock.
+    """Build repeatedly until stopped, or, with `until_caught_up`, once. The caller must hold the lock.
+
+    Following is a loop: find new files, extend the published build, wait, repeat. The loop stores no state.
+    The state of the published build records which events it contains, so an increment is published with all
+    its events or not at all. If the process is killed and restarted, it continues from the published build,
+    and the tables are the same as those of a build from all events. Files are checked before each round, so
+    an unreadable file goes to the quarantine and does not end the loop. A file with damaged data makes a job
+    fail; then it goes to the quarantine too, and the round is repeated without it.
     """
     stream = _Stream(engine, store_at(lake), following)
     stopping = stop or threading.Event()
@@ -193,20 +193,23 @@ def follow(
 
 
 class _Stream:
+    """Builds in rounds; keeps the files that were found unreadable for the manifests."""
+
     def __init__(self, engine: Engine, store: Store, following: Following) -> None:
         self._engine = engine
         self._store = store
         self._following = following
         self._has_published = False
-        self._unreadable: list[UnreadableFile] = []  # since it began
+        self._unreadable: list[UnreadableFile] = []  # files found unreadable since the start
 
     def run_round(self) -> None:
-        """Check the files, and publish if there are new events; always in the first round."""
+        """Check the files, and publish if there are new events. The first round always publishes."""
         found = self._following.look()
         found = replace(found, unreadable=[*self._unreadable, *found.unreadable])
         sound(found, self._following.look, self._publish)
 
     def _publish(self, found: Found) -> None:
+        """Build and publish, unless there are no new events since the last round."""
         self._unreadable = found.unreadable
         how = self._following
         if self._has_published and not anything_new(self._store, found, how.only):

@@ -1,7 +1,7 @@
-"""Engines: where the jobs of a build run: processes of this machine, or Spark; the only place that configures
-Spark.
+"""Engines: run the jobs of a build in local processes or on Spark.
 
-Errors of Spark, Java, Arrow and the disk become one line each.
+This is the only module that configures Spark. Errors of Spark, Java, Arrow and the disk are converted to
+errors with a message of one line.
 """
 
 import contextlib
@@ -33,31 +33,27 @@ from umbel.pipeline.java import find_java_home
 from umbel.stores.interface import unavailable
 
 # ---- session ---------------------------------------------------------------------------------------
-#
-# Where Spark runs, and the only place that configures it.
-#
-# On this machine Spark gets a share of its memory and all of its cores; anywhere else (`--master`) the
-# cluster's own configuration holds. Spark gives out jobs and reads no tables, so nothing that they mean
-# depends on how it is configured. `sc://` is Spark Connect: the session lives in a server, so nothing about
-# the JVM can be set.
 
 MEBIBYTE = 1024**2
 HEAP_MAX_MIB = 1024
-"""Heap of the driver on this machine: processes of Python do the work, next to Java."""
+"""Maximum heap of a local driver. It is small, because Python processes next to Java do the work."""
 HEAP_MIN_MIB = 768
 CONNECT_PORT = 15002
 REACH_S = 10.0
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"
-"""Java only distributes jobs here: further compilation would take a third of the time of a short build."""
+"""Java option that limits JIT compilation: Java only distributes jobs, and full compilation takes a third of
+the time of a short build.
+"""
 KEEPS_MEMORY: Mapping[str, str] = {
-    "MIMALLOC_PURGE_DELAY": "-1",  # Arrow's
+    "MIMALLOC_PURGE_DELAY": "-1",  # for Arrow
     "MALLOC_MMAP_THRESHOLD_": str(32 * MEBIBYTE),
-    "MALLOC_TRIM_THRESHOLD_": str(256 * MEBIBYTE),  # numpy's
+    "MALLOC_TRIM_THRESHOLD_": str(256 * MEBIBYTE),  # for numpy
 }
-"""Variables of processes that run jobs: freed memory stays with the process, because the next step needs it.
-Returning and requesting it again would take an eighth of a build's CPU."""
+"""Environment of processes that run jobs. Freed memory stays with the process, because the next step needs
+it; returning it to the system and requesting it again takes an eighth of a build's CPU time.
+"""
 LOG = "spark.log"
-"""The log of Java, in the work folder."""
+"""The name of Java's log file in the work folder."""
 
 LAPTOP: Mapping[str, str] = {
     "spark.master": "local[*]",
@@ -70,13 +66,13 @@ LAPTOP: Mapping[str, str] = {
 
 
 def laptop_conf(*, memory_bytes: int) -> dict[str, str]:
-    """Spark's settings on this machine: a third of its memory, within limits."""
+    """Return Spark's settings for this machine. The heap is a third of its memory, within limits."""
     heap_mib = min(HEAP_MAX_MIB, max(HEAP_MIN_MIB, memory_bytes // MEBIBYTE // 3))
     return {**LAPTOP, "spark.driver.memory": f"{heap_mib}m"}
 
 
 def this_machine() -> tuple[int, int]:
-    """The cores of this machine that this process may use, and its memory in bytes."""
+    """Return the number of cores that this process may use, and the machine's memory in bytes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -88,8 +84,15 @@ def spark_session(
     work_folder: Path,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """A session of Spark, stopped at the end of the block. `work_folder`: on the lake's disk, for data that
-    does not fit into memory, and for the log of Java.
+    """Open a Spark session, and stop it at the end of the block.
+
+    `work_folder` is for data that does not fit into memory and for Java's log; it should be on the lake's
+    disk.
+
+    On this machine Spark gets all cores and a share of the memory. Elsewhere (`--master`) the cluster's
+    configuration applies. Spark only distributes jobs and reads no tables, so its configuration cannot
+    change the results. `sc://` is Spark Connect: the session runs in a server, so the JVM cannot be
+    configured.
     """
     work_folder.mkdir(parents=True, exist_ok=True)
     with _without_comma(work_folder) as work:
@@ -108,7 +111,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def _without_comma(folder: Path) -> Iterator[Path]:
-    """The folder by a name without a comma, which Spark would take for two folders."""
+    """Yield a path to the folder without a comma. Spark interprets a comma as a separator of two folders."""
     if "," not in str(folder):
         yield folder
         return
@@ -119,23 +122,23 @@ def _without_comma(folder: Path) -> Iterator[Path]:
 
 
 def shown(master: str | None) -> str:
-    """The address without the options of Spark Connect, one of which is its token."""
+    """Return the address without the options of Spark Connect, which may contain a token."""
     return str(master).partition(";")[0]
 
 
 def is_connect(master: str | None) -> bool:
-    """Whether the master is a server of Spark Connect."""
+    """Return whether the master is a Spark Connect server."""
     return master is not None and master.startswith("sc://")
 
 
 def _open(
     master: str | None, *, here: Mapping[str, str], work_folder: Path, conf: dict[str, str]
 ) -> SparkSession:
-    """Start a session. `here`: settings that apply if Spark runs on this machine."""
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started us: the JVM is there
+    """Start a session. `here` contains the settings for Spark on this machine."""
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started this process, and the JVM runs
     if not submitted:
         os.environ["JAVA_HOME"] = str(find_java_home(os.environ, work_folder / "java"))
-        # Executors would take any `python3` of their PATH.
+        # Without this, executors use the first `python3` on their PATH.
         own = os.environ.get("PYSPARK_PYTHON", sys.executable)
         os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", own)
     is_local = not submitted and (master is None or master.startswith("local"))
@@ -176,8 +179,10 @@ def _open(
 
 @contextlib.contextmanager
 def _stopped_quietly(spark: SparkSession) -> Iterator[None]:
-    """Stop the session in the end. If Java has exited, one exception says so; further log lines of Py4J, of
-    the session's end and of PySpark's server for accumulators are suppressed.
+    """Stop the session at the end of the block.
+
+    If Java has exited, only one exception reports it: log lines of Py4J, warnings at the end of the session,
+    and errors of PySpark's accumulator server are suppressed.
     """
     root = logging.getLogger()
     root.addFilter(_is_not_py4js)
@@ -200,6 +205,7 @@ def _print_unless_closed(print_traceback: Callable[[object, object], None], *con
 
 
 def _connect(url: str, conf: Mapping[str, str]) -> SparkSession:
+    """Connect to a Spark Connect server. Raise NoSpark with a short reason if this fails."""
     _reach(url)
     try:
         spark: SparkSession = SparkSession.builder.remote(url).getOrCreate()
@@ -214,7 +220,7 @@ def _connect(url: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def _reach(url: str) -> None:
-    """Check that a server answers: Spark's own client would retry for many minutes before it reports an
+    """Check that the server answers. Spark's client would retry for many minutes before it reports an
     error.
     """
     try:
@@ -235,8 +241,8 @@ def _reach(url: str) -> None:
 
 @contextlib.contextmanager
 def _stderr_in(log: Path) -> Iterator[None]:
-    """Redirect stderr to a log while the JVM starts: it inherits stderr, and prints warnings that are no use
-    to users.
+    """Redirect stderr to a log while the JVM starts, because the JVM prints warnings that do not help
+    users.
     """
     with log.open("ab") as file:
         former = os.dup(2)
@@ -255,15 +261,13 @@ def _last_line(log: Path) -> str:
 
 
 # ---- failing ---------------------------------------------------------------------------------------
-#
-# Errors of Spark, Java, Arrow or the disk as one line after what they mean.
 
 NOT_BUILT = "cannot build the tables; nothing was published"
 
 
 @contextmanager
 def failing_as(what: str) -> Iterator[None]:
-    """Turn errors of the block into BuildFailed, JavaExited or UnreadFile: `what`, then the cause in one
+    """Convert errors of the block to BuildFailed, JavaExited or UnreadFile, with `what` and the cause in one
     line.
     """
     try:
@@ -280,9 +284,7 @@ def failing_as(what: str) -> Iterator[None]:
 
 
 def gist_of(error: Exception) -> str:
-    """The first line of an error that is not empty, and the last cause; Java's errors have a hundred
-    lines.
-    """
+    """Return the first non-empty line of an error and its last cause. Java's errors have a hundred lines."""
     text = str(error)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:400]
     lines = _trace_of(error).splitlines()
@@ -296,15 +298,9 @@ def _trace_of(error: Exception) -> str:
 
 
 # ---- engines ---------------------------------------------------------------------------------------
-#
-# What runs the jobs of a build (`folding.py`): processes of this machine, or Spark.
-#
-# Spark gets job numbers, one per partition, and a function that does the job of that number; no row of the
-# lake passes through Spark. A partition returns what its job has written. If Spark runs a job twice (a
-# retry, a slow executor), it returns the answer of one run.
 
 PROCESS_BYTES = 1536 * 1024**2
-"""Memory that one process of this machine may need."""
+"""Memory that one local process may need."""
 
 SHIP = (
     "install it on every machine of the cluster (pip install 'umbel[history]') and name its Python by"
@@ -316,14 +312,14 @@ class Engine(Protocol):
     """Runs the jobs of a build's steps."""
 
     def run(self, step: str, plan: str, count: int) -> Sequence[Answer]:
-        """Run the jobs 0 to `count` - 1 of a step, and return their answers. `plan`: the address of the
+        """Run the jobs 0 to `count` - 1 of a step, and return their answers. `plan` is the address of the
         plan.
         """
         ...
 
 
 def checked_answers(answers: Sequence[Answer]) -> Sequence[Answer]:
-    """Return the answers; raises UnreadFile or BuildFailed if a job could not be done."""
+    """Return the answers. Raise UnreadFile or BuildFailed if a job failed."""
     for answer in answers:
         if answer.unread:
             raise UnreadFile(
@@ -335,7 +331,7 @@ def checked_answers(answers: Sequence[Answer]) -> Sequence[Answer]:
 
 
 class LocalEngine:
-    """Runs jobs in processes of this machine, without Java; a single job runs in this process."""
+    """Runs jobs in local processes, without Java. A single job runs in the current process."""
 
     def __init__(self) -> None:
         cores, memory_bytes = this_machine()
@@ -350,7 +346,7 @@ class LocalEngine:
         self._started.close()
 
     def run(self, step: str, plan: str, count: int) -> Sequence[Answer]:
-        """Run the jobs in processes of this machine; raises UnreadFile or BuildFailed."""
+        """Run the jobs in local processes. Raise UnreadFile or BuildFailed if one fails."""
         if self._processes == 1 or count == 1:
             return checked_answers([_answer(work(step, plan, number)) for number in range(count)])
         if self._idle.empty():
@@ -369,7 +365,7 @@ class LocalEngine:
 
 
 class _Worker:
-    """A process that does jobs until its stdin closes, which happens at the latest when this process ends."""
+    """A process that runs jobs until its stdin closes, at the latest when this process exits."""
 
     def __enter__(self) -> "_Worker":
         command = [sys.executable, "-P", "-m", "umbel.pipeline.folding"]
@@ -399,12 +395,20 @@ class _Worker:
             line = b""
         if not line:
             status = self._process.wait()
-            raise BuildFailed(f"a process that folds events ended with status {status}; is memory short?")
+            raise BuildFailed(
+                f"a process that folds events exited with status {status}; check the free memory"
+            )
         return _answer(line)
 
 
 class SparkEngine:
-    """Runs jobs in executors of Spark."""
+    """Runs jobs in Spark executors.
+
+    Spark gets job numbers, one in each partition, and a function that runs the job with that number
+    (`folding.py`). No row of the lake passes through Spark; a partition returns the names of the files that
+    its job has written. If Spark runs a job twice (a retry, a slow executor), it returns the answer of one
+    run.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -412,10 +416,7 @@ class SparkEngine:
         self._sees_lake = False
 
     def start(self) -> None:
-        """Start Python on the executors, and check that it has what jobs need: Arrow, numpy, Umbel.
-
-        Raises NoSpark otherwise.
-        """
+        """Start Python on the executors, and raise NoSpark if Arrow, numpy or Umbel is missing there."""
         if self._is_started:
             return
         try:
@@ -425,7 +426,7 @@ class SparkEngine:
         self._is_started = True
 
     def run(self, step: str, plan: str, count: int) -> Sequence[Answer]:
-        """Run the jobs on executors; raises NoSpark, UnreadFile or BuildFailed."""
+        """Run the jobs on executors. Raise NoSpark, UnreadFile or BuildFailed if one fails."""
         self.start()
         found = self._collected(step, plan, count)
         for answer in found:
@@ -442,7 +443,7 @@ class SparkEngine:
 
 
 def answers(spark: SparkSession, step: str, plan: str, count: int) -> DataFrame:
-    """One row for each job, with its answer as JSON."""
+    """Return a row for each job, with its answer as JSON."""
 
     def do(batches: Iterator[Any]) -> Iterator[Any]:
         from umbel.pipeline.folding import work  # imported on the executor
@@ -459,7 +460,7 @@ def _answer(line: bytes) -> Answer:
 
 
 def _missing(error: PySparkException) -> str:
-    """The error of Python on an executor, from among the last lines of Spark's error."""
+    """Return the error that Python reports on an executor, which Spark's error contains."""
     lines = [line.strip() for line in str(error).splitlines()]
     named = [line for line in lines if "Error:" in line or "Cannot run program" in line]
     return (named[0] if named else gist_of(error))[:300]

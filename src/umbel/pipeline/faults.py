@@ -1,16 +1,18 @@
-"""Faults of the pipeline. The text of each is one clear sentence; the command turns them into exit codes."""
+"""Errors of the pipeline. Each message is a sentence for users; the command line maps the types to exit
+codes.
+"""
 
 
 class PipelineFault(Exception):
-    """The root of these faults. The text says what happened, to which value, and what to do about it."""
+    """The base class of these errors. The message says what happened, to which value, and what to do."""
 
 
 class NoJava(PipelineFault):
-    """There is no Java that Spark can run on."""
+    """There is no Java runtime that Spark supports."""
 
 
 class NoSpark(PipelineFault):
-    """Spark could not be started or reached."""
+    """Spark cannot be started or reached."""
 
 
 class BuildRuns(PipelineFault):
@@ -18,15 +20,15 @@ class BuildRuns(PipelineFault):
 
 
 class NewerLake(PipelineFault):
-    """The lake was written by a newer version."""
+    """A newer version of Umbel wrote the lake."""
 
 
 class EmptyLake(PipelineFault):
-    """There is nothing to build from."""
+    """The lake contains no events."""
 
 
 class BuildFailed(PipelineFault):
-    """Spark could not finish; nothing was published."""
+    """The build failed; nothing was published."""
 
 
 class JavaExited(BuildFailed):
@@ -34,7 +36,7 @@ class JavaExited(BuildFailed):
 
 
 class UnreadFile(BuildFailed):
-    """A job could not read a file whose metadata was readable."""
+    """A job cannot read the data of a file, although its metadata is readable."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)

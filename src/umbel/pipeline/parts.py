@@ -1,4 +1,4 @@
-"""Parts: files that the jobs of a build read and write, by Arrow alone, and the files of a segment."""
+"""Parts: the files that jobs of a build read and write with Arrow, including those of segments."""
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,22 +17,19 @@ from umbel.pipeline.plan import Counted, Dealt, Fold, Folded, Plan, Samples, Seg
 from umbel.stores.interface import Store, raise_unavailable
 
 # ---- parts -----------------------------------------------------------------------------------------
-#
-# Files that the jobs of a build read and write, by Arrow alone.
-#
-# A job's file has a unique name. Files are named from the lake's root. Divided events are in Arrow's own
-# format, which costs less to write and read than Parquet; these files are removed at the end of the build.
 
 DIFFERING = frozenset(
     {"subject", "task_id", "uuid", "root_id", "args", "kwargs", "result", "detail", "eta", "expires"}
 )
-"""Text columns whose values differ from row to row, so that a dictionary would be useless."""
+"""Text columns whose values differ in each row, so that dictionary encoding would be useless."""
 
 ROWS_AT_ONCE = 250_000
 
 
 class UnreadPart(Exception):
-    """A file of a build cannot be read. If the store is unavailable, its error is raised instead."""
+    """Raised if a file of a build is unreadable. If the store is unavailable, the store's error is raised
+    instead.
+    """
 
     def __init__(self, name: str, error: Exception) -> None:
         raise_unavailable(error)
@@ -42,12 +39,16 @@ class UnreadPart(Exception):
 
 
 def fresh_name(folder: str, suffix: str) -> str:
-    """A unique name for a new file in the folder."""
+    """Return a unique name for a new file in the folder."""
     return f"{folder}/part-{secrets.token_hex(8)}{suffix}"
 
 
 def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: int = 2**20) -> Counted:
-    """Write a table to a new Parquet file in the folder."""
+    """Write a table to a new Parquet file in the folder, and return its name and number of rows.
+
+    Each file has a unique name. Paths are relative to the lake's root. Divided events are in Arrow's IPC
+    format, which is faster to write and read than Parquet; these files are removed at the end of the build.
+    """
     name = fresh_name(folder, ".parquet")
     repeated = [
         field.name
@@ -63,15 +64,16 @@ def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: in
             compression_level=1,
             use_dictionary=repeated,
             column_encoding=by_difference(table.schema) or None,
-            write_statistics=instants,  # columns that are read by a range, and are sorted
+            write_statistics=instants,  # only for sorted columns, of which a range is read
             row_group_size=row_group_size,
         )
     return Counted(name, table.num_rows)
 
 
 def event_batches(store: Store, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The events of a file of the lake, in batches with the lake's columns and types. UnreadPart if that
-    fails."""
+    """Yield the events of a file in batches, with the columns and types of the lake. Raise UnreadPart if it
+    is unreadable.
+    """
     try:
         with store.open(name) as opened, pq.ParquetFile(opened) as file:
             wanted = _filled(file.metadata, columns or [*EVENTS.names], columns or REQUIRED)
@@ -83,7 +85,9 @@ def event_batches(store: Store, name: str, columns: Sequence[str] | None = None)
 
 
 def _filled(metadata: pq.FileMetaData, names: Sequence[str], needed: Sequence[str]) -> list[str]:
-    """The columns to read: those that the file has and that are not null throughout by its statistics."""
+    """Return the columns to read: those in the file that are not entirely null according to its
+    statistics.
+    """
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     places = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
     return [
@@ -102,7 +106,7 @@ def _is_null(chunk: pq.ColumnChunkMetaData) -> bool:
 
 
 class Source:
-    """All events that a job folds: from the lake, from segments, and from divided files."""
+    """The events that a job folds: from the lake, from segments, and from divided files."""
 
     def __init__(self, store: Store, plan: Plan, job: Fold) -> None:
         self._store = store
@@ -111,16 +115,18 @@ class Source:
         self._of_lake = plan.sources(job.target) if job.of_lake else []
 
     def rows(self) -> int:
-        """An upper limit of the number of events: files of fewer buckets have events of other jobs too."""
+        """Return an upper limit for the number of events. A file with fewer buckets also contains events of
+        other jobs.
+        """
         of_lake = sum(_rows_in(self._store, name) for name, _ in self._of_lake)
         return self._job.kept_rows + self.fresh_rows() + of_lake
 
     def fresh_rows(self) -> int:
-        """The number of divided events for this job."""
+        """Return the number of divided events for this job."""
         return sum(size for dealt in self._plan.dealt for _, size in self._stretches(dealt))
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """All events of the job, a batch at a time."""
+        """Yield all events of the job in batches."""
         for name, count in self._of_lake:
             for table in event_batches(self._store, name, columns):
                 yield table if count == self._plan.count else self._own(table)
@@ -128,12 +134,12 @@ class Source:
         yield from self.fresh(columns)
 
     def kept(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Events of segments that earlier builds have stored."""
+        """Yield the events of segments that earlier builds have stored."""
         for part in self._job.kept:
             yield from event_batches(self._store, f"{TABLES}/{part.file}", columns)
 
     def fresh(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Divided events for this job."""
+        """Yield the divided events for this job."""
         for dealt in self._plan.dealt:
             places = [place for place, _ in self._stretches(dealt)]
             if not places:
@@ -144,7 +150,7 @@ class Source:
                     yield table if columns is None else table.select(columns)
 
     def _stretches(self, dealt: Dealt) -> Iterator[tuple[int, int]]:
-        """The batches of a divided file that belong to this job: their positions and sizes."""
+        """Yield the positions and sizes of the batches in a divided file that belong to this job."""
         for place, (target, size) in enumerate(zip(dealt.targets, dealt.sizes, strict=True)):
             if target == self._job.target:
                 yield place, size
@@ -154,16 +160,16 @@ class Source:
         return table.filter(pa.array(buckets == self._job.target))
 
     def all(self) -> pa.Table:
-        """All events of the job in one table."""
+        """Return all events of the job in one table."""
         return pa.concat_tables([EVENTS.empty_table(), *self.batches()])
 
     def only(self, ids: Sequence[str], *, others: bool = False) -> Iterator[pa.Table]:
-        """Events of these tasks; with `others`, of all other tasks."""
+        """Yield the events of these tasks; with `others`, of all other tasks."""
         return chosen(self.batches(), ids, others=others)
 
 
 def chosen(tables: Iterable[pa.Table], ids: Sequence[str], *, others: bool = False) -> Iterator[pa.Table]:
-    """Events of these tasks, or of all others."""
+    """Yield the events of these tasks; with `others`, of all other tasks."""
     wanted = pa.array(ids, pa.string())
     for table in tables:
         is_one = pc.is_in(table.column("uuid"), value_set=wanted)
@@ -171,7 +177,7 @@ def chosen(tables: Iterable[pa.Table], ids: Sequence[str], *, others: bool = Fal
 
 
 def read_part(store: Store, name: str, filters: pc.Expression | None = None) -> pa.Table:
-    """Read a file that a job has written; UnreadPart if that fails."""
+    """Read a file that a job has written. Raise UnreadPart if it is unreadable."""
     try:
         with store.open(name) as file:
             return pq.read_table(file, filters=filters, partitioning=None, use_threads=False)
@@ -180,7 +186,7 @@ def read_part(store: Store, name: str, filters: pc.Expression | None = None) -> 
 
 
 def write_dealt(store: Store, folder: str, stretches: Iterable[tuple[int, pa.Table]]) -> Dealt:
-    """Write events by target into one file. A target may come more than once."""
+    """Write the events of several targets to one file. A target may occur more than once."""
     dealt = Dealt(fresh_name(folder, ".arrow"), [], [])
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with store.writer(dealt.file) as file, pa.ipc.new_file(file, EVENTS, options=options) as writer:
@@ -201,7 +207,7 @@ def write_index(store: Store, index: pa.Buffer, folder: str) -> str:
 
 
 def read_index(store: Store, name: str) -> pa.Buffer:
-    """Read the keys of a segment; UnreadPart if that fails."""
+    """Read the keys of a segment. Raise UnreadPart if they are unreadable."""
     try:
         return store.buffer(name)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -209,6 +215,7 @@ def read_index(store: Store, name: str) -> pa.Buffer:
 
 
 def _rows_in(store: Store, name: str) -> int:
+    """Return the number of rows of a Parquet file."""
     try:
         with store.open(name) as file:
             count: int = pq.read_metadata(file).num_rows
@@ -218,16 +225,14 @@ def _rows_in(store: Store, name: str) -> int:
 
 
 # ---- writing ---------------------------------------------------------------------------------------
-#
-# The results of folding, as files of a segment.
 
 SAMPLES_A_GROUP = 8_192
 KEPT = "kept"
-"""The folder of files that are not tables: events, samples, suspects, keys."""
+"""The folder of files that are not part of tables: events, samples, suspects, keys."""
 
 
 class Written:
-    """Writes the files of a job. `counts`: also report how many samples each minute has."""
+    """Writes the files of a job. With `counts`, it also reports the number of samples in each minute."""
 
     def __init__(self, store: Store, plan: Plan, *, counts: bool = False) -> None:
         self._store = store
@@ -239,23 +244,25 @@ class Written:
         self._minutes: dict[int, int] = {}
 
     def folded(self) -> Folded:
-        """What was written, as the result of the job."""
+        """Return the written files as the result of the job."""
         return Folded(self._segments, self._hot, self._aside, self._minutes)
 
     def put(self, events: pa.Table) -> None:
-        """Write a segment of these events."""
+        """Write these events as a segment."""
         if events.num_rows:
             bucket = fold_bucket(events)
             self._segments.append(self._segment(bucket, [events], [bucket.timeline]))
 
     def put_hot(self, events: pa.Table) -> None:
-        """Write the hot segment."""
+        """Write these events as the hot segment."""
         if events.num_rows:
             bucket = fold_bucket(events)
             self._hot = self._segment(bucket, [events], [bucket.timeline])
 
     def put_large(self, reduced: pa.Table, events: Iterable[pa.Table], timeline: Iterable[pa.Table]) -> None:
-        """Write a segment of one task. `reduced`: the events that the tables `tasks` and `attempts` need."""
+        """Write a segment of one task. `reduced` contains the events that the tables `tasks` and `attempts`
+        need.
+        """
         self._segments.append(self._segment(fold_bucket(reduced), events, timeline))
 
     def put_aside(self, stretches: Iterable[tuple[int, pa.Table]]) -> None:
@@ -263,14 +270,15 @@ class Written:
         self._aside = write_dealt(self._store, f"{self._plan.folder}/scratch", stretches)
 
     def change(self, minutes: Mapping[int, int]) -> None:
-        """Note minutes whose samples have changed."""
+        """Record minutes whose samples have changed."""
         self._minutes |= minutes
 
     def write(self, table: pa.Table, name: str) -> Counted | None:
-        """Write a part of a table; None if it has no rows."""
+        """Write a part of a table; return None if it has no rows."""
         return self._part(table, name) if table.num_rows else None
 
     def _segment(self, bucket: Bucket, events: Iterable[pa.Table], timeline: Iterable[pa.Table]) -> Segment:
+        """Write all files of a segment: rows of the tables, events, keys, samples and suspects."""
         tables = {"tasks": [bucket.tasks], "attempts": [bucket.attempts], "timeline": timeline}
         tables["anomalies"] = [bucket.anomalies]
         written = {
@@ -290,7 +298,7 @@ class Written:
         return Segment(every, name, last_us, written, samples, *self._suspects(bucket))
 
     def _sampled(self, samples: pa.Table) -> Samples | None:
-        """Write samples sorted by minute, so that a range of minutes can be read without the rest."""
+        """Write samples sorted by minute, so that a range of minutes can be read without the others."""
         if "metrics" not in self._plan.wanted or not samples.num_rows:
             return None
         counts = measured.counts_by_minute(samples)
@@ -302,7 +310,9 @@ class Written:
         return Samples(file, min(counts), max(counts))
 
     def _suspects(self, bucket: Bucket) -> list[Counted | None]:
-        """Write open tasks, tasks without a sending, and the first sending of each name."""
+        """Write the open tasks, the tasks without a task-sent event, and the first such event of each task
+        name.
+        """
         if "anomalies" not in self._plan.wanted:
             return [None, None, None]
         suspects = bucket.suspects
@@ -318,12 +328,14 @@ class Written:
 
 
 def _without_nulls(events: pa.Table) -> pa.Table:
-    """The events without columns that are null throughout, about half of all; readers add missing columns."""
+    """Return the events without columns that are entirely null, which are about half. Readers add missing
+    columns.
+    """
     return events.select(
         [name for name in events.schema.names if events.column(name).null_count < len(events)]
     )
 
 
 def kept_name(written: Counted) -> Counted:
-    """The file's path, relative to the folder of tables."""
+    """Return the file with its path relative to the folder of tables."""
     return Counted(written.file.removeprefix(f"{TABLES}/"), written.rows)

@@ -1,6 +1,7 @@
-"""Plan: what a build has to do, and what the last build took, as data that every process of it reads. Pure.
+"""Plan: decide which jobs a build runs, and what it can reuse from the last build.
 
-The state of a build says which files it has taken, so that the next build extends it.
+The plan is data that all processes of the build read. The state of a build records which files it contains,
+so that the next build can extend it. This module does no IO.
 """
 
 from bisect import bisect_right
@@ -14,41 +15,32 @@ from umbel.fold.buckets import BUCKET_EVENTS, buckets_for
 from umbel.fold.names import Place, bucket_file, others_file, place_of
 
 # ---- plan ------------------------------------------------------------------------------------------
-#
-# What a build has to do, as data that every process of it reads. Pure.
-#
-# The names of files (`fold/names.py`) show groups that are written by bucket, and raw files, which are
-# divided first. Every step consists of independent jobs. A job returns the names of the files that it has
-# written, and only these are published: a job that ran twice adds nothing.
-#
-# Tasks are stored in segments. A segment has all events of its tasks, and the rows made from them; a build
-# that extends another one folds the segments again that got events, and the hot one. Permanent files are
-# named from the folder `tables`, so that a lake can be moved.
 
 BUCKETS_MAX = 4096
 DEAL_EVENTS = 500_000
-"""About as many events of raw files are divided by one job."""
+"""The approximate number of events of raw files that one job divides."""
 
 CHUNK_SAMPLES = 100_000
-"""The number of samples for one file of metrics."""
+"""The approximate number of samples for one file of metrics."""
 
 JUDGE_SUSPECTS = 500_000
 TIERS = ((0, BUCKET_EVENTS // 8, 8), (BUCKET_EVENTS // 8, BUCKET_EVENTS // 3, 3))
-"""Tiers of segments: least events, most events, and how many of them are merged into one. A merged segment
-has at most the events of a bucket, so the buckets of a first build stay unchanged."""
+"""Tiers of segments: minimum of events, maximum of events, and how many segments are merged into one. A
+merged segment has at most as many events as a bucket, so buckets of a first build are never merged.
+"""
 
 MERGED_EVENTS = 2
-"""Old events that are merged for each new event: one in each of the tiers."""
+"""Limit of old events that are merged for each new event: one in each tier."""
 
 RECENT_MAX = 64
-"""Most segments that may get late events; the rest is merged like older ones."""
+"""Limit of segments that are not merged because they may get late events."""
 
 HOT = 0
-"""The target of hot events in a first build; higher targets have recent events, by age."""
+"""The target of hot events in a first build. Higher targets are for recent events, by age."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Files that were written together; their names begin with `name`."""
+    """Files that were written together. Their names begin with `name`."""
 
     name: str
     count: int
@@ -57,8 +49,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Dealt(msgspec.Struct, frozen=True):
-    """Events that one job has divided: the file has one stretch for each target, in this order. For raw files
-    also the files of events without a task, and of the marks."""
+    """Events that one job has divided. The file contains batches of the `targets`, in this order. For raw
+    files there are also a file of events without a task and a file of marks.
+    """
 
     file: str
     targets: list[int]
@@ -75,7 +68,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """A file of samples for metrics, sorted by minute, and the minutes that it begins and ends with."""
+    """A file of samples for metrics, sorted by minute, with its first and last minute."""
 
     file: str
     first: int
@@ -83,12 +76,14 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Tasks that are folded together. `index`: their keys, sorted. `judged`: the anomalies among `untold`."""
+    """Tasks that are folded together. `index` is the file of their sorted keys; `judged` are the anomalies
+    among `untold`.
+    """
 
     events: list[Counted]
     index: str
     last_us: int
-    """When the last of its events was recorded."""
+    """The time at which the last event was recorded, in microseconds."""
     tables: dict[str, list[Counted]] = {}
     samples: Samples | None = None
     open: Counted | None = None
@@ -98,14 +93,15 @@ class Segment(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """The number of the segment's events."""
+        """The number of events in the segment."""
         return sum(part.rows for part in self.events)
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """The result of a job. `aside`: events to fold with those of other jobs: hot ones for the target HOT, and
-    recent ones for higher targets.
-    `minutes`: how many samples more each minute has; 0 for minutes that changed otherwise."""
+    """The result of a fold job. `aside` contains events to fold with those of other jobs: hot events for the
+    target HOT, recent events for higher targets. `minutes` contains the number of added samples in each
+    minute; 0 for minutes that changed in other ways.
+    """
 
     segments: list[Segment] = []
     hot: Segment | None = None
@@ -114,11 +110,12 @@ class Folded(msgspec.Struct, frozen=True):
 
 
 class Fold(msgspec.Struct, frozen=True):
-    """Fold the divided events of a target, with the events of segments (`kept`) and of that bucket of the
-    lake.
+    """A job: fold the divided events of a target, together with the events of segments (`kept`) and of the
+    bucket's files in the lake.
 
-    `seals`: whether settled tasks get separate segments. `first`: old ones do, and all others are put
-    aside; `enough`: when there are enough, and the rest is the hot segment. `minutes`: those to report.
+    `seals` decides whether settled tasks get separate segments. With `first`, old tasks do, and all others
+    are put aside. With `enough`, they do if there are enough of them, and the others form the hot segment.
+    `minutes` selects the minutes to report.
     """
 
     target: int
@@ -134,7 +131,7 @@ class Fold(msgspec.Struct, frozen=True):
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
-    """Metrics of the minutes from `first` to `last`."""
+    """A job: compute the metrics of the minutes from `first` to `last`."""
 
     files: list[str]
     first: int
@@ -142,13 +139,13 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Judge(msgspec.Struct, frozen=True, tag=True):
-    """Anomalies among these tasks, which are open."""
+    """A job: find anomalies among open tasks."""
 
     files: list[str]
 
 
 class Miss(msgspec.Struct, frozen=True, tag=True):
-    """Anomalies among these tasks, which have no sending."""
+    """A job: find anomalies among tasks without a task-sent event."""
 
     file: str
 
@@ -157,7 +154,7 @@ Join = Measure | Judge | Miss
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A file of metrics: of these minutes, from so many samples."""
+    """A file of metrics: its minutes and its number of samples."""
 
     first: int
     last: int
@@ -166,26 +163,39 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Everything that the jobs of a step need to know."""
+    """The plan that the jobs of a step read.
+
+    The names of files (`fold/names.py`) distinguish groups that are divided into buckets from raw files,
+    which the build divides first. Each step consists of independent jobs. A job returns the names of the
+    files that it has written, and only these files are published, so a job that runs twice does no harm.
+    Tasks are stored in segments. A segment contains all events of its tasks, and the rows that are computed
+    from them. A build that extends another build folds only the segments with new events and the hot
+    segment. Paths of permanent files are relative to the folder `tables`, so that a lake can be moved.
+    """
 
     lake: str
-    """The place of the lake. Its files are named from there, files of builds from its folder `tables`."""
+    """The address of the lake. Paths of its files are relative to it; paths of builds are relative to its
+    folder `tables`.
+    """
     folder: str
-    """The folder of this build in the lake; its folder `scratch` is removed in the end."""
+    """The folder of this build in the lake. Its subfolder `scratch` is removed at the end."""
     wanted: list[str]
     count: int = 1
     groups: list[Group] = []
     loose: list[list[str]] = []
     claims: list[str] | None = None
-    """Indexes of segments: events go to the segment with their task, else to the target after the last. None:
-    events are divided by bucket."""
+    """Indexes of segments. Events go to the segment that contains their task, else to the target after the
+    last segment. None if events are divided by bucket.
+    """
     dealt: list[Dealt] = []
     folds: list[Fold] = []
     joins: list[Join] = []
     horizon_us: int | None = None
 
     def sources(self, bucket: int) -> list[tuple[str, int]]:
-        """Files of the lake with events of a bucket, each with the number of buckets that it was made for."""
+        """Return the files of the lake with events of a bucket, each with the number of buckets of its
+        group.
+        """
         return [
             (bucket_file(group.name, bucket % group.count, group.count), group.count)
             for group in self.groups
@@ -193,14 +203,16 @@ class Plan(msgspec.Struct, frozen=True):
         ]
 
     def others(self) -> list[str]:
-        """Files of the lake with events without a task."""
+        """Return the files of the lake with events without a task."""
         return [others_file(group.name) for group in self.groups if group.has_others]
 
 
 def planned(plan: Plan, rows: Mapping[str, int], whole: Mapping[str, int]) -> Plan:
-    """The plan of a build from all events. `rows`: the lake's files, with the number of events of each.
-    `whole`: by group, the number of events that its marks describe; an incomplete group is divided like
-    raw files.
+    """Plan a build from all events.
+
+    `rows` contains the files of the lake and their numbers of events. `whole` contains, for each group, the
+    number of events that its marks describe. If it differs from the files, the group is incomplete and is
+    divided like raw files.
     """
     places = {name: place_of(name) for name in rows}
     found: dict[str, int] = {}
@@ -219,6 +231,7 @@ def planned(plan: Plan, rows: Mapping[str, int], whole: Mapping[str, int]) -> Pl
 
 
 def _job_groups(places: Sequence[Place]) -> list[Group]:
+    """Return the groups of these files, sorted by name."""
     by_name: dict[str, list[Place]] = {}
     for place in places:
         by_name.setdefault(place.group, []).append(place)
@@ -234,7 +247,7 @@ def _job_groups(places: Sequence[Place]) -> list[Group]:
 
 
 def shared(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Consecutive files in lists of about `most` events, one list for each job."""
+    """Divide files into lists of about `most` events each, one list for each job."""
     found: list[list[str]] = []
     total = most
     for name, size in sizes.items():
@@ -249,8 +262,9 @@ def shared(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 def merges(
     segments: Sequence[Segment], horizon_us: int, recent_us: int, events_max: int
 ) -> Iterator[list[Segment]]:
-    """Segments to merge, the oldest first, until they have about `events_max` events; segments that may get
-    late events only if there are too many of them."""
+    """Yield lists of segments to merge, the oldest first, until they have about `events_max` events.
+    Segments that may get late events are merged only if there are too many.
+    """
     total = 0
     by_age = sorted(segments, key=lambda segment: segment.last_us)
     spared = [segment for segment in by_age if segment.last_us > horizon_us - recent_us][-RECENT_MAX:]
@@ -266,7 +280,7 @@ def merges(
 
 
 def chunked(chunks: Sequence[Chunk], more: Mapping[int, int]) -> list[Chunk]:
-    """The chunks of metrics after some minutes have changed. Chunks that must be made again have no file."""
+    """Return the chunks of metrics after some minutes have changed. Chunks to recompute have no file."""
     found = list(chunks)
     for minute, samples in sorted(more.items()):
         if not found or (minute > found[-1].last and found[-1].samples >= CHUNK_SAMPLES):
@@ -280,7 +294,7 @@ def chunked(chunks: Sequence[Chunk], more: Mapping[int, int]) -> list[Chunk]:
 
 
 def measures(chunks: Iterable[Chunk], samples: Sequence[Samples]) -> list[Measure]:
-    """A job for each chunk without a file, in their order."""
+    """Return a job for each chunk without a file, in their order."""
     return [
         Measure(
             [part.file for part in samples if part.first <= chunk.last and part.last >= chunk.first], *span
@@ -292,27 +306,27 @@ def measures(chunks: Iterable[Chunk], samples: Sequence[Samples]) -> list[Measur
 
 
 # ---- state -----------------------------------------------------------------------------------------
-#
-# Which events a build has, and its segments, so that the next build can extend it; and what is new.
-#
-# Only the state of the published build counts: the manifest names it, so it is complete or missing. The
-# lake's files are known by name. An unknown file or group of files is new, unless it was made from known
-# ones (files of marks record the sources). If a known file is gone, or another version wrote the state,
-# everything is built from the events.
 
 STATE_VERSION = 1
-"""Increased when the meaning of the state or the tables of a segment change."""
+"""Increased when the meaning of the state or of a segment's tables changes."""
 
 Tree = Mapping[str, Sequence[str]]
-"""The sources of a group, by names, and their sources in turn."""
+"""The sources of a group by name, and recursively their sources."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """The state of a build. Files are named from the folder `tables`, those of the lake from its root."""
+    """The state of a build. Paths are relative to the folder `tables`, those of files of the lake to its
+    root.
+
+    A build extends the state of the published build. The manifest names the file of the state, so it is
+    complete or missing. Files of the lake are identified by name. An unknown file or group of files is new,
+    unless it was made from known files (files of marks record the sources). If a known file was deleted, or
+    another version wrote the state, the build reads all events.
+    """
 
     wanted: list[str]
     files: dict[str, int]
-    """Files of the lake that the build has, with the number of events of each."""
+    """Files of the lake that the build contains, and their numbers of events."""
     segments: list[Segment]
     hot: Segment | None
     others: list[Counted]
@@ -322,15 +336,15 @@ class State(msgspec.Struct, frozen=True):
     version: tuple[int, int, int] = (STATE_VERSION, TABLES_VERSION, LAKE_VERSION)
 
     def fits(self, wanted: Sequence[str]) -> bool:
-        """Whether a build of these tables can extend this state."""
+        """Return whether a build of these tables can extend this state."""
         return self.wanted == list(wanted) and self.version == (STATE_VERSION, TABLES_VERSION, LAKE_VERSION)
 
     def every(self) -> list[Segment]:
-        """All segments, the hot one included."""
+        """Return all segments, including the hot one."""
         return [*self.segments, *([self.hot] if self.hot is not None else [])]
 
     def names(self) -> set[str]:
-        """All files that the state needs."""
+        """Return the names of all files that the state needs."""
         found = {part.file for part in _counted(msgspec.structs.asdict(self))}
         for segment in self.every():
             found |= {segment.index, segment.samples.file if segment.samples else ""}
@@ -338,7 +352,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 def _counted(value: Any) -> Iterator[Counted]:
-    """Every file with rows in a nested value."""
+    """Yield every `Counted` in a nested value."""
     match value:
         case Counted():
             yield value
@@ -354,9 +368,10 @@ def _counted(value: Any) -> Iterator[Counted]:
 def new_files(
     known: Mapping[str, int], now: Mapping[str, int], made_of: Callable[[str], Tree]
 ) -> list[str] | None:
-    """Files with new events; None if events that the state has are gone from the lake.
+    """Return the files with new events; None if events of the state were deleted from the lake.
 
-    `known`, `now`: the files of the state and of the lake, with the number of events of each."""
+    `known` and `now` are the files of the state and of the lake, with their numbers of events.
+    """
     before, after = _units(known), _units(now)
     fresh = [unit for unit in after if unit not in before]
     if any(unit in before and after[unit] != before[unit] for unit in after):
@@ -371,7 +386,7 @@ def new_files(
 
 
 def _unit(name: str) -> str:
-    """The group of a file, or the file itself."""
+    """Return the group of a file, or the file itself."""
     place = place_of(name)
     return name if place is None else place.group
 
@@ -388,7 +403,7 @@ def _unit_groups(files: Mapping[str, int]) -> set[str]:
 
 
 def _is_covered(unit: str, known: Mapping[str, int], tree: Tree) -> bool:
-    """Whether a unit is known, or all its sources are."""
+    """Return whether a file or group is known, or all its sources are."""
     if unit in known:
         return True
     parts = tree.get(unit, ())

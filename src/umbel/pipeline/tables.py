@@ -1,10 +1,10 @@
-"""Tables: how the tables of one build are made, before it is published. The steps:
+"""Tables: make the tables of a build, before it is published. The steps:
 
-deal     divides files that are not written by bucket: by bucket, or by the segment that has their tasks
-fold     folds tasks: in a first build the old ones of each bucket, then recent and hot ones of all buckets;
-         in an increment segments that got events, the hot one, and old segments that are merged
+deal     divides the events of raw files, by bucket or by the segment that contains their task
+fold     folds tasks: in a first build the old tasks of each bucket, then recent and hot tasks of all buckets;
+         in an increment the segments with new events, the hot segment, and segments to merge
 nodes    folds events without a task, in this process
-join     makes metrics of changed minutes, and anomalies that need facts of several tasks
+join     computes metrics of changed minutes, and anomalies that depend on several tasks
 """
 
 from collections import Counter
@@ -54,26 +54,26 @@ Tell = Callable[[str, int, int], None]
 
 STEPS = 4
 OTHERS_MAX = 16
-"""With more files of events without a task, these are merged into one."""
+"""Limit of files of events without a task; with more, they are merged into one."""
 
 OF_NODES = frozenset({"timeline", "workers", "elections", "anomalies"})
 Parts = dict[str, list[Counted]]
 
 
 def say_nothing(_what: str, _done: int, _total: int) -> None:
-    """Report no progress."""
+    """Ignore progress; the default when no function is passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTables:
-    """Files of each table, and what the next build can extend."""
+    """The files of each table, and the state that the next build can extend."""
 
     tables: Parts
     state: State
 
 
 class BuildSite:
-    """The place of a build under construction: its store, its folder, and the engine that runs its jobs."""
+    """The context of a running build: its store, its folder, and the engine that runs its jobs."""
 
     def __init__(self, engine: Engine, store: Store, name: str, wanted: Sequence[str], tell: Tell) -> None:
         self.store = store
@@ -85,15 +85,15 @@ class BuildSite:
         self._runs = Counter[str]()
 
     def open(self) -> Plan:
-        """An empty plan for this build."""
+        """Return an empty plan for this build."""
         return Plan(self.store.where, self.folder, self.wanted)
 
     def clear(self) -> None:
-        """Remove everything that this build has written."""
+        """Delete everything that this build has written."""
         self.store.delete_folder(self.folder)
 
     def close(self) -> None:
-        """Remove the files that only this build's jobs needed."""
+        """Delete the files that only the jobs of this build needed."""
         self.store.delete_folder(self.scratch)
 
     def run(self, step: str, plan: Plan, count: int) -> Sequence[Answer]:
@@ -108,24 +108,24 @@ class BuildSite:
         return self._engine.run(step, f"{self.store.where}/{name}", count)
 
     def deal(self, plan: Plan) -> list[Dealt]:
-        """Divide raw files by target, and return what the jobs have written."""
+        """Divide raw files by target, and return the files that the jobs have written."""
         if plan.loose:
-            self.tell("dealing out", 0, STEPS)
+            self.tell("dividing", 0, STEPS)
         return [
             answer.dealt for answer in self.run("deal", plan, len(plan.loose)) if answer.dealt is not None
         ]
 
     def fold(self, plan: Plan) -> list[Folded]:
-        """Fold tasks, and return the result of each job, in their order."""
+        """Fold tasks, and return the results in the order of the jobs."""
         self.tell("folding", 1, STEPS)
         return [answer.folded or Folded() for answer in self.run("fold", plan, len(plan.folds))]
 
     def write(self, table: pa.Table, name: str) -> Counted:
-        """Write a table into a folder of this build."""
+        """Write a table to a folder of this build."""
         return kept_name(write_part(self.store, table, f"{self.folder}/{name}"))
 
     def write_scratch(self, table: pa.Table, name: str) -> None:
-        """Write a table for jobs of this build, which read it by this name."""
+        """Write a table with this name for jobs of this build."""
         with self.store.writer(f"{self.scratch}/{name}") as file:
             pq.write_table(table, file)
 
@@ -134,7 +134,7 @@ class BuildSite:
         return read_part(self.store, f"{TABLES}/{part.file}")
 
     def read_all(self, schema: pa.Schema, parts: Iterable[Counted | None]) -> pa.Table:
-        """Read files of builds as one table; None stands for no file."""
+        """Read files of builds as one table; None means no file."""
         return pa.concat_tables(
             [schema.empty_table(), *(self.read(part) for part in parts if part is not None)]
         )
@@ -142,7 +142,7 @@ class BuildSite:
 
 @dataclass(slots=True)
 class FoldedParts:
-    """The results of folding, from which the rest of a build is made."""
+    """The results of folding, from which the other tables are made."""
 
     marks: Marks
     others: list[Counted]
@@ -151,10 +151,10 @@ class FoldedParts:
     minutes: dict[int, int] = field(default_factory=dict)
     chunks: list[Chunk] = field(default_factory=list)
     since: Counted | None = None
-    """The table of first sendings of the build before."""
+    """The first task-sent event of each task name, from the previous build."""
 
     def every(self) -> list[Segment]:
-        """All segments, the hot one included."""
+        """Return all segments, including the hot one."""
         return [*self.segments, *([self.hot] if self.hot is not None else [])]
 
     def take(self, folded: Folded) -> None:
@@ -166,7 +166,7 @@ class FoldedParts:
 
 
 def made_whole(site: BuildSite, rows: Mapping[str, int]) -> BuiltTables:
-    """Build from all events. `rows`: the lake's files, with the number of events of each."""
+    """Build from all events. `rows` contains the files of the lake and their numbers of events."""
     known, whole = _marks_in(site.store, rows)
     plan = planned(site.open(), rows, whole)
     dealt = site.deal(plan)
@@ -194,7 +194,7 @@ def made_whole(site: BuildSite, rows: Mapping[str, int]) -> BuiltTables:
 
 
 def extended(site: BuildSite, state: State, rows: Mapping[str, int], new: Sequence[str]) -> BuiltTables:
-    """Extend the last build by the events of the new files."""
+    """Extend the last build with the events of new files."""
     segments = state.segments
     plan = msgspec.structs.replace(
         site.open(),
@@ -215,7 +215,7 @@ def extended(site: BuildSite, state: State, rows: Mapping[str, int], new: Sequen
     came = sum(rows[name] for name in new)
     together = list(merges(spared, horizon_us or 0, RECENT_US, MERGED_EVENTS * came))
     folds += [Fold(-1, [part for segment in those for part in segment.events]) for those in together]
-    folds.sort(key=lambda job: job.kept_rows, reverse=True)  # the longest first, for an even load
+    folds.sort(key=lambda job: job.kept_rows, reverse=True)  # the longest jobs first, for an even load
     replaced = {id(segment) for those in together for segment in those}
     ground = FoldedParts(
         marks,
@@ -243,7 +243,7 @@ def _with_others(site: BuildSite, files: Sequence[Counted], others: pa.Table) ->
 def _joined(
     site: BuildSite, ground: FoldedParts, rows: Mapping[str, int], horizon_us: int | None
 ) -> BuiltTables:
-    """Make the remaining tables from the results of folding."""
+    """Make the other tables from the results of folding."""
     site.tell("nodes", 2, STEPS)
     tables: Parts = {table: [] for table in site.wanted}
     _put_nodes(site, ground, tables)
@@ -285,7 +285,7 @@ def _joined(
         verdict = [segment.judged for segment in segments]
         tables["anomalies"] += [part for part in (*found, *verdict) if part is not None and part.rows]
     for table, parts in tables.items():
-        if not parts:  # an empty table has a file too, with its columns
+        if not parts:  # an empty table also has a file, with its columns
             parts.append(site.write(SCHEMAS[table].empty_table(), table))
     site.close()
     site.tell("", STEPS, STEPS)
@@ -313,7 +313,9 @@ def _put_nodes(site: BuildSite, ground: FoldedParts, tables: Parts) -> None:
 
 
 def _since(site: BuildSite, ground: FoldedParts) -> tuple[Counted | None, set[str]]:
-    """The table of first sendings; and the segments with tasks of names whose first sending has changed."""
+    """Return the first task-sent event of each task name, and the segments that are affected by changes of
+    it.
+    """
     if "anomalies" not in site.wanted:
         return None, set()
     since = earliest_sendings(site.read_all(FIRST_SENDINGS, [segment.told for segment in ground.every()]))
@@ -338,7 +340,7 @@ def _by_name(since: pa.Table) -> dict[str, object]:
 
 
 def _marks_in(store: Store, names: Iterable[str]) -> tuple[dict[str, Marks], dict[str, int]]:
-    """The marks of groups, where they can be read, and the number of events that they describe."""
+    """Return the readable marks of groups, and the number of events that they describe."""
     found: dict[str, Marks] = {}
     whole: dict[str, int] = {}
     for group in sorted({place.group for place in map(place_of, names) if place is not None}):
@@ -349,7 +351,7 @@ def _marks_in(store: Store, names: Iterable[str]) -> tuple[dict[str, Marks], dic
             found[group] = Marks.of_table(table)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise_unavailable(error)
-            continue  # they are computed again from the events
+            continue  # unreadable marks are computed from the events
     return found, whole
 
 

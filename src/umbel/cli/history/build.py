@@ -1,4 +1,4 @@
-"""`umbel history build`: the tables, made from the recorded events, by Spark or on this machine alone."""
+"""`umbel history build`: build the tables from the recorded events, with Spark or with local processes."""
 
 import logging
 import os
@@ -32,19 +32,20 @@ if TYPE_CHECKING:
 
 @click.command("build")
 @history_options
-@click.option(
-    "--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002."
-)
+@click.option("--master", metavar="URL", help="Spark master: local[4], spark://host:7077, sc://host:15002.")
 @click.option(
     "--engine",
     type=click.Choice(["spark", "local"]),
     default="spark",
     show_default=True,
-    help="What runs the build; local: processes of this machine, without Java.",
+    help="What runs the build; local: processes on this machine, without Java.",
 )
-@click.option("--tables", metavar="A,B", help="Only these tables.")
+@click.option("--tables", metavar="A,B", help="Build only these tables.")
 @click.option(
-    "--follow", "is_following", is_flag=True, help="Keep running, and publish again after new events."
+    "--follow",
+    "is_following",
+    is_flag=True,
+    help="Keep running, and publish new tables when there are new events.",
 )
 @click.option(
     "--until-caught-up", is_flag=True, help="With --follow: stop when all recorded events are published."
@@ -56,12 +57,12 @@ if TYPE_CHECKING:
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --follow: seconds between looks for new events.",
+    help="With --follow: seconds between checks for new events.",
 )
 @click.option(
     "--afresh",
     is_flag=True,
-    help="Build from all recorded events, not from what is new since the last build.",
+    help="Build from all recorded events instead of extending the last build.",
 )
 @click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A Spark setting.")
 @json_option
@@ -79,11 +80,11 @@ def build(
 ) -> int:
     """Build the tables from the recorded events, and publish them together.
 
-    A build extends the last one by the events that are new; with --afresh, with other tables, or where
-    recorded events were removed since, all events are read.
+    A build extends the last build with new events. It reads all events with --afresh, with other tables, or
+    if recorded events were deleted since the last build.
 
-    Files that cannot be read are moved to the lake's quarantine and named; the tables are made from
-    the rest, and the exit code is 75.
+    Unreadable files are listed and moved to the lake's quarantine. The tables are built from the other
+    files, and the exit code is 75.
     """
     wanted, conf, is_local = _wanted(tables), _conf(pairs), engine == "local"
     if is_local and (master or pairs):
@@ -131,14 +132,14 @@ def _spark(
     store: Store,
     conf: dict[str, str],
 ) -> Iterator[Any]:
-    """A Spark session. Its working files are in the lake where the lake is a folder, else in a temporary
-    one.
+    """Open a Spark session. Its working files are in the lake if the lake is a folder, else in a temporary
+    folder.
     """
     from umbel.pipeline import engines
 
     progress.tell("starting Spark", 0, 1)
     root = store.path("")
-    if root is not None:  # files of Spark get the permissions of the lake
+    if root is not None:  # files that Spark writes get the permissions of the lake
         conf = {"spark.hadoop.fs.permissions.umask-mode": f"{0o777 & ~mode_of(root):03o}", **conf}
     with TemporaryDirectory(prefix="umbel-spark-") as elsewhere:
         folder = store.path(".work") or Path(elsewhere)
@@ -148,6 +149,7 @@ def _spark(
 
 @contextmanager
 def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool) -> Iterator["Engine"]:
+    """Start the engine that runs the jobs: local processes or Spark."""
     from umbel.pipeline.engines import NOT_BUILT, LocalEngine, SparkEngine, failing_as
 
     if is_local:
@@ -163,7 +165,7 @@ def _engine(spark: Callable[[], AbstractContextManager[Any]], *, is_local: bool)
 
 @contextmanager
 def _as_open_as(store: Store) -> Iterator[None]:
-    """Set the umask so that files that Java writes for us get the permissions of the lake."""
+    """Set the umask, so that files that Java writes get the permissions of the lake."""
     root = store.path("")
     if root is None:
         yield
@@ -176,6 +178,7 @@ def _as_open_as(store: Store) -> Iterator[None]:
 
 
 def _wanted(tables: str | None) -> list[str]:
+    """Parse --tables. Raise ConfigurationError for an unknown table."""
     names = [name.strip() for name in (tables or "").split(",") if name.strip()]
     for name in names:
         if name not in TABLES:
@@ -184,6 +187,7 @@ def _wanted(tables: str | None) -> list[str]:
 
 
 def _conf(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Parse the values of --conf."""
     for pair in pairs:
         if "=" not in pair:
             raise ConfigurationError(f"--conf {pair!r} is not NAME=VALUE")
@@ -191,6 +195,7 @@ def _conf(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _existing(store: Store) -> Store:
+    """Return the store. Raise EmptyLake if there is no lake."""
     from umbel.pipeline.faults import EmptyLake
 
     if not store.is_there():
@@ -201,7 +206,7 @@ def _existing(store: Store) -> Store:
 
 
 class _Look:
-    """The lake's files that can be read; those that cannot go to the quarantine and are named."""
+    """Finds the readable files of the lake; reports unreadable files and moves them to the quarantine."""
 
     def __init__(self, store: Store, progress: "Progress", *, may_be_empty: bool) -> None:
         self.may_be_empty = may_be_empty
@@ -214,13 +219,14 @@ class _Look:
         return exits.PARTIAL if self._has_unreadable else exits.OK
 
     def __call__(self, *, thorough: bool = False) -> "Found":
+        """Check the files, move unreadable files to the quarantine, and return the others."""
         from umbel.pipeline import io
         from umbel.pipeline.faults import EmptyLake
         from umbel.pipeline.io import look_into
 
         lake = Lake(self._store)
         if thorough:
-            self._progress.tell("looking for damage", 0, 1)
+            self._progress.tell("checking for damage", 0, 1)
         if not self._known and (state := io.newest_state(self._store)) is not None:
             self._known = state.files
         found = look_into(self._store, lake.event_files(), thorough=thorough, known=self._known)
@@ -240,7 +246,7 @@ class _Look:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """SIGTERM and SIGINT stop following after the current round."""
+    """Yield an event that SIGTERM and SIGINT set, to stop following after the current round."""
     stop = threading.Event()
     former = {
         number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
@@ -254,12 +260,12 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
 
 @contextmanager
 def _faults_as_errors() -> Iterator[None]:
-    """Turn faults of the pipeline into the errors that commands turn into exit codes."""
+    """Convert errors of the pipeline to those that the command line maps to exit codes."""
     try:
         from umbel.pipeline import faults
     except ImportError:
         raise ConfigurationError("the pipeline needs Spark and Arrow: pip install 'umbel[history]'") from None
-    # Py4J logs when Java has ended; the error below says what it means, in one line.
+    # Py4J logs many lines when Java exits. The error below is one line.
     logging.basicConfig(handlers=[logging.NullHandler()])
     try:
         yield
@@ -274,23 +280,25 @@ def _faults_as_errors() -> Iterator[None]:
         raise UmbelError(str(fault)) from None
     except OSError as error:
         raise UmbelError(
-            f"{error.filename or 'the lake'}: {error.strerror or error}; fix it, and build again"
+            f"{error.filename or 'the lake'}: {error.strerror or error}; fix this, and build again"
         ) from None
 
 
 class Progress:
-    """Shows the current step of a build on a terminal; this class shows nothing, for other outputs."""
+    """Shows the current step of a build. This class shows nothing; `_Bar` is for terminals."""
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Show a step of the build: `done` of `total` parts are complete."""
+        """Show a step of the build, with `done` of `total` parts completed."""
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Hide the bar while the block prints something."""
+        """Hide the progress bar while the block prints."""
         yield
 
 
 class _Bar(Progress):
+    """Shows the current step as a progress bar on a terminal."""
+
     def __init__(self, bar: "RichProgress") -> None:
         self._bar = bar
         self._step = bar.add_task("looking for events in the lake", total=None)
@@ -302,7 +310,7 @@ class _Bar(Progress):
             self._step,
             description=f"{what or 'publishing'}{place}",
             completed=done,
-            total=total if is_counted else None,  # how long it takes is not known
+            total=total if is_counted else None,  # the duration is unknown
         )
 
     @contextmanager
@@ -316,6 +324,7 @@ class _Bar(Progress):
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
+    """Yield the progress display: a bar on a terminal, else one that shows nothing."""
     if not sys.stderr.isatty():
         yield Progress()
         return
@@ -324,8 +333,8 @@ def _progress() -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
 
     columns = (TextColumn("{task.description:<22}"), BarColumn(), TimeElapsedColumn())
-    # A separate file on the terminal: while Java starts, stderr goes to a log. stdout is not redirected,
-    # or data would be printed where the bar is.
+    # This is a duplicate of stderr, because stderr is redirected to a log while Java starts. Rich must not
+    # redirect stdout: it would print the command's output to the terminal.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
         console = Console(file=terminal)
         with RichProgress(
@@ -342,6 +351,7 @@ def _report_published(progress: Progress, manifest: "Manifest", *, is_following:
 
 
 def _print_summary(manifest: "Manifest", *, as_json: bool) -> None:
+    """Print the figures of a published build."""
     figures: dict[str, Any] = {
         "build": manifest.build,
         "events": manifest.events,

@@ -1,4 +1,4 @@
-"""`umbel history`: recorded events, built into tables and queried. Commands load when called."""
+"""`umbel history`: build tables from recorded events and query them."""
 
 import click
 
@@ -8,7 +8,7 @@ from umbel.cli.history.report import ROW_COMMANDS, compared, database, report, s
 
 @click.group("history")
 def command() -> None:
-    """Build tables from what was recorded, and read them: rows, SQL, promises, a report."""
+    """Build tables from recorded events, and query them: rows, SQL, objectives, a report."""
 
 
 for member in (build, tables, sql, *ROW_COMMANDS, slo, compared, report, database):

@@ -1,4 +1,4 @@
-"""Which lake a command of the history works on, and which times, periods and tasks of it."""
+"""Options that select the lake of a history command, and the times, periods and tasks in it."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -17,21 +17,19 @@ from umbel.stores.local import is_bucket
 from umbel.text import lake_place, without_password
 
 # ---- lake ------------------------------------------------------------------------------------------
-#
-# Which lake a command works on.
 
 
 class LakePlace(click.Path):
-    """The type of --lake: a folder, or a place in S3.
+    """The type of --lake: a folder or an address in S3.
 
-    S3 is checked first, because a path loses the `//` of an address.
+    S3 is checked first, because converting an address to a path would lose the `//`.
     """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The place of the lake; refuses an address that is neither a folder nor s3://."""
+        """Parse the place of the lake. Fail if it is neither a folder nor an s3:// address."""
         try:
             named = lake_place(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -40,67 +38,65 @@ class LakePlace(click.Path):
 
 
 def lake_option(function: FunctionT) -> FunctionT:
-    """Add --lake: the lake that the option or its variable names, else the app's `history_lake`, else its
-    default.
+    """Add --lake. Its default is the environment variable, then the app's `history_lake`, then that
+    setting's default.
     """
     option = click.option(
         "--lake",
         metavar="PLACE",
         envvar="UMBEL_HISTORY_LAKE",
-        # The command of a group may not be the one that runs, so it finds its lake itself.
+        # A group does not know yet whether a subcommand runs, so its function finds the lake.
         callback=lambda ctx, _, value: (
             value if isinstance(ctx.command, click.Group) else find_lake(ctx, value)
         ),
         type=LakePlace(),
-        help="Where the history is, a folder or s3://bucket/prefix; default: history_lake, else umbel-lake.",
+        help="Folder or s3://bucket/prefix of the history; default: history_lake, else umbel-lake.",
     )
     return option(function)
 
 
 def history_options(function: FunctionT) -> FunctionT:
-    """Add --lake and --app, for commands that need an app only to find the lake."""
+    """Add --lake and --app to a command that needs the app only to find the lake."""
     return chosen_app_option(lake_option(function), is_handed=False)
 
 
 def find_lake(ctx: click.Context, value: Where | None) -> Where:
-    """The lake that the option names, else the app's, else the default."""
+    """Return the lake of the option, else the app's, else the default."""
     if value is not None:
         return value
     default, app_name = Settings().history_lake, ctx.meta.get(APP_KEY)
     if ctx.params.get("url") or ctx.resilient_parsing:
-        return default  # a broker was named so that no app is needed
+        return default  # with -b no app is needed
     try:
         return find_app(app_name).app.settings.history_lake
     except AppNotFound as error:
         if app_name is not None:
             raise
-        if error.__cause__ is not None:  # there is an app, and it cannot be loaded
-            click.echo(f"umbel: {error}; using the lake {default}, --lake names another", err=True)
+        if error.__cause__ is not None:  # the app exists, but cannot be loaded
+            click.echo(f"umbel: {error}; using the lake {default}; use --lake to select another", err=True)
         return default
 
 
 def find_lake_mode(app_name: str | None, url: str | None) -> int:
-    """Permission bits of a lake that is recorded: by the app's settings, or without an app by those of the
-    project.
+    """Return the permission bits for files of the lake, from the app's settings, or without an app from the
+    project's.
     """
     settings = assemble({}) if url else find_app(app_name).app.settings
     return settings.lake_mode_bits()
 
 
 # ---- moments ---------------------------------------------------------------------------------------
-#
-# Times, periods and patterns as the commands of the history take them.
 
 AGO = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 class Moment(click.ParamType[datetime]):
-    """A time in ISO 8601 (UTC where it does not say), or how long ago: 90s, 15m, 2h, 3d, 1w."""
+    """The type of a time: ISO 8601, in UTC by default, or how long ago, such as 90s, 15m, 2h, 3d, 1w."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """A time from ISO 8601 or from how long ago it was; refuses anything else."""
+        """Parse a time. Fail if the text is neither ISO 8601 nor a duration."""
         if isinstance(value, datetime):
             return value
         text = str(value).strip()
@@ -118,12 +114,14 @@ class Moment(click.ParamType[datetime]):
 
 
 class Period(click.ParamType[Span]):
-    """Two times with `..` between them; an omitted one is the beginning or the end of the history."""
+    """The type of a period: two times with `..` between them. If one is omitted, the period is open at that
+    end.
+    """
 
     name = "period"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Span:
-        """A period from two times; refuses one that ends before it begins."""
+        """Parse a period. Fail if it ends before it begins."""
         if isinstance(value, Span):
             return value
         since, dots, until = str(value).partition("..")
@@ -147,21 +145,22 @@ def time_options(function: FunctionT) -> FunctionT:
     """Add --since and --until."""
     return _with(
         function,
-        click.option("--since", type=Moment(), help="Not before this time (UTC), or 15m, 2h, 3d ago."),
-        click.option("--until", type=Moment(), help="Before this time (UTC), or 15m, 2h, 3d ago."),
+        click.option("--since", type=Moment(), help="Only since this time (UTC), or 15m, 2h, 3d ago."),
+        click.option("--until", type=Moment(), help="Only before this time (UTC), or 15m, 2h, 3d ago."),
     )
 
 
 def part_options(function: FunctionT) -> FunctionT:
-    """Add --task and --queue, which choose tasks by name and queue."""
+    """Add --task and --queue, which select tasks by name and queue."""
     return _with(
         function,
         click.option("--task", default="", metavar="GLOB", help="Only tasks of this name, as in 'shop.*'."),
-        click.option("--queue", default="", metavar="GLOB", help="Only of this queue, as in 'mail*'."),
+        click.option("--queue", default="", metavar="GLOB", help="Only tasks of this queue, as in 'mail*'."),
     )
 
 
 def _with(function: FunctionT, *options: Callable[[FunctionT], FunctionT]) -> FunctionT:
+    """Add options to a command, in this order."""
     for option in reversed(options):
         function = option(function)
     return function

@@ -1,4 +1,4 @@
-"""`umbel demo`: a cluster on this machine, put through what clusters go through, in about a minute."""
+"""`umbel demo`: run a cluster on this machine under load and failures, in about a minute."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from umbel.demo.processes import environment
 from umbel.errors import ConfigurationError
 from umbel.history.lake import can_record
 
-MARKER = ".umbel-demo"  # a folder without this file is never emptied
+MARKER = ".umbel-demo"  # the demo never deletes a folder without this file
 
 
 @click.command("demo")
@@ -25,17 +25,17 @@ MARKER = ".umbel-demo"  # a folder without this file is never emptied
     "--broker",
     "url",
     metavar="URL",
-    help="redis://… or amqp://… without other workers; default: the embedded broker.",
+    help="redis://… or amqp://…, not used by other workers; default: the embedded broker.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(5, 3600), default=30.0, show_default=True, help="Of mixed load."
+    "--seconds", type=click.FloatRange(5, 3600), default=30.0, show_default=True, help="Duration of the load."
 )
 @click.option(
     "--history/--no-history", default=True, help="Record events and build tables from them with Spark."
 )
-@click.option("--web/--no-web", default=True, help="Show it in the browser, too; the address is printed.")
+@click.option("--web/--no-web", default=True, help="Also serve the dashboard; its address is printed.")
 @click.option("--celery/--no-celery", default=True, help="Run a worker for a Celery app in the same cluster.")
-@click.option("--stay", is_flag=True, help="Afterwards leave a cluster running to click around in.")
+@click.option("--stay", is_flag=True, help="Keep a cluster running afterwards.")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
@@ -54,17 +54,17 @@ def command(
     directory: Path,
     as_json: bool,
 ) -> int:
-    """Run a demo: three workers under load, a Celery app next to them, a killed worker, an election, history.
+    """Run a demo: three workers and a Celery app under load, a killed worker, an election, history.
 
-    Ends with what was sent, what ran, what was repeated and why, and whether results, the tasks' own
-    ledger and history agree; exit code 1 if they do not.
+    The report at the end shows the tasks that were sent, ran and were repeated, and why. It compares
+    results, history and a ledger that the tasks write; the exit code is 1 if they differ.
     """
     home = _home(directory)
     broker = url or f"sqlite:///{home / 'demo.db'}"
     backend = broker if not broker.startswith("amqp") else f"sqlite:///{home / 'results.db'}"
     run = f"demo_{new_id()[:8]}" if url else "demo"  # the embedded broker starts empty
     os.environ.update(environment(broker, backend, home, run))
-    # Imported only now: the demo's app reads its settings from this environment.
+    # The demo's app reads its settings from this environment when it is imported.
     from umbel.cli.run.demo_closing import show
     from umbel.demo.story import Demo
 
@@ -83,13 +83,14 @@ def command(
 
 
 def skips(what: str, extra: str, *, missing: bool) -> bool:
-    """Whether a part of the demo is skipped because its extra is missing; then says so on stderr."""
+    """Return `missing`; if it is true, print on stderr which part is skipped and how to install its extra."""
     if missing:
         click.echo(f"umbel: {what} is skipped; it needs `pip install 'umbel[{extra}]'`", err=True)
     return missing
 
 
 def _stay(home: Path, *, web: bool, celery: bool) -> None:
+    """Run the cluster until it is interrupted."""
     from umbel.demo.story import stay
 
     try:
@@ -99,9 +100,7 @@ def _stay(home: Path, *, web: bool, celery: bool) -> None:
 
 
 def _home(directory: Path) -> Path:
-    """The demo's folder: created, or emptied if an earlier demo left it. Refuses any other existing
-    folder.
-    """
+    """Create the demo's folder. An existing folder is replaced only if an earlier demo created it."""
     home = directory.resolve()
     if home.exists():
         if not (home / MARKER).exists():

@@ -1,4 +1,6 @@
-"""The closing report: what was sent, what ran, what was repeated and why, who led, what history says."""
+"""The closing report of the demo: tasks sent, run and repeated, leaders of the schedule, figures from
+history.
+"""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +14,7 @@ from umbel.text import numbered
 
 
 def as_data(outcome: Outcome) -> dict[str, Any]:
-    """The closing report as data, for --json and for the tables."""
+    """Return the closing report as data, for --json and for the tables."""
     repeated = outcome.ledger.repeats()
     crashes = {task_id for task_id in repeated if outcome.sent.kinds.get(task_id) == "crashing"}
     recovered = outcome.ledger.recovered(outcome.killed).keys() - crashes
@@ -41,7 +43,7 @@ def as_data(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcome: Outcome, *, as_json: bool) -> None:
-    """Print the closing report, as tables or as JSON."""
+    """Print the closing report as tables or as JSON."""
     data = as_data(outcome)
     if as_json:
         print_json(data)
@@ -80,12 +82,13 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
 
 
 def _kinds(outcome: Outcome) -> list[str]:
-    """All kinds of tasks, without those of the Celery app where it was not run."""
+    """Return all kinds of tasks; without those of the Celery app if it did not run."""
     sent = set(outcome.sent.kinds.values())
     return [kind for kind in KINDS if kind not in OF_CELERY or kind in sent]
 
 
 def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
+    """Count the outcomes and runs of the tasks of one kind."""
     ids = [task_id for task_id, found in outcome.sent.kinds.items() if found == kind]
     states = Counter(outcome.states.get(task_id, "unknown") for task_id in ids)
     wanted = set(ids)
@@ -100,18 +103,19 @@ def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
 
 
 def _ticks(outcome: Outcome) -> set[int]:
+    """Return the slots in which the periodic task ran."""
     return {outcome.slots[task_id] for task_id in outcome.ledger.ids if task_id in outcome.slots}
 
 
 def _in_two_columns(figures: list[tuple[str, str]]) -> list[tuple[str, ...]]:
-    """Two figures a row, so that the whole report fits a screen."""
+    """Arrange two figures in each row, so that the report fits on a screen."""
     half = (len(figures) + 1) // 2
     left, right = figures[:half], [*figures[half:], ("", "")]
     return [(*first, *second) for first, second in zip(left, right, strict=False)]
 
 
 def _repeats(repeated: dict[str, int]) -> str:
-    """The repeated runs and their reasons, in one line of a narrow terminal."""
+    """Describe the repeated runs and their reasons in a short line."""
     total, *reasons = repeated.items()
     listed = "; ".join(f"{count} {why.replace('because their', 'whose')}" for why, count in reasons if count)
     return f"{total[1]}: {listed}" if listed else str(total[1])

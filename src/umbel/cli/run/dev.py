@@ -1,8 +1,8 @@
-"""`umbel dev`: one terminal for development: a worker that restarts when the code changes.
+"""`umbel dev`: run a worker for development, which restarts when the code changes.
 
-The worker is a separate process, so a change is loaded as a fresh start would load it. It stops
-as any worker does: running tasks get a moment to end, and are requeued otherwise. Code
-that cannot be loaded is reported; the worker restarts at the next change.
+The worker is a separate process, because reloading modules in a process leaves old objects behind. It shuts
+down like any worker: running tasks may finish within a short time, and are requeued otherwise. If the code
+cannot be imported, the worker exits with an error and restarts at the next change.
 """
 
 import os
@@ -36,10 +36,10 @@ Files = Mapping[Path, int]
 @app_option
 @click.option("-c", "--concurrency", type=click.IntRange(1), default=2, show_default=True)
 @click.option(
-    "--record/--no-record", default=None, help="Record history; default: if umbel[history] is installed."
+    "--record/--no-record", default=None, help="Record history; default: yes if umbel[history] is installed."
 )
 @click.option(
-    "--web/--no-web", default=None, help="Serve the dashboard; default: if umbel[web] is installed."
+    "--web/--no-web", default=None, help="Serve the dashboard; default: yes if umbel[web] is installed."
 )
 @click.option("--web-port", type=click.IntRange(0, 65_535), default=5555, show_default=True)
 @click.option(
@@ -47,7 +47,7 @@ Files = Mapping[Path, int]
     metavar="PLACE",
     envvar="UMBEL_HISTORY_LAKE",
     type=LakePlace(),
-    help="Where the history is, a folder or s3://bucket/prefix; default: history_lake, else umbel-lake.",
+    help="Folder or s3://bucket/prefix of the history; default: history_lake, else umbel-lake.",
 )
 def command(
     app_name: str | None,
@@ -57,12 +57,12 @@ def command(
     web_port: int,
     lake: Where | None,
 ) -> int:
-    """Develop tasks: the embedded broker, periodic tasks and a worker that restarts on change.
+    """Run a worker that restarts when the code changes, with the embedded broker and periodic tasks.
 
-    Finds ./tasks.py or ./app.py by itself. Press Ctrl-C to stop.
+    Finds the app in ./tasks.py or ./app.py. Press Ctrl-C to stop.
     """
     flags = ["-c", str(concurrency), "--grace", str(GRACE_S), "-E"]
-    # A developer wants to see that a task ran; a Celery project's children log that at INFO themselves.
+    # Log each task that ran. The child processes of a Celery project already do so at INFO.
     environment = {"UMBEL_WORKER_LOG_SUCCESSES": "true", "UMBEL_LOG_LEVEL": "info", **os.environ}
     if record is not None or can_record():
         environment["UMBEL_WORKER_RECORD"] = "false" if record is False else "true"
@@ -73,7 +73,7 @@ def command(
     is_shown = web if web is not None else find_spec("uvicorn") is not None
     dashboard = sidecar_command("web", app_name, "--port", str(web_port)) if is_shown else None
     dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment, dashboard)
-    # SIGTERM and a closed terminal end it as Ctrl-C does.
+    # SIGTERM and a closed terminal have the same effect as Ctrl-C.
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)
     try:
@@ -88,7 +88,8 @@ def command(
 class Dev:
     """Runs the worker and the dashboard, and restarts the worker when files change.
 
-    `dashboard`: the command that serves it. It is not restarted with the worker, so people stay logged in.
+    `dashboard` is the command that serves the dashboard. It does not restart with the worker, so that users
+    stay logged in.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Dev:
         self._worker: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Start the worker, and restart it at every change, until Ctrl-C."""
+        """Start the worker, and restart it at each change, until Ctrl-C."""
         known = files_in(self._folder)
         self._start()
         while True:
@@ -120,7 +121,9 @@ class Dev:
                 self._start()
 
     def stop(self) -> None:
-        """Stop the worker: SIGTERM, then stronger signals. Another Ctrl-C goes to the next signal at once."""
+        """Stop the worker with SIGTERM, then with stronger signals. Another Ctrl-C sends the next signal at
+        once.
+        """
         worker, self._worker = self._worker, None
         if worker is None:
             return
@@ -144,15 +147,16 @@ class Dev:
                 self._web.kill()
 
     def _start(self) -> None:
+        """Start the worker, and the dashboard if it is not running."""
         if self._dashboard is not None and (self._web is None or self._web.poll() is not None):
             self._web = subprocess.Popen(
                 self._dashboard,
                 cwd=self._folder,
                 env=self._environment,
-                stdin=subprocess.PIPE,  # it closes with us, and the dashboard ends
+                stdin=subprocess.PIPE,  # the dashboard exits when this pipe closes
                 process_group=0,
             )
-        # A separate process group: Ctrl-C in the terminal reaches us, and we signal the worker, once.
+        # In a separate process group, Ctrl-C reaches only this process, so the worker gets one signal.
         self._worker = subprocess.Popen(
             self._command,
             cwd=self._folder,
@@ -162,6 +166,7 @@ class Dev:
         )
 
     def _look_after(self) -> None:
+        """Report a worker or dashboard that has exited."""
         if self._web is not None and self._web.poll() is not None and self._web.returncode:
             _say(f"the dashboard exited with code {self._web.returncode}; it restarts at the next change")
             self._web = None
@@ -170,7 +175,7 @@ class Dev:
             self._worker = None
 
     def _settled(self, found: Files) -> Files:
-        """Wait until no file changes any more: an editor or a checkout writes many files."""
+        """Wait until files stop changing, because an editor or a checkout writes many of them."""
         while True:
             time.sleep(LOOK_EVERY_S)
             now = files_in(self._folder)
@@ -180,7 +185,7 @@ class Dev:
 
 
 def files_in(folder: Path) -> Files:
-    """The project's source files, each with the time of its last change."""
+    """Return the project's source files and the time of their last change; at most FILES_MAX files."""
     found: dict[Path, int] = {}
     for path, stat in _walk(folder):
         found[path.relative_to(folder)] = stat.st_mtime_ns
@@ -190,14 +195,15 @@ def files_in(folder: Path) -> Files:
 
 
 def changes(before: Files, after: Files) -> list[Path]:
-    """Files that were changed, added or removed."""
+    """Return the files that were changed, added or removed."""
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the source files below a folder. Hidden folders, environments and build results are skipped."""
     try:
         entries = list(os.scandir(folder))
-    except OSError:  # removed meanwhile, or not readable
+    except OSError:  # the folder was removed, or is not readable
         return
     for entry in entries:
         if entry.name.startswith(".") and entry.name != ".env":
@@ -214,4 +220,5 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _say(text: str) -> None:
+    """Print a line of `umbel dev` on stderr."""
     click.echo(f"umbel dev: {text}", err=True)

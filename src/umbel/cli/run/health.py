@@ -1,4 +1,8 @@
-"""`umbel health`: are this project's workers on this machine healthy? For probes: no app, no broker."""
+"""`umbel health`: check whether this project's workers on this machine are healthy.
+
+Probes of containers call it often, so it needs neither the app nor the broker: it reads only the state files
+that the workers write.
+"""
 
 import json
 import os
@@ -17,7 +21,7 @@ from umbel.text import without_password
 from umbel.worker.run_directory import NodeState, default_run_directory, forget_dead, read_states
 
 REPLACED_SHOWN_S = 3600.0
-_RELATIVE = re.compile("sqlite:///(?!/)")  # a path relative to the project's folder
+_RELATIVE = re.compile("sqlite:///(?!/)")  # a path that is relative to the project's folder
 
 
 @click.command("health")
@@ -27,13 +31,16 @@ _RELATIVE = re.compile("sqlite:///(?!/)")  # a path relative to the project's fo
     "--live",
     "probe",
     flag_value="live",
-    help="Only liveness: the process exists and its event loop responds.",
+    help="Check only liveness: the process exists and its event loop responds.",
 )
 @click.option(
-    "--ready", "probe", flag_value="ready", help="Only readiness: the worker takes tasks and is not stopping."
+    "--ready",
+    "probe",
+    flag_value="ready",
+    help="Check only readiness: the worker takes tasks and is not stopping.",
 )
 @click.option(
-    "--all", "everyone", is_flag=True, help="The workers of all projects of this user on this machine."
+    "--all", "everyone", is_flag=True, help="Check the workers of all projects of this user on this machine."
 )
 @click.option("--forget", is_flag=True, help="Remove the state files of workers that died.")
 @run_directory_option
@@ -49,18 +56,18 @@ def command(
 ) -> int:
     """Check whether this project's workers on this machine are healthy, live or ready.
 
-    A project's workers have the broker that -b or UMBEL_BROKER names; without these, they were started in
-    this folder.
+    The project's workers are those with the broker of -b or UMBEL_BROKER; without these, those that were
+    started in this folder.
 
-    A worker that cannot reach its broker is live, but neither healthy nor ready: a restart would not
-    help. One that is stopping is healthy and live, but not ready. Exit code: 0 all are, 1 one is not, 3 there
-    is none.
+    A worker that cannot reach its broker is live, but neither healthy nor ready: a restart would not help. A
+    worker that is stopping is healthy and live, but not ready. Exit code: 0 if all workers pass, 1 if one
+    does not, 3 if there is no worker.
     """
     directory, is_named = run_directory or default_run_directory(), run_directory is not None
     belongs = (lambda _: True) if everyone else ours(url)
     if forget:
         forgotten = forget_dead(directory, belongs, of_any_user=is_named)
-        click.echo(f"umbel: {forgotten} forgotten", err=True)
+        click.echo(f"umbel: {forgotten} state files removed", err=True)
     states = read_states(directory, of_any_user=is_named)
     found = [state for state in states if hostname is None or _is(state, hostname)]
     states = [state for state in found if belongs(state)]
@@ -77,10 +84,11 @@ def command(
 
 
 def ours(url: str | None) -> Callable[[NodeState], bool]:
-    """A filter for the workers of this project.
+    """Return a filter for the workers of this project.
 
-    A broker address from -b or the environment decides, because it overrides the code. Without one only
-    the app knows its broker; it is not loaded here, so a worker counts if it was started in this folder.
+    A broker address from -b or the environment decides, because it overrides the app's settings. Without it,
+    only the app knows its broker. The app is not loaded here, so a worker belongs to the project if it was
+    started in this folder.
     """
     broker = without_password(url or os.environ.get("UMBEL_BROKER", ""))
     home = _project_of(Path.cwd())
@@ -95,7 +103,7 @@ def ours(url: str | None) -> Callable[[NodeState], bool]:
 
 
 def _project_of(folder: Path) -> Path:
-    """The nearest folder, upwards from this one, whose pyproject.toml has [tool.umbel]; else this one."""
+    """Return the nearest parent folder whose pyproject.toml has [tool.umbel]; else the folder itself."""
     for parent in (folder, *folder.parents):
         with suppress(OSError):
             if "[tool.umbel]" in (parent / "pyproject.toml").read_text(errors="replace"):
@@ -104,20 +112,23 @@ def _project_of(folder: Path) -> Path:
 
 
 def _as_data(state: NodeState) -> dict[str, Any]:
+    """Return the state of a worker for --json."""
     verdict = {"healthy": state.healthy, "live": state.live, "ready": state.ready, "problem": state.problem}
     return {**state.fields, "node": state.node, **verdict}
 
 
 def _passes(state: NodeState, probe: str | None) -> bool:
+    """Return whether a worker passes the probe; without a probe, whether it is healthy."""
     return state.live if probe == "live" else state.ready if probe == "ready" else state.healthy
 
 
 def _is(state: NodeState, name: str) -> bool:
+    """Return whether a worker has this name, with or without its host."""
     return state.node == name or state.node.partition("@")[0] == name
 
 
 def _line(state: NodeState, probe: str | None) -> str:
-    """One line about a worker, worded by the probe that was asked for, so that it agrees with the exit
+    """Describe a worker in a line. The wording follows the chosen probe, so that it agrees with the exit
     code.
     """
     asked = probe or "healthy"
@@ -130,11 +141,13 @@ def _line(state: NodeState, probe: str | None) -> str:
 
 
 def _why_not_ready(state: NodeState) -> str:
+    """Return the reason why a live worker is not ready."""
     stopping = state.fields.get("stopping", {}).get("phase") not in (None, "running")
     return _doing(state) if stopping else "it consumes no queue"
 
 
 def _doing(state: NodeState) -> str:
+    """Describe how many tasks a worker runs, and its shutdown phase."""
     running = len(state.fields.get("pool", {}).get("running", ()))
     stopping = state.fields.get("stopping", {})
     if stopping.get("phase") in (None, "running"):
@@ -145,6 +158,7 @@ def _doing(state: NodeState) -> str:
 
 
 def _replaced(state: NodeState) -> str:
+    """Describe a recent replacement of the broker's data, which explains unknown messages."""
     replaced = state.fields.get("store_replaced")
     if not replaced or time.time() - replaced["at"] >= REPLACED_SHOWN_S:
         return ""

@@ -1,4 +1,4 @@
-"""`umbel record`: records the events of a cluster as files of a lake, until it is stopped."""
+"""`umbel record`: record the events of a cluster as Parquet files in a lake, until it is stopped."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ STATUS_COLUMNS = ("recorder", "lag", "events", "files", "gaps", "missing", "lost
 
 
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --name, the recorder's name; refuses names that cannot be part of a file name."""
+    """Add --name, the recorder's name. Names that cannot be part of a file name are rejected."""
 
     def checked(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
         if value.replace("_", "").replace(".", "").isalnum() and not value.startswith("."):
@@ -80,7 +80,7 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Size at which a file is closed.",
 )
-@click.option("--keep-days", type=click.FloatRange(min=1), help="Drop older days; default: keep all.")
+@click.option("--keep-days", type=click.FloatRange(min=1), help="Delete older days; default: never.")
 @click.option(
     "--lease",
     "lease_s",
@@ -92,9 +92,9 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     WITH_PARENT,
     is_flag=True,
-    help="Run next to a worker: end when standard input closes or another recorder runs.",
+    help="Run next to a worker: exit when standard input closes or another recorder runs.",
 )
-@click.option("--no-wait", is_flag=True, help="Do not stand by while another recorder runs: exit with 75.")
+@click.option("--no-wait", is_flag=True, help="Do not wait while another recorder runs: exit with 75.")
 @log_options("info; on a terminal warning")
 @click.pass_context
 def command(
@@ -114,9 +114,9 @@ def command(
 ) -> int:
     """Record the cluster's events as Parquet files in a lake, until Ctrl-C or SIGTERM.
 
-    Needs no app with --broker, and records Celery's workers too. One recorder of a name works at a
-    time; others stand by. What is not on disk is not acknowledged, so nothing is lost when it dies.
-    The broker keeps events for a stopped recorder: `umbel record forget` ends that.
+    With --broker no app is needed. Celery workers are recorded too. If several recorders have the same name,
+    one records and the others stand by. Events are acknowledged after they are on disk, so none are lost if
+    the recorder crashes. The broker retains events for a stopped recorder until `umbel record forget`.
     """
     if ctx.invoked_subcommand is not None:
         return exits.OK
@@ -138,16 +138,17 @@ def command(
 
 
 async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool, beside: bool) -> int:
-    """Record until stopped. `beside`: next to a worker, which reports outages and checks for other
-    recorders.
+    """Record until stopped. `beside`: a worker runs next to the recorder; it reports outages and checks for
+    other recorders.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    reason = ""  # last reported reason for standing by
+    reason = ""  # the reason for standing by that was logged last
 
     def report(why: str, *, ends: bool) -> None:
+        """Log why this recorder stands by, once for each reason, or stop it."""
         nonlocal reason
         if ends:
             stop.set()
@@ -178,7 +179,7 @@ async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool,
 
 
 async def _show(candidate: "RecorderCandidate") -> None:
-    """One line that changes, for a person at a terminal."""
+    """Show the progress in a line that is updated, on a terminal."""
     while True:
         recorder = candidate.recorder
         if recorder is None:
@@ -201,8 +202,7 @@ async def _show(candidate: "RecorderCandidate") -> None:
 def status(app_name: str | None, url: str | None, lake: Where, as_json: bool) -> int:
     """Show the progress of each recorder, and the contents of the lake.
 
-    Without --broker or an app only the lake is looked at. Exit code: 0, or 3 when nothing was
-    ever recorded.
+    Without --broker or an app, only the lake is read. Exit code: 0, or 3 if nothing was ever recorded.
     """
 
     found = Lake(lake)
@@ -231,13 +231,14 @@ def status(app_name: str | None, url: str | None, lake: Where, as_json: bool) ->
         print_table(STATUS_COLUMNS, [_status_row(row) for row in rows])
         if due.files or due.days:
             click.echo(
-                f"behind: {due.files:,} files of past hours are not written by bucket yet, {due.days:,} days"
-                " not joined; a recorder does that every ten minutes, or `umbel record compact`"
+                f"behind: {due.files:,} files of past hours are not compacted yet, {due.days:,} days"
+                " not joined; a recorder does this every ten minutes, or run `umbel record compact`"
             )
     return exits.OK if names or size.files else exits.NOT_FOUND
 
 
 def _status_of(name: str, memory: Any, log: EventLogState | None) -> dict[str, Any]:
+    """Return the status of one recorder, from the lake and from the broker's event log."""
     place = log.acknowledged.get(name) if log else None
     last = datetime.fromtimestamp(memory.updated_at, UTC) if memory and memory.updated_at else None
     counts = ("events", "files", "gaps", "missing", "lost", "unreadable", "starts")
@@ -253,8 +254,8 @@ def _status_of(name: str, memory: Any, log: EventLogState | None) -> dict[str, A
 
 
 def _status_row(recorder: dict[str, Any]) -> list[object]:
-    """A row that fits into 80 columns. Lag "-": the broker retains nothing for this recorder; "?": not
-    asked.
+    """Return a row that fits into 80 columns. A lag of "-" means that the broker retains no events for this
+    recorder, "?" that it was not asked.
     """
     lag = "?" if recorder["registered"] is None else recorder["lag"] if recorder["registered"] else "-"
     last = recorder["last_file_at"]
@@ -265,12 +266,12 @@ def _status_row(recorder: dict[str, Any]) -> list[object]:
 
 @command.command("compact")
 @lake_option
-@click.option("--keep-days", type=click.FloatRange(min=1), help="Also drop older days.")
+@click.option("--keep-days", type=click.FloatRange(min=1), help="Also delete older days.")
 @json_option
 def compact(lake: Where, keep_days: float | None, as_json: bool) -> int:
-    """Write past hours by bucket of their tasks, and join days; readers are not disturbed.
+    """Compact past hours and join past days; readers can continue meanwhile.
 
-    A recorder does that by itself every ten minutes.
+    A running recorder does this every ten minutes.
     """
     from umbel.history.lake import arrow
 
@@ -304,7 +305,7 @@ def compact(lake: Where, keep_days: float | None, as_json: bool) -> int:
 @click.argument("name", default=NAME)
 @json_option
 def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> int:
-    """Stop keeping events for the recorder NAME in the broker; the lake is not changed."""
+    """Stop retaining events for the recorder NAME in the broker; the lake is not changed."""
 
     async def ask(broker: Broker) -> bool:
         known = name in await broker.recorders()
@@ -325,6 +326,7 @@ def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> i
 
 
 def _existing(lake: Lake) -> Lake:
+    """Return the lake. Raise LakeError if it does not exist."""
     if not lake.store.is_there():
         raise LakeError(
             f"there is no lake at {lake.store.where}; record one with `umbel record`, or name another with"
@@ -334,6 +336,7 @@ def _existing(lake: Lake) -> Lake:
 
 
 def _bytes(size: float) -> str:
+    """Return a size in the largest suitable unit."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:,.4g} {unit}"

@@ -1,4 +1,7 @@
-"""The worker of `umbel worker`, once its app is loaded and its first fork server is started."""
+"""The part of `umbel worker` that runs after the app is loaded and the first fork server is started.
+
+It is a separate module, because the fork server and its children do not need its imports.
+"""
 
 import asyncio
 import gc
@@ -25,11 +28,11 @@ from umbel.worker.sidecar import Sidecar, run_sidecar, sidecar_command
 log = logging.getLogger("umbel.worker")
 
 COLLECTOR_RESTS_S = 2.0
-"""Seconds for which garbage collection stays off after the worker begins to start."""
+"""Seconds for which garbage collection stays off while the worker starts."""
 
 
 class LoadedWorker(NamedTuple):
-    """What `umbel worker` has loaded and decided before the worker runs."""
+    """Everything that `umbel worker` has loaded and decided before the worker runs."""
 
     found: FoundApp
     settings: Settings
@@ -48,9 +51,9 @@ def run_worker(
     purge: bool,
     dashboard: Sequence[str] | None = None,
 ) -> None:
-    """Run the worker until it is stopped. `notes` are logged, `purge` empties its queues first.
+    """Run the worker until it is stopped. `notes` are logged first; `purge` empties its queues first.
 
-    `dashboard`: options of the dashboard that runs next to it; None for no dashboard.
+    `dashboard` contains the options of the dashboard that runs next to it; None for no dashboard.
     """
     found, settings, logs = what.found, what.settings, what.logs
     project = found.project or NativeProject(found.app)
@@ -82,7 +85,7 @@ def run_worker(
 
 @asynccontextmanager
 async def _dashboard_beside(what: LoadedWorker, options: Sequence[str] | None) -> AsyncIterator[None]:
-    """Run the dashboard for as long as the block runs; without options there is none."""
+    """Run the dashboard while the block runs; without options, run the block alone."""
     if options is None:
         yield
         return
@@ -96,6 +99,7 @@ async def _dashboard_beside(what: LoadedWorker, options: Sequence[str] | None) -
 
 
 def _recorder(what: LoadedWorker) -> Sidecar:
+    """Return the recorder process that runs next to the worker."""
     from umbel.history.lake import require_arrow  # few workers do this
 
     require_arrow()
@@ -111,11 +115,12 @@ def _recorder(what: LoadedWorker) -> Sidecar:
 
 
 def _log_file(what: LoadedWorker) -> str | None:
-    """The main process's log file, to which the recorder and the dashboard next to it write too."""
+    """Return the log file of the main process, to which the recorder and the dashboard also write."""
     return log_path(what.logs.logfile, what.node, 0) if what.logs.logfile else None
 
 
 async def _purge(of_broker: BrokerSettings, settings: Settings) -> None:
+    """Remove all messages from the worker's queues."""
     broker = open_broker(of_broker)
     await broker.open()
     try:

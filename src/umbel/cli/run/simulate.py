@@ -1,8 +1,8 @@
-"""`umbel simulate`: the decisions of the workers in virtual time, under faults, with their promises checked.
+"""`umbel simulate`: simulate elections in virtual time, inject faults, and check the guarantees.
 
-Nothing is started and nothing is sent: the same machines that the workers run decide here by
-themselves, thousands of elections in a second. A broken promise ends the run with its seed and the
-smallest script that still breaks it; `--replay` runs either again.
+No process is started and no message is sent: the simulation runs the same state machines as the workers,
+thousands of elections in a second. A violated guarantee ends the run, which prints the seed and the smallest
+script that still violates it; `--replay` runs either again.
 """
 
 import sys
@@ -30,9 +30,7 @@ NODES_MAX = 1000
 @click.option("--faults", "faults_text", default="all", show_default=True, metavar="none|all|NAME,NAME…")
 @click.option("--seed", default="1", show_default=True, help="Seed of the random numbers.")
 @click.option("--protocol", type=click.Choice(["v1", "v2"]), default="v2", show_default=True)
-@click.option(
-    "--replay", metavar="SEED:ROUND|FILE", help="Run one round (SEED:ROUND) or a printed script again."
-)
+@click.option("--replay", metavar="SEED:ROUND|FILE", help="Replay one round (SEED:ROUND) or a script file.")
 @click.option("--list-faults", is_flag=True, help="List the faults.")
 @json_option
 def command(
@@ -45,7 +43,7 @@ def command(
     list_faults: bool,
     as_json: bool,
 ) -> int:
-    """Simulate elections under faults, and check every promise."""
+    """Simulate elections under faults, and check every guarantee."""
 
     if list_faults:
         print_json(FAULTS) if as_json else print_table(("fault", "what happens"), FAULTS.items())
@@ -59,6 +57,7 @@ def command(
 
 
 def _simulate(nodes: int, elections: int, faults: frozenset[str], seed: str, *, as_json: bool) -> int:
+    """Simulate elections of protocol v2, and report the figures or a violated guarantee."""
 
     tally, hashes, broken = Tally(), [], None
     began = time.perf_counter()
@@ -77,8 +76,8 @@ def _simulate(nodes: int, elections: int, faults: frozenset[str], seed: str, *, 
 
 
 def _simulate_v1(nodes: int, elections: int, faults: frozenset[str], seed: str, *, as_json: bool) -> int:
-    """Simulate Celery's rules and count how elections ended. They guarantee nothing, so nothing is
-    checked.
+    """Simulate elections by Celery's rules, and count their outcomes. These rules guarantee nothing, so
+    nothing is checked.
     """
 
     tally = V1Tally()
@@ -101,7 +100,7 @@ def _simulate_v1(nodes: int, elections: int, faults: frozenset[str], seed: str, 
 
 
 def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, as_json: bool) -> int:
-    """Run one round again, by its number or from a file with its script."""
+    """Replay one round, by its number or from the file of a script."""
 
     if Path(replay).is_file():
         try:
@@ -129,9 +128,9 @@ def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, 
 
 
 def _report_violation(broken: "Outcome", figures: dict[str, Any], *, as_json: bool) -> int:
-    """Report a broken guarantee: the seed, the smallest script that breaks it, and how to replay it."""
+    """Report a violated guarantee: the seed, the smallest script that violates it, and how to replay it."""
 
-    click.echo("a guarantee was broken; looking for a smaller script", err=True)
+    click.echo("a guarantee was violated; searching for a smaller script", err=True)
     small = shrink(broken)
     script = msgspec.json.encode(small.plan, enc_hook=str)
     if as_json:
@@ -139,13 +138,14 @@ def _report_violation(broken: "Outcome", figures: dict[str, Any], *, as_json: bo
     else:
         _print_figures(figures)
         click.echo(msgspec.json.format(script, indent=1))
-    click.echo(f"broken: {broken.violation}", err=True)
-    click.echo(f"in round {broken.plan.seed}; the script above breaks: {small.violation}", err=True)
-    click.echo("run the script again with --replay FILE", err=True)
+    click.echo(f"violated: {broken.violation}", err=True)
+    click.echo(f"in round {broken.plan.seed}; the script above violates: {small.violation}", err=True)
+    click.echo("replay the script with --replay FILE", err=True)
     return exits.FAILED
 
 
 def _figures(tally: "Tally", took_s: float) -> dict[str, Any]:
+    """Return the figures of a simulation."""
     elections = max(tally.elections, 1)
     decided = sorted(tally.decided_s)
     return {
@@ -167,10 +167,13 @@ def _figures(tally: "Tally", took_s: float) -> dict[str, Any]:
 
 
 def _share(ordered: list[float], share: float) -> float | None:
+    """Return a percentile of sorted values; None without values."""
     return round(ordered[int(len(ordered) * share)], 3) if ordered else None
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
+    """Print figures as a table with one row for each."""
+
     def flat(value: Any) -> object:
         if isinstance(value, dict):
             return ", ".join(f"{name} {part}" for name, part in value.items())
@@ -180,7 +183,7 @@ def _print_figures(figures: dict[str, Any]) -> None:
 
 
 def _shown(outcomes: Iterable["Outcome"], elections: int) -> Iterator["Outcome"]:
-    """Pass the outcomes on, with a progress bar."""
+    """Yield the outcomes, and show a progress bar on a terminal."""
     if not sys.stderr.isatty():
         yield from outcomes
         return

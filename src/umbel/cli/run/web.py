@@ -1,4 +1,4 @@
-"""`umbel web`: the dashboard in the browser, and the tokens with which people log in."""
+"""`umbel web`: serve the dashboard, and manage its login tokens."""
 
 import os
 from contextlib import closing, suppress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from umbel.web.journal import Journal
 
 PORT = 5555
-NICENESS = 10  # workers on the same machine come first
+NICENESS = 10  # lower priority than the workers on the same machine
 STATE_FILE = "umbel-web.db"
 DAY_S = 86_400.0
 DAYS_MAX = 3650
@@ -37,7 +37,7 @@ def state_option(function: Any) -> Any:
         type=click.Path(path_type=Path, dir_okay=False),
         default=STATE_FILE,
         show_default=True,
-        help="The dashboard's own file: tokens, the audit, saved views, the last hour.",
+        help="The dashboard's state: tokens, audit log, saved views, data of the last hour.",
     )
     return option(function)
 
@@ -47,19 +47,21 @@ def state_option(function: Any) -> Any:
 @broker_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0: any free one."
+    "--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0: any free port."
 )
 @state_option
 @click.option("--badge", default="", metavar="TEXT", help="Name of the environment, shown on every page.")
 @login_options
-@click.option(WITH_PARENT, is_flag=True, help="End when standard input closes, as it does with the parent.")
+@click.option(
+    WITH_PARENT, is_flag=True, help="Exit when standard input closes, which happens when the parent exits."
+)
 @click.option("--no-enable", is_flag=True, help="Do not ask workers to send task events.")
 @click.pass_context
 def command(ctx: click.Context, /, app_name: str | None, url: str | None, **options: Any) -> int:
     """Show the cluster in the browser; press Ctrl-C to stop.
 
-    Listens on this machine only, unless --host says otherwise. Prints an address with a token that
-    works once; `umbel web token add NAME` makes others.
+    Listens only on this machine unless --host is given. Prints an address with a token for one login; create
+    further tokens with `umbel web token add NAME`.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = ctx.obj or app_name
@@ -82,7 +84,7 @@ def serve(
     oidc_roles: tuple[str, ...],
     oidc_claim: str,
     oidc_scopes: tuple[str, ...],
-    **same: Any,  # options that have the same names in WebSettings
+    **same: Any,  # options with the same names as in WebSettings
 ) -> int:
     """Run the dashboard until it is stopped, and return the exit code."""
     require_web()
@@ -111,19 +113,21 @@ def serve(
 
 
 def _let_workers_go_first() -> None:
+    """Lower the priority of this process."""
     os.nice(NICENESS)
-    if os.getsid(0) == os.getpid():  # with autogroups Linux schedules sessions, not processes
+    if os.getsid(0) == os.getpid():  # with autogroups, Linux schedules sessions instead of processes
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def _say_where(url: str) -> None:
+    """Print the address of the dashboard."""
     click.echo(f"umbel web: {url}", err=True)
 
 
 @command.group("token")
 def token() -> None:
-    """Tokens with which people and programs log in."""
+    """Manage login tokens for people and programs."""
 
 
 @token.command("add")
@@ -134,14 +138,18 @@ def token() -> None:
     type=ROLES,
     default="viewer",
     show_default=True,
-    help="What its holder may do.",
+    help="Permissions of the token.",
 )
 @click.option(
-    "--days", type=click.IntRange(1, DAYS_MAX), default=90, show_default=True, help="Until it ends."
+    "--days",
+    type=click.IntRange(1, DAYS_MAX),
+    default=90,
+    show_default=True,
+    help="Days until the token expires.",
 )
 @json_option
 def add(name: str, state_file: Path, role: str, days: int, as_json: bool) -> int:
-    """Make a token NAME and print it, once: only its hash is stored."""
+    """Create a token NAME and print it. It cannot be printed again, because only its hash is stored."""
     from umbel.web.credentials import Token, digest_of, make_token
     from umbel.web.settings import Role
 
@@ -167,7 +175,7 @@ def add(name: str, state_file: Path, role: str, days: int, as_json: bool) -> int
 @state_option
 @json_option
 def ls(state_file: Path, as_json: bool) -> int:
-    """List the tokens: names, roles, ends."""
+    """List the tokens with their roles and expiry dates."""
     with closing(_journal(state_file)) as journal:
         rows = [
             {
@@ -190,7 +198,7 @@ def ls(state_file: Path, as_json: bool) -> int:
 @click.argument("name")
 @state_option
 def rm(name: str, state_file: Path) -> int:
-    """Remove the token NAME; it is refused from then on."""
+    """Delete the token NAME; it is rejected from now on."""
     with closing(_journal(state_file)) as journal:
         removed = journal.remove_token(name)
     if not removed:
@@ -199,10 +207,12 @@ def rm(name: str, state_file: Path) -> int:
 
 
 def _journal(state_file: Path) -> "Journal":
+    """Open the dashboard's state file."""
     from umbel.web.journal import Journal
 
     return Journal(state_file)
 
 
 def _day(at: float | None) -> str:
+    """Return a date in UTC; "never" for None."""
     return "never" if at is None else datetime.fromtimestamp(at, UTC).date().isoformat()

@@ -1,6 +1,6 @@
-"""Options of `umbel web` that say who may log in, and the libraries that the dashboard needs.
+"""Login options of `umbel web`, and the check for the libraries that the dashboard needs.
 
-Loads little: `umbel worker` and `umbel demo` check these libraries before they load anything else.
+This module imports little, because `umbel worker` and `umbel demo` also use the check when they start.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 # ---- web login -------------------------------------------------------------------------------------
-#
-# Options of `umbel web` that say who may log in: without a login, by a proxy, by an identity provider.
 
 ROLES = click.Choice(["viewer", "operator", "admin"])
 SECRET = "UMBEL_WEB_OIDC_SECRET"  # noqa: S105 (the name of a variable)
@@ -27,13 +25,13 @@ IDLE_MINUTES, IDLE_MINUTES_MAX = 30, 720
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("--no-login", is_flag=True, help="Let everyone in; on a loopback address only."),
+    click.option("--no-login", is_flag=True, help="Require no login; only allowed on a loopback address."),
     click.option(
         "--public-url",
         default="",
         metavar="URL",
         envvar="UMBEL_WEB_PUBLIC_URL",
-        help="The address that people open, where a proxy is in front.",
+        help="The address that users open, if there is a reverse proxy.",
     ),
     click.option(
         "--idle",
@@ -42,74 +40,74 @@ _OPTIONS = (
         default=IDLE_MINUTES,
         show_default=True,
         metavar="MINUTES",
-        help="A session ends when nobody has worked with it for so long.",
+        help="Minutes without activity until a session ends.",
     ),
     click.option(
         "--trusted-proxy",
         "proxies",
         multiple=True,
         metavar="ADDRESS",
-        help="Believe the user name that this address or network sends.",
+        help="Trust the user name that this address or network sends.",
     ),
     click.option(
         "--proxy-header",
         default="",
         metavar="NAME",
-        help="Where it sends it (default: X-Forwarded-User; with --oidc-issuer: nowhere).",
+        help="Header with that user name (default: X-Forwarded-User; with --oidc-issuer: none).",
     ),
     click.option(
         "--proxy-role",
         type=ROLES,
         default="viewer",
         show_default=True,
-        help="Role of users that a trusted proxy names.",
+        help="Role of users whose name comes from a trusted proxy.",
     ),
     click.option(
         "--oidc-issuer",
         default="",
         metavar="URL",
         envvar="UMBEL_WEB_OIDC_ISSUER",
-        help="Let people log in at this provider of OpenID Connect; needs umbel[oidc].",
+        help="Log in with this OpenID Connect provider; needs umbel[oidc].",
     ),
     click.option(
         "--oidc-client-id",
         default="",
         metavar="ID",
         envvar="UMBEL_WEB_OIDC_CLIENT_ID",
-        help="Under which the provider knows the dashboard.",
+        help="Client id of the dashboard at the provider.",
     ),
     click.option(
         "--oidc-secret-file",
         metavar="FILE",
         type=click.Path(path_type=Path, dir_okay=False, exists=True),
-        help=f"File with the client's secret; or set {SECRET}. Public clients have none.",
+        help=f"File with the client secret; or set {SECRET}. Public clients have none.",
     ),
     click.option(
         "--oidc-role",
         "oidc_roles",
         multiple=True,
         metavar="VALUE=ROLE",
-        help="Role of people whose claim has this value; the highest counts; *=ROLE: of all who log in.",
+        help="Role of users whose claim has this value; the highest role counts; *=ROLE for all users.",
     ),
     click.option(
         "--oidc-claim",
         default="groups",
         show_default=True,
         metavar="NAME",
-        help="The claim that --oidc-role looks at, such as realm_access.roles.",
+        help="The claim for --oidc-role, such as realm_access.roles.",
     ),
     click.option(
         "--oidc-scope",
         "oidc_scopes",
         multiple=True,
         metavar="NAME",
-        help="Scope to ask for in addition to openid, profile and email.",
+        help="Scope to request in addition to openid, profile and email.",
     ),
 )
 
 
 def login_options(function: FunctionT) -> FunctionT:
-    """Add the options that say who may log in to the dashboard."""
+    """Add the login options of the dashboard to a command."""
     return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), function)
 
 
@@ -122,7 +120,7 @@ def provider_of(
     scopes: tuple[str, ...],
     secret: str,
 ) -> "Oidc | None":
-    """The identity provider that the options describe; None without an issuer."""
+    """Return the identity provider that the options describe; None without an issuer."""
     from umbel.web.settings import Oidc
 
     if not issuer:
@@ -142,6 +140,7 @@ def provider_of(
 
 
 def _role_of(given: str) -> tuple[str, Any]:
+    """Parse VALUE=ROLE. Raise ConfigurationError for an unknown role."""
     from umbel.web.settings import Role
 
     value, _, role = given.rpartition("=")
@@ -154,18 +153,16 @@ def _role_of(given: str) -> tuple[str, Any]:
 
 
 # ---- web needs -------------------------------------------------------------------------------------
-#
-# Libraries that the dashboard needs; checked before anything else is loaded.
 
 
 def missing_for_web() -> list[str]:
-    """Names of the libraries that the dashboard needs and that are not installed."""
+    """Return the names of the missing libraries of the dashboard."""
     return [
         name for name in ("starlette", "uvicorn", "jinja2", "prometheus_client") if find_spec(name) is None
     ]
 
 
 def require_web() -> None:
-    """Raise a ClickException that says how to install the dashboard, if a library is missing."""
+    """Raise a ClickException with the command to install the dashboard if a library is missing."""
     if missing := missing_for_web():
         raise click.ClickException(f"umbel web needs {missing[0]}: pip install 'umbel[web]'")

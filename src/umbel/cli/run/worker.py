@@ -1,6 +1,10 @@
-"""`umbel worker`: runs a worker until it is stopped.
+"""`umbel worker`: run a worker until it is stopped.
 
-Options that people type after `celery worker` have the same names here.
+The options of `celery worker` have the same names here. Each has an effect, or a log line explains why it
+has none.
+
+The fork server and every child process also contain the imports of this module. Imports that only the main
+process needs are therefore in `running_worker.py`.
 """
 
 import gc
@@ -41,24 +45,20 @@ from umbel.worker.daemon import (
 from umbel.worker.run_directory import default_run_directory
 
 # ---- celery options --------------------------------------------------------------------------------
-#
-# Options that people type after `celery worker`, under the same names after `umbel worker`.
-#
-# Each has an effect, or a line in the log that says why it has none here.
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 log = logging.getLogger("umbel.worker")
 
 _CLAIMED = "messages are claimed as child processes become free"
-# Options without effect: how each is written, and why Umbel does not need it.
+# Options without effect: the spelling, and the reason why Umbel does not need it.
 NOTES: Mapping[str, tuple[str, str]] = {
-    "beat": ("-B", "every worker can send the schedule, and one does, under a lease"),
-    "optimization": ("-O", "a message goes to a child process that is free, which is what fair means"),
+    "beat": ("-B", "every worker can send the schedule, and the holder of a lease does"),
+    "optimization": ("-O", "messages always go to a free child process, as with -O fair"),
     "prefetch_multiplier": ("--prefetch-multiplier", _CLAIMED),
     "disable_prefetch": ("--disable-prefetch", _CLAIMED),
-    "statedb": ("-S", "revoked tasks are recorded at the broker, and clocks in the run directory"),
-    "schedule_filename": ("-s", "when periodic tasks ran is recorded at the broker"),
-    "scheduler": ("--scheduler", "the app's setting beat_scheduler names it"),
+    "statedb": ("-S", "the broker stores revoked tasks, and the run directory stores clocks"),
+    "schedule_filename": ("-s", "the broker stores when periodic tasks ran"),
+    "scheduler": ("--scheduler", "the app's setting beat_scheduler selects it"),
 }
 
 
@@ -70,14 +70,14 @@ def celery_options(function: FunctionT) -> FunctionT:
 
 
 def take_idle(given: dict[str, Any]) -> list[str]:
-    """Remove the options that have no effect from those given, and return a log line for each."""
+    """Remove the options without effect from `given`, and return a log line for each."""
     values = {name: given.pop(name) for name in NOTES}
     given_ones = [NOTES[name] for name, value in values.items() if value not in (None, False)]
     return [f"{option} has no effect here: {why}" for option, why in given_ones]
 
 
 def without_queues(settings: Settings, excluded: list[str] | None) -> Settings:
-    """The settings without the queues that -X excludes; BadParameter if none remains."""
+    """Return the settings without the queues that -X excludes. Raise BadParameter if no queue remains."""
     if excluded is None:
         return settings
     queues = settings.worker_queues or (settings.task_default_queue,)
@@ -90,7 +90,7 @@ def without_queues(settings: Settings, excluded: list[str] | None) -> Settings:
 
 
 def names_of(_context: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:
-    """Split names at commas; BadParameter if there is none."""
+    """Split names at commas. Raise BadParameter if there is no name."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -102,7 +102,7 @@ def names_of(_context: click.Context, parameter: click.Parameter, text: str | No
 
 
 def concurrency_of(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """Parse -c: None for `auto`; BadParameter if it is not a whole number."""
+    """Parse -c; return None for `auto`. Raise BadParameter if it is not a whole number."""
     if text is None or text == "auto":
         return None
     try:
@@ -115,7 +115,7 @@ def concurrency_of(_context: click.Context, _parameter: click.Parameter, text: s
 def sizes_of(
     _context: click.Context, _parameter: click.Parameter, text: str | None
 ) -> tuple[int, int] | None:
-    """Parse MAX,MIN in either order, as Celery does; at least one child process always runs."""
+    """Parse MAX,MIN in either order, as Celery does. The minimum is at least 1."""
     if text is None:
         return None
     try:
@@ -128,20 +128,23 @@ def sizes_of(
 
 
 def _refuse_include(_context: click.Context, _parameter: click.Parameter, text: str | None) -> None:
+    """Raise UsageError for -I, because child processes would not know these modules."""
     if text is not None:
         raise click.UsageError(
-            f"-I {text}: child processes load the app by themselves; name its modules in the app: "
+            f"-I {text}: child processes load the app themselves; list the modules in the app: "
             "include = [...]"
         )
 
 
 def _idle(name: str, *spellings: str, **options: Any) -> Callable[[FunctionT], FunctionT]:
+    """Return an option without effect; its help explains why."""
     return click.option(*spellings, name, help=f"No effect: {NOTES[name][1]}.", **options)
 
 
 def _options() -> Iterator[Callable[[Any], Any]]:
+    """Yield the options of `celery worker`, including those without effect."""
     yield click.option(
-        "-X", "--exclude-queues", metavar="A,B", callback=names_of, help="Consume all queues but these."
+        "-X", "--exclude-queues", metavar="A,B", callback=names_of, help="Consume all queues except these."
     )
     yield click.option(
         "--purge", "--discard", is_flag=True, help="Remove all waiting messages from the queues first."
@@ -151,7 +154,7 @@ def _options() -> Iterator[Callable[[Any], Any]]:
         "heartbeat_interval_s",
         type=float,
         metavar="SECONDS",
-        help="Least interval between heartbeats.",
+        help="Minimum interval between heartbeats.",
     )
     yield click.option(
         "--pool-start-method",
@@ -160,15 +163,17 @@ def _options() -> Iterator[Callable[[Any], Any]]:
         help="How child processes start.",
     )
     yield click.option(
-        "-D", "--detach", is_flag=True, help="Run in the background; errors are only in --logfile."
+        "-D", "--detach", is_flag=True, help="Run in the background; errors are only written to --logfile."
     )
     yield click.option(
         "--pidfile", metavar="FILE", help="File for the process id; %n is the node's name, %h the host."
     )
-    yield click.option("--uid", metavar="USER", help="Run as this user; only root can.")
-    yield click.option("--gid", metavar="GROUP", help="Run as this group; only root can.")
-    yield click.option("--umask", metavar="MASK", help="Mode bits that new files do not get; octal, as 022.")
-    yield click.option("--executable", metavar="PYTHON", help="With -D: the Python to run with.")
+    yield click.option("--uid", metavar="USER", help="Run as this user; requires root.")
+    yield click.option("--gid", metavar="GROUP", help="Run as this group; requires root.")
+    yield click.option(
+        "--umask", metavar="MASK", help="Permission bits that new files do not get; octal, such as 022."
+    )
+    yield click.option("--executable", metavar="PYTHON", help="With -D: the Python interpreter to use.")
     yield click.option(
         "--workdir", type=click.Path(exists=True, file_okay=False), help="Directory to run in."
     )
@@ -188,13 +193,8 @@ _OPTIONS = tuple(_options())
 
 
 # ---- worker ----------------------------------------------------------------------------------------
-#
-# `umbel worker`: run a worker until it is stopped.
-#
-# What is imported here is in the fork server and in every child as well. So what only a running worker
-# needs is in `running_worker.py`.
 
-_POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
+_POOL_ALIASES = {"processes": "prefork"}  # the alias that Celery accepts
 
 
 @click.command("worker")
@@ -218,7 +218,7 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
     metavar="A,B",
     callback=names_of,
     shell_complete=completion.queues,
-    help="Queues to consume, in a fair rotation.",
+    help="Queues to consume, in fair rotation.",
 )
 @click.option(
     "-P",
@@ -278,32 +278,32 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
     "--max-memory-per-child",
     "worker_max_memory_per_child",
     metavar="SIZE",
-    help="Replace a child process that uses more, after its task; in KiB, or with a unit: 200MB.",
+    help="Replace a child process that uses more memory, after its task; in KiB, or with a unit: 200MB.",
 )
 @click.option(
     "--web",
     "web_port",
     type=click.IntRange(0, 65_535),
     metavar="PORT",
-    help="Serve the dashboard there too, on this machine, in a process next to the worker.",
+    help="Also serve the dashboard on this port of localhost, in a separate process.",
 )
 @click.option(
     "--metrics",
     "worker_metrics",
     metavar="[HOST:]PORT",
-    help="Serve what this worker counts for Prometheus; on this machine unless a host is named.",
+    help="Serve Prometheus metrics of this worker; on localhost unless a host is given.",
 )
 @click.option(
     "--record",
     metavar="PLACE",
-    help="Have the cluster's history recorded there, by a process next to the worker, if nothing else does.",
+    help="Record the cluster's history there, in a separate process, unless a recorder runs.",
 )
 @click.option(
     "--autoscale",
     "worker_autoscale",
     metavar="MAX,MIN",
     callback=sizes_of,
-    help="Limits for the number of child processes, by load; MIN defaults to 1.",
+    help="Adjust the number of child processes to the load, within these limits; MIN defaults to 1.",
 )
 @celery_options
 @run_directory_option
@@ -321,16 +321,16 @@ def command(
     purge: bool,
     run_directory: Path | None,
     as_json: bool,
-    **flags: Any,  # those of the process, and those named like the settings that they override
+    **flags: Any,  # options of the process, and options with the name of the setting that they override
 ) -> int:
     """Run a worker: fetch tasks from the broker and run them in child processes.
 
-    SIGTERM or Ctrl-C: finish running tasks, requeue the rest, exit 0. Twice: interrupt running tasks.
+    SIGTERM or Ctrl-C: finish running tasks, requeue waiting ones, exit 0. Twice: interrupt running tasks.
     Three times, or SIGQUIT: requeue running tasks at once. SIGUSR1: log the stacks of all processes.
     """
 
-    gc.disable()  # starting makes little garbage; collecting it would take a twentieth of the time
-    click.get_current_context().call_on_close(gc.enable)  # also where the worker does not start
+    gc.disable()  # starting creates little garbage, and collecting it would take 5 % of the time
+    click.get_current_context().call_on_close(gc.enable)  # also if the worker fails to start
     node, level = node_name(hostname), level_of(loglevel or "info")
     as_json = as_json or log_format == "json"
     pidfile = become_the_process(flags, logfile, node)
@@ -352,7 +352,7 @@ def command(
         pid_file(pidfile),
         started_early(fork_point, found, settings, node, logs) as first_server,
     ):
-        # Imported only now: the fork server and its children do not need it.
+        # The fork server and its children do not need this import.
         from umbel.cli.run.running_worker import LoadedWorker, run_worker
 
         run_worker(
@@ -368,8 +368,8 @@ def command(
 
 
 def become_the_process(flags: dict[str, Any], logfile: str | None, node: str) -> str | None:
-    """Apply the options about this process (user, folder, detached) before the app is loaded; the pid
-    file.
+    """Apply the options about this process (user, folder, background) before the app is loaded; return the
+    pid file.
     """
     workdir, pidfile = flags.pop("workdir"), flags.pop("pidfile")
     detached, executable = flags.pop("detach"), flags.pop("executable")
@@ -385,9 +385,9 @@ def become_the_process(flags: dict[str, Any], logfile: str | None, node: str) ->
 
 
 def _listen_to_signals() -> None:
-    """Exit with 0 at SIGTERM until the worker installs its own handlers.
+    """Make SIGTERM exit with 0 until the worker installs its own handlers.
 
-    The process exits without an exception, because users' code that is being imported could catch it.
+    The process exits without an exception, because user code that is being imported could catch an exception.
     """
 
     signal.signal(signal.SIGTERM, lambda _signum, _frame: os._exit(exits.OK))
