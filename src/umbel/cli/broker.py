@@ -5,12 +5,12 @@ there are.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from umbel.app.settings import assemble
-from umbel.brokers.interface import Broker, BrokerConnection, BrokerSettings, ClusterRecord, FanOut
+from umbel.brokers.interface import Broker, BrokerConnection, BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.control.commands import builtin_panel
 from umbel.control.panel import Panel
@@ -27,10 +27,6 @@ SLACK_S, SLACK = (
     0.05,
     0.05,
 )  # seconds, and a share of the limit: on a busy machine the inner time limit ends a little late
-
-
-class ClusterBroker(FanOut, ClusterRecord, Protocol):
-    """What commands about the cluster need of a broker: its nodes, and the store that they share."""
 
 
 def ask_broker(

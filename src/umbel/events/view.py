@@ -5,7 +5,7 @@ arrival as they are. It is never merged: two views do not hold enough to be join
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,19 +42,11 @@ SHARED_MAX = 20_000
 EventT = TypeVar("EventT", bound=Event)
 
 
-class HasId(Protocol):
-    """What the reader needs of a known task."""
-
-    @property
-    def uuid(self) -> str:
-        """The task's id."""
-
-
 class EventReader:
     """Reads events. `tasks`: the known ones, whose ids are used again instead of copies of them."""
 
-    def __init__(self, tasks: Mapping[str, HasId] | None = None) -> None:
-        self._tasks: Mapping[str, HasId] = {} if tasks is None else tasks
+    def __init__(self, tasks: Mapping[str, Any] | None = None) -> None:
+        self._tasks: Mapping[str, Any] = {} if tasks is None else tasks
         self._texts: dict[str, str] = {}
 
     def read(self, event: Mapping[str, Any]) -> Event | None:

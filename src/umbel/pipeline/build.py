@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -35,17 +35,10 @@ from umbel.stores.local import store_at
 # published.
 
 DoneT = TypeVar("DoneT")
+Look = Callable[[bool], Found]
+"""Checks the files of the lake, quarantines unreadable ones, and returns what it found; True: reads all."""
 FEW_EVENTS = 100_000
 """If there are more new events than old ones, and more than this, everything is built from all events."""
-
-
-class Look(Protocol):
-    """Checks the lake's files, moves unreadable ones to the quarantine, and returns what it found.
-
-    `thorough`: read all of each file, not only its metadata.
-    """
-
-    def __call__(self, *, thorough: bool = False) -> Found: ...
 
 
 def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
@@ -54,7 +47,7 @@ def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
     try:
         return work(found)
     except UnreadFile:
-        rest = look(thorough=True)
+        rest = look(True)
         if not rest.unreadable:
             raise
         return work(replace(rest, unreadable=[*found.unreadable, *rest.unreadable]))
@@ -202,7 +195,7 @@ class _Stream:
 
     def run_round(self) -> None:
         """Check the files, and publish if there are new events; always in the first round."""
-        found = self._following.look()
+        found = self._following.look(False)
         found = replace(found, unreadable=[*self._unreadable, *found.unreadable])
         sound(found, self._following.look, self._publish)
 

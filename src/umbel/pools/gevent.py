@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -78,32 +78,10 @@ class GreenChildState:
     jobs: set[int] = field(default_factory=set)
 
 
-class GreenListener(Protocol):
-    """What the pool hears from its children."""
-
-    def on_ready(self) -> None:
-        """A child can take jobs."""
-
-    def on_told(self, told: UserEvent) -> None:
-        """A running task reports an event."""
-
-    def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
-        """Jobs have ended in the child with this pid."""
-
-    def on_no_outcome(self, lost: LostJob) -> None:
-        """A job has ended, but its outcome could not be sent."""
-
-    def on_gone(self, child: GreenChildState, reason: str, *, by_us: bool) -> None:
-        """The child has ended with the jobs it had; `by_us`: this worker killed it."""
-
-    def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        """A child came or went, for logs and counters."""
-
-
 class GreenChildren:
     """The child processes of a gevent pool: starts, replaces and ends them."""
 
-    def __init__(self, settings: PoolSettings, listener: GreenListener) -> None:
+    def __init__(self, settings: PoolSettings, listener: "GeventPool") -> None:
         self.wanted = 0  # children that share jobs
         self._settings = settings
         self._listener = listener
@@ -562,7 +540,7 @@ class GeventPool:
             self._children.kill(running.child, f"task {running.job.task} blocked it beyond its time limit")
         self._start_next()
 
-    # ---- from the children (GreenListener) ---------------------------------------------------------
+    # ---- from the children  ---------------------------------------------------------
 
     def on_ready(self) -> None:
         """A child can take jobs: give it some."""

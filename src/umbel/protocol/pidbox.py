@@ -8,7 +8,7 @@ are ranked: a newer run first, then a recent sign of life, then the graver state
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from umbel.patterns import BadPattern, expression_of, glob_of
 from umbel.protocol.delivery.trust import Doubt, Doubted, Proof, SeenRequests, Signed
@@ -182,13 +182,6 @@ Event = Request | Malformed
 Effect = Handle | Refused | RequestIgnored
 
 
-class Forwarding(Protocol):
-    """A clock, or an object that moves a clock."""
-
-    def forward(self) -> object:
-        """Move the clock one step."""
-
-
 class Mailbox:
     """Decides which requests this node handles; each is handled at most once.
 
@@ -200,7 +193,7 @@ class Mailbox:
     def __init__(
         self,
         node: str,
-        clock: Forwarding,
+        forward_clock: Callable[[], object],
         *,
         refusal_of: Callable[[str], str],
         changes: Callable[[str], bool] = lambda _: True,
@@ -208,7 +201,7 @@ class Mailbox:
     ) -> None:
         self.received = self.malformed = self.refused = self.repeated = self.handled = self.distrusted = 0
         self._node = node
-        self._clock = clock
+        self._forward_clock = forward_clock
         self._refusal_of = refusal_of
         self._changes = changes
         self._heard = SeenRequests(since)
@@ -217,7 +210,7 @@ class Mailbox:
     def step(self, event: Event, now: float) -> list[Effect]:
         """Judge one message from the mailbox. `now` is Unix time, like the expiry of requests."""
         self.received += 1
-        self._clock.forward()  # before any handler runs (P4)
+        self._forward_clock()  # before any handler runs (P4)
         if isinstance(event, Malformed):
             self.malformed += 1
             return [RequestIgnored(event.why)]

@@ -10,7 +10,7 @@ What is not modelled: a store that is restored from an older copy, and replicas 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from umbel.protocol.leadership import coordination
 from umbel.protocol.leadership.coordination import (
@@ -26,29 +26,16 @@ from umbel.protocol.leadership.coordination import (
 )
 from umbel.sim.world import EPOCH_S, Network, World
 
+if TYPE_CHECKING:
+    from umbel.sim.checkers import Checkers
+
 AGE_S = 3600.0  # how long the store has existed when a world begins
-
-
-class Observer(Protocol):
-    """Is notified of every change of the store, as a checker is."""
-
-    def called(self, election_id: str) -> None:
-        """An operation on this election was called."""
-
-    def changed(self, key: str, before: ElectionRecord | None, after: ElectionRecord) -> None:
-        """An election changed."""
-
-    def lease_changed(self, name: str, before: LeaseRecord | None, after: LeaseRecord) -> None:
-        """A lease changed."""
-
-    def forgot_everything(self) -> None:
-        """The store lost all data."""
 
 
 class Store:
     """The store. Its methods are the operations; `call` runs one of them over the network."""
 
-    def __init__(self, world: World, network: Network, observer: Observer) -> None:
+    def __init__(self, world: World, network: Network, observer: "Checkers") -> None:
         self.down = False
         self.elections: dict[str, ElectionRecord] = {}
         self.leases: dict[str, LeaseRecord] = {}

@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from umbel.stores.interface import HeldByAnother, Unavailable, refusal
@@ -57,24 +57,6 @@ LEASE_TRIES = 3
 LEASE_WAIT_S = 0.5
 
 
-class LeasedStore(Protocol):
-    """The part of a store that leases need."""
-
-    where: str
-
-    def read(self, name: str) -> bytes:
-        """The content of a file."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write a whole file."""
-
-    def changed_at(self, folder: str) -> dict[str, float]:
-        """When each file in the folder was put, by the store's clock."""
-
-    def remove(self, name: str) -> None:
-        """Delete a file, which may be missing."""
-
-
 def rivals(own: str, changed_at: Mapping[str, float], lease_s: float) -> tuple[list[str], list[str]]:
     """The leases of others among those that a list shows: those that are valid, and those that have
     expired.
@@ -88,7 +70,7 @@ def rivals(own: str, changed_at: Mapping[str, float], lease_s: float) -> tuple[l
 class Lease:
     """A context that holds a lease and renews it in a thread; Held if another process holds it."""
 
-    def __init__(self, store: LeasedStore, folder: str, owner: str) -> None:
+    def __init__(self, store: "S3Store", folder: str, owner: str) -> None:
         self._store = store
         self._folder = folder
         self._owner = owner.encode()

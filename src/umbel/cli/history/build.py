@@ -213,7 +213,7 @@ class _Look:
     def exit_code(self) -> int:
         return exits.PARTIAL if self._has_unreadable else exits.OK
 
-    def __call__(self, *, thorough: bool = False) -> "Found":
+    def __call__(self, thorough: bool = False) -> "Found":
         from umbel.pipeline import io
         from umbel.pipeline.faults import EmptyLake
         from umbel.pipeline.io import look_into

@@ -18,7 +18,7 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
-from typing import Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from umbel.errors import PoolError
 from umbel.files import ran_out
@@ -30,7 +30,6 @@ from umbel.pools.prefork.messages import (
     Exited,
     Fork,
     Forked,
-    FromChild,
     FromServer,
     Loaded,
     NotForked,
@@ -41,6 +40,9 @@ from umbel.pools.prefork.messages import (
 from umbel.pools.prefork.server_process import StartedServer, spawn_server
 from umbel.protocol.pool.events import ChildDied, ChildReady, Replace, Retire
 from umbel.wire.frames import Armed, Problem, Ready
+
+if TYPE_CHECKING:
+    from umbel.pools.prefork.parent import PreforkPool
 
 # ---- fork servers ----------------------------------------------------------------------------------
 #
@@ -243,33 +245,11 @@ def note_refused(error: OSError, *, was_refused: bool) -> str:
 ChildEvent = ChildReady | Retire | ChildDied | Replace
 
 
-class ChildrenListener(Protocol):
-    """What the pool hears from its children."""
-
-    def on_event(self, event: ChildEvent) -> None:
-        """An event for the slots machine."""
-        ...
-
-    def on_messages(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
-        """What a child has written: how jobs ended, and messages that belong to `Children.note`."""
-        ...
-
-    def on_told(self, told: UserEvent) -> None:
-        """A running task reports an event."""
-
-    def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        """A child came or went, for logs and counters."""
-
-    def on_no_start(self, error: PoolError) -> bool:
-        """The app cannot be loaded; returns whether the pool was still starting, and so fails."""
-        ...
-
-
 class Children:
     """The child processes by slot: starts, signals and ends them, and reports their events to the pool."""
 
     def __init__(
-        self, settings: PoolSettings, listener: ChildrenListener, first_server: StartedServer | None
+        self, settings: PoolSettings, listener: "PreforkPool", first_server: StartedServer | None
     ) -> None:
         self.links: dict[int, ChildLink] = {}  # by slot
         self.ready: set[int] = set()  # slots with a child that can take jobs

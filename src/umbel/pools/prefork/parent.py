@@ -358,7 +358,7 @@ class PreforkPool:
             self._started.set_exception(error)
         self._listener.on_child("failed", {"reason": str(error)})
 
-    # ---- from the children (ChildrenListener) ------------------------------------------------------
+    # ---- from the children ------------------------------------------------------
 
     def on_event(self, event: ChildEvent) -> None:
         """A child became ready, died or must be replaced: tell the machine."""

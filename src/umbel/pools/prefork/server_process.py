@@ -18,11 +18,12 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import msgspec
 
@@ -41,34 +42,12 @@ from umbel.pools.prefork.messages import Setup
 # it. The other way, a fork of the main process, is at the end of this file.
 
 
-class ServerProcess(Protocol):
-    """A part of `subprocess.Popen`, for the process that is the server's guard if there is one."""
-
-    @property
-    def pid(self) -> int:
-        """The pid of the guard, or of the server where there is no guard."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The negative number of the signal that ended it; None until `poll` has seen its end."""
-        ...
-
-    def poll(self) -> int | None:
-        """Its return code if it has ended; does not wait."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-
-    def wait(self) -> int:
-        """Wait for its end and return its return code."""
-
-
 class StartedServer(msgspec.Struct, frozen=True):
     """A running fork server, the setup it was started with, and the control socket to it."""
 
     setup: Setup
     control: socket.socket
-    process: ServerProcess
+    process: "subprocess.Popen[bytes] | ForkedProcess"  # the guard, if there is one
 
     def discard(self) -> None:
         """End a server that has no children yet; may be called twice."""

@@ -9,11 +9,14 @@ one message; the machines in `pool/` decide which child runs it.
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from umbel.protocol.delivery.limits import ClusterLimit, TokenBucket
 from umbel.protocol.delivery.sensitive import Sensitive
 from umbel.protocol.machine import Value
+
+if TYPE_CHECKING:
+    from umbel.protocol.delivery.revoked import RevokedTasks
 
 # ---- claim-ahead -----------------------------------------------------------------------------------
 #
@@ -140,13 +143,6 @@ class Arrival(NamedTuple):
     stamps: Mapping[str, Any] | None = None
 
 
-class Revocations(Protocol):
-    """The revoked tasks, as admission needs them: `revoked.RevokedTasks`."""
-
-    def covers(self, task_id: str, stamps: Mapping[str, Any] | None) -> bool:
-        """Whether a task must not start, by its id or by one of its stamped headers."""
-
-
 class Refusal(Enum):
     """Why a message is not run."""
 
@@ -209,7 +205,7 @@ class AdmissionPolicy:
             if rules.rate_per_second > 0:
                 self._buckets[task] = TokenBucket(rules.rate_per_second)
 
-    def admit(self, arrival: Arrival, revoked: Revocations, now: float) -> Decision:
+    def admit(self, arrival: Arrival, revoked: "RevokedTasks", now: float) -> Decision:
         """Decide whether a claimed message runs now, waits, or is refused."""
         plain = self._plain_runs.get(arrival.task)
         if revoked.covers(arrival.task_id, arrival.stamps):

@@ -77,7 +77,9 @@ class GreenMailbox:
         self._known: Sequence[MemberReport] = ()
         self._main = asyncio.get_running_loop()
         self._clock = clock
-        self.mailbox = Mailbox(node, self, refusal_of=refusal_of, changes=changes, since=this_moment())
+        self.mailbox = Mailbox(
+            node, self.forward, refusal_of=refusal_of, changes=changes, since=this_moment()
+        )
         self._shell: MailboxShell | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shutdown: asyncio.Event | None = None
@@ -258,7 +260,7 @@ class Control(Step):
         self.panel: Panel = builtin_panel()
         self.panel.include(context.settings.control_commands)
         self.mailbox = Mailbox(
-            self._node, clock, refusal_of=self._refusal_of, changes=self._changes, since=this_moment()
+            self._node, clock.forward, refusal_of=self._refusal_of, changes=self._changes, since=this_moment()
         )
         self._shell: MailboxShell | None = None
         self._green: GreenMailbox | None = None
