@@ -6,9 +6,8 @@ that others are lost. A process that comes back is another Node.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from umbel.protocol.election.election import Elections
 from umbel.protocol.election.events import (
     Asked,
     CallClaim,
@@ -41,36 +40,21 @@ from umbel.protocol.leadership.coordination import (
     Policy,
 )
 from umbel.protocol.machine import Tick
-from umbel.sim.plan import Alarm, Ask, Fault, Process
-from umbel.sim.sweeper import Sweeper, SweptCluster
+from umbel.sim.plan import Alarm, Process
+from umbel.sim.sweeper import Sweeper
 from umbel.sim.world import NodeClock
+
+if TYPE_CHECKING:
+    from umbel.sim.rounds import Cluster
 
 TICK = Tick()
 CANCELLED_S = 0.05  # how long a handler takes to end after it was cancelled
 
 
-class ElectingCluster(SweptCluster, Protocol):
-    """What a node needs of its cluster."""
-
-    asks: dict[str, Ask]
-    armed: dict[str, list[Fault]]  # faults that wait for a point of the protocol
-    stalled: dict[str, bool]
-    nodes: "list[Node]"
-
-    def make_elections(self, node: "Node") -> Elections:
-        """Return the elections machine of a node."""
-
-    def stepped(self, node: "Node") -> None:
-        """Check a node after a step of its machine."""
-
-    def befalls(self, point: str, node: Process) -> bool:
-        """Whether a fault is armed at this point of the protocol; then it happens now."""
-
-
 class Node(Process):
     """A process that takes part in elections and in the sweeper's lease."""
 
-    def __init__(self, cluster: ElectingCluster, index: int, pid: int, clock: NodeClock) -> None:
+    def __init__(self, cluster: "Cluster", index: int, pid: int, clock: NodeClock) -> None:
         super().__init__(cluster.world, index, pid, clock)
         self.elections = cluster.make_elections(self)
         self.sweeper = Sweeper(cluster, self)
