@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check static test versions soak mutants sim bench lock docs pictures site format sbom audit clean
+.PHONY: help setup demo check static test versions soak mutants sim bench lock docs pictures site format dist sbom audit clean
 
 BIN := .venv/bin
 CODE := src tests $(wildcard scripts/*.py) docs/conf.py $(if $(wildcard benchmarks/*.py),benchmarks)
@@ -85,6 +85,10 @@ lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for 
 	@$(LOCK) --group docs -o requirements/docs.txt
 	@$(LOCK) pyproject.toml --all-extras -c requirements/dev.txt -o requirements/extras.txt
 	@$(LOCK) --group release -o requirements/release.txt
+
+dist: setup ## build sdist and wheel into dist/, check them, run a task from the wheel (ARGS=vX.Y.Z: the tag)
+	@scripts/setup release
+	@$(BIN)/python -m scripts.release $(ARGS)
 
 sbom: ## write what a release consists of, as CycloneDX, to dist/ (offline, from the lock)
 	@scripts/setup release

@@ -77,7 +77,7 @@ PURE = {
 # A path that exists on one machine only, or a package index that only one machine can reach.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:(?:root|work)/|(?:home|Users)/\w)|file:///(?!srv/|…)")
 NOT_OURS = {".git", "build", "dist", "lake", "__pycache__", ".hypothesis"}
-TEXT = {".py", ".md", ".txt", ".toml", ".sql", ".lua", ".html", ".js", ".css", ".cfg", ".yml", ""}
+TEXT = {".py", ".md", ".txt", ".toml", ".lua", ".html", ".js", ".mjs", ".css", ".ini", ".yml", ".yaml", ""}
 BLANKET_IGNORE = re.compile(r"type:\s*ignore(?!\[)")
 LOCK_LINE = re.compile(r"#.*|[a-z0-9.-]+==\S+( ; .+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?|    # .*")
 

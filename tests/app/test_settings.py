@@ -1,8 +1,10 @@
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import umbel
 from umbel import App
 from umbel.app.settings import Settings, assemble, override
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
@@ -150,10 +152,21 @@ def test_an_ill_typed_variable_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         ("message_max_bytes", 10),
         ("task_time_limit_s", -1.0),
         ("worker_grace_s", -0.5),
+        ("revokes_max", 0),
+        ("revoke_retention_s", 0.0),  # it would take an earlier revoke back
     ],
 )
 def test_a_setting_below_its_minimum_is_refused(tmp_path: Path, name: str, value: float) -> None:
     with pytest.raises(BadSetting, match=f"{name!r}.*must be at least"):
+        assemble({name: value}, directory=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("revokes_max", 5_000_001), ("revoke_retention_s", float("inf")), ("failed_keep", 100_001)],
+)
+def test_a_setting_above_its_maximum_is_refused(tmp_path: Path, name: str, value: float) -> None:
+    with pytest.raises(BadSetting, match=f"{name!r}.*must be at most"):
         assemble({name: value}, directory=tmp_path)
 
 
@@ -399,3 +412,13 @@ def test_keys_come_from_a_variable_and_are_shown_by_their_ids(monkeypatch: pytes
 def test_a_window_longer_than_brokers_remember_is_refused() -> None:
     with pytest.raises(BadSetting, match="at most"):
         assemble({"signing_window_s": 8 * 86_400})
+
+
+def test_advice_to_change_a_setting_names_one_that_exists() -> None:
+    # A text, not a statement: what stands before the verb is a word or a quote.
+    advice = re.compile(r'(?:[\w,;] |")(?:raise|lower|shorten|increase|settings?) `?([a-z]+(?:_[a-z0-9]+)+)')
+    source = Path(umbel.__file__).parent
+    advised = {name for file in source.rglob("*.py") for name in advice.findall(file.read_text())}
+    assert "revokes_max" in advised
+    of_others = {"consumer_timeout", "beat_scheduler", "umbel_app"}  # RabbitMQ's, Celery's, pytest's
+    assert advised - of_others <= set(Settings.__struct_fields__)

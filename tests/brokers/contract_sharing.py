@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -21,6 +22,7 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
+from umbel import App
 from umbel.brokers.interface import Broadcast, Broker
 from umbel.errors import RevokesFull
 from umbel.protocol.leadership.coordination import (
@@ -395,6 +397,36 @@ class RevokesContract:
                 assert [entry.task_id for entry in (await take(broker)).revokes] == ["0", "1", "2"]
 
         run(scenario())
+
+    def test_an_app_sets_how_many_revokes_there_are_and_how_long_they_hold(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        if not under_test.capabilities.revokes:
+            return
+
+        async def recorded() -> Sequence[Revoke]:
+            async with under_test.open(revoke_retention_s=30.0) as broker:
+                assert broker.revoke_retention_s == 30.0  # what a worker and a monitor go by
+                return (await take(broker)).revokes
+
+        of_broker = under_test.settings
+        app = App(
+            "shop",
+            broker=of_broker.url,
+            coordination_store=of_broker.coordination_store,
+            revokes_max=2,
+            revoke_retention_s=60.0,
+        )
+        try:
+            app.control.revoke(["a", "b"])
+            with pytest.raises(RevokesFull) as full:
+                app.control.revoke("c")
+        finally:
+            app.close()
+        assert "limit of 2 entries" in str(full.value)
+        assert re.findall("`(.+?)`", str(full.value)) == ["revokes_max", "revoke_retention_s"]
+        held = {entry.task_id: entry.expires_at - entry.recorded_at for entry in run(recorded())}
+        assert held == {"a": pytest.approx(60.0), "b": pytest.approx(60.0)}
 
 
 class LeadershipContract:

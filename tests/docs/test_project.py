@@ -53,7 +53,14 @@ def test_the_repository_has_one_address(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "docs/releasing.md", ".github/workflows/ci.yml"]
+    "name",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/releasing.md",
+        ".github/workflows/ci.yml",
+        ".github/workflows/release.yml",
+    ],
 )
 def test_targets_that_are_named_exist(name: str) -> None:
     targets = set(re.findall(r"^([a-z]+):.*## ", text("Makefile"), re.MULTILINE))

@@ -33,7 +33,6 @@ from umbel.wire.call import read_headers
 from umbel.wire.records import Revoke
 from umbel.worker.connection import LOST_CHECKS_PER_LEASE, RENEWALS_PER_LEASE
 from umbel.worker.delivery.admit import arrival_of
-from umbel.worker.steps.mingle import RECORDED_S
 
 LEASE_S = 10.0
 QUEUE = "celery"
@@ -159,7 +158,7 @@ class Node:
         for task_id in revoked.take_in(said, self.revoked, now).news:
             self._say(f"{self.name} hears from {peer} that {task_id} is revoked")
             if "ages" not in said:
-                self.store.revoke([Revoke(task_id, now, now + RECORDED_S)])
+                self.store.revoke([Revoke(task_id, now, now + self.store.settings.revoke_retention_s)])
 
     def close(self) -> None:
         self._tracer.close()
@@ -222,7 +221,7 @@ class SimulatedWorkers(Simulation):
 
     @phrase(r"client revokes (\w+)")
     def _revoke(self, task_id: str) -> None:
-        self._app.revoke([task_id], expires_at=time() + RECORDED_S)
+        self._app.revoke([task_id])
 
     def _call(self, task_id: str, task: str, arguments: str) -> Signature[Any]:
         given = [int(one) if one.isdigit() else one for one in arguments.split()]

@@ -6,6 +6,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
@@ -52,11 +53,14 @@ def test_revoking_asks_first_and_is_recorded(tmp_path: Path) -> None:
     async def scenario(broker: Broker, top: Top, pilot: Pilot[None]) -> None:
         tasks: DataTable[Any] = top.query_one("#tasks", DataTable)
         await tell_until(broker, pilot, lambda: tasks.row_count == 2)
+        tasks.move_cursor(row=0)  # t2; the cursor stays on t1 if that is shown first
         await pilot.press("r", "n")
         assert not (await broker.claim("nobody", ["celery"], 1)).revokes
         await pilot.press("r", "y")
         await until(pilot, lambda: bool(top._notifications))
-        assert [one.task_id for one in (await broker.claim("nobody", ["celery"], 1)).revokes] == ["t2"]
+        (revoke,) = (await broker.claim("nobody", ["celery"], 1)).revokes
+        assert revoke.task_id == "t2"
+        assert revoke.expires_at - revoke.recorded_at == pytest.approx(60.0)
 
     run(tmp_path, scenario)
 
@@ -99,7 +103,7 @@ def shown(top: Top, name: str) -> str:
 
 def run(tmp_path: Path, scenario: Callable[[Broker, Top, Pilot[None]], Any]) -> None:
     async def opened() -> None:
-        broker = open_broker(BrokerSettings(f"sqlite:///{tmp_path / 'queue.db'}"))
+        broker = open_broker(BrokerSettings(f"sqlite:///{tmp_path / 'queue.db'}", revoke_retention_s=60.0))
         await broker.open()
         try:
             top = Top(Feed(broker, enable=True), "here")

@@ -4,7 +4,7 @@ Many of them fit into one process, each with its own connection to the embedded 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -33,10 +33,10 @@ _pids = count(1)
 
 
 class LightNode:
-    def __init__(self, name: str, home: Path, **settings: Any) -> None:
+    def __init__(self, name: str, home: Path, *, of_broker: Mapping[str, Any] = {}, **settings: Any) -> None:
         self.name = f"{name}@x"
         pid = next(_pids)
-        self.broker = SqliteBroker(BrokerSettings(f"sqlite:///{home / 'queue.db'}"))
+        self.broker = SqliteBroker(BrokerSettings(f"sqlite:///{home / 'queue.db'}", **of_broker))
         given: dict[str, Any] = {"heartbeat_interval_s": 0.1, "gossip_interval_s": 0.1, **settings}
         chosen = WorkerSettings(
             node=self.name,

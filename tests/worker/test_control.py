@@ -20,6 +20,7 @@ import pytest
 
 from tests.brokers.under_test import eventually
 from tests.waiting import DEADLINE_S
+from tests.worker.light_node import light_nodes
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
@@ -230,6 +231,27 @@ def test_revokes_are_recorded_and_those_that_are_recorded_are_not_written_again(
             assert (state.revoked, state.recorded) == (["one", "two"], ["one"])
 
     play(tmp_path, scenario)
+
+
+def test_a_worker_records_revokes_for_as_long_as_the_setting_says(tmp_path: Path) -> None:
+    """Those that it is asked for, and those that a Celery node tells in its hello."""
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a", of_broker={"revoke_retention_s": 60.0}) as nodes:
+            broker = nodes["a"].broker
+            asker = ControlClient(broker)
+            await asker.ask("revoke", {"task_id": ["one"]}, timeout_s=ENOUGH_S, limit=1)
+            await asker.ask("hello", {"from_node": "c@y", "revoked": ["two"]}, timeout_s=ENOUGH_S, limit=1)
+
+            async def recorded() -> dict[str, float] | None:
+                found = (await broker.claim("nobody", [], 0)).revokes
+                held = {entry.task_id: entry.expires_at - entry.recorded_at for entry in found}
+                return held if len(held) == 2 else None
+
+            held = await eventually(recorded, what="both revokes")
+            assert held == {"one": pytest.approx(60.0), "two": pytest.approx(60.0)}
+
+    asyncio.run(scenario())
 
 
 def test_a_graph_of_objects_is_drawn_where_the_library_is_installed(

@@ -331,9 +331,13 @@ class App(AsyncSending):
 
         return Block(self, connection, self.settings.outbox_table)
 
-    def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
-        """Record that these tasks must not start; also works while no worker is running."""
+    def revoke(self, task_ids: Iterable[str], *, expires_at: float | None = None) -> None:
+        """Record that these tasks must not start, for `revoke_retention_s` by default; also works while no
+        worker is running.
+        """
         now = cluster_now()
+        if expires_at is None:
+            expires_at = now + self.settings.revoke_retention_s
         revokes = [Revoke(task_id, now, expires_at) for task_id in task_ids]
         if (runner := self.eager_runner) is not None:
             runner.revoke(revokes)

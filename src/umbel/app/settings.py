@@ -152,6 +152,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     outbox_poll_s: float = 0.25  # most seconds between looks into an idle outbox
     event_log_max: int = 1_000_000
     event_log_retention_s: float = 7 * 86_400.0
+    revokes_max: int = 1_000_000  # each worker holds them in memory
+    revoke_retention_s: float = 7 * 86_400.0  # a revoke holds so long
 
     def __repr__(self) -> str:
         """Without passwords, because it is printed and logged."""
@@ -193,6 +195,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             result_expires_s=self.result_expires_s,
             event_log_max=self.event_log_max,
             event_log_retention_s=self.event_log_retention_s,
+            revokes_max=self.revokes_max,
+            revoke_retention_s=self.revoke_retention_s,
             failed_keep=self.failed_keep,
             failed_keep_s=self.failed_keep_s,
             storage_max_bytes=self.storage_max_bytes,
@@ -235,6 +239,8 @@ _AT_LEAST: Mapping[str, float] = {
     "outbox_poll_s": 0.01,
     "event_log_max": 1,
     "event_log_retention_s": 0,
+    "revokes_max": 1,
+    "revoke_retention_s": 1,
     "task_default_priority": 0,
     "storage_max_bytes": 64 * 1024,
     "task_time_limit_s": 0.001,
@@ -248,6 +254,8 @@ _AT_MOST: Mapping[str, float] = {
     "signing_window_s": SIGNING_WINDOW_MAX_S,
     "failed_keep": 100_000,
     "failed_keep_s": 49 * 86_400.0,  # RabbitMQ allows no longer time
+    "revokes_max": 5_000_000,  # RabbitMQ's stream of revokes holds about so many
+    "revoke_retention_s": 365 * 86_400.0,
     "task_default_priority": 9,
     "task_time_limit_s": TIME_LIMIT_MAX_S,
     "task_soft_time_limit_s": TIME_LIMIT_MAX_S,

@@ -41,6 +41,14 @@ HELP: Mapping[str, str] = {
     "outbox_poll_s": "most seconds between two looks into an outbox that is empty",
     "event_log_max": "most events that the broker keeps for recorders",
     "event_log_retention_s": "seconds that the broker keeps events for recorders",
+    "revokes_max": (
+        "most revokes in force; at this limit more are refused with `RevokesFull`. Each worker holds all of "
+        "them in memory, about 300 bytes each"
+    ),
+    "revoke_retention_s": (
+        "seconds that a revoke holds; longer than the longest delay of a task that you may revoke. On "
+        "RabbitMQ more than a week [needs a new stream](brokers.md#limits-of-rabbitmq)"
+    ),
     "task_default_queue": "queue for tasks that name none",
     "task_default_priority": "0 to 9",
     "task_routes": "queue and options by patterns of task names",

@@ -104,6 +104,11 @@ class ConfiguredBroker:
         return self._settings.keyring
 
     @property
+    def revoke_retention_s(self) -> float:
+        """How long a revoke that is recorded now holds."""
+        return self._settings.revoke_retention_s
+
+    @property
     def signer(self) -> Signer | None:
         """The keys and the cluster they sign for; NoClusterId if there are keys and no cluster id."""
         if self._signer is None and self.keyring is not None:

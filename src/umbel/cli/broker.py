@@ -99,9 +99,15 @@ async def _close(broker: BrokerConnection, limit_s: float) -> None:
 
 
 def _at(url: str) -> BrokerSettings:
-    """Settings of the broker without an app; keys come from the environment or the project."""
+    """Settings of a broker without an app; the rest comes from the environment or the project."""
     settings = assemble({})
-    return BrokerSettings(url, keyring=settings.keyring, signing_cluster=settings.signing_cluster)
+    return BrokerSettings(
+        url,
+        revokes_max=settings.revokes_max,
+        revoke_retention_s=settings.revoke_retention_s,
+        keyring=settings.keyring,
+        signing_cluster=settings.signing_cluster,
+    )
 
 
 # ---- the remote commands ---------------------------------------------------------------------------

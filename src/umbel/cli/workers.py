@@ -23,7 +23,6 @@ from umbel.cli.options import (
     timeout_option,
 )
 from umbel.control.client import ControlClient
-from umbel.control.state import REVOKE_RETENTION_S
 from umbel.launch.loading import find_app
 from umbel.protocol.pidbox import Answers
 from umbel.wire.control import ClockReply, OwnStats, Stats, typed
@@ -243,7 +242,7 @@ def revoke_command(
     if terminate or signal_name:
         arguments |= {"terminate": True, "signal": signal_name or "SIGTERM"}
     try:
-        app.revoke(task_ids, expires_at=time() + (0.0 if undo else REVOKE_RETENTION_S))
+        app.revoke(task_ids, expires_at=time() if undo else None)
         answers = app.control.ask("unrevoke" if undo else "revoke", arguments, timeout=timeout_s)
         capabilities = app.producer.capabilities
     finally:

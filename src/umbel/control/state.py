@@ -19,8 +19,6 @@ from umbel.protocol.delivery.delivery import TaskRules
 # It is made of sections. A command of Umbel names the section that it needs; a user's command gets the
 # whole.
 
-REVOKE_RETENTION_S = 7 * 86_400.0
-
 
 class NodeSection(Protocol):
     """Which node this is: what every command may read."""

@@ -94,7 +94,6 @@ VIEWS_EVERY_S = 15.0
 ENABLE_EVERY_S = 30.0  # for workers that joined since
 RECONNECT_S = 1.0
 LOOK_S = 2.0  # how long periodic questions wait for answers
-REVOKE_S = 86_400.0
 
 
 class FeedBroker(FanOut, ClusterRecord, Queues, BrokerConnection, Protocol):
@@ -185,7 +184,8 @@ class Feed:
         now = time()
         ids = [uuid] if isinstance(uuid, str) else list(uuid)
         if self._broker.capabilities.revokes:
-            await self._broker.revoke([Revoke(task_id, now, now + REVOKE_S) for task_id in ids])
+            expires_at = now + self._broker.revoke_retention_s
+            await self._broker.revoke([Revoke(task_id, now, expires_at) for task_id in ids])
         arguments: dict[str, Any] = {"task_id": ids, "recorded": True}
         if terminate:
             arguments |= {"terminate": True, "signal": signal}

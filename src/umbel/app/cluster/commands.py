@@ -15,7 +15,6 @@ from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.request import Request, RequestScope
 from umbel.app.sending.preparation import is_trusted, signed_once
 from umbel.clock import cluster_now
-from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import ConfigurationError, ElectionError
 from umbel.protocol.delivery.trust import UNSIGNED, Signed, age_doubt
 from umbel.wire.signing import HEADER as SIGNATURE
@@ -226,7 +225,7 @@ class Commands(Generic[ToldT, SeenT]):
         task_ids = [task_id] if isinstance(task_id, str) else list(task_id)
         arguments: dict[str, Any] = {"task_id": task_ids}
         if not options.get("destination") and not options.get("pattern"):
-            self._record(task_ids, retention_s=0.0)
+            self._record(task_ids, undo=True)
             arguments["recorded"] = True
         return self.broadcast("unrevoke", arguments, **options)
 
@@ -296,7 +295,7 @@ class Commands(Generic[ToldT, SeenT]):
         """Shut workers down after their running tasks; they do not answer."""
         return self.broadcast("shutdown", **options)
 
-    def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:
+    def _record(self, task_ids: Sequence[str], *, undo: bool = False) -> None:
         raise NotImplementedError
 
 

@@ -31,7 +31,6 @@ from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, ControlClient, make_request
 from umbel.control.failures import retry_one
 from umbel.control.queue_pauses import PauseOutcome, move_messages, pause_queue, resume_queue
-from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import BrokerSilent, BrokerUnavailable, UmbelError
 from umbel.protocol.pidbox import ANSWERS_S, Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
@@ -242,7 +241,7 @@ class ControlledApp(Protocol):
     def task_queues(self) -> Collection[str]:
         """The queues that the app's tasks are sent to."""
 
-    def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
+    def revoke(self, task_ids: Iterable[str], *, expires_at: float | None = None) -> None:
         """Record revoked tasks in the broker."""
 
 
@@ -429,8 +428,8 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
             [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=UNANSWERED_TTL_S
         )
 
-    def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:
-        self._the_app().revoke(task_ids, expires_at=cluster_now() + retention_s)
+    def _record(self, task_ids: Sequence[str], *, undo: bool = False) -> None:
+        self._the_app().revoke(task_ids, expires_at=cluster_now() if undo else None)
 
     def _open_thread(self) -> ControlThread:
         with self._making:

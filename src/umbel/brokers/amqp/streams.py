@@ -149,7 +149,7 @@ class RevokeView:
         if len(self._entries) + len(new) > limit and self.count_with(new, now) > limit:
             raise RevokesFull(
                 f"the revoke record is at its limit of {limit:,} entries: {len(new)} more were not "
-                "recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
+                "recorded; raise `revokes_max`, shorten `revoke_retention_s`, or purge the queue instead"
             )
 
     def count_with(self, new: Sequence[Revoke], now: float) -> int:

@@ -63,6 +63,7 @@ TTL_MAX_MS = 2**32 - 1  # 49 days: RabbitMQ accepts no longer one
 EVENT_BYTES = 1000  # of one logged event, rounded up
 
 _CLOCK_BYTES, _FACTS_BYTES, _LARGE_BYTES = 1_000_000, 20_000_000, 1_000_000_000
+_WEEK_S = 7 * 86_400.0
 
 Call = tuple[Method, tuple[Any, ...]]
 
@@ -260,11 +261,12 @@ def streams(settings: BrokerSettings) -> list[Queue]:
 
     Facts and the clock do not expire: they are written again before they fall off the end.
     """
-    age_s = settings.revoke_retention_s
+    # A shorter retention is in each entry, so that a stream that exists has the right arguments.
+    revokes_age_s = max(settings.revoke_retention_s, _WEEK_S)
     return [
         *([stream_of_signatures()] if settings.remembers_signatures else ()),
-        stream(REVOKES, max_bytes=_LARGE_BYTES, max_age_s=age_s),
-        stream(STARTS, max_bytes=_LARGE_BYTES, max_age_s=age_s),
+        stream(REVOKES, max_bytes=_LARGE_BYTES, max_age_s=revokes_age_s),
+        stream(STARTS, max_bytes=_LARGE_BYTES, max_age_s=_WEEK_S),
         stream_of_facts(),
         stream(CLOCK, max_bytes=_CLOCK_BYTES),
     ]

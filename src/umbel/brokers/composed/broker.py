@@ -342,6 +342,11 @@ class ComposedBroker(StoreDelegate):
         return self._messages.keyring
 
     @property
+    def revoke_retention_s(self) -> float:
+        """How long a revoke that is recorded now holds; both brokers have the same setting."""
+        return self._messages.revoke_retention_s
+
+    @property
     def signer(self) -> Signer | None:
         """What signs messages that the broker of messages sends; None if they are not signed."""
         return self._messages.signer

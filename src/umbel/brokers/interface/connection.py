@@ -203,6 +203,10 @@ class BrokerInfo(Protocol):
         """The keys that messages are signed with, if any."""
 
     @property
+    def revoke_retention_s(self) -> float:
+        """How long a revoke that is recorded now holds."""
+
+    @property
     def signer(self) -> Signer | None:
         """The keys and the cluster they sign for, as found when the broker was opened; None: there are no
         keys.

@@ -381,7 +381,7 @@ class RevokeBatch:
         if recorded < 0:
             raise RevokesFull(
                 f"the revoke record is at its limit of {self.limit:,} entries: {self.left} more were not "
-                "recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
+                "recorded; raise `revokes_max`, shorten `revoke_retention_s`, or purge the queue instead"
             )
 
 

@@ -403,7 +403,7 @@ def explain(error: Exception, path: Path, timeout_s: float) -> Exception:
     if code in _LOCKED:
         return BrokerUnavailable(
             f"{path} stayed locked by another process for {timeout_s:g} s; "
-            "find the process with fuser, or raise connect_timeout"
+            "find the process with fuser, or raise `connect_timeout_s`"
         )
     if code in _FORBIDDEN:
         return AccessRefused(

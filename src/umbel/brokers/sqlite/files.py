@@ -289,7 +289,7 @@ class WriteGate:
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(
                     f"{self._path} stayed locked by another process for {timeout_s:g} s; "
-                    "find the process with fuser, or raise connect_timeout"
+                    "find the process with fuser, or raise `connect_timeout_s`"
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _PAUSE_MAX_S)

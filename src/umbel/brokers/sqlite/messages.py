@@ -295,7 +295,7 @@ def record_revokes(db: sqlite3.Connection, batch: Sequence[Revoke], limit: int, 
     if count > limit:
         raise RevokesFull(
             f"the revoke record is at its limit of {limit:,} entries: {len(batch)} more were not recorded; "
-            "raise revokes_max, shorten revoke_retention, or purge the queue instead"
+            "raise `revokes_max`, shorten `revoke_retention_s`, or purge the queue instead"
         )
 
 

@@ -19,7 +19,7 @@ import msgspec
 from umbel.brokers.links import MAILBOX
 from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER
-from umbel.control.state import REVOKE_RETENTION_S, Elect
+from umbel.control.state import Elect
 from umbel.errors import BrokerError, NotSupported
 from umbel.events.stamp import SOFTWARE
 from umbel.pools.interface import Restartable
@@ -390,7 +390,7 @@ class WorkerTasks(WorkerNode):
     ) -> None:
         """Refuse these tasks here at once, and in the cluster through the broker's record."""
         now = cluster_now()
-        expires_at = now + REVOKE_RETENTION_S
+        expires_at = now + self._context.broker.revoke_retention_s
         for task_id in task_ids:  # here at once, although the record may take a moment
             self._parts.tasks.revoked.add(task_id, expires_at, now)
         for header in headers:

@@ -33,7 +33,6 @@ from umbel.worker.steps.gossip import Gossip
 log = logging.getLogger("umbel.worker.mingle")
 
 ONLY_OURS = frozenset({"sqlite"})  # brokers that Celery cannot use
-RECORDED_S = 7 * 86_400.0
 BACKGROUND_WAIT_S = 1.0
 RELINK_S = 5.0  # how long lost links are waited for
 TRIES_MAX = 3
@@ -205,7 +204,8 @@ class Mingle(Step):
             self._context.outages.consequence(
                 log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
             )
-            news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
+            expires_at = now + self._context.broker.revoke_retention_s
+            news = [Revoke(task_id, now, expires_at) for task_id in learned.news]
             try:
                 await self._cluster.revoke(news)
             except BrokerError as error:
