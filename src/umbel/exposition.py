@@ -1,6 +1,6 @@
-"""Exposition: counts as metrics for Prometheus, of the dashboard and of a worker.
+"""Prometheus metrics of the dashboard and of workers.
 
-It needs `prometheus_client` (`umbel[metrics]`), so it is imported only where metrics are wanted.
+This module needs `prometheus_client` (`umbel[metrics]`), so it is imported only where metrics are served.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,14 +17,14 @@ Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 def text_of(collector: Collector) -> bytes:
-    """Metrics of a collector in Prometheus's text format."""
+    """Return the metrics of a collector in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry)
 
 
 def of_tasks(meters: Meters) -> Iterator[Metric]:
-    """Metrics of tasks. The counts are copied first, because another thread may count meanwhile."""
+    """Yield the metrics of tasks. The counts are copied first, because another thread may update them."""
     ended, repeats = list(meters.ended.items()), list(meters.repeats.items())
     yield counter("umbel_tasks", "Tasks that ended, by end.", ("task", "end"), ended)
     retried = [((name,), float(number)) for (name, end), number in ended if end == "retried"]
@@ -42,7 +42,7 @@ def _of(found: Mapping[str, Histogram]) -> list[tuple[tuple[str, ...], Histogram
 
 
 def counter(name: str, help_text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    """A counter with one value per row of labels."""
+    """Return a counter with one value per row of labels."""
     metric = CounterMetricFamily(name, help_text, labels=labels)
     for values, number in rows:
         metric.add_metric(list(values), number)
@@ -50,7 +50,7 @@ def counter(name: str, help_text: str, labels: tuple[str, ...], rows: Rows) -> M
 
 
 def gauge(name: str, help_text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    """A gauge with one value per row of labels."""
+    """Return a gauge with one value per row of labels."""
     metric = GaugeMetricFamily(name, help_text, labels=labels)
     for values, number in rows:
         metric.add_metric(list(values), number)
@@ -60,7 +60,7 @@ def gauge(name: str, help_text: str, labels: tuple[str, ...], rows: Rows) -> Met
 def histogram(
     name: str, help_text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], Histogram]]
 ) -> Metric:
-    """A histogram per row of labels."""
+    """Return a histogram per row of labels."""
     metric = HistogramMetricFamily(name, help_text, labels=labels)
     for values, times in rows:
         metric.add_metric(list(values), times.cumulative(), times.total_s)

@@ -1,8 +1,8 @@
-"""Node: the shell around a worker's machines in the simulator, as the worker has one.
+"""Node: the shell around a worker's machines in the simulator.
 
-It does what `coordination/driver.py` and the elections step do: a due deadline first, then one event at a
-time, effects in their order. It can die at any moment, be paused while its inbox fills, and receive reports
-that others are lost. A process that comes back is another Node.
+It works like `coordination/driver.py` and the elections step: a due deadline first, then one event at a time,
+effects in their order. It can die at any moment, be paused while its inbox fills, and receive reports that
+others are lost. A process that is restarted is another Node.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from umbel.sim.rounds import Cluster
 
 TICK = Tick()
-CANCELLED_S = 0.05  # how long a handler takes to end after it was cancelled
+CANCELLED_S = 0.05  # time for a cancelled handler to end
 
 
 class Node(Process):
@@ -94,7 +94,7 @@ class Node(Process):
         self._cluster.checkers.crashed(self.holder)
 
     def wake(self) -> None:
-        """Perform the effects that a pause held back."""
+        """Perform the effects that were delayed by a pause."""
         effects, self._unperformed = self._unperformed, []
         self._perform_all(effects)
 
@@ -106,7 +106,7 @@ class Node(Process):
     # ---- the shell ---------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
-        """Feed an event to the elections machine, a due deadline first."""
+        """Pass an event to the elections machine, after a due deadline."""
         now = self.clock.read(self.world.now)
         deadline = self.elections.deadline
         if deadline is not None and deadline <= now.boot_s:
@@ -136,7 +136,7 @@ class Node(Process):
         self._perform_all(effects)
 
     def _falls_before(self, event: Event | Tick, effects: list[Effect]) -> bool:
-        """Whether the node dies or pauses after this decision, before its effects."""
+        """Return whether the node dies or pauses after this decision, before its effects."""
         cluster = self._cluster
         kinds = {type(effect) for effect in effects}
         granted = isinstance(event, ClaimReplied) and isinstance(event.reply, Granted) and CallStart in kinds
@@ -224,7 +224,7 @@ class Node(Process):
             self._cluster.befalls("crash-in-handler", self)
 
     def _stalled_beyond(self, until: float) -> bool:
-        """Whether it was paused between deciding and acting, until its time was over."""
+        """Return whether the node was paused between deciding and acting, until its time was over."""
         return self._cluster.stalled.pop(self.holder, False) and self.world.now >= until
 
     def _handler_ended(self, number: int, run: RunHandler, ok: bool, outcome: str) -> None:

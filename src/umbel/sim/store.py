@@ -1,11 +1,11 @@
 """The store in memory: `protocol/leadership/coordination.py` behind calls that can fail.
 
-A call is a message to the store and a message back. Each can be lost, duplicated and late; so a decision can
+A call is a message to the store and a message back. Each can be lost, duplicated and late. So a decision can
 be made without the caller receiving it, and made again long after the call. The store can be down (calls are
-lost) and can lose all data (FLUSHALL): then it starts empty. Its clock runs at the world's rate; the nodes'
-clocks differ from it.
+lost) and can lose all data (FLUSHALL), after which it is empty. Its clock runs at the world's rate; the
+nodes' clocks differ from it.
 
-What is not modelled: a store that is restored from an older copy, and replicas that disagree.
+Not simulated: a store that is restored from an older copy, and replicas that disagree.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from umbel.sim.world import EPOCH_S, Network, World
 if TYPE_CHECKING:
     from umbel.sim.checkers import Checkers
 
-AGE_S = 3600.0  # how long the store has existed when a world begins
+AGE_S = 3600.0  # the age of the store when a world begins
 
 
 class Store:
@@ -90,7 +90,7 @@ class Store:
         return reply
 
     def start(self, key: str, holder: str, term: int) -> bool:
-        """Start what was granted; return whether the holder may."""
+        """Start a granted election; return whether the holder may act."""
         return self._change("start", key, self.decide_start, holder, term)
 
     def renew(self, key: str, holder: str, term: int) -> bool:
@@ -135,7 +135,7 @@ class Store:
         return self._keep_lease(name, before, after)
 
     def release_lease(self, name: str, holder: str, term: int) -> bool:
-        """Release a lease; return whether the holder had it."""
+        """Release a lease; return whether the caller held it."""
         self.calls["release"] += 1
         before = self.leases.get(name)
         after = coordination.release_lease(before, holder, term, self.read_clock())

@@ -1,7 +1,7 @@
-"""Sweeper: a node's part in the lease `coord-sweeper`, and the sweeps of its holder.
+"""Sweeper: a node's campaign for the lease `coord-sweeper`, and the sweeps of the lease's holder.
 
-The shell of `protocol/leadership/lease.py` in the simulator. While its machine believes it leads, the
-checkers compare that with the store's record.
+It is the shell of `protocol/leadership/lease.py` in the simulator. While its machine believes that it leads,
+the checkers compare that with the store's record.
 """
 
 from collections.abc import Sequence
@@ -56,11 +56,11 @@ class Sweeper:
         self.hear(Campaign())
 
     def stop(self) -> None:
-        """Release the lease and campaign no more."""
+        """Release the lease and end the campaign."""
         self.hear(StopCampaign())
 
     def hear(self, event: Event) -> None:
-        """Receive an event: handle it, store it during a pause, or lose it when dead."""
+        """Receive an event: handle it, queue it during a pause, or drop it if the node is dead."""
         if not self._node.up:
             return
         if self._node.paused:
@@ -69,7 +69,7 @@ class Sweeper:
             self._take(event)
 
     def resume(self) -> None:
-        """Handle what arrived during a pause, and set the alarm."""
+        """Handle the events that arrived during a pause, and set the alarm."""
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._take(event)
