@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 CODE := src tests $(wildcard scripts/*.py) docs/conf.py $(if $(wildcard benchmarks/*.py),benchmarks)
+# Compiling the tests takes longer than importing them, so bytecode is kept, also where Python is told not to.
+BYTECODE := unset PYTHONDONTWRITEBYTECODE
 EXAMPLES := $(wildcard examples/*/)
 
 help: ## what can be done here
@@ -28,11 +30,12 @@ static:
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m scripts.links
 
-# Tests wait more than they work, so three processes share their files; each has servers of its own.
-# What else they need is installed while the checks run.
+# Tests wait more than they work, so three processes share their files. Servers that take long to start serve all three.
+# What else they need is installed while the checks run. In a new checkout, one process compiles the tests for all.
 test: setup ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup tests & trap wait EXIT; $(MAKE) --no-print-directory static; wait $$!
-	@$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 10 $(ARGS)
+	@$(BYTECODE); [ -e tests/__pycache__ ] || $(BIN)/pytest --collect-only -qq $(ARGS) >/dev/null || true
+	@$(BYTECODE); $(BIN)/pytest --numprocesses 3 --dist loadfile --durations 10 $(ARGS)
 
 versions: setup ## the tests on every Python that is found, 3.11 to 3.14 (ARGS=tests/brokers for some)
 	@scripts/setup tests
@@ -40,12 +43,12 @@ versions: setup ## the tests on every Python that is found, 3.11 to 3.14 (ARGS=t
 
 soak: check ## the same scenarios at full counts, and a few mutants of each module
 	@scripts/setup tests
-	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
-	@$(BIN)/python -m tests.mutants --per-module 5
+	@$(BYTECODE); UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
+	@$(BYTECODE); $(BIN)/python -m tests.mutants --per-module 5
 
 mutants: setup ## do a module's tests notice when it is wrong? (ARGS="--module lease --all")
 	@scripts/setup servers
-	@$(BIN)/python -m tests.mutants $(ARGS)
+	@$(BYTECODE); $(BIN)/python -m tests.mutants $(ARGS)
 
 sim: setup ## the full set of simulations: 200,000 elections under faults, mutants, every course of one (ARGS=mutants)
 	@$(BIN)/python -m tests.sim.full $(ARGS)

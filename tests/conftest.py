@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from compileall import compile_dir
 from io import BytesIO
 from pathlib import Path
@@ -16,9 +17,9 @@ from hypothesis import Phase, settings
 from xdist.scheduler import LoadFileScheduling
 
 import umbel
-from tests.dealing import LongestFirst
-from tests.servers.postgres import end_shared_postgres
-from tests.servers.rabbitmq import end_shared_server
+from tests.dealing import LongestFirst, unit_of
+from tests.servers.rabbitmq import delete_vhosts
+from tests.servers.shared import begin_run, end_run, join_run
 from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 
 # New examples on every run, in CI too; a failing one prints the blob that brings it back. No
@@ -47,9 +48,31 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hundreds of processes import Umbel: where Python is told to keep no bytecode, each would compile it."""
-    if not hasattr(config, "workerinput"):  # once for all that run a share of the tests
-        compile_dir(Path(umbel.__file__).parent, quiet=2)
+    """What holds for the whole run is done once, whether its tests are shared by processes or not."""
+    if hasattr(config, "workerinput"):
+        join_run(Path(config.workerinput["run"]))
+        return
+    config.stash[RUN] = begin_run()
+    # Hundreds of processes import Umbel: where Python is told to keep no bytecode, each would compile it.
+    compile_dir(Path(umbel.__file__).parent, quiet=2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["run"] = str(node.config.stash[RUN])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if nextitem is None or unit_of(file_of(nextitem)) != unit_of(file_of(item)):
+            delete_vhosts()
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 SHORT_S = 600  # no single test may hold up `make test` for longer: a hang is then a failure with its stacks
@@ -64,6 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SHORT_S), append=False)
 
 
+RUN = pytest.StashKey[Path]()
 RELEASE_0_3 = "f8599897"
 
 
@@ -89,13 +113,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return LongestFirst(config, log)
 
 
-def pytest_sessionfinish() -> None:
-    end_shared_server()
-    end_shared_postgres()
-
-
 def pytest_unconfigure() -> None:
-    """DuckDB reports leaks of its own when a process ends, which behind the summary reads as a failure."""
+    end_run()
+    # DuckDB reports leaks of its own when a process ends, which behind the summary reads as a failure.
     if "duckdb" in sys.modules:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 

@@ -37,7 +37,7 @@ SHORT_BECAUSE = {
     "src/umbel/version.py": "the build reads the version from it",
     "src/umbel/chance.py": "loaded everywhere; apart from Python's `random`, whose numbers are the project's",
     "src/umbel/backends/registry.py": "the interface may not know the backends, nor they one another",
-    "src/umbel/brokers/refusals.py": "child processes load it, and nothing else of the brokers",
+    "src/umbel/brokers/owners.py": "RabbitMQ and Pub/Sub share it, and do not know one another",
     "src/umbel/cli/exits.py": "`umbel health` loads it, and little else",
     "src/umbel/cli/lazy.py": "loaded before it is known which command is called",
     "src/umbel/cli/history/group.py": "the group, which loads none of its commands",
@@ -56,7 +56,7 @@ SHORT_BECAUSE = {
 }
 
 # What came from outside is escaped there, part by part, so that it stands for itself.
-MAY_BUILD_PATTERNS = {"src/umbel/brokers/amqp/consumer.py"}
+MAY_BUILD_PATTERNS = {"src/umbel/brokers/amqp/layouts.py"}
 
 # Coinages that readers had to learn; the glossary of `docs/architecture.md` has the words instead.
 PRIVATE_WORD = re.compile(

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -242,7 +242,7 @@ def test_no_payload_ends_the_receiving(backend: RpcBackend, worker: Post, payloa
 
 def test_chords_are_refused_with_a_remedy(backend: RpcBackend) -> None:
     part = ChordPart("g", 0, "a", "SUCCESS", b"1")
-    for refused in (
+    calls: list[Callable[[], object]] = [
         lambda: backend.start_chord("g", 1),
         lambda: backend.add_chord_part(part),
         lambda: backend.claim_chord("g", "a"),
@@ -251,7 +251,8 @@ def test_chords_are_refused_with_a_remedy(backend: RpcBackend) -> None:
         lambda: backend.save_group("g", b"{}"),
         lambda: backend.read_group("g"),
         lambda: backend.forget_group("g"),
-    ):
+    ]
+    for refused in calls:
         with pytest.raises(NotSupported, match="redis://"):
             refused()
 

@@ -14,10 +14,11 @@ from tests.brokers.under_test import result, run
 from tests.waiting import wait_until
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
+from umbel.backends.sqlite import SqliteBackend
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite import wakeup
 from umbel.brokers.sqlite.store import Store
-from umbel.errors import BadURL
+from umbel.errors import BadURL, BrokerUnavailable
 from umbel.wire.message import StoredResult
 
 
@@ -67,9 +68,11 @@ class TestSqlite(BackendContract, ChordContract):
         names, looked_at = [str(number) for number in range(600)], list[int]()
         read = Store.read_results
 
-        def counted(store: Store, task_ids: Sequence[str]) -> dict[str, StoredResult]:
+        def counted(
+            store: Store, task_ids: Sequence[str], timeout_s: float | None
+        ) -> dict[str, StoredResult]:
             looked_at.append(len(task_ids))
-            return read(store, task_ids)
+            return read(store, task_ids, timeout_s)
 
         monkeypatch.setattr(Store, "read_results", counted)
 
@@ -89,6 +92,16 @@ class TestSqlite(BackendContract, ChordContract):
 
         judge(lambda: waiter.wait(names, None, lambda _: False))
         judge(lambda: run(scenario()))
+
+    def test_a_read_ends_at_its_time_out_while_other_threads_use_the_file(self, url: str) -> None:
+        backend = SqliteBackend(url, BrokerSettings(url, connect_timeout_s=60.0))
+        backend.store([result("a")])
+        with backend._store.database.read(), ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(backend.read, ["a"], 0.01)
+            with pytest.raises(BrokerUnavailable, match=r"used the database for 0\.01 s"):
+                reading.result(30)
+        assert set(backend.read(["a"], 0.01)) == {"a"}
+        backend.close()
 
     def test_a_wait_begun_before_a_fork_does_not_disturb_the_child(self, stores: Stores) -> None:
         backend = stores()

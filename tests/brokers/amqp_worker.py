@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.consumer import Consumer
-from umbel.brokers.amqp.envelope import NO_MARK, Mark, encode
+from umbel.brokers.amqp.envelope import NO_STATE, MessageState, encode
 from umbel.brokers.amqp.frames import Incoming, Method
 from umbel.brokers.amqp.link import Link
 from umbel.brokers.amqp.streams import StartsView
@@ -84,13 +84,13 @@ class Server:
         self.consumed: dict[str, Channel] = {}
         self.refused: dict[object, BrokerError] = {}
         self.silent_questions = 0  # so many are answered before anything is handed over
-        self.queues: dict[str, deque[tuple[str, int, bool, Mark]]] = {}
+        self.queues: dict[str, deque[tuple[str, int, bool, MessageState]]] = {}
 
     async def channel(self) -> Channel:
         self.channels.append(Channel(self))
         return self.channels[-1]
 
-    def put(self, queue: str, *texts: str, priority: int = 0, mark: Mark = NO_MARK) -> None:
+    def put(self, queue: str, *texts: str, priority: int = 0, mark: MessageState = NO_STATE) -> None:
         waiting = self.queues.setdefault(queue, deque())
         waiting.extend((text, priority, False, mark) for text in texts)
 

@@ -10,7 +10,7 @@ from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import redis_server, redis_url
 from tests.servers.way import Way
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.redis.broker import CAPABILITIES
+from umbel.brokers.redis.keys import CAPABILITIES
 
 __all__ = ["redis_server", "redis_url"]  # fixtures
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests.brokers.under_test import BrokerUnderTest, message, outgoing, run, take_in_time, texts
 from tests.servers.rabbitmq import amqp_url
-from umbel.brokers.amqp import outbox
+from umbel.brokers.amqp import publishing
+from umbel.brokers.amqp.confirms import Unanswered
 from umbel.brokers.amqp.envelope import Properties, encode_properties
 from umbel.brokers.amqp.frames import Method, encode_method, encode_publish
 from umbel.brokers.amqp.handshake import BrokerStarting, Undecided, locations_from_url
 from umbel.brokers.amqp.link import Channel, Link
-from umbel.brokers.amqp.outbox import Unanswered
 from umbel.brokers.amqp.publisher import AmqpAsyncProducer, Publisher
 from umbel.brokers.amqp.topology import CAPABILITIES, TaskQueues
 from umbel.brokers.interface import Attempt, BrokerSettings
@@ -104,7 +104,7 @@ def test_a_worker_sends_it_again_and_knows_whom_a_refusal_concerns(under_test: B
     async def scenario() -> None:
         async with client(under_test) as producer:
             publisher = Publisher(parts(producer)[0], Unanswered())
-            posts = outbox.tasks(outgoing("a", "b"), TaskQueues(under_test.settings), 0.0)
+            posts = publishing.tasks(outgoing("a", "b"), TaskQueues(under_test.settings), 0.0)
             assert await publisher.try_send(posts[:1]) == {}
             channel = publisher._channels["/"]
             _, refused = await outcomes(close_it(channel), publisher.try_send(posts))

@@ -161,13 +161,13 @@ def test_a_silent_owner_loses_what_it_holds_and_others_do_not() -> None:
         await skip(LEASE_S - 1)
         assert claims.renew(BOB) is False  # its claim began it, and says so once
         assert claims.renew(BOB) is True
-        assert len(claims.standing) == 3
+        assert len(claims.active) == 3
         await skip(2)
-        assert (claims.lost, {one.owner for one in claims.standing.values()}) == (2, {BOB})
+        assert (claims.lost, {one.owner for one in claims.active.values()}) == (2, {BOB})
         assert Method.CHANNEL_CLOSE in worker.server.channels[0].methods
         assert claims.renew(ADA) is False
         await skip(LEASE_S + 1)
-        assert (claims.lost, claims.standing) == (3, {})
+        assert (claims.lost, claims.active) == (3, {})
 
     run(scenario())
 
@@ -180,7 +180,7 @@ def test_a_claim_is_a_sign_of_life() -> None:
         await skip(LEASE_S - 1)
         await worker.take("a", 1)
         await skip(LEASE_S - 1)
-        assert len(worker.claims.standing) == 1
+        assert len(worker.claims.active) == 1
 
     run(scenario())
 
@@ -195,7 +195,7 @@ def test_a_new_life_of_an_owner_does_not_end_with_the_time_of_the_old_one() -> N
         await worker.take("a", 1)
         owner = worker.claims._owners[ADA]
         await skip(LEASE_S / 2 + 1)
-        assert len(worker.claims.standing) == 1 and worker.claims._owners[ADA] is owner
+        assert len(worker.claims.active) == 1 and worker.claims._owners[ADA] is owner
 
     run(scenario())
 
@@ -207,7 +207,7 @@ def test_when_the_connection_has_ended_nobody_is_put_out() -> None:
         await worker.take("a", 1)
         worker.server.error = BrokerUnavailable("gone")
         await skip(LEASE_S + 1)
-        assert (worker.claims.lost, len(worker.claims.standing)) == (0, 1)
+        assert (worker.claims.lost, len(worker.claims.active)) == (0, 1)
 
     run(scenario())
 
@@ -219,7 +219,7 @@ def test_forgetting_an_owner_ends_its_claims_and_its_channels() -> None:
         await worker.take("ab", 2)
         await worker.take("a", 1, owner=BOB)
         assert await worker.claims.forget(ADA) == 2
-        assert [one.owner for one in worker.claims.standing.values()] == [BOB]
+        assert [one.owner for one in worker.claims.active.values()] == [BOB]
         closed = [Method.CHANNEL_CLOSE in channel.methods for channel in worker.server.channels]
         assert closed == [True, True, False]
         assert await worker.claims.forget(ADA) == 0

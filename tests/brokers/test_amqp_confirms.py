@@ -6,9 +6,9 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.brokers.amqp.confirms import Batch, Sent, Unconfirmed
 from umbel.brokers.amqp.frames import Incoming, Method
 from umbel.brokers.amqp.handshake import ChannelClosed, Undecided
-from umbel.brokers.amqp.outbox import Batch, Sent, Unconfirmed
 
 A: Sent = ("", "celery", b"p", b"a")
 B: Sent = ("", "celery", b"p", b"b")

@@ -1,13 +1,17 @@
 """What RabbitMQ does in several steps, and leaders that die between two of them."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.brokers.under_test import OWNER, PEER, BrokerUnderTest, outgoing, run, take
 from tests.servers.rabbitmq import amqp_url
 from umbel.brokers.amqp import verdicts
+from umbel.brokers.amqp.session import write_facts
+from umbel.brokers.amqp.streams import QueueFact
 from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
@@ -49,6 +53,30 @@ def test_what_one_node_has_finished_no_other_node_is_granted(amqp_url: str) -> N
     replies = asyncio.run(scenario())
     states = {reply.state if isinstance(reply, Closed) else reply for reply in replies}
     assert states == {ElectionState.DONE}
+
+
+def test_a_fact_that_rabbitmq_has_confirmed_is_looked_for_every_two_milliseconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    awaited: dict[str, Callable[[], None]] = {}
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            for read in awaited.values():
+                read()
+
+    async def nothing(*_: object) -> None: ...
+
+    session = SimpleNamespace(
+        views=SimpleNamespace(facts=SimpleNamespace(awaited=awaited)),
+        publisher=SimpleNamespace(send=nothing),
+        catch_up=nothing,
+    )
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    asyncio.run(write_facts(cast(Any, session), QueueFact("celery"), timeout_s=5.0))
+    assert pauses == [0.002] * 3
 
 
 async def run_once_then_claim(brokers: list[Broker], key: str) -> object:

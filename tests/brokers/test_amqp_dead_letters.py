@@ -9,9 +9,9 @@ import pytest
 
 from tests.brokers.under_test import QUEUE, BrokerUnderTest, eventually, message, outgoing, run, take, texts
 from tests.servers.rabbitmq import shared_server
-from umbel.brokers.amqp import dead_letters, outbox
-from umbel.brokers.amqp.outbox import Post, Refusals
+from umbel.brokers.amqp import dead_letters, publishing
 from umbel.brokers.amqp.producer import AmqpProducer
+from umbel.brokers.amqp.publishing import Post, Refusals
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Refused
@@ -112,7 +112,7 @@ def test_a_letter_with_headers_that_nobody_of_ours_wrote_is_listed_with_the_othe
     stranger = under_test.producer()
     assert isinstance(stranger, AmqpProducer)
     letters = [
-        outbox.dead_letter(QUEUE, message(f"odd {place}"), "why", starts, at)
+        publishing.dead_letter(QUEUE, message(f"odd {place}"), "why", starts, at)
         for place, (starts, at) in enumerate(odd)
     ]
     stranger.send(letters)

@@ -7,7 +7,7 @@ import pytest
 from tests.brokers.amqp_worker import ADA, BOB, LEASE_S, Worker, run, skip
 from tests.brokers.under_test import eventually
 from umbel.brokers.amqp.consumer import Arrived
-from umbel.brokers.amqp.envelope import NO_MARK, Mark
+from umbel.brokers.amqp.envelope import NO_STATE, MessageState
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.handshake import ChannelClosed
 from umbel.brokers.amqp.streams import Start, encode_record
@@ -45,11 +45,11 @@ def test_a_delivery_says_whether_it_may_have_run(
         if known is not None:
             worker.starts.apply(0, encode_record(known))
         notes = {("a", "id"), ("b", "id")} if unstarted else set[tuple[str, str]]()
-        arrived = Arrived(MESSAGE, 7, by_server, Mark(ran=ran))
+        arrived = Arrived(MESSAGE, 7, by_server, MessageState(ran=ran))
         twice = [(worker.consumer("a"), arrived)] * 2
         delivery, copy = worker.claims.deliver(ADA, twice, notes)
         assert (delivery.starts, delivery.redelivered, delivery.queue) == (*wanted, "a")
-        claimed = worker.claims.standing[delivery.tag]
+        claimed = worker.claims.active[delivery.tag]
         assert (claimed.owner, claimed.delivery_tag, claimed.starts) == (ADA, 7, wanted[0])
         assert copy.tag != delivery.tag
         assert copy.redelivered == (by_server or wanted[1])  # one note is for one message
@@ -66,10 +66,10 @@ def test_a_queue_that_was_deleted_is_told_with_the_claims_on_it() -> None:
         worker.server.put("a", "a0", "a1")
         worker.server.put("b", "b0")
         await worker.take("ab", 3)
-        of_a = {tag for tag, one in worker.claims.standing.items() if one.consumer.queue == "a"}
+        of_a = {tag for tag, one in worker.claims.active.items() if one.consumer.queue == "a"}
         worker.server.consumed["a"].end(ChannelClosed(ChannelClosed.NOT_FOUND, "no queue"))
         assert worker.deleted == [("a", of_a)] and len(of_a) == 2
-        assert len(worker.claims.standing) == 1
+        assert len(worker.claims.active) == 1
 
     run(scenario())
 
@@ -82,10 +82,10 @@ def test_a_consumer_that_ended_is_begun_anew_and_its_claims_are_forgotten() -> N
         await worker.take("ab", 2)
         worker.server.consumed["a"].end(ChannelClosed(ChannelClosed.PRECONDITION, "acknowledgement"))
         assert [one.queue for one in worker.claims.consumers()] == ["b"]
-        assert len(worker.claims.standing) == 2
+        assert len(worker.claims.active) == 2
         worker.server.put("a", "a1")
         assert await worker.take("ab", 2) == ["a1"]
-        assert sorted(one.delivery.message.body for one in worker.claims.standing.values()) == [b"a1", b"b0"]
+        assert sorted(one.delivery.message.body for one in worker.claims.active.values()) == [b"a1", b"b0"]
         assert len(worker.server.channels) == 3  # that of b stays
 
     run(scenario())
@@ -127,7 +127,7 @@ def test_a_claim_would_be_served_from_here_when_something_arrived_and_nothing_is
         assert not arrived(ADA, ["a", "never consumed"])
         assert not arrived(BOB, ["a"])
         await worker.consumer("b").want(5)
-        worker.server.put("b", "later", mark=Mark(due=4e9))
+        worker.server.put("b", "later", mark=MessageState(due=4e9))
         worker.server.consumed["b"].hand_over()
         assert not arrived(ADA, ["a", "b"]) and arrived(ADA, ["a"])
         worker.server.consumed["a"].end(BrokerUnavailable("gone"))
@@ -164,7 +164,7 @@ def test_who_waits_is_woken_by_news_of_its_queues(news: str) -> None:
         assert not waiting.done()
         match news:
             case "message" | "early":
-                server.put("a", "a0", mark=Mark(due=4e9) if news == "early" else NO_MARK)
+                server.put("a", "a0", mark=MessageState(due=4e9) if news == "early" else NO_STATE)
                 server.consumed["a"].hand_over()
             case "end":
                 server.consumed["a"].end(BrokerUnavailable("gone"))

@@ -207,7 +207,7 @@ def test_a_producer_opens_a_new_connection_after_a_cut(way: Way, under_test: Bro
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RabbitServer]:
     options = {"consumer_timeout": 1000, "channel_tick_interval": 500}
-    server = RabbitServer(tmp_path, options=options, vhosts=1)
+    server = RabbitServer(tmp_path, options=options)
     server.start()
     yield server
     server.stop()

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.brokers.amqp.consumer import LAYOUTS_MAX, LEARN_EVERY, Layouts, layout_of
 from umbel.brokers.amqp.envelope import Properties, decode, encode_properties
 from umbel.brokers.amqp.frames import Incoming, Method
+from umbel.brokers.amqp.layouts import LAYOUTS_MAX, LEARN_EVERY, Layouts, layout_of
 
 CELERYS: dict[str, Any] = {
     "lang": "py",

@@ -18,8 +18,8 @@ from tests.servers.rabbitmq import amqp_url
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.event_log import _logged_event
 from umbel.brokers.amqp.frames import Incoming
-from umbel.brokers.amqp.outbox import entry
 from umbel.brokers.amqp.producer import AmqpProducer
+from umbel.brokers.amqp.publishing import entry
 from umbel.brokers.amqp.signature_view import ClusterEntry, ClusterView, SignatureUse, SignatureView
 from umbel.brokers.amqp.streams import (
     ClockView,

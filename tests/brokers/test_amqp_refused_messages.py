@@ -18,7 +18,7 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.servers.rabbitmq import amqp_url
-from umbel.brokers.amqp import outbox, topology
+from umbel.brokers.amqp import publishing, topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.envelope import PROPERTIES_MAX_BYTES, Properties, encode_properties
 from umbel.brokers.amqp.frames import encode_publish
@@ -190,5 +190,5 @@ def test_a_queue_that_cannot_be_consumed_does_not_stop_the_others(under_test: Br
 )
 def test_any_message_can_be_a_dead_letter(unwritable: Message) -> None:
     """N1: what cannot be written as it is goes with its headers as text."""
-    letter = outbox.dead_letter("celery", unwritable, "why", 2, 1.0)
+    letter = publishing.dead_letter("celery", unwritable, "why", 2, 1.0)
     assert letter.body == unwritable.body and letter.frames(1)

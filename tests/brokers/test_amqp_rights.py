@@ -10,14 +10,14 @@ import pytest
 from tests.brokers.contract import BrokerContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.under_test import BrokerUnderTest
-from tests.servers.rabbitmq import shared_server
+from tests.servers.rabbitmq import amqp_url, shared_server
 from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings
 
+__all__ = ["amqp_url"]
 DOCS = Path(__file__).parents[2] / "docs" / "brokers.md"
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 QUEUES = r"celery|[a-zäöü0-9 /-]*"  # those of the contract, none of which has a dot
-HOSTS_AT_ONCE = 8
 
 
 def documented_rights(queues: str = "celery") -> list[str]:
@@ -28,23 +28,10 @@ def documented_rights(queues: str = "celery") -> list[str]:
     return [pattern.replace("celery|", f"{queues}|", 1) for pattern in patterns]
 
 
-def _hosts() -> Iterator[str]:
-    server = shared_server()
-    while True:
-        some = [server.new_vhost() for _ in range(HOSTS_AT_ONCE)]
-        server.allow([("umbel", vhost, documented_rights(QUEUES)) for vhost in some])
-        yield from some
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[str]:
-    return _hosts()
-
-
 @pytest.fixture
-def under_test(hosts: Iterator[str]) -> Iterator[BrokerUnderTest]:
-    url = shared_server().url(next(hosts)).replace("guest:guest", "umbel:word")
-    made = BrokerUnderTest(BrokerSettings(url), CAPABILITIES)
+def under_test(amqp_url: str) -> Iterator[BrokerUnderTest]:
+    shared_server().allow([("umbel", amqp_url.rpartition("/")[2], documented_rights(QUEUES))])
+    made = BrokerUnderTest(BrokerSettings(amqp_url.replace("guest:guest", "umbel:word")), CAPABILITIES)
     yield made
     made.close()
 

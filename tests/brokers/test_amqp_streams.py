@@ -160,7 +160,7 @@ def test_the_cursor_of_revokes_never_goes_back() -> None:
     for offset in range(5):
         view.apply(offset, encode_record(revoke(str(offset))))
     seen = view.cursor
-    view.begin_anew()
+    view.restart()
     view.apply(0, encode_record(revoke("fresh")))
     assert [one.task_id for one in view.after(seen, time.time())] == ["fresh"]
     assert len(view.after(0, time.time())) == 6

@@ -16,8 +16,8 @@ from tests.servers.rabbitmq import shared_server
 from tests.servers.way import Way
 from tests.waiting import DEADLINE_S, wait_until
 from umbel.brokers.amqp.blocking import BlockingLink
+from umbel.brokers.amqp.confirms import Unconfirmed
 from umbel.brokers.amqp.frames import Method
-from umbel.brokers.amqp.outbox import Unconfirmed
 from umbel.brokers.amqp.producer import AmqpProducer
 from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings

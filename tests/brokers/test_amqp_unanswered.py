@@ -22,14 +22,15 @@ from tests.brokers.under_test import (
 )
 from tests.servers.rabbitmq import shared_server
 from tests.servers.way import Way
-from umbel.brokers.amqp import outbox, topology, verdicts
+from umbel.brokers.amqp import confirms, publishing, topology, verdicts
 from umbel.brokers.amqp.broker import AmqpBroker
+from umbel.brokers.amqp.confirms import Unanswered, Unconfirmed
 from umbel.brokers.amqp.consumer import Consumer
-from umbel.brokers.amqp.envelope import Mark, decode_properties, encode
+from umbel.brokers.amqp.envelope import MessageState, decode_properties, encode
 from umbel.brokers.amqp.frames import Incoming, Method
-from umbel.brokers.amqp.outbox import Post, Unanswered, Unconfirmed
 from umbel.brokers.amqp.producer import AmqpProducer
 from umbel.brokers.amqp.publisher import AmqpAsyncProducer
+from umbel.brokers.amqp.publishing import Post
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.topology import CAPABILITIES, TaskQueues
 from umbel.brokers.interface import (
@@ -202,7 +203,7 @@ def test_a_server_that_confirms_late_keeps_its_connection_and_gets_nothing_twice
     found = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"{vhost}">>, queue, <<"{QUEUE}">>))'
 
     def stop(what: str) -> None:
-        shared_server().control("eval", f"{found}, sys:{what}(amqqueue:get_pid(Q)).")
+        shared_server().evaluate(f"{found}, sys:{what}(amqqueue:get_pid(Q)).")
 
     async def scenario() -> None:
         async with opened(under_test) as sender:
@@ -377,7 +378,7 @@ def test_a_mark_that_was_inherited_ends_with_its_time(
             since = cluster_now() + since_s if since_s else 0.0
             queue = topology.task_queue(PARENTS)
             await session_of(broker).send(
-                [Post(PARENTS, encode(parent, Mark(0.0, True, since)), parent.body, queue)]
+                [Post(PARENTS, encode(parent, MessageState(0.0, True, since)), parent.body, queue)]
             )
             (delivery,) = await all_of(broker, 1, PARENTS)
             assert delivery.redelivered
@@ -387,7 +388,7 @@ def test_a_mark_that_was_inherited_ends_with_its_time(
             await broker.settle([Ack(step.tag, follow_ups=outgoing("next"))])
             (following,) = await all_of(broker, 1, QUEUE)
             assert following.redelivered == is_marked
-            claimed = session_of(broker).claims.standing[following.tag]
+            claimed = session_of(broker).claims.active[following.tag]
             assert not is_marked or claimed.since <= (since or cluster_now()), "the time is that of the first"
 
     run(scenario())
@@ -484,7 +485,7 @@ def test_a_message_that_may_be_parked_is_not_returned_when_its_time_has_come(
         async with under_test.open() as broker:
             await broker.publish(outgoing("m"))
             (delivery,) = await one_of(broker)
-            session_of(broker).unanswered.add_accepted([outbox.parking(delivery.tag)])
+            session_of(broker).unanswered.add_accepted([publishing.parking(delivery.tag)])
             await broker.settle([Return(delivery.tag, not_before=cluster_now() - 1.0)])
             await broker.publish(outgoing("the next"))
             (following,) = await one_of(broker)
@@ -495,7 +496,7 @@ def test_a_message_that_may_be_parked_is_not_returned_when_its_time_has_come(
 
 def not_due(message: Message, due: float) -> Post:
     """As it comes from a step of the delay ladder that is shorter than its delay."""
-    return Post(QUEUE, encode(message, Mark(due)), message.body, topology.task_queue(QUEUE))
+    return Post(QUEUE, encode(message, MessageState(due)), message.body, topology.task_queue(QUEUE))
 
 
 async def one_of(broker: Broker) -> Sequence[Delivery]:
@@ -524,7 +525,7 @@ class Account:
 
     def outcomes(self, *posts: Post) -> list[str]:
         """What is to be done with each of them now."""
-        left = self.unanswered.left(posts)
+        left = self.unanswered.plan(posts)
         return [
             "refused"
             if place in left.refused
@@ -538,7 +539,9 @@ class Account:
 
 
 def posts(*names: str, not_before: float = 0.0) -> list[Post]:
-    return outbox.tasks(outgoing(*names, not_before=not_before), TaskQueues(BrokerSettings("amqp://")), 0.0)
+    return publishing.tasks(
+        outgoing(*names, not_before=not_before), TaskQueues(BrokerSettings("amqp://")), 0.0
+    )
 
 
 def test_what_is_sent_again_follows_from_what_became_of_the_first() -> None:
@@ -559,8 +562,8 @@ def test_what_is_sent_again_follows_from_what_became_of_the_first() -> None:
         "send as redelivered",
         "send",
     ]
-    (lost,) = (account.unanswered.left(batch[3:]).to_send).values()
-    assert decode_properties(lost.properties).type == Mark(ran=True).text()
+    (lost,) = (account.unanswered.plan(batch[3:]).to_send).values()
+    assert decode_properties(lost.properties).type == MessageState(ran=True).text()
     assert not account.unanswered.may_have_arrived(batch[1:3])
     account.unanswered.forget(batch)
     assert account.outcomes(*batch) == ["send"] * 4
@@ -580,10 +583,10 @@ def test_a_message_is_the_same_wherever_it_waits_and_whatever_marks_it_has() -> 
 def test_what_ends_a_claim_is_known_by_the_claim() -> None:
     """The same message may be claimed twice, by itself and by its copy."""
     account, queues, parked = Account(), TaskQueues(BrokerSettings("amqp://")), outgoing("a")[0]
-    account.give_up(outbox.parked(parked, queues, 0.0, 0.0, claim=1))
+    account.give_up(publishing.parked(parked, queues, 0.0, 0.0, claim=1))
     account.confirms.answer(1, multiple=False, accepted=True)
-    assert account.outcomes(outbox.parked(parked, queues, 0.0, 0.0, claim=1)) == ["nothing"]
-    assert account.outcomes(outbox.parked(parked, queues, 0.0, 0.0, claim=2)) == ["send"]
+    assert account.outcomes(publishing.parked(parked, queues, 0.0, 0.0, claim=1)) == ["nothing"]
+    assert account.outcomes(publishing.parked(parked, queues, 0.0, 0.0, claim=2)) == ["send"]
     assert account.outcomes(*posts("a")) == ["send"]
 
 
@@ -601,7 +604,7 @@ def test_an_answer_is_remembered_for_a_while_after_it_came() -> None:
 
 
 def test_so_many_messages_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "REMEMBERED_MAX", 2)
+    monkeypatch.setattr(confirms, "REMEMBERED_MAX", 2)
     account, batch = Account(), posts("a", "b", "c")
     account.give_up(*batch)
     account.confirms.fail(BrokerUnavailable("the connection was lost"))
@@ -610,7 +613,7 @@ def test_so_many_messages_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_records_and_results_are_not_looked_up() -> None:
     account = Account()
-    account.give_up(outbox.start_entry(QUEUE, "a", 1), outbox.result(result("a"), "inbox"))
+    account.give_up(publishing.start_entry(QUEUE, "a", 1), publishing.result(result("a"), "inbox"))
     assert not account.unanswered.given_up
 
 

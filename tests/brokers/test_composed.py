@@ -15,12 +15,20 @@ from tests.brokers.contract_sharing import (
 )
 from tests.brokers.contract_unique import UniqueContract
 from tests.brokers.contract_verdicts import VerdictsContract
-from tests.brokers.under_test import BrokerUnderTest
+from tests.brokers.under_test import (
+    OWNER,
+    PEER,
+    QUEUE,
+    BrokerUnderTest,
+    eventually,
+    outgoing,
+    run,
+)
 from tests.servers.pubsub import pubsub_url
 from umbel.brokers.composed.producer import composed
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
-from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.redis.broker import CAPABILITIES as OF_REDIS
+from umbel.brokers.interface import Ack, Broker, BrokerSettings, Delivery
+from umbel.brokers.redis.keys import CAPABILITIES as OF_REDIS
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.errors import BadURL
 
@@ -48,6 +56,25 @@ class TestComposed(
     UniqueContract,
 ):
     """Messages by Pub/Sub; leases, elections, events, revokes, unique and delayed tasks by Redis."""
+
+
+def test_an_owner_that_stops_leaves_the_claims_of_other_owners(under_test: BrokerUnderTest) -> None:
+    async def claim_one(broker: Broker, owner: str) -> Delivery:
+        async def claimed() -> Delivery | None:
+            return next(iter((await broker.claim(owner, [QUEUE], 1)).deliveries), None)
+
+        return await eventually(claimed, what=f"a message for {owner}")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a", "b"))
+            await claim_one(broker, OWNER)
+            other = await claim_one(broker, PEER)
+            assert await broker.forget_owner(OWNER) == 1
+            settled = await broker.settle([Ack(other.tag)])
+            assert (settled.applied, settled.conflicts) == (1, frozenset())
+
+    run(scenario())
 
 
 def test_only_pubsub_needs_a_store_and_cannot_be_one(pubsub_url: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -17,6 +18,8 @@ from tests.brokers.under_test import (
     OWNER,
     QUEUE,
     BrokerUnderTest,
+    eventually,
+    message,
     outgoing,
     run,
     take,
@@ -25,13 +28,17 @@ from tests.brokers.under_test import (
 )
 from tests.servers.pubsub import pubsub_url, subscriptions
 from tests.waiting import until
+from umbel.brokers.gcpubsub.api import look_at
 from umbel.brokers.gcpubsub.broker import PubsubBroker
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE, Answer
+from umbel.brokers.gcpubsub.producer import PubsubProducer
 from umbel.brokers.gcpubsub.service import Link, Service
-from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.brokers.interface import Broadcast, Broker, BrokerSettings, DeadLetter, Refused
 from umbel.cli.workers import FEATURES
-from umbel.wire.control import REPLY_EXCHANGE
+from umbel.errors import BrokerRefused
+from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
+from umbel.wire.message import Outgoing
 
 __all__ = ["pubsub_url"]
 PACE = 4.0
@@ -180,14 +187,43 @@ def test_what_a_waiting_pull_brings_to_a_worker_that_has_left_goes_back_at_once(
     run(scenario())
 
 
+def test_letters_that_are_refused_are_all_counted_and_the_others_requeued(
+    under_test: BrokerUnderTest,
+) -> None:
+    buried = [Refused(Outgoing(queue, message(queue)), "why") for queue in ("umbel.a", "umbel.b", QUEUE)]
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.bury(buried)
+
+            async def all_letters() -> Sequence[DeadLetter] | None:
+                letters = await broker.dead_letters()
+                return letters if len(letters) == len(buried) else None
+
+            letters = await eventually(all_letters, what="the dead letters")
+            ids = [letter.letter_id for letter in sorted(letters, key=lambda letter: letter.queue)]
+            with pytest.raises(BrokerRefused, match="1 dead letters requeued, 2 refused") as raised:
+                await broker.requeue_dead(ids)
+            assert sorted(raised.value.places) == [1, 2]
+            assert texts(await take_in_time(broker, 1, what="the requeued one")) == [QUEUE]
+
+    run(scenario())
+
+
 def pulls_waiting(broker: Broker) -> bool:
     assert isinstance(broker, PubsubBroker)
     return any(consumer.waiting is not None for consumer in broker._claims._consumers.values())
 
 
-def test_a_queue_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> None:
+async def delete(under_test: BrokerUnderTest, part: str) -> None:
+    """Delete a topic or subscription at the emulator."""
     project = under_test.settings.url.rpartition("/")[2]
-    base = f"http://{os.environ[EMULATOR_VARIABLE]}/v1/projects/{project}"
+    address = f"http://{os.environ[EMULATOR_VARIABLE]}/v1/projects/{project}/{part}"
+    asked = urllib.request.Request(address, method="DELETE")
+    await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=10).close())
+
+
+def test_a_queue_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> None:
     producer = under_test.producer()
 
     async def scenario() -> list[str]:
@@ -197,12 +233,45 @@ def test_a_queue_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> 
                     await send(outgoing(kind))
                 else:
                     await asyncio.to_thread(producer.publish, outgoing(kind))
-                for part in ("subscriptions/kombu-celery", "topics/celery"):
-                    asked = urllib.request.Request(f"{base}/{part}", method="DELETE")
-                    await asyncio.to_thread(lambda it: urllib.request.urlopen(it, timeout=10).close(), asked)
+                await delete(under_test, "subscriptions/kombu-celery")
+                await delete(under_test, "topics/celery")
             await broker.publish(outgoing("again"))
             await asyncio.to_thread(producer.publish, outgoing("and again"))
         async with under_test.open() as other:
             return sorted(texts(await take_in_time(other, 2, what="what was sent afterwards")))
 
     assert run(scenario()) == ["again", "and again"]
+
+
+def test_an_exchange_that_was_deleted_is_made_again(under_test: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        request = Broadcast(REQUEST_EXCHANGE, "", b"{}", b"{}")
+        async with under_test.open() as broker:
+            await broker.broadcast([request], ttl_s=LONG_S)
+            await delete(under_test, f"topics/{REQUEST_EXCHANGE}")
+            await broker.broadcast([request], ttl_s=LONG_S)
+
+    run(scenario())
+
+
+def test_a_signal_handler_can_publish_while_the_thread_it_interrupts_does(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = under_test.producer()
+    assert isinstance(producer, PubsubProducer)
+    producer.publish(outgoing("first"))
+    link, read = producer._link, producer._link._read
+
+    def interrupted(connection: socket.socket) -> Answer:
+        monkeypatch.setattr(link, "_read", read)
+        producer.publish(outgoing("handler"))
+        return read(connection)
+
+    monkeypatch.setattr(link, "_read", interrupted)
+    assert b"ackDeadlineSeconds" in link.call(look_at(link.address.project, "kombu-celery"))
+
+    async def scenario() -> list[str]:
+        async with under_test.open() as broker:
+            return sorted(texts(await take_in_time(broker, 2, what="both messages")))
+
+    assert run(scenario()) == ["first", "handler"]

@@ -8,6 +8,7 @@ from umbel.brokers.gcpubsub.http import (
     AcksRefused,
     Answer,
     AnswerReader,
+    Call,
     NotFound,
     address_from_url,
     encode_request,
@@ -16,11 +17,11 @@ from umbel.brokers.gcpubsub.http import (
 from umbel.brokers.gcpubsub.posts import (
     MESSAGE_MAX_BYTES,
     REQUEST_MAX,
-    Mark,
+    MessageState,
     Names,
     Post,
     read_letter,
-    read_mark,
+    read_state,
     requests,
     task,
 )
@@ -63,7 +64,7 @@ def test_a_wrong_address_is_refused_with_what_to_write(url: str, problem: str) -
 
 
 def test_google_needs_the_extra_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.brokers.registry._is_there", lambda module: False)
+    monkeypatch.setattr("umbel.brokers.registry.find_spec", lambda _: None)
     with pytest.raises(BadURL, match=r"umbel\[gcpubsub\]"):
         open_broker(BrokerSettings(URL))
 
@@ -95,15 +96,15 @@ def test_what_is_too_large_or_due_too_late_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("attributes", "mark"),
     [
-        ({}, Mark()),
-        ({"umbel-starts": "2", "umbel-ran": "1", "umbel-due": "17.5"}, Mark(2, True, 17.5)),
-        ({"umbel-starts": "-1", "umbel-due": "nan"}, Mark()),
-        ({"umbel-starts": "9" * 400, "umbel-due": "1e999"}, Mark()),
-        ({"umbel-starts": "٣", "umbel-ran": "yes"}, Mark()),
+        ({}, MessageState()),
+        ({"umbel-starts": "2", "umbel-ran": "1", "umbel-due": "17.5"}, MessageState(2, True, 17.5)),
+        ({"umbel-starts": "-1", "umbel-due": "nan"}, MessageState()),
+        ({"umbel-starts": "9" * 400, "umbel-due": "1e999"}, MessageState()),
+        ({"umbel-starts": "٣", "umbel-ran": "yes"}, MessageState()),
     ],
 )
-def test_a_mark_is_read_or_marks_nothing(attributes: dict[str, str], mark: Mark) -> None:
-    assert read_mark(attributes) == mark
+def test_a_mark_is_read_or_marks_nothing(attributes: dict[str, str], mark: MessageState) -> None:
+    assert read_state(attributes) == mark
 
 
 def test_requests_hold_one_topic_in_order_within_the_limits() -> None:
@@ -159,7 +160,9 @@ def test_an_answer_is_read_in_whatever_pieces_it_comes() -> None:
             for first in range(0, len(data), size):
                 answer = answer or reader.feed(data[first : first + size])
             assert answer == Answer(status, b"hello", True)
-    assert b"authorization: Bearer t\r\n" in encode_request("GET", "h", "/", b"", "t")
+    assert b"authorization: Bearer t\r\n" in encode_request(
+        Call("GET", "/", b"", "x"), address_from_url(URL), "t"
+    )
 
 
 @pytest.mark.parametrize(

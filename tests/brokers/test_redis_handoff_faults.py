@@ -24,7 +24,7 @@ from tests.brokers.under_test import (
 from tests.servers.redis import RedisServer, calls
 from tests.waiting import wait_until
 from umbel.brokers.interface import Ack, BrokerSettings, Claim, Depth, Settled
-from umbel.brokers.redis.broker import CAPABILITIES
+from umbel.brokers.redis.keys import CAPABILITIES
 
 OTHER = "other"
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,8 @@ from tests.servers.redis import RedisServer, exchange
 from tests.waiting import wait_until
 from umbel.brokers.interface import Ack, Broadcast, Broker, BrokerSettings, Delivery, Replaced, Settled
 from umbel.brokers.redis.address import parse_address
-from umbel.brokers.redis.broker import CAPABILITIES, RedisBroker
+from umbel.brokers.redis.broker import RedisBroker
+from umbel.brokers.redis.keys import CAPABILITIES
 from umbel.brokers.redis.scripts import Script
 from umbel.errors import BadURL, BrokerError, BrokerUnavailable, StorageFull
 

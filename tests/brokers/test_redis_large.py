@@ -16,8 +16,8 @@ from tests.brokers.test_redis_rights import SOAK, documented_rights
 from tests.brokers.under_test import OWNER, PEER, QUEUE, BrokerUnderTest, outgoing, run, take, take_one, texts
 from tests.servers.redis import RedisServer
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Bury, Delivery, Return, Started, Verdict
-from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.brokers.redis.holding import LARGE_BYTES, LargeMessages
+from umbel.brokers.redis.keys import CAPABILITIES
 from umbel.brokers.redis.link import Link
 from umbel.errors import BrokerUnavailable
 from umbel.wire.message import Message, Outgoing, unreadable

@@ -26,8 +26,7 @@ from tests.brokers.under_test import (
 from tests.servers.redis import RedisServer
 from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Return
 from umbel.brokers.redis import broadcasts
-from umbel.brokers.redis.broker import CAPABILITIES
-from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.keys import CAPABILITIES, Keys
 from umbel.brokers.redis.publishing import Bindings, pattern_of
 from umbel.wire.envelope_redis import seal
 

@@ -11,7 +11,7 @@ from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.under_test import BrokerUnderTest
 from tests.servers.redis import RedisServer
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.redis.broker import CAPABILITIES
+from umbel.brokers.redis.keys import CAPABILITIES
 
 DOCS = Path(__file__).parents[2] / "docs" / "brokers.md"
 SOAK = bool(os.environ.get("UMBEL_SOAK"))

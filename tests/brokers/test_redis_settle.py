@@ -20,7 +20,8 @@ from umbel.brokers.interface import (
     Started,
     Verdict,
 )
-from umbel.brokers.redis.broker import CAPABILITIES, RedisBroker
+from umbel.brokers.redis.broker import RedisBroker
+from umbel.brokers.redis.keys import CAPABILITIES
 from umbel.errors import BrokerRefused
 from umbel.wire.message import StoredResult
 

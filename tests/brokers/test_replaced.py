@@ -34,9 +34,9 @@ from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.handshake import locations_from_url
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Permit, Replaced, Return, Settled
-from umbel.brokers.redis.broker import CAPABILITIES as REDIS
-from umbel.brokers.sqlite.broker import CAPABILITIES as SQLITE
+from umbel.brokers.redis.keys import CAPABILITIES as REDIS
 from umbel.brokers.sqlite.files import Presence
+from umbel.brokers.sqlite.store import CAPABILITIES as SQLITE
 from umbel.errors import AccessRefused, BrokerUnavailable
 from umbel.protocol.delivery.limits import Terms
 

@@ -6,7 +6,7 @@ import pytest
 from tests.brokers.contract import BrokerContract
 from tests.brokers.under_test import BrokerUnderTest
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.sqlite.broker import CAPABILITIES
+from umbel.brokers.sqlite.store import CAPABILITIES
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from tests.brokers.under_test import (
 from umbel.brokers.interface import Ack, BrokerSettings
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.brokers.sqlite import schema
-from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.database import Database
 from umbel.brokers.sqlite.files import TRIES, network_file_system, path_from_url, prepare
+from umbel.brokers.sqlite.store import CAPABILITIES
 from umbel.errors import AccessRefused, BadURL, BrokerError, BrokerUnavailable, StorageFull
 
 

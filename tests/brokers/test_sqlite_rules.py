@@ -41,12 +41,11 @@ from umbel.brokers.interface import (
     Started,
 )
 from umbel.brokers.sqlite import claims, messages, store, verdicts, wakeup
-from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.claims import Heap, share
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.files import path_from_url
 from umbel.brokers.sqlite.messages import DUE_MAX
-from umbel.brokers.sqlite.store import Store
+from umbel.brokers.sqlite.store import CAPABILITIES, Store
 from umbel.brokers.sqlite.verdicts import sort_verdicts
 from umbel.protocol.delivery.trust import Doubt
 from umbel.wire.message import Message, Outgoing, matches

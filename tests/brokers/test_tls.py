@@ -221,7 +221,7 @@ def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced() -> N
     ]
     for producer in producers:
         producer.publish(outgoing("a"))
-    server.control("close_all_connections", "-p", vhost, "away")
+    server.close_connections(vhost)
     for producer in producers:
         producer.publish(outgoing("b"))
         producer.close()

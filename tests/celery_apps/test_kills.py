@@ -141,7 +141,7 @@ def _rabbitmq(directory: Path, ends: ExitStack) -> RabbitServer:
     """One of its own, since it is killed."""
     home = directory / "rabbitmq"
     home.mkdir()
-    server = RabbitServer(home, vhosts=0)
+    server = RabbitServer(home)
     server.start()
     ends.callback(server.stop)
     return server

@@ -1,7 +1,7 @@
-"""A case of the corpus: one hostile message, reply, event or frame, as a file says it.
+"""A case of the corpus: one hostile message, reply, event or frame, as a line of `KIND.jsonl` describes it.
 
-README.md beside this explains the format. Reading is strict: a file with a field that nobody reads
-is a mistake, and a corpus that is not read in full proves nothing.
+README.md explains the format. Reading is strict: a line with an unknown field is an error, because a
+corpus that is not read in full proves nothing.
 """
 
 import base64
@@ -24,9 +24,9 @@ BROKERS: tuple[Broker, ...] = get_args(Broker)
 FOLDER = Path(__file__).parent
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
     about: str
-    kind: Kind
     expect: Expected | dict[Broker | Literal["else"], Expected]
     brokers: list[Broker] = msgspec.field(default_factory=lambda: list(BROKERS))
     reason: str = ""
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def task_id(self) -> str:
-        """As a reader without rules finds it; the name of the file where there is none."""
+        """As a reader without rules finds it; the name of the case where there is none."""
         for part in (self.headers, self.body):
             try:
                 found = json.loads(part)
@@ -75,8 +75,8 @@ class Case:
 
 @cache
 def cases() -> Sequence[Case]:
-    """All of them, in the order of their names."""
-    return [read(path) for path in sorted(FOLDER.glob("*/*.json"))]
+    """All of them, in the order of kinds and names."""
+    return [case for path in sorted(FOLDER.glob("*.jsonl")) for case in read(path)]
 
 
 def of(broker: Broker, *kinds: Kind) -> list[Case]:
@@ -91,15 +91,21 @@ def changed(case: Case, words: Mapping[bytes, bytes]) -> Case:
     return replace(case, body=body)
 
 
-def read(path: Path) -> Case:
-    # Python's json, because files may spell lone surrogates and those need no other care.
-    found = msgspec.convert(json.loads(path.read_text(encoding="utf-8")), _File)
-    assert path.parent.name == found.kind, f"{path.name} is a {found.kind} in the folder of others"
+def read(path: Path) -> list[Case]:
+    """The cases of a file, whose name is their kind."""
+    kind = msgspec.convert(path.stem, Kind)
+    with path.open(encoding="utf-8") as lines:
+        return [_case(kind, line) for line in lines]
+
+
+def _case(kind: Kind, line: str) -> Case:
+    # Python's json, because lines may spell lone surrogates and those need no other care.
+    found = msgspec.convert(json.loads(line), _Line)
     expected = {"else": found.expect} if isinstance(found.expect, str) else dict(found.expect)
     return Case(
-        path.stem,
+        found.name,
         found.about,
-        found.kind,
+        kind,
         found.brokers,
         {str(name): what for name, what in expected.items()},
         found.reason,
@@ -111,20 +117,22 @@ def read(path: Path) -> Case:
     )
 
 
-def as_file(case: Case) -> str:
-    """The case as a file: what a fuzzer found is kept by writing this into the corpus."""
-    parts = {"headers": case.headers, "body": case.body, "raw": case.raw}
-    said = {name: {"base64": base64.b64encode(part).decode()} for name, part in parts.items() if part}
-    fields = {"about": case.about, "kind": case.kind, "brokers": list(case.brokers), **said}
+def as_line(case: Case) -> str:
+    """The case as a line of `KIND.jsonl`: what a fuzzer finds is added to the corpus by adding this line."""
+    parts = {"headers": case.headers, "body": case.body or None, "raw": case.raw}
+    payloads = {
+        name: {"base64": base64.b64encode(part).decode()} for name, part in parts.items() if part is not None
+    }
+    fields = {"name": case.name, "about": case.about, "brokers": list(case.brokers), **payloads}
     if case.properties:
         fields["properties"] = dict(case.properties)
     if case.to:
         fields["to"] = case.to
-    return json.dumps(fields | {"expect": dict(case.expected)}, indent=2)
+    return json.dumps(fields | {"expect": dict(case.expected)})
 
 
 def payload(said: Any) -> bytes:
-    """The bytes that a payload of a file stands for."""
+    """The bytes that a payload of a line stands for."""
     match said:
         case str():
             return said.encode("utf-8", "surrogatepass")

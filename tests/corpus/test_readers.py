@@ -1,10 +1,14 @@
-"""Every file of the corpus through the readers alone: a value or an error that is ours (N1)."""
+"""Every case of the corpus through the readers alone: a value or an error that is ours (N1)."""
 
+import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.corpus.case import BROKERS, Case, cases
+from tests.corpus.case import BROKERS, FOLDER, Case, as_line, cases, read
 from tests.corpus.readers import REFUSALS, read_case
 
 ONCE = ("frame", "result", "event", "control", "reply")  # the same bytes on every broker
@@ -17,8 +21,33 @@ def test_the_corpus_is_large_and_every_kind_and_broker_has_its_share() -> None:
     assert all(sum(broker in case.brokers for case in cases()) >= 150 for broker in BROKERS)
 
 
-def test_no_two_files_have_one_name() -> None:
+def test_no_two_cases_have_the_same_name() -> None:
     assert [name for name, count in Counter(case.name for case in cases()).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_lines_are_in_the_order_of_their_names(path: Path) -> None:
+    """So that two branches that add cases rarely add them at the same place."""
+    names = [case.name for case in read(path)]
+    assert names == sorted(names)
+
+
+def test_a_line_with_an_unknown_field_or_kind_is_refused(tmp_path: Path) -> None:
+    good = {"name": "x", "about": "y", "expect": "dead"}
+    (tmp_path / "task.jsonl").write_text(json.dumps(good) + "\n")
+    assert [(case.name, case.kind) for case in read(tmp_path / "task.jsonl")] == [("x", "task")]
+    (tmp_path / "task.jsonl").write_text(json.dumps({**good, "boddy": ""}) + "\n")
+    with pytest.raises(msgspec.ValidationError, match="boddy"):
+        read(tmp_path / "task.jsonl")
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(good) + "\n")
+    with pytest.raises(msgspec.ValidationError, match="tasks"):
+        read(tmp_path / "tasks.jsonl")
+
+
+def test_a_case_of_a_fuzzer_is_read_as_it_was(tmp_path: Path) -> None:
+    for case in cases():
+        (path := tmp_path / f"{case.kind}.jsonl").write_text(as_line(case) + "\n")
+        assert read(path) == [replace(case, reason="")]
 
 
 @pytest.mark.parametrize("broker", BROKERS)

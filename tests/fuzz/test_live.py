@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
-from tests.corpus.case import Case, Kind, as_file
+from tests.corpus.case import Case, Kind, as_line
 from tests.corpus.delivering import EVENTS, REQUESTS, Addressed, Delivering, delivering_to
 from tests.corpus.stranger import NODE, Stranger
 from tests.fuzz.mutator import Mutator
@@ -145,9 +145,9 @@ class Fuzzing:
         return state.node
 
     def _keep(self, batch: Sequence[Case]) -> None:
-        """For whoever looks for the one of them: each as a file of the corpus."""
+        """For the search for the case that failed: each as a line of the corpus."""
         for case in batch:
-            (self._cluster.home / f"{case.name}.json").write_text(as_file(case))
+            (self._cluster.home / f"{case.kind}-{case.name}.jsonl").write_text(as_line(case) + "\n")
 
 
 def is_obeyed(case: Case) -> bool:

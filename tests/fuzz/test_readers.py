@@ -3,7 +3,7 @@
 Tasks, control requests, replies, events, results and frames; what is signed; letters, state files, rows of
 an outbox, files of a lake. `make soak` reads a million, `make test` a few thousand. None ends the process,
 none runs code that a pickle holds and nobody signed, and together they leave no memory behind. A failure
-prints the seed, the number of the input and the input as a file of the corpus; `FUZZ_SEED=… FUZZ_FIRST=…`
+prints the seed, the number of the input and the input as a line of the corpus; `FUZZ_SEED=… FUZZ_FIRST=…`
 begins there again.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpus.case import BROKERS, as_file
+from tests.corpus.case import BROKERS, as_line
 from tests.corpus.readers import REFUSALS, read_case
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.stored import EXPLODED, REFUSED, STORED, Stored
@@ -47,7 +47,7 @@ def test_whatever_bytes_a_reader_is_given_it_returns_a_value_or_raises_its_own_e
         except (*REFUSALS, *REFUSED):
             continue
         except Exception as error:
-            said = f"FUZZ_SEED={SEED} FUZZ_FIRST={number}, {broker}\n{as_file(case)}"
+            said = f"FUZZ_SEED={SEED} FUZZ_FIRST={number}, {broker}, {case.kind}\n{as_line(case)}"
             wrong.setdefault(f"{type(error).__name__}: {error!s:.60}", said)
             if len(wrong) == FAILURES_MAX:
                 break

@@ -26,7 +26,7 @@ def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, results_server: RedisServer
 ) -> Iterator[MixedCluster]:
     before = os.environ.get(EMULATOR_VARIABLE)
-    os.environ[EMULATOR_VARIABLE] = shared_emulator().host
+    os.environ[EMULATOR_VARIABLE] = shared_emulator()
     made = MixedCluster(
         tmp_path_factory.mktemp("interop-gcpubsub"),
         "gcpubsub",

@@ -74,7 +74,7 @@ def _amqp(directory: Path) -> Iterator[Place]:
 def _own_amqp(directory: Path) -> Iterator[Place]:
     home = directory / "rabbitmq"
     home.mkdir()
-    server = RabbitServer(home, vhosts=0)
+    server = RabbitServer(home)
 
     def restart() -> None:
         server.stop()
@@ -82,11 +82,11 @@ def _own_amqp(directory: Path) -> Iterator[Place]:
 
     @contextmanager
     def alarm() -> Iterator[None]:
-        server.control("set_vm_memory_high_watermark", "0")
+        server.limit_memory(0.0)
         try:
             yield
         finally:
-            server.control("set_vm_memory_high_watermark", "0.4")
+            server.limit_memory(0.4)
 
     try:
         server.start()

@@ -64,7 +64,7 @@ def test_health_judges_the_workers_of_this_project_in_the_words_of_what_was_aske
 def test_a_worker_waits_for_a_broker_that_is_not_up_yet(broker: str, tmp_path: Path) -> None:
     home = tmp_path / "server"
     home.mkdir()
-    server = RedisServer(home) if broker == "redis" else RabbitServer(home, vhosts=0)
+    server = RedisServer(home) if broker == "redis" else RabbitServer(home)
     url = server.url if isinstance(server, RedisServer) else server.url()
     try:
         with Cluster(

@@ -55,7 +55,7 @@ def cut_connections(broker: str) -> Callable[[], None]:
                     link.sendall(f"CLIENT KILL TYPE {kind}\r\n".encode())
                     assert link.recv(100).startswith(b":")
         else:
-            shared_server().control("close_all_connections", "--vhost", broker.rpartition("/")[2], "a test")
+            shared_server().close_connections(broker.rpartition("/")[2])
 
     return cut
 

@@ -37,8 +37,8 @@ pytestmark = [
 
 @contextmanager
 def two_nodes(directory: Path) -> Iterator[tuple[RabbitServer, RabbitServer]]:
-    first = RabbitServer(_made(directory / "first"), vhosts=0)
-    second = RabbitServer(_made(directory / "second"), vhosts=0, beside=first, ports=free_ports(4))
+    first = RabbitServer(_made(directory / "first"))
+    second = RabbitServer(_made(directory / "second"), beside=first, ports=free_ports(4))
     try:
         first.start()
         second.start()

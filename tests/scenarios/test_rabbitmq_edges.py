@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
-    made = RabbitServer(tmp_path_factory.mktemp("rabbitmq"), vhosts=2)
+    made = RabbitServer(tmp_path_factory.mktemp("rabbitmq"))
     made.start()
     yield made
     made.stop()
@@ -57,7 +57,7 @@ def test_under_a_memory_alarm_workers_settle_and_senders_are_told(
         hold, work = (cluster.app.tasks[f"chaos_tasks.{name}"] for name in ("waits_for_file", "work"))
         sent = [hold.delay(str(tmp_path), "go"), *(work.delay(str(tmp_path), 0.0) for _ in range(WAITING))]
         wait_until(lambda: runs(tmp_path)[sent[0].id], deadline_s=LONG_S, what="the first task to run")
-        server.control("set_vm_memory_high_watermark", "0")
+        server.limit_memory(0.0)
         words = r"does not accept messages now \(low on memory\): let queues drain.*vm_memory_high_watermark"
         for _ in range(2):  # on a connection that was open, and on a new one
             with pytest.raises(BrokerUnavailable, match=words):
@@ -68,7 +68,7 @@ def test_under_a_memory_alarm_workers_settle_and_senders_are_told(
         (tmp_path / "go").touch()
         wait_until(lambda: all(one.ready() for one in sent), deadline_s=LONG_S, what="the tasks to end")
         assert "celery\t0" in server.control("list_queues", "-p", vhost, "name", "messages").splitlines()
-        server.control("set_vm_memory_high_watermark", "0.4")
+        server.limit_memory(0.4)
         after = work.delay(str(tmp_path), 0.0)
         after.get(timeout=LONG_S)
         wait_until(lambda: "available again" in cluster.log("w"), deadline_s=LONG_S, what="the end of it")
@@ -179,11 +179,11 @@ def test_chains_during_a_long_memory_alarm_run_each_step_once(server: RabbitServ
         chains = [chain(hold.si(directory, "go"), work.si(directory, 0.0)).delay() for _ in range(10)]
         senders = [sends.delay(directory, "go") for _ in range(2)]
         wait_until(lambda: len(runs(tmp_path)) == 12, deadline_s=LONG_S, what="the first steps to run")
-        server.control("set_vm_memory_high_watermark", "0")
+        server.limit_memory(0.0)
         (tmp_path / "go").touch()
         lifted = monotonic() + 50.0
         wait_until(lambda: monotonic() > lifted, deadline_s=LONG_S, what="a long alarm to pass")
-        server.control("set_vm_memory_high_watermark", "0.4")
+        server.limit_memory(0.4)
         sent = [cluster.app.AsyncResult(sender.get(timeout=LONG_S)) for sender in senders]
         for result in [*chains, *sent]:
             result.get(timeout=LONG_S)
@@ -200,7 +200,7 @@ def test_a_task_that_outlasts_the_consumer_timeout_is_told_of_and_runs_once(
 ) -> None:
     """The server takes its message back; when it comes to who ran it, its outcome is applied."""
     for name, value_ms in (("consumer_timeout", 1000), ("channel_tick_interval", 500)):  # for new channels
-        server.control("eval", f"application:set_env(rabbit, {name}, {value_ms}).")
+        server.evaluate(f"application:set_env(rabbit, {name}, {value_ms}).")
     results = f"sqlite:///{tmp_path / 'results.db'}"
     with Cluster(tmp_path, TASKS_FILE, broker=server.url(server.new_vhost()), backend=results) as cluster:
         cluster.start_worker("w", "-c", "1")

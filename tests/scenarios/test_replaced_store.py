@@ -114,9 +114,7 @@ def deleted_queues(home: Path) -> Iterator[Ground]:
             f'<<"{name}">>' for name in ("celery", topology.EVENT_EXCHANGE, topology.CONTROL_EXCHANGE)
         )
         resource = f'rabbit_misc:r(<<"{host}">>, exchange, Name)'
-        server.control(
-            "eval", f'[rabbit_exchange:delete({resource}, false, <<"test">>) || Name <- [{exchanges}]].'
-        )
+        server.evaluate(f'[rabbit_exchange:delete({resource}, false, <<"test">>) || Name <- [{exchanges}]].')
 
     yield Ground(url, f"sqlite:///{home / 'results.db'}", replace)
 
@@ -126,12 +124,7 @@ def reset_host(home: Path) -> Iterator[Ground]:
     server = shared_server()
     host = server.new_vhost()
 
-    def replace() -> None:
-        server.control("delete_vhost", host)
-        server.control("add_vhost", host)
-        server.control("set_permissions", "-p", host, "guest", ".*", ".*", ".*")
-
-    yield Ground(server.url(host), f"sqlite:///{home / 'results.db'}", replace)
+    yield Ground(server.url(host), f"sqlite:///{home / 'results.db'}", lambda: server.replace_vhost(host))
 
 
 GROUNDS = [deleted_file, restored_file, flushed_redis, restored_redis, deleted_queues, reset_host]

@@ -46,18 +46,26 @@ class Certificates:
 def make_certificates(directory: Path) -> Certificates:
     authority = _self_signed(directory, "authority")
     for_server, for_client = "subjectAltName=IP:127.0.0.1", "extendedKeyUsage=clientAuth"
-    return Certificates(
-        authority.certificate,
-        _signed_by(authority, directory, "server", for_server),
-        _signed_by(authority, directory, "client", for_client),
-        _self_signed(directory, "stranger"),
-        _signed_by(authority, directory, "expired_server", for_server, days="-1"),
-        _signed_by(authority, directory, "expired_client", for_client, days="-1"),
-    )
+    _signed_by(authority, directory, "server", for_server)
+    _signed_by(authority, directory, "client", for_client)
+    _self_signed(directory, "stranger")
+    _signed_by(authority, directory, "expired_server", for_server, days="-1")
+    _signed_by(authority, directory, "expired_client", for_client, days="-1")
+    return certificates_in(directory)
+
+
+def certificates_in(directory: Path) -> Certificates:
+    """Those that `make_certificates` put there."""
+    names = ("server", "client", "stranger", "expired_server", "expired_client")
+    return Certificates(directory / "authority.pem", *(_signed(directory, name) for name in names))
+
+
+def _signed(directory: Path, name: str) -> Signed:
+    return Signed(directory / f"{name}.pem", directory / f"{name}.key")
 
 
 def _self_signed(directory: Path, name: str) -> Signed:
-    made = Signed(directory / f"{name}.pem", directory / f"{name}.key")
+    made = _signed(directory, name)
     _openssl(
         *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"),
         *("-days", _DAYS, "-subj", f"/CN={name} of a test"),
@@ -66,8 +74,8 @@ def _self_signed(directory: Path, name: str) -> Signed:
     return made
 
 
-def _signed_by(authority: Signed, directory: Path, name: str, extension: str, days: str = _DAYS) -> Signed:
-    made = Signed(directory / f"{name}.pem", directory / f"{name}.key")
+def _signed_by(authority: Signed, directory: Path, name: str, extension: str, days: str = _DAYS) -> None:
+    made = _signed(directory, name)
     request, extensions = directory / f"{name}.csr", directory / f"{name}.ext"
     extensions.write_text(f"basicConstraints=critical,CA:FALSE\n{extension}\n")
     _openssl(
@@ -78,7 +86,6 @@ def _signed_by(authority: Signed, directory: Path, name: str, extension: str, da
         *("x509", "-req", "-in", str(request), "-extfile", str(extensions), "-days", days),
         *("-CA", str(authority.certificate), "-CAkey", str(authority.key), "-out", str(made.certificate)),
     )
-    return made
 
 
 def _openssl(*arguments: str) -> None:

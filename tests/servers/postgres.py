@@ -8,17 +8,18 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 
 from tests.servers.ports import free_port
+from tests.servers.shared import ends_with_run, once
 from tests.waiting import wait_until
 
 DEBIAN = Path("/usr/lib/postgresql")  # a folder for each version
@@ -46,14 +47,13 @@ class PostgresServer:
     port: int = field(default_factory=free_port)
     options: dict[str, str] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
-    _numbers: Iterator[int] = field(default_factory=count)
 
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"
 
     def new_database(self) -> str:
         """The address of a database that nobody has used."""
-        name = f"t{next(self._numbers)}"
+        name = f"t{uuid4().hex[:12]}"
         self.ask(f"CREATE DATABASE {name}")
         return self.url(name)
 
@@ -67,6 +67,7 @@ class PostgresServer:
         given = {"port": str(self.port), **SETTINGS, **self.options}
         settings = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
         self._process = self._run("postgres", ["-D", str(self.directory / "data"), *settings])
+        ends_with_run(self._process, self.directory, "INT")
         wait_until(self._answers, what=f"PostgreSQL on port {self.port}")
 
     def stop(self, sign: signal.Signals = signal.SIGINT) -> None:
@@ -102,6 +103,7 @@ class PostgresServer:
                 user=user,
                 group=user,
                 extra_groups=[] if user else None,
+                process_group=0,
             )
 
     @property
@@ -131,26 +133,15 @@ def _programs() -> Path:
 
 @cache
 def shared_postgres() -> PostgresServer:
-    """The server of this run; `end_shared_postgres` ends it with the session."""
-    server = PostgresServer(Path(tempfile.mkdtemp(prefix="umbel-postgres-")))
-    try:
-        server.start()
-    except BaseException:
-        _remove(server)
-        raise
-    return server
+    """The server of this run, which tests do not stop."""
+    found = once("postgres", _start_for_run)
+    return PostgresServer(Path(found["directory"]), found["port"])
 
 
-def end_shared_postgres() -> None:
-    """Not by atexit: a process that runs a share of the tests may end without that."""
-    if shared_postgres.cache_info().currsize:
-        _remove(shared_postgres())
-        shared_postgres.cache_clear()
-
-
-def _remove(server: PostgresServer) -> None:
-    server.stop()
-    shutil.rmtree(server.directory, ignore_errors=True)
+def _start_for_run(directory: Path) -> dict[str, Any]:
+    server = PostgresServer(directory)
+    server.start()
+    return {"directory": str(directory), "port": server.port}
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""Google's Pub/Sub emulator, where it is installed: one for all tests of a process, a project for each test.
+"""Google's Pub/Sub emulator, where it is installed: one for all tests of a run, a project for each test.
 
 It ignores the filters of subscriptions and keeps nothing across restarts.
 """
 
-import atexit
 import json
 import os
 import shutil
@@ -12,13 +11,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from tempfile import TemporaryFile
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from tests.servers.ports import free_port
+from tests.servers.shared import ends_with_run, once
 from tests.waiting import wait_until
 from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE
 
@@ -41,8 +42,7 @@ def emulator_jar() -> Path | None:
 
 @dataclass
 class Emulator:
-    """Start with `start()`."""
-
+    directory: Path
     port: int
     _process: subprocess.Popen[bytes] | None = None
 
@@ -56,15 +56,12 @@ class Emulator:
         # A small heap, and no second compiler: it is warm sooner.
         small = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command = [java, *small, "-jar", str(jar), "--host=127.0.0.1", f"--port={self.port}"]
-        with TemporaryFile() as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        with (self.directory / "out.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.directory, stdout=log, stderr=log, process_group=0
+            )
+        ends_with_run(self._process, self.directory, "KILL")
         wait_until(self._answers, what="the Pub/Sub emulator")
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(10)
-            self._process = None
 
     def _answers(self) -> bool:
         assert self._process is not None and self._process.poll() is None, "the Pub/Sub emulator ended"
@@ -83,24 +80,27 @@ def subscriptions(url: str) -> set[str]:
         return {item["name"].rpartition("/")[2] for item in json.load(answer).get("subscriptions", ())}
 
 
-_shared: list[Emulator] = []
-
-
-def shared_emulator() -> Emulator:
-    """Started at the first call, ended with this process. Without the program the test says so."""
+def shared_emulator() -> str:
+    """Its host and port. The first call of the run starts it; without the program the test is skipped."""
     if emulator_jar() is None or shutil.which("java") is None:
         pytest.skip(MISSING)
-    if not _shared:
-        emulator = Emulator(free_port())
-        emulator.start()
-        atexit.register(emulator.stop)
-        _shared.append(emulator)
-    return _shared[0]
+    return _host()
+
+
+@cache
+def _host() -> str:
+    return str(once("pubsub", _start_for_run)["host"])
+
+
+def _start_for_run(directory: Path) -> dict[str, Any]:
+    emulator = Emulator(directory, free_port())
+    emulator.start()
+    return {"host": emulator.host}
 
 
 @pytest.fixture
 def pubsub_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a project that nobody else has; the emulator is in the environment."""
-    monkeypatch.setenv(EMULATOR_VARIABLE, shared_emulator().host)
+    monkeypatch.setenv(EMULATOR_VARIABLE, shared_emulator())
     yield f"gcpubsub://projects/t{uuid4().hex[:12]}"
     assert os.environ[EMULATOR_VARIABLE]

@@ -1,7 +1,8 @@
 """A private RabbitMQ node: on free ports of the loopback, in a directory of its own.
 
-It takes seconds to start, so one serves all tests of a run and every test gets a virtual host of
-its own, which is as good as an empty broker. Tests that stop or restart a node, or set it up
+It takes seconds to start, so one serves all tests of a run, in whichever process they are, and every test
+gets a virtual host of its own, which is as good as an empty broker. Virtual hosts are deleted when their test
+or file ends: each makes the next one slower to create. Tests that stop or restart a node, or set it up
 differently, start one of their own with `RabbitServer`.
 """
 
@@ -12,23 +13,24 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
 
-from tests.servers.certificates import Certificates, Signed, make_certificates
+from tests.servers.certificates import Certificates, Signed, certificates_in, make_certificates
 from tests.servers.ports import free_ports
+from tests.servers.shared import ends_with_run, once
 from tests.waiting import wait_until
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # the wrappers in /usr/sbin change the user
 START_S = 240.0
-VHOSTS = 40  # made at once: each costs little, but asking for one takes a second
+CONTROL_S = 60.0
 
 
 @dataclass
@@ -37,12 +39,11 @@ class RabbitServer:
 
     directory: Path
     options: Mapping[str, int] = field(default_factory=dict)
-    vhosts: int = VHOSTS
     certificates: Certificates | None = None  # with them, it speaks TLS on another port as well
     ports: list[int] = field(default_factory=lambda: free_ports(4))
     beside: "RabbitServer | None" = None  # the node whose cluster this one joins, with `join()`
     _process: subprocess.Popen[bytes] | None = None
-    _numbers: Iterator[int] = field(default_factory=count)
+    _vhosts: list[str] = field(default_factory=list)
 
     @property
     def port(self) -> int:
@@ -65,34 +66,57 @@ class RabbitServer:
         (port,) = free_ports(1)
         files = f'{{cacertfile,"{self.certificates.authority}"}},{{certfile,"{shown.certificate}"}}'
         options = f'[{files},{{keyfile,"{shown.key}"}},{{verify,verify_peer}},{{fail_if_no_peer_cert,true}}]'
-        self.control("eval", f'rabbit_networking:start_ssl_listener({{"127.0.0.1",{port}}}, {options}, 2).')
+        self.evaluate(f'rabbit_networking:start_ssl_listener({{"127.0.0.1",{port}}}, {options}, 2).')
         return port
 
     def new_vhost(self) -> str:
         """A virtual host that nobody has used."""
-        number = next(self._numbers)
-        if number >= self.vhosts:
-            first, self.vhosts = self.vhosts, self.vhosts + VHOSTS
-            names = ",".join(f'<<"t{number}">>' for number in range(first, self.vhosts))
-            self.control(
-                "eval",
-                f'[begin rabbit_vhost:add(V, <<"test">>), rabbit_auth_backend_internal:set_permissions('
-                f'<<"guest">>, V, <<".*">>, <<".*">>, <<".*">>, <<"test">>) end || V <- [{names}]].',
-            )
-        return f"t{number}"
+        name = f"t{uuid4().hex[:12]}"
+        self.add_vhost(name)
+        self._vhosts.append(name)
+        return name
+
+    def add_vhost(self, name: str) -> None:
+        self.evaluate(
+            f'ok = rabbit_vhost:add(<<"{name}">>, <<"test">>), '
+            "rabbit_auth_backend_internal:set_permissions("
+            f'<<"guest">>, <<"{name}">>, <<".*">>, <<".*">>, <<".*">>, <<"test">>).'
+        )
+
+    def replace_vhost(self, name: str) -> None:
+        """Delete it and make an empty one of the same name."""
+        self.evaluate(f'rabbit_vhost:delete(<<"{name}">>, <<"test">>).')
+        self.add_vhost(name)
+
+    def delete_vhosts(self, *names: str) -> None:
+        """These virtual hosts, or all that this process made; what is connected to them is disconnected."""
+        doomed = [name for name in self._vhosts if name in names or not names]
+        if doomed:
+            listed = ",".join(f'<<"{name}">>' for name in doomed)
+            self.evaluate(f'[rabbit_vhost:delete(V, <<"test">>) || V <- [{listed}], rabbit_vhost:exists(V)].')
+            self._vhosts = [name for name in self._vhosts if name not in doomed]
 
     def allow(self, granted: Iterable[tuple[str, str, Sequence[str]]]) -> None:
-        """Users, with the password `word`, hosts, and the patterns that each may configure, write and read.
-
-        All at once: a call of rabbitmqctl takes a second.
-        """
+        """Users (password `word`), hosts, and the patterns that each may configure, write and read."""
         calls = [
             f'catch rabbit_auth_backend_internal:add_user({_erlang(user)}, <<"word">>, <<"test">>), '
             f"rabbit_auth_backend_internal:set_permissions({_erlang(user)}, {_erlang(vhost)}, "
             f'{", ".join(map(_erlang, rights))}, <<"test">>)'
             for user, vhost, rights in granted
         ]
-        self.control("eval", f"{', '.join(calls)}.")
+        self.evaluate(f"{', '.join(calls)}.")
+
+    def close_connections(self, vhost: str) -> None:
+        """Close the connections of clients to this virtual host, as an administrator does."""
+        tracked = f'rabbit_connection_tracking:list(<<"{vhost}">>)'
+        self.evaluate(
+            f'[rabbit_networking:close_connection(Pid, "closed by a test") '
+            f"|| Connection <- {tracked}, Pid <- tuple_to_list(Connection), is_pid(Pid)]."
+        )
+
+    def limit_memory(self, fraction: float) -> None:
+        """With 0.0 there is an alarm at once, and no publisher is heard; 0.4 is the default."""
+        self.evaluate(f"vm_memory_monitor:set_vm_memory_high_watermark({fraction}).")
 
     def start(self) -> None:
         program = PROGRAMS / "rabbitmq-server"
@@ -100,8 +124,15 @@ class RabbitServer:
         self._write_settings()
         with (self.directory / "out.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [program], cwd=self.directory, env=self._environment(), stdout=log, stderr=log
+                [program],
+                cwd=self.directory,
+                env=self._environment(),
+                stdout=log,
+                stderr=log,
+                process_group=0,  # Ctrl-C ends the tests; they end the server
             )
+        epmd = f"epmd -port {(self.beside or self).ports[2]} -kill >/dev/null 2>&1"  # has a group of its own
+        ends_with_run(self._process, self.directory, "KILL", epmd)
         wait_until(self._answers, deadline_s=START_S, what=f"RabbitMQ in {self.directory}")
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
@@ -133,6 +164,22 @@ class RabbitServer:
             process.kill()
         self._process.wait(START_S)
         self._process = None
+
+    def evaluate(self, expressions: str) -> None:
+        """Run Erlang in the node, with a dot at the end. rabbitmqctl can do it too, for a second of CPU."""
+        cookie = ((self.beside or self).directory / ".erlang.cookie").read_text()
+        caller = f"c{uuid4().hex[:12]}"  # two that call at a time may not have the same name
+        command = ["erl_call", "-h", caller, "-n", self._node, "-c", cookie, "-e"]
+        done = subprocess.run(
+            command,
+            env=self._environment(),
+            input=f"{expressions}\n",
+            capture_output=True,
+            text=True,
+            timeout=CONTROL_S,
+            check=True,
+        )
+        assert done.stdout.startswith("{ok,"), f"{expressions}: {done.stdout} {done.stderr}"
 
     def control(self, *command: str) -> str:
         """The output of rabbitmqctl."""
@@ -166,12 +213,11 @@ class RabbitServer:
         }
 
     def _write_settings(self) -> None:
-        names = ["/", *(f"t{number}" for number in range(self.vhosts))]
         anything = {"configure": ".*", "write": ".*", "read": ".*"}
         definitions = {
             "users": [{"name": "guest", "password_hash": _hash("guest"), "tags": "administrator"}],
-            "vhosts": [{"name": name} for name in names],
-            "permissions": [{"user": "guest", "vhost": name, **anything} for name in names],
+            "vhosts": [{"name": "/"}],
+            "permissions": [{"user": "guest", "vhost": "/", **anything}],
         }
         (self.directory / "definitions.json").write_text(json.dumps(definitions))
         (self.directory / "enabled_plugins").write_text("[].")
@@ -207,31 +253,28 @@ def _hash(password: str) -> str:
 
 @cache
 def shared_server() -> RabbitServer:
-    """The node of this run; `end_shared_server` ends it with the session."""
-    directory = Path(tempfile.mkdtemp(prefix="umbel-rabbitmq-"))
+    """The node of this run, which tests neither stop nor set up differently."""
+    found = once("rabbitmq", _start_for_run)
+    directory = Path(found["directory"])
+    return RabbitServer(directory, certificates=certificates_in(directory), ports=found["ports"])
+
+
+def _start_for_run(directory: Path) -> dict[str, Any]:
     server = RabbitServer(directory, certificates=make_certificates(directory))
-    try:
-        server.start()
-    except BaseException:
-        _remove(server)
-        raise
-    return server
+    server.start()
+    return {"directory": str(directory), "ports": server.ports}
 
 
-def end_shared_server() -> None:
-    """Not by atexit: a process that runs a share of the tests may end without that."""
+def delete_vhosts() -> None:
+    """All virtual hosts of the shared node that this process made."""
     if shared_server.cache_info().currsize:
-        _remove(shared_server())
-        shared_server.cache_clear()
-
-
-def _remove(server: RabbitServer) -> None:
-    server.stop()
-    shutil.rmtree(server.directory, ignore_errors=True)
+        shared_server().delete_vhosts()
 
 
 @pytest.fixture
-def amqp_url() -> str:
+def amqp_url() -> Iterator[str]:
     """An empty broker: a virtual host that nobody has used."""
     server = shared_server()
-    return server.url(server.new_vhost())
+    vhost = server.new_vhost()
+    yield server.url(vhost)
+    server.delete_vhosts(vhost)

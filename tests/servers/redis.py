@@ -19,6 +19,7 @@ import hiredis
 import pytest
 
 from tests.servers.ports import free_port
+from tests.servers.shared import ends_with_run
 from tests.waiting import wait_until
 
 
@@ -48,7 +49,10 @@ class RedisServer:
         settings = [part for name, value in given.items() for part in (f"--{name}", value)]
         command = [program, "--port", str(self.port), "--bind", "127.0.0.1", *settings]
         with (self.directory / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                command, cwd=self.directory, stdout=log, stderr=log, process_group=0
+            )
+        ends_with_run(self._process, self.directory, "TERM")
         wait_until(self._answers, what=f"redis-server on port {self.port}")
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import until
 from umbel.app.cluster.control import ControlThread
 from umbel.brokers.interface import Broadcast, Broker
-from umbel.brokers.sqlite.broker import CAPABILITIES
+from umbel.brokers.sqlite.store import CAPABILITIES
 from umbel.control import client
 from umbel.control.client import ControlClient
 from umbel.errors import BrokerUnavailable

@@ -16,10 +16,10 @@ from umbel.brokers.amqp.topology import CAPABILITIES as OF_AMQP
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES as OF_PUBSUB
 from umbel.brokers.interface import BrokerSettings, Capabilities
 from umbel.brokers.interface.connection import why_reserved
-from umbel.brokers.redis.broker import CAPABILITIES as OF_REDIS
+from umbel.brokers.redis.keys import CAPABILITIES as OF_REDIS
 from umbel.brokers.registry import refuse_reserved_on
-from umbel.brokers.sqlite.broker import CAPABILITIES as OF_SQLITE
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.brokers.sqlite.store import CAPABILITIES as OF_SQLITE
 from umbel.errors import BrokerRefused
 from umbel.worker.remote.view import WorkerQueues
 

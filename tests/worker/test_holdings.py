@@ -30,10 +30,10 @@ from umbel.brokers.amqp.topology import CAPABILITIES as OF_AMQP
 from umbel.brokers.composed.producer import composed
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES as OF_PUBSUB
 from umbel.brokers.interface import Broker, BrokerSettings, Delivery, Refused, Resend, Return
-from umbel.brokers.redis.broker import CAPABILITIES as OF_REDIS
 from umbel.brokers.redis.broker import RedisBroker
-from umbel.brokers.sqlite.broker import CAPABILITIES as OF_SQLITE
+from umbel.brokers.redis.keys import CAPABILITIES as OF_REDIS
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.brokers.sqlite.store import CAPABILITIES as OF_SQLITE
 from umbel.control.failures import FailureFilter, find_failed, retry_failed
 from umbel.launch.project import task_rules
 from umbel.pools.abilities import ABILITIES

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.worker.recorded import FOLLOW_UP, QUEUE, TAG, delivery_of, result_of
 from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return, Settled, Started, Tag, Verdict
 from umbel.brokers.interface.connection import Capabilities
-from umbel.brokers.sqlite.broker import CAPABILITIES
+from umbel.brokers.sqlite.store import CAPABILITIES
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.context import Counters, Ending

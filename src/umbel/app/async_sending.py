@@ -14,7 +14,7 @@ from umbel.app.options import SendOptions
 from umbel.app.request import CURRENT_REQUEST
 from umbel.app.sending.preparation import Prepared, is_unique, read_cluster_id
 from umbel.app.sending.publication import UniqueCall, arranged_later, unique_call
-from umbel.backends.interface import Addressed, Backend
+from umbel.backends.interface import Backend
 from umbel.backends.registry import sends_results
 from umbel.errors import BrokerError, SendUnknown
 from umbel.outbox.current import OPEN, open_block
@@ -111,7 +111,7 @@ class AsyncSending(AppBase):
         if self.signing_cluster.is_missing(settings) and open_block(self) is None:
             await self._learn_cluster(ends)
         if sends_results(settings.backend) and not settings.task_ignore_result:
-            await self._beside(_address_of, "cannot get the address for results", ends)
+            await self._beside(lambda backend: backend.reply_to, "cannot get the address for results", ends)
         with arranged_later() as steps:
             made = make()
         if steps:
@@ -217,7 +217,3 @@ class AsyncSending(AppBase):
         client = self.clients.here()
         backend = await client.backend()
         await patiently(lambda: client.in_thread(work, backend), ends, what)
-
-
-def _address_of(backend: Backend) -> str:
-    return backend.reply_to if isinstance(backend, Addressed) else ""

@@ -20,7 +20,7 @@ from umbel.app.waiting import (
     shown_result,
     warn_on_loop,
 )
-from umbel.backends.interface import Addressed, Backend, InPlaceBackend
+from umbel.backends.interface import Backend
 from umbel.errors import BadValue, BrokerError, ConfigurationError, NotKept, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.message import StoredResult, parse_instant
@@ -31,6 +31,7 @@ from umbel.wire.values import decode_json, encode_json
 if TYPE_CHECKING:
     from umbel.app.cluster.commands import Commands
     from umbel.app.event_feed import EventSubscription
+    from umbel.app.running.eager import EagerBackend
     from umbel.app.settings import Settings
 
 R = TypeVar("R")
@@ -71,7 +72,7 @@ class ResultApp(StoringApp, AwaitedApp, Protocol):
         """The app's settings, read for `task_allow_join`."""
 
     @property
-    def eager_backend(self) -> InPlaceBackend | None:
+    def eager_backend(self) -> "EagerBackend | None":
         """The in-memory result backend of eager mode; None outside it."""
 
     @property
@@ -218,9 +219,7 @@ class AsyncResult(Generic[R]):
         """
         if self._eager is not None:  # in eager mode there is no message to retry
             raise NotKept.of(self.id)
-        backend = self.app.backend
-        reply_to = backend.reply_to if isinstance(backend, Addressed) else None
-        new_id = self.app.control.retry(self.id, reply_to=reply_to, timeout=timeout)
+        new_id = self.app.control.retry(self.id, reply_to=self.app.backend.reply_to or None, timeout=timeout)
         return type(self)(new_id, app=self.app, types=self._types)
 
     async def aretry(self, *, timeout: float = RETRY_WAIT_S) -> Self:

@@ -6,9 +6,9 @@ threads each waiter has its own connection. On an event loop all waiters share t
 (`brokers/redis/link.py`), which senders on this loop use as well.
 
 A part of a chord is the JSON text `[1, task id, state, value]`, scored by its place, so that workers of
-Celery and of Umbel count it alike. The text is Celery's to the letter: up to 5.6 Celery recognises a counted
-part by its text only. The task that brings the last part claims the chord; the same task can claim it again,
-which is how a part that was redelivered finishes what its former run began. Ending a chord pushes the body
+Celery and of Umbel count it alike. The text is exactly Celery's, because up to 5.6 Celery recognises a
+counted part by its text only. The task that brings the last part claims the chord. The same task can claim
+it again, so a redelivered part finishes the work that its former run began. Ending a chord pushes the body
 and marks the chord done in one script.
 """
 
@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from umbel.backends.interface import Arrivals, ChordPart, Take
-from umbel.brokers.interface import BrokerSettings, DeclaredQueue, Refused
+from umbel.backends.interface import Arrivals, Backend, ChordPart, Take
+from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.redis.address import Address, parse_addresses
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link, LoopLink, hold_loop_link, release_loop_link
@@ -47,15 +47,17 @@ from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import exception_map
 from umbel.wire.values import UNREADABLE, encode_json
 
-# ---- waiting for results on an event loop ----------------------------------------------------------
-#
-# One connection for all waiters, while there are any.
-#
-# It is the loop's connection (`brokers/redis/link.py`), which senders on this loop use as well.
+STORED_AT_ONCE = 1000
+READ_AT_ONCE = 5000
+SUBSCRIBED_AT_ONCE = 5000  # the server closes a connection on which too many confirmations are unread
+LEAVE_S = 0.1
+PING_EVERY_S = 5.0  # during a wait, to check that the server still answers
+READ_AT_LEAST_S = 0.25  # a shorter wait gets one read
+READ_SHARE = 20.0  # reads take at most a twentieth of the time
+CHORD_CLAIM_S = 30
+CHORD_DONE_S = 300  # as in Celery 5.7: long enough for the last redelivery of a part
 
-LOOK_AT_LEAST_S = 0.25  # a shorter wait gets one look
-LOOK_SHARE = 20.0  # looks take at most a twentieth of the time
-LOOKED_AT_ONCE = 5000
+_STORE, _BURY = script("store"), script("bury")
 
 
 class _Status(msgspec.Struct):
@@ -66,7 +68,7 @@ _status = msgspec.json.Decoder(_Status).decode
 
 
 def decode_results(task_ids: Sequence[str], payloads: Sequence[bytes | None]) -> dict[str, StoredResult]:
-    """The results that are stored; a payload that is not a result map counts as missing."""
+    """Return the stored results; a payload that is not a result map counts as missing."""
     found: dict[str, StoredResult] = {}
     for task_id, payload in zip(task_ids, payloads, strict=True):
         if payload is None:
@@ -78,11 +80,14 @@ def decode_results(task_ids: Sequence[str], payloads: Sequence[bytes | None]) ->
     return found
 
 
+# ---- waiting for results on an event loop ----------------------------------------------------------
+
+
 class _Waiter:
-    """The state of one wait: what was pushed for it since its last look."""
+    """The state of one wait: the results that were pushed since its last read."""
 
     def __init__(self) -> None:
-        self.bell = asyncio.Event()
+        self.wakeup = asyncio.Event()
         self.pushed: dict[str, bytes] = {}  # by the result's key
         self.is_lost = False  # the connection was lost, perhaps with pushed results
 
@@ -102,8 +107,8 @@ class Listener:
         """Keep the connection until `release`, with or without waiters."""
         if self._held is None:
             self._held = hold_loop_link(self._addresses, timeout_s=self._timeout_s)
-            self._held.on_push.append(self._heard)
-            self._held.on_lost.append(self._ring_all)
+            self._held.on_push.append(self._on_push)
+            self._held.on_lost.append(self._on_lost)
         self._holders += 1
 
     def release(self) -> None:
@@ -111,12 +116,12 @@ class Listener:
         self._holders -= 1
         if self._held is not None and not self._holders:
             held, self._held = self._held, None
-            held.on_push.remove(self._heard)
-            held.on_lost.remove(self._ring_all)
+            held.on_push.remove(self._on_push)
+            held.on_lost.remove(self._on_lost)
             release_loop_link(held)
 
     async def read(self, task_ids: Sequence[str], timeout_s: float | None) -> dict[str, StoredResult]:
-        """Those that are stored, whatever their state."""
+        """Return the stored results, in whatever state."""
         keys = [self._keys.result(task_id) for task_id in task_ids]
         self.hold()
         try:
@@ -128,8 +133,8 @@ class Listener:
             self.release()
 
     async def _read_keys(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """Read the keys. A lost connection says nothing about the server, so the call is retried once on a
-        new one.
+        """Read the keys. A lost connection says nothing about the server, so the read is retried once on a
+        new connection.
         """
         had_connection = self._link.is_connected
         try:
@@ -163,15 +168,15 @@ class Listener:
             self._waiters.setdefault(key, set()).add(waiter)
         answered = False
         try:
-            async with asyncio.timeout(None if timeout_s is None else max(timeout_s, LOOK_AT_LEAST_S)):
+            async with asyncio.timeout(None if timeout_s is None else max(timeout_s, READ_AT_LEAST_S)):
                 while True:
                     began, waiter.is_lost = time.monotonic(), False
-                    if await self._look(arrivals, deadline):
+                    if await self._subscribe_and_read(arrivals, deadline):
                         return
                     answered = True
-                    # Looks at many results are rarer; pushed results arrive without them.
-                    took_s = time.monotonic() - began
-                    if await _pushed(waiter, arrivals, tasks, min(deadline, began + lively_s(took_s))):
+                    # Reads of many results are rarer; pushed results arrive without them.
+                    pause_s = max(PING_EVERY_S, READ_SHARE * (time.monotonic() - began))
+                    if await _take_pushed(waiter, arrivals, tasks, min(deadline, began + pause_s)):
                         return
                     if time.monotonic() >= deadline:
                         return
@@ -182,19 +187,19 @@ class Listener:
             self._leave(waiter, list(tasks))
             self.release()
 
-    async def _look(self, arrivals: Arrivals, deadline: float) -> bool:
-        """Subscribe to the missing results, then read them; returns whether that is enough.
+    async def _subscribe_and_read(self, arrivals: Arrivals, deadline: float) -> bool:
+        """Subscribe to the missing results, then read them; return whether these are enough.
 
-        Retries for a bounded time while the server cannot be reached. A server that does not answer is tried
-        until the deadline, if there is one.
+        While the server cannot be reached, this retries for the connect time-out. If the server does not
+        answer, it retries until the deadline, if there is one.
         """
         ends, failures = time.monotonic() + self._timeout_s, 0
         while True:
             try:
                 await self._link.connect()
                 task_ids = list(arrivals.missing)
-                for first in range(0, len(task_ids), LOOKED_AT_ONCE):
-                    some = task_ids[first : first + LOOKED_AT_ONCE]
+                for first in range(0, len(task_ids), READ_AT_ONCE):
+                    some = task_ids[first : first + READ_AT_ONCE]
                     keys = [self._keys.result(task_id) for task_id in some]
                     sent = self._link.send_after([("SUBSCRIBE", *keys)], ("MGET", *keys))
                     (payloads,) = self._link.checked(await self._link.reply_to(sent))
@@ -218,33 +223,33 @@ class Listener:
         for key in unwanted:
             del self._waiters[key]
         if self._link.is_connected:
-            for first in range(0, len(unwanted), LOOKED_AT_ONCE):
-                some = unwanted[first : first + LOOKED_AT_ONCE]
+            for first in range(0, len(unwanted), READ_AT_ONCE):
+                some = unwanted[first : first + READ_AT_ONCE]
                 self._link.send_after([("UNSUBSCRIBE", *some)], ("PING",))
 
-    def _heard(self, pushed: list[Any]) -> None:
+    def _on_push(self, pushed: list[Any]) -> None:
         if pushed[0] == b"message":
             key = pushed[1].decode()
             for waiter in self._waiters.get(key, ()):
                 waiter.pushed[key] = pushed[2]
-                waiter.bell.set()
+                waiter.wakeup.set()
 
-    def _ring_all(self) -> None:
-        """The connection was lost, perhaps with pushed results: all waiters look again."""
+    def _on_lost(self) -> None:
+        """Let all waiters read again: pushed results may have been lost with the connection."""
         for waiter in {waiter for waiters in self._waiters.values() for waiter in waiters}:
             waiter.is_lost = True
-            waiter.bell.set()
+            waiter.wakeup.set()
 
 
-async def _pushed(waiter: _Waiter, arrivals: Arrivals, tasks: Mapping[str, str], ends: float) -> bool:
-    """Take what is pushed until `ends`, or until the connection is lost; returns whether that is enough."""
+async def _take_pushed(waiter: _Waiter, arrivals: Arrivals, tasks: Mapping[str, str], ends: float) -> bool:
+    """Take pushed results until `ends`, or until the connection is lost; return whether these are enough."""
     while not waiter.is_lost:
         try:
             async with asyncio.timeout(max(0.0, ends - time.monotonic())):
-                await waiter.bell.wait()
+                await waiter.wakeup.wait()
         except TimeoutError:
             return False
-        waiter.bell.clear()
+        waiter.wakeup.clear()
         pushed, waiter.pushed = waiter.pushed, {}
         task_ids = [tasks[key] for key in pushed]
         if arrivals.take(decode_results(task_ids, list(pushed.values()))):
@@ -252,134 +257,22 @@ async def _pushed(waiter: _Waiter, arrivals: Arrivals, tasks: Mapping[str, str],
     return False
 
 
-def lively_s(took_s: float) -> float:
-    """How long after one look the next one is taken, to check that the server still answers."""
-    return max(LIVELY_S, LOOK_SHARE * took_s)
-
-
-# ---- redis chords ----------------------------------------------------------------------------------
-#
-# The parts of chords under Celery's keys, so that both kinds of worker count them.
-#
-# A part is the JSON text `[1, task id, state, value]`, scored by its place. The text is Celery's to the
-# letter: up to 5.6 it knows a part that it has counted by nothing else. Who brings the last part claims the
-# chord; a claim can be taken again by the same task, which is how a part that was redelivered finishes what
-# its former run began. Ending a chord pushes the body and marks it done in one script.
-
-CLAIM_S = 30
-DONE_S = 300  # as Celery 5.7: long enough for the last redelivery of a part
-
-_BURY = script("bury")
-
-
-class RedisChords:
-    """The chords of a RedisBackend; each step is one script on the server."""
-
-    def __init__(
-        self, pool: SocketPool, keys: Keys, *, ttl_s: float, declared: Sequence[DeclaredQueue] = ()
-    ) -> None:
-        self._pool = pool
-        self._keys = keys
-        self._bindings = Bindings(keys, declared)
-        self._ttl_s = max(1, math.ceil(ttl_s))
-
-    def start(self, group_id: str, size: int) -> None:
-        """Record the number of parts."""
-        self._run("start", self._keys.chord(group_id), size, self._ttl_s)
-
-    def add(self, part: ChordPart) -> list[ChordPart] | None:
-        """Count the part; returns all parts in order when none is missing, else None."""
-        place = "+inf" if part.index is None else part.index
-        counted_as = f"{part.task_id}:{part.index if part.index is not None else ''}"
-        entry = json.dumps([1, part.task_id, part.status, json.loads(part.payload)])
-        base = self._keys.chord(part.group_id)
-        found = self._run("add", base, self._ttl_s, place, counted_as, entry)
-        if not found:
-            return None
-        return [_read(part.group_id, place, entry_found) for place, entry_found in enumerate(found)]
-
-    def grow(self, group_id: str, task_id: str) -> None:
-        """Raise the number of parts by one, once for this task."""
-        self._pool.run(self._keys.script("chord"), "grow", self._keys.chord(group_id), self._ttl_s, task_id)
-
-    def claim(self, group_id: str, by: str) -> bool:
-        """Whether this task may send the body, for CLAIM_S."""
-        return bool(self._run("claim", self._keys.chord(group_id), by, CLAIM_S))
-
-    def end(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
-        """Push the body's messages and record the chord as done; returns the messages that were refused."""
-        batch, astray = self._routed(batch)
-        args: list[str | bytes] = []
-        for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
-            args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
-            args.append(sealed(outgoing, tag, outgoing.not_before))
-        reply = self._run("end", self._keys.chord(group_id), DONE_S, self._keys.prefix, *args)
-        refusals = reply[1:] if reply else ()
-        refused = [
-            Refused(batch[place], why.decode(errors="replace"))
-            for place, why in zip(refusals[::2], refusals[1::2], strict=True)
-        ]
-        return [*refused, *astray] if reply else []
-
-    def _routed(self, batch: Sequence[Outgoing]) -> tuple[Sequence[Outgoing], list[Refused]]:
-        """The messages with their queues. Unroutable messages become dead letters first, and are returned."""
-        if self._bindings.are_plain(batch):
-            return batch, []
-        exchanges = self._bindings.exchanges(batch)
-        read, tables = self._bindings.read(exchanges), []
-        if read:
-            tables = self._pool.use(lambda connection: connection.call_all(read))
-        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
-        astray = [Refused(batch[place], why) for place, why in routed.refused.items()]
-        for args in bury_arguments(self._keys, astray):
-            self._pool.run(_BURY, *args)
-        return routed.batch, astray
-
-    def _run(self, *args: object) -> Any:
-        return self._pool.run(self._keys.script("chord"), *args)
-
-
-def _read(group_id: str, place: int, entry: bytes) -> ChordPart:
-    """A part; an entry that cannot be read counts as a failed part."""
-    try:
-        _, task_id, status, value = msgspec.json.decode(entry, type=tuple[int, str, str, msgspec.Raw])
-    except UNREADABLE as error:
-        lost = exception_map(ChordError(f"part {place} of the chord cannot be read: {error}"))
-        return ChordPart(group_id, place, "", FAILURE, encode_json(lost))
-    return ChordPart(group_id, place, task_id, status, bytes(value))
-
-
 # ---- redis backend ---------------------------------------------------------------------------------
-#
-# Results under Celery's keys, and waiting for them on their channels (wire 6.2).
-#
-# A result is stored and published in one script, in which the first SUCCESS stays. A waiter subscribes to
-# the channels of all its tasks on one connection and then reads once, so that no result falls in between.
-# On an event loop all waiters share one connection, in threads each waiter has its own.
-
-STORED_AT_ONCE = 1000
-READ_AT_ONCE = 5000
-SUBSCRIBED_AT_ONCE = 5000  # the server closes a connection on which too many confirmations are unread
-LEAVE_S = 0.1
-LIVELY_S = 5.0  # how often a wait checks that the server still answers
-
-_STORE = script("store")
 
 
-class RedisBackend:
+class RedisBackend(Backend):
     """Stores results in Redis, in Celery's format; several servers are tried in order."""
 
     def __init__(self, url: str, settings: BrokerSettings) -> None:
         self._url = url
         self._addresses = parse_addresses(url)
         self._keys = Keys.of(settings, self._addresses[0].database)
+        self._bindings = Bindings(self._keys, settings.declared)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
+        self._chord_ttl_s = max(1, math.ceil(settings.result_expires_s))
         self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._listening = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._timeout_s = settings.connect_timeout_s
-        self._chords = RedisChords(
-            self._pool, self._keys, ttl_s=settings.result_expires_s, declared=settings.declared
-        )
         self._listeners: WeakKeyDictionary[asyncio.AbstractEventLoop, Listener] = WeakKeyDictionary()
 
     @property
@@ -414,7 +307,7 @@ class RedisBackend:
             )
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
-        """Those that are stored, read in portions on a pooled connection."""
+        """Return the stored results, read in portions on a pooled connection."""
         wanted = list(dict.fromkeys(task_ids))
         if not wanted:
             return {}
@@ -424,7 +317,7 @@ class RedisBackend:
     def wait(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """Subscribe to the results' channels on a separate connection, read, and wait for what is pushed."""
+        """Subscribe to the results' channels on a separate connection, read, and wait for pushed results."""
         arrivals = Arrivals(task_ids, take)
         if arrivals.missing:
             deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -436,7 +329,7 @@ class RedisBackend:
     async def wait_async(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """As `wait`, on the connection of the running loop."""
+        """Wait like `wait`, on the connection of the running loop."""
         arrivals = Arrivals(task_ids, take)
         if arrivals.missing:
             await self._listener().wait(arrivals, timeout_s)
@@ -445,7 +338,7 @@ class RedisBackend:
     async def read_async(
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
-        """As `read`, on the connection of the running loop."""
+        """Read like `read`, on the connection of the running loop."""
         wanted = list(dict.fromkeys(task_ids))
         return await self._listener().read(wanted, timeout_s) if wanted else {}
 
@@ -463,51 +356,31 @@ class RedisBackend:
         self._listeners.pop(loop, None)
 
     def forget(self, task_ids: Iterable[str]) -> None:
-        """Delete these results."""
+        """Delete results."""
         keys = [self._keys.result(task_id) for task_id in task_ids]
         if keys:
-            self._pool.use(lambda connection: connection.call("DEL", *keys))
-
-    def start_chord(self, group_id: str, size: int) -> None:
-        """Record the number of parts."""
-        self._chords.start(group_id, size)
-
-    def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
-        """Count the part in a script; returns all parts when none is missing."""
-        return self._chords.add(part)
-
-    def claim_chord(self, group_id: str, by: str) -> bool:
-        """Claim the chord for this task, for a limited time."""
-        return self._chords.claim(group_id, by)
-
-    def grow_chord(self, group_id: str, task_id: str) -> None:
-        """Raise the number of parts by one, once for this task."""
-        self._chords.grow(group_id, task_id)
-
-    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
-        """Push the body's messages and record the chord as done, in one script."""
-        return self._chords.end(group_id, batch)
+            self._call("DEL", *keys)
 
     def save_group(self, group_id: str, payload: bytes) -> None:
-        """Store it under the chord's key, until results expire."""
-        key = self._keys.chord(group_id)
-        self._pool.use(lambda connection: connection.call("SET", key, payload, "PX", self._ttl_ms))
+        """Store the payload under the chord's key, until results expire."""
+        self._call("SET", self._keys.chord(group_id), payload, "PX", self._ttl_ms)
 
     def read_group(self, group_id: str) -> bytes | None:
-        """What was stored for the group; None if there is nothing."""
-        key = self._keys.chord(group_id)
-        found: bytes | None = self._pool.use(lambda connection: connection.call("GET", key))
+        """Return the payload of the group; None if there is none."""
+        found: bytes | None = self._call("GET", self._keys.chord(group_id))
         return found
 
     def forget_group(self, group_id: str) -> None:
-        """Delete it."""
-        key = self._keys.chord(group_id)
-        self._pool.use(lambda connection: connection.call("DEL", key))
+        """Delete the payload of the group."""
+        self._call("DEL", self._keys.chord(group_id))
 
     def close(self) -> None:
         """Close all pooled connections."""
         self._pool.close()
         self._listening.close()
+
+    def _call(self, *command: object) -> Any:
+        return self._pool.use(lambda connection: connection.call(*command))
 
     def _listener(self) -> Listener:
         loop = asyncio.get_running_loop()
@@ -523,7 +396,7 @@ class RedisBackend:
         return found
 
     def _listen(self, connection: SocketConnection, arrivals: Arrivals, deadline: float) -> None:
-        """Subscribe to the channels of all, read once, then take what is pushed.
+        """Subscribe to the channels of all results, read once, then take pushed results.
 
         When it is repeated on another connection, it continues with the missing results.
         """
@@ -545,7 +418,7 @@ class RedisBackend:
         self._leave(connection, channels)
 
     def _leave(self, connection: SocketConnection, channels: Sequence[bytes]) -> None:
-        """Unsubscribe, so that the connection can be reused; after the deadline it gets a moment more."""
+        """Unsubscribe, so that the connection can be reused; after the deadline this gets a moment more."""
         connection.deadline = max(connection.deadline, time.monotonic() + LEAVE_S)
         for first in range(0, len(channels), SUBSCRIBED_AT_ONCE):
             some = channels[first : first + SUBSCRIBED_AT_ONCE]
@@ -555,12 +428,76 @@ class RedisBackend:
                     continue
 
     def _next(self, connection: SocketConnection, left_s: float) -> list[Any] | None:
-        """The next message of the server, if it arrives in time. A silent server must answer a ping."""
+        """Return the server's next message, if it arrives in time. A silent server must answer a ping."""
         try:
-            reply: list[Any] = connection.read(min(left_s, LIVELY_S))
+            reply: list[Any] = connection.read(min(left_s, PING_EVERY_S))
         except TimeoutError:
-            if left_s <= LIVELY_S:
+            if left_s <= PING_EVERY_S:
                 return None
             connection.send([("PING",)])
             reply = connection.read()
         return reply
+
+    # -- chords ----------------------------------------------------------------------------------
+
+    def start_chord(self, group_id: str, size: int) -> None:
+        """Record the number of parts."""
+        self._run_chord("start", group_id, size, self._chord_ttl_s)
+
+    def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        """Count the part in a script; return all parts when none is missing."""
+        place = "+inf" if part.index is None else part.index
+        counted_as = f"{part.task_id}:{part.index if part.index is not None else ''}"
+        entry = json.dumps([1, part.task_id, part.status, json.loads(part.payload)])
+        found = self._run_chord("add", part.group_id, self._chord_ttl_s, place, counted_as, entry)
+        return [_read_part(part.group_id, *entry) for entry in enumerate(found)] if found else None
+
+    def grow_chord(self, group_id: str, task_id: str) -> None:
+        """Raise the number of parts by one, once for this task."""
+        self._run_chord("grow", group_id, self._chord_ttl_s, task_id)
+
+    def claim_chord(self, group_id: str, by: str) -> bool:
+        """Claim the chord for this task, for CHORD_CLAIM_S."""
+        return bool(self._run_chord("claim", group_id, by, CHORD_CLAIM_S))
+
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        """Push the body's messages and record the chord as done, in one script."""
+        batch, unroutable = self._routed(batch)
+        args: list[str | bytes] = []
+        for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
+            args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
+            args.append(sealed(outgoing, tag, outgoing.not_before))
+        reply = self._run_chord("end", group_id, CHORD_DONE_S, self._keys.prefix, *args)
+        refusals = reply[1:] if reply else ()
+        refused = [
+            Refused(batch[place], why.decode(errors="replace"))
+            for place, why in zip(refusals[::2], refusals[1::2], strict=True)
+        ]
+        return [*refused, *unroutable] if reply else []
+
+    def _routed(self, batch: Sequence[Outgoing]) -> tuple[Sequence[Outgoing], list[Refused]]:
+        """Return the messages with their queues, and the unroutable messages, which are dead letters now."""
+        if self._bindings.are_plain(batch):
+            return batch, []
+        exchanges = self._bindings.exchanges(batch)
+        read, tables = self._bindings.read(exchanges), []
+        if read:
+            tables = self._pool.use(lambda connection: connection.call_all(read))
+        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
+        unroutable = [Refused(batch[place], why) for place, why in routed.refused.items()]
+        for args in bury_arguments(self._keys, unroutable):
+            self._pool.run(_BURY, *args)
+        return routed.batch, unroutable
+
+    def _run_chord(self, verb: str, group_id: str, *args: object) -> Any:
+        return self._pool.run(self._keys.script("chord"), verb, self._keys.chord(group_id), *args)
+
+
+def _read_part(group_id: str, place: int, entry: bytes) -> ChordPart:
+    """Decode a part; an entry that cannot be read counts as a failed part."""
+    try:
+        _, task_id, status, value = msgspec.json.decode(entry, type=tuple[int, str, str, msgspec.Raw])
+    except UNREADABLE as error:
+        lost = exception_map(ChordError(f"part {place} of the chord cannot be read: {error}"))
+        return ChordPart(group_id, place, "", FAILURE, encode_json(lost))
+    return ChordPart(group_id, place, task_id, status, bytes(value))

@@ -1,4 +1,4 @@
-"""Registry: from an address to the result backend behind it."""
+"""Registry: opens the result backend for an address. Only the modules of that backend are loaded."""
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
@@ -15,9 +15,7 @@ def sends_results(url: str) -> bool:
 
 
 def open_backend(url: str, settings: BrokerSettings) -> Backend:
-    """The backend for this address; BadURL if there is none. `settings` are the broker's, with another
-    address.
-    """
+    """Open the backend for this address; BadURL if there is none. `settings` are those of the broker."""
     scheme, colon, _ = url.partition(":")
     if scheme == "gcpubsub":
         raise BadURL(

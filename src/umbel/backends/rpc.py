@@ -1,13 +1,12 @@
-"""RpcBackend: results sent to the client that asked, over the broker, as Celery's rpc:// does.
+"""RpcBackend: results sent to the client that asked, over the broker, like Celery's rpc://.
 
-The client has a reply queue and puts its name into `reply_to`; the worker publishes each result there,
-together with the ack of its message. So a result reaches one process, the one that sent the task, and is held
-in its memory: no other process can read it, and it is gone when the client ends. Clients that need more store
-results in Redis or SQLite.
+The client has a reply queue and puts its name into `reply_to`. The worker publishes each result there,
+together with the acknowledgement of its message. So a result reaches one process, the one that sent the task,
+which stores it in memory: no other process can read it, and it is gone when the client ends. Clients that
+need more use Redis or SQLite as the backend.
 
 One thread receives for the whole process; it starts when an address is first needed. After a lost connection
-it listens again under the same name. How results travel is defined by a `Post`: one file each for RabbitMQ
-and Redis.
+it listens again under the same name. A `Post` defines how results travel; RabbitMQ and Redis have one each.
 """
 
 import asyncio
@@ -23,16 +22,17 @@ from weakref import WeakSet
 
 import msgspec
 
-from umbel.backends.interface import Arrivals, ChordPart, Take
-from umbel.brokers.interface import BrokerSettings, Refused
+from umbel.backends.interface import Arrivals, Backend, Take
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.refusals import unsupported_blocking
 from umbel.chance import random
-from umbel.errors import BrokerError, BrokerSilent, NotSupported
+from umbel.errors import BrokerError, BrokerSilent
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS, reconnect_wait_s
-from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.message import StoredResult
 from umbel.wire.values import UNREADABLE
 
 CONNECTING_S = 1.0
-RESULTS_MAX = 100_000  # held in memory; beyond that the oldest is dropped
+RESULTS_MAX = 100_000  # in memory; beyond that the oldest is dropped
 
 _backends: "WeakSet[RpcBackend]" = WeakSet()
 
@@ -48,18 +48,15 @@ class Inbox(Protocol):
     """A connection on which results for one address arrive, used by one thread."""
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        """Block until there are some; returns task ids and payloads. BrokerError: the connection is lost."""
-        ...
+        """Block until results arrive; return task ids and payloads. BrokerError: the connection is lost."""
 
     def interrupt(self) -> None:
-        """From another thread: make `receive` end with an error."""
-        ...
+        """Make `receive` fail; called from another thread."""
 
     def close(self) -> None:
-        """Close the socket without a goodbye: it has failed, or belongs to the parent of this forked
+        """Close the socket without a goodbye: it has failed, or it belongs to the parent of this forked
         process.
         """
-        ...
 
 
 class Post(Protocol):
@@ -70,25 +67,32 @@ class Post(Protocol):
 
     def send(self, results: Sequence[StoredResult]) -> None:
         """Send each result to its `reply_to`."""
-        ...
 
     def open(self, address: str) -> Inbox:
-        """An inbox for the address; results that are sent after this returns are received."""
-        ...
+        """Open an inbox for the address; results that are sent after this returns are received."""
 
     def close(self) -> None:
         """Close the connection for sending."""
 
 
-class RpcBackend:
-    """Sends results to their clients, and holds those that this process has received."""
+class RpcBackend(Backend):
+    """Sends results to their clients, and stores the received results in memory."""
+
+    start_chord = add_chord_part = claim_chord = grow_chord = end_chord = unsupported_blocking(
+        "a chord needs a backend that counts its parts, and the rpc backend stores nothing: "
+        "set 'backend' to redis://… or sqlite:///…"
+    )
+    save_group = read_group = forget_group = unsupported_blocking(
+        "a group cannot be saved, because the rpc backend stores nothing: "
+        "set 'backend' to redis://… or sqlite:///…"
+    )
 
     def __init__(self, url: str, settings: BrokerSettings, post: Post) -> None:
         self._url = url
         self._post = post
         self._expires_s = settings.result_expires_s
         self._address = str(uuid4())
-        self._inherited = False  # the address belongs to the process this one was forked from
+        self._inherited = False  # the address belongs to the parent of this forked process
         self._results: dict[str, tuple[StoredResult, float]] = {}
         self._changed = threading.Condition()
         self._waiters: set[_Waiter] = set()
@@ -102,7 +106,7 @@ class RpcBackend:
 
     @property
     def reply_to(self) -> str:
-        """The name of this process's queue, which exists when this returns."""
+        """The name of this process's reply queue, which exists when this returns."""
         self._receive()
         return self._address
 
@@ -111,29 +115,31 @@ class RpcBackend:
         return self._post.is_at(broker_url)
 
     def store(self, results: Sequence[StoredResult]) -> None:
-        """Send those with a reply address, hold the others in memory.
+        """Send the results that have a reply address, and store the others in memory.
 
-        In a forked child the others are also sent to the parent, whose tasks they may be.
+        A forked child also sends the others to its parent, which may have sent their tasks.
         """
         letters = [result for result in results if result.reply_to]
         others = [result for result in results if not result.reply_to]
-        self._keep(others)
+        self._add(others)
         if self._inherited:
             letters += [msgspec.structs.replace(result, reply_to=self._address) for result in others]
         if letters:
             self._post.send(letters)
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
-        """Those that this process has received and that have not expired."""
+        """Return the results that this process has received and that have not expired."""
         oldest = time.monotonic() - self._expires_s
         with self._changed:
             found = {task_id: self._results[task_id] for task_id in task_ids if task_id in self._results}
-        return {task_id: result for task_id, (result, kept_at) in found.items() if kept_at >= oldest}
+        return {task_id: result for task_id, (result, received_at) in found.items() if received_at >= oldest}
 
     def wait(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """Wait for results that this process receives; empty if it cannot listen within the time-out."""
+        """Wait for results that this process receives; return nothing if it cannot listen within the
+        time-out.
+        """
         arrivals = Arrivals(task_ids, take)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if not arrivals.missing or not self._receive(timeout_s):
@@ -149,23 +155,23 @@ class RpcBackend:
     async def wait_async(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """As `wait`, on an event loop; the receiving thread wakes it."""
+        """Wait like `wait`; the receiving thread wakes the event loop."""
         arrivals = Arrivals(task_ids, take)
-        loop, ring = asyncio.get_running_loop(), asyncio.Event()
+        loop, wakeup = asyncio.get_running_loop(), asyncio.Event()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         if not arrivals.missing or not await asyncio.to_thread(self._receive, timeout_s):
             return {}
 
-        def tell() -> None:
+        def wake() -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(ring.set)
+                loop.call_soon_threadsafe(wakeup.set)
 
-        with self._waiting(arrivals, tell) as waiter:
+        with self._waiting(arrivals, wake) as waiter:
             try:
                 async with asyncio.timeout_at(deadline):
                     while not waiter.is_over():
-                        await ring.wait()
-                        ring.clear()
+                        await wakeup.wait()
+                        wakeup.clear()
             except TimeoutError:
                 waiter.is_over()
         return arrivals.found
@@ -173,46 +179,14 @@ class RpcBackend:
     async def read_async(
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
-        """As `read`: all is in memory."""
-        return self.read(task_ids)  # in memory
+        """Read like `read`: all results are in memory."""
+        return self.read(task_ids)
 
     def forget(self, task_ids: Iterable[str]) -> None:
-        """Drop these from memory."""
+        """Drop results from memory."""
         with self._changed:
             for task_id in task_ids:
                 self._results.pop(task_id, None)
-
-    def start_chord(self, group_id: str, size: int) -> None:
-        """Raises NotSupported: nothing is stored that could count parts."""
-        raise _no_chords()
-
-    def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
-        """Raises NotSupported: nothing is stored that could count parts."""
-        raise _no_chords()
-
-    def claim_chord(self, group_id: str, by: str) -> bool:
-        """Raises NotSupported: nothing is stored that could count parts."""
-        raise _no_chords()
-
-    def grow_chord(self, group_id: str, task_id: str) -> None:
-        """Raises NotSupported: nothing is stored that could count parts."""
-        raise _no_chords()
-
-    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
-        """Raises NotSupported: nothing is stored that could count parts."""
-        raise _no_chords()
-
-    def save_group(self, group_id: str, payload: bytes) -> None:
-        """Raises NotSupported: nothing is stored."""
-        raise _no_groups()
-
-    def read_group(self, group_id: str) -> bytes | None:
-        """Raises NotSupported: nothing is stored."""
-        raise _no_groups()
-
-    def forget_group(self, group_id: str) -> None:
-        """Raises NotSupported: nothing is stored."""
-        raise _no_groups()
 
     def close(self) -> None:
         """Stop the receiving thread and close all connections."""
@@ -222,7 +196,7 @@ class RpcBackend:
         self._post.close()
 
     def after_fork(self) -> None:
-        """In the child: the receiving thread stayed in the parent, and so did its queue."""
+        """Reset the state in a forked child: the receiving thread and its queue stayed in the parent."""
         self._changed = threading.Condition()
         self._waiters = set()
         receiver, self._receiver = self._receiver, None
@@ -231,7 +205,7 @@ class RpcBackend:
             receiver.abandon()
 
     def _receive(self, timeout_s: float | None = None) -> bool:
-        """Start listening; returns whether it began in time. It continues for later callers."""
+        """Start listening; return whether it began in time. It continues for later callers."""
         receiver = self._receiver or self._begin_receiving()
         try:
             return receiver.has_begun(timeout_s)
@@ -258,9 +232,9 @@ class RpcBackend:
             except UNREADABLE:
                 continue  # not a result map
             results.append(StoredResult(task_id, status, payload))
-        self._keep(results)
+        self._add(results)
 
-    def _keep(self, results: Sequence[StoredResult]) -> None:
+    def _add(self, results: Sequence[StoredResult]) -> None:
         now = time.monotonic()
         with self._changed:
             for result in results:
@@ -276,8 +250,8 @@ class RpcBackend:
             self._changed.notify_all()
 
     @contextmanager
-    def _waiting(self, arrivals: Arrivals, tell: Callable[[], None]) -> "Iterator[_Waiter]":
-        waiter = _Waiter(arrivals, tell)
+    def _waiting(self, arrivals: Arrivals, wake: Callable[[], None]) -> "Iterator[_Waiter]":
+        waiter = _Waiter(arrivals, wake)
         with self._changed:
             waiter.offer(self.read(arrivals.missing).values())
             self._waiters.add(waiter)
@@ -289,22 +263,22 @@ class RpcBackend:
 
 
 class _Waiter:
-    """A wait for some results: the receiving thread offers it what arrives."""
+    """A wait for some results. The receiving thread offers it the results that arrive."""
 
-    def __init__(self, arrivals: Arrivals, tell: Callable[[], None]) -> None:
+    def __init__(self, arrivals: Arrivals, wake: Callable[[], None]) -> None:
         self.offered: deque[StoredResult] = deque()
         self._arrivals = arrivals
-        self._tell = tell
+        self._wake = wake
 
     def offer(self, results: Iterable[StoredResult]) -> None:
         missing = self._arrivals.missing
         new = [result for result in results if result.task_id in missing and result.status in READY_STATES]
         if new:
             self.offered.extend(new)
-            self._tell()
+            self._wake()
 
     def is_over(self) -> bool:
-        """Take what was offered, in the waiting thread; returns whether that is enough."""
+        """Take the offered results, in the waiting thread; return whether these are enough."""
         new: dict[str, StoredResult] = {}
         while self.offered:
             result = self.offered.popleft()
@@ -313,7 +287,7 @@ class _Waiter:
 
 
 class _Receiver:
-    """The thread that takes results from this process's queue."""
+    """The thread that receives results from this process's queue."""
 
     def __init__(self, post: Post, address: str, take: Callable[[Sequence[tuple[str, bytes]]], None]) -> None:
         self._post = post
@@ -321,7 +295,7 @@ class _Receiver:
         self._take = take
         self._inbox: Inbox | None = None
         self._stopping = threading.Event()
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._is_listening = False
         self._silent: BrokerError | None = None  # why the last attempt failed
         self.refused: BrokerError | None = None  # why retrying is useless
@@ -332,12 +306,12 @@ class _Receiver:
         self._thread.start()
 
     def has_begun(self, timeout_s: float | None) -> bool:
-        """Whether it listens within the time; raises the reason if it is known.
+        """Return whether it listens within the time; raise the reason if it cannot.
 
         An unresponsive server is tried again; a caller without a time-out waits for one attempt.
         """
-        with self._told:
-            self._told.wait_for(
+        with self._changed:
+            self._changed.wait_for(
                 lambda: self._is_listening or self.refused or (timeout_s is None and self._silent), timeout_s
             )
             problem = self.refused or self._silent
@@ -358,25 +332,25 @@ class _Receiver:
             try:
                 self._inbox = self._post.open(self._address)
             except BrokerSilent as error:
-                self._tell(silent=error)
+                self._set_state(silent=error)
             except BrokerError as error:
-                self._tell(refused=error)
+                self._set_state(refused=error)
                 return False
             else:
-                self._tell(is_listening=True)
+                self._set_state(is_listening=True)
                 return True
         return False
 
-    def _tell(
+    def _set_state(
         self,
         *,
         is_listening: bool = False,
         silent: BrokerError | None = None,
         refused: BrokerError | None = None,
     ) -> None:
-        with self._told:
+        with self._changed:
             self._is_listening, self._silent, self.refused = is_listening, silent, refused
-            self._told.notify_all()
+            self._changed.notify_all()
 
     def abandon(self) -> None:
         if self._inbox is not None:
@@ -404,20 +378,6 @@ class _Receiver:
             self._take(arrived)
         if self._inbox is not None:
             self._inbox.close()
-
-
-def _no_chords() -> NotSupported:
-    return NotSupported(
-        "a chord needs a backend that counts its parts, and the rpc backend stores nothing: "
-        "set 'backend' to redis://… or sqlite:///…"
-    )
-
-
-def _no_groups() -> NotSupported:
-    return NotSupported(
-        "a group cannot be kept, because the rpc backend stores nothing: "
-        "set 'backend' to redis://… or sqlite:///…"
-    )
 
 
 def _after_fork() -> None:

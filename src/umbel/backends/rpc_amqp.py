@@ -1,6 +1,6 @@
 """AmqpPost: results over RabbitMQ, in a queue that is deleted with its client (wire 6.3).
 
-The queue is declared again after a lost connection, and what was sent meanwhile is lost.
+The queue is declared again after a lost connection. Results that are sent meanwhile are lost.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from umbel.brokers.amqp import outbox, topology
+from umbel.brokers.amqp import publishing, topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.envelope import decode_properties
 from umbel.brokers.amqp.frames import Method
@@ -36,7 +36,7 @@ class AmqpPost:
 
     def send(self, results: Sequence[StoredResult]) -> None:
         """Publish each result to its reply queue."""
-        self._producer.send([outbox.result(result, result.reply_to) for result in results])
+        self._producer.send([publishing.result(result, result.reply_to) for result in results])
 
     def open(self, address: str) -> "AmqpInbox":
         """Declare the reply queue and consume from it."""

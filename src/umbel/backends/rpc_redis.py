@@ -1,8 +1,8 @@
 """RedisPost: results over Redis, in a list that outlives its client's connection (wire 6.3).
 
-The client waits for the list without removing anything, reads what is there, and trims the list once it has
-it. So a broken connection loses nothing: what was not trimmed is read again. A list that no client reads any
-more expires with the retention of results.
+The client waits for the list without removing anything, reads the results, and then trims the list. So a
+broken connection loses nothing: results that were not trimmed are read again. A list without a reader expires
+with the retention of results.
 """
 
 from collections.abc import Sequence
@@ -42,12 +42,12 @@ class RedisPost:
         return [address.place for address in theirs] == [address.place for address in self._addresses]
 
     def send(self, results: Sequence[StoredResult]) -> None:
-        """Push each result to its reply list; BrokerRefused names those that were refused."""
+        """Push each result to its reply list; BrokerRefused names the refused ones."""
         commands = push_results(self._keys, results, self._ttl_ms)
         self._pool.use(lambda connection: _send(connection, commands, len(results)))
 
     def open(self, address: str) -> "RedisInbox":
-        """An inbox on the next server with each call: it is called again when one has failed."""
+        """Open an inbox on the next server: this is called again when one has failed."""
         server = self._addresses[self._tries % len(self._addresses)]
         self._tries += 1
         connection = SocketConnection(server, timeout_s=self._timeout_s)
@@ -70,7 +70,7 @@ class RedisInbox:
         self._received = 0  # entries at the tail of the list, to be trimmed
 
     def receive(self) -> list[tuple[str, bytes]]:
-        """Trim what was received before, then block until more results arrive."""
+        """Trim the results received before, then block until more arrive."""
         connection, key = self._connection, self._key
         while True:
             commands: list[Sequence[object]] = []
@@ -97,7 +97,9 @@ class RedisInbox:
 
 
 def _send(connection: SocketConnection, commands: Sequence[Sequence[object]], count: int) -> None:
-    """Run the commands. A list may refuse its result: the others are sent, and BrokerRefused names it."""
+    """Run the commands. A list may refuse its result; the others are sent, and BrokerRefused names the
+    refused one.
+    """
     refused: dict[int, str] = {}
     for at, reply in enumerate(connection.exchange(commands)):
         try:

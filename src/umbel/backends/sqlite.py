@@ -1,6 +1,6 @@
 """SqliteBackend: results in the embedded broker's file, and waiting for them without polling.
 
-A waiter registers its socket for the task ids, looks, and sleeps until it is woken. A worker that settles a
+A waiter registers its socket for the task ids, reads, and sleeps until it is woken. A worker that settles a
 result wakes it in the same step, so `get()` returns as soon as possible.
 """
 
@@ -14,69 +14,67 @@ from threading import Lock
 
 from msgspec.structs import replace
 
-from umbel.backends.interface import Arrivals, ChordPart, Take
+from umbel.backends.interface import Arrivals, Backend, ChordPart, Take
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite import wakeup
 from umbel.brokers.sqlite.chords import ChordStore, Part
 from umbel.brokers.sqlite.files import path_from_url
 from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.thread import StoreThread, repeated
-from umbel.brokers.sqlite.wakeup import AsyncBell, Bell, Poked
+from umbel.brokers.sqlite.thread import AsyncBell, StoreThread, repeated
+from umbel.brokers.sqlite.wakeup import Bell, Poked
 from umbel.errors import BadURL, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
 
-GROUP = "GROUP"  # the state of a row that lists the results of a group
+GROUP = "GROUP"  # the state of a row that stores a group
 
-LOOK_S = 0.25  # a shorter wait gets one look at the file
-# Until everything is read again, as a multiple of the time that the last such look took.
+READ_AT_LEAST_S = 0.25  # a shorter wait gets one read of the file
+# The pause until all results are read again, as a multiple of the time that this took last.
 SOON_SHARE, RECHECK_SHARE = 4.0, 20.0
 
 
 class Watch:
-    """What a wait for results reads, and when: what wake-ups name, and everything now and then.
+    """Which results a wait reads, and when: those that wake-ups name, and all of them now and then.
 
-    Reading everything costs more the more results are missing, so it takes a bounded share of the time.
+    Reading all results costs more the more are missing, so it takes a bounded share of the time.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
         self._named: set[str] = set()
         self._is_all = True  # wake-ups may have been sent before the wait was registered
-        self._looks_at_all = False
+        self._reads_all = False
         self._began = self._not_before = self._again_at = 0.0
-        self.looks_at = 0.0  # when to look even without a wake-up
+        self.read_at = 0.0  # when to read even without a wake-up
 
     def note(self, poked: Poked | None) -> None:
-        """Note what a wake-up names; None: there was none."""
+        """Note the results that a wake-up names; None: there was no wake-up."""
         if poked is not None:
             self._is_all |= poked.is_all
             self._named.update(poked.names)
 
     def due(self, now: float) -> list[str]:
-        """The tasks whose results to read now."""
+        """Return the tasks whose results to read now."""
         self._began = now
-        self._looks_at_all = (self._is_all and now >= self._not_before) or now >= self.looks_at
+        self._reads_all = (self._is_all and now >= self._not_before) or now >= self.read_at
         missing = self._arrivals.missing
         wanted = (
-            list(missing)
-            if self._looks_at_all
-            else [task_id for task_id in self._named if task_id in missing]
+            list(missing) if self._reads_all else [task_id for task_id in self._named if task_id in missing]
         )
         self._named.clear()
         return wanted
 
     def take(self, found: Mapping[str, StoredResult], now: float) -> bool:
-        """Take what was read; returns whether it is enough."""
-        if self._looks_at_all:
+        """Take the results that were read; return whether these are enough."""
+        if self._reads_all:
             took_s = now - self._began
             self._is_all = False
             self._not_before = now + SOON_SHARE * took_s
             self._again_at = now + max(wakeup.RECHECK_S, RECHECK_SHARE * took_s)
-        self.looks_at = self._not_before if self._is_all else self._again_at
+        self.read_at = self._not_before if self._is_all else self._again_at
         return self._arrivals.take(found)
 
 
-class SqliteBackend:
+class SqliteBackend(Backend):
     """Stores results in the SQLite file of the embedded broker."""
 
     def __init__(self, url: str, settings: BrokerSettings) -> None:
@@ -100,18 +98,20 @@ class SqliteBackend:
             return False
 
     def store(self, results: Sequence[StoredResult]) -> None:
-        """Store these in one transaction."""
+        """Store results in one transaction."""
         self._store.store_results(results)
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
-        """Those that are stored; a busy database is retried."""
+        """Return the stored results; a read that finds unreadable rows is repeated when they are set
+        aside.
+        """
         wanted = list(task_ids)
-        return repeated(self._store.read_results, wanted) if wanted else {}
+        return repeated(self._store.read_results, wanted, timeout_s) if wanted else {}
 
     def wait(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """Block until one of the tasks has a final state, or the time-out; returns those that have one."""
+        """Block until one task has a final state, or the time-out; return the final results."""
         arrivals = Arrivals(task_ids, take)
         if not arrivals.missing or arrivals.take(self.read(arrivals.missing)):
             return arrivals.found
@@ -122,7 +122,7 @@ class SqliteBackend:
                 while not watch.take(self.read(watch.due(time.monotonic())), time.monotonic()):
                     if time.monotonic() >= deadline:
                         break
-                    watch.note(bell.wait(min(deadline, watch.looks_at) - time.monotonic()))
+                    watch.note(bell.wait(min(deadline, watch.read_at) - time.monotonic()))
         finally:
             bell.close()
         return arrivals.found
@@ -130,31 +130,31 @@ class SqliteBackend:
     async def wait_async(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """As `wait`. The file is read in a thread; the loop waits only to be woken."""
+        """Wait like `wait`. A thread reads the file; the event loop only waits to be woken."""
         arrivals = Arrivals(task_ids, take)
         if not arrivals.missing:
             return {}
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if timeout_s is None else max(timeout_s, LOOK_S)):
-                if not arrivals.take(await self._beside().call(self.read, list(arrivals.missing))):
-                    await self._wait_for_pokes(arrivals, timeout_s)
+            async with asyncio.timeout(None if timeout_s is None else max(timeout_s, READ_AT_LEAST_S)):
+                if not arrivals.take(await self._thread_for_loops().call(self.read, list(arrivals.missing))):
+                    await self._wait_for_wakeups(arrivals, timeout_s)
         return arrivals.found
 
     async def read_async(
         self, task_ids: Iterable[str], timeout_s: float | None = None
     ) -> Mapping[str, StoredResult]:
-        """As `read`, in a thread; BrokerUnavailable after the time-out."""
+        """Read like `read`, in a thread; BrokerUnavailable after the time-out."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._beside().call(self.read, list(task_ids))
-        except TimeoutError:
+                return await self._thread_for_loops().call(self.read, list(task_ids))
+        except TimeoutError:  # without a time-out the thread's limit applies, which has its own error
             raise BrokerUnavailable(
                 f"{self._store.database.path} did not answer within {timeout_s:g} s"
             ) from None
 
-    async def _wait_for_pokes(self, arrivals: Arrivals, timeout_s: float | None) -> None:
+    async def _wait_for_wakeups(self, arrivals: Arrivals, timeout_s: float | None) -> None:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        thread, watch = self._beside(), Watch(arrivals)
+        thread, watch = self._thread_for_loops(), Watch(arrivals)
         bell = AsyncBell(self._store.database.path)
         try:
             if bell.address is not None:
@@ -164,24 +164,24 @@ class SqliteBackend:
                 found = await thread.call(self.read, wanted) if wanted else {}
                 if watch.take(found, time.monotonic()) or time.monotonic() >= deadline:
                     return
-                await bell.wait(rings, min(deadline, watch.looks_at) - time.monotonic())
+                await bell.wait(rings, min(deadline, watch.read_at) - time.monotonic())
                 watch.note(bell.poked())
         finally:
             bell.close()
             if bell.address is not None:
                 thread.post(self._store.unregister, bell.address)
 
-    def _beside(self) -> StoreThread:
-        """The thread in which the file is read for event loops; a forked child has a separate one."""
+    def _thread_for_loops(self) -> StoreThread:
+        """The thread that reads the file for event loops; a forked child has a separate one."""
         with self._starting:
             if self._thread is None or self._thread_of != os.getpid():
-                timeout_s = 3 * self._store.settings.connect_timeout_s + LOOK_S
+                timeout_s = 3 * self._store.settings.connect_timeout_s + READ_AT_LEAST_S
                 self._thread = StoreThread(f"the database {self._store.database.path}", timeout_s=timeout_s)
                 self._thread_of = os.getpid()
             return self._thread
 
     def forget(self, task_ids: Iterable[str]) -> None:
-        """Delete these results."""
+        """Delete results."""
         self._store.forget_results(task_ids)
 
     def start_chord(self, group_id: str, size: int) -> None:
@@ -189,7 +189,7 @@ class SqliteBackend:
         self._chords.start(group_id, size)
 
     def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
-        """Count the part; returns all parts in order when none is missing."""
+        """Count the part; return all parts in order when none is missing."""
         parts = self._chords.add(part.group_id, Part(part.task_id, part.index, part.status, part.payload))
         if parts is None:
             return None
@@ -211,24 +211,24 @@ class SqliteBackend:
         return self._chords.end(group_id, batch)
 
     def save_group(self, group_id: str, payload: bytes) -> None:
-        """Store it like a result, under a name that no task has."""
+        """Store the payload like a result, under a name that no task has."""
         self._store.store_results([StoredResult(_group_row(group_id), GROUP, payload)])
 
     def read_group(self, group_id: str) -> bytes | None:
-        """What was stored for the group; None if there is nothing."""
+        """Return the payload of the group; None if there is none."""
         found = self._store.read_results([_group_row(group_id)]).get(_group_row(group_id))
         return None if found is None else found.payload
 
     def forget_group(self, group_id: str) -> None:
-        """Delete it."""
+        """Delete the payload of the group."""
         self._store.forget_results([_group_row(group_id)])
 
     def close(self) -> None:
-        """Close the file, after what its thread has begun."""
+        """Close the file, after the calls that its thread has begun."""
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None and self._thread_of == os.getpid():
-            thread.post(self._store.close)  # after what it has begun
+            thread.post(self._store.close)
             thread.stop(cancel=False)
         self._store.close()
 
@@ -245,5 +245,5 @@ class SqliteBackend:
 
 
 def _group_row(group_id: str) -> str:
-    """The name under which a group is stored among the results: no task has such an id."""
+    """Return the name under which a group is stored among the results: no task has such an id."""
     return f"umbel.group/{group_id}"

@@ -1,4 +1,4 @@
-"""CoordinationStore: the part of a broker that decides which node does what must be done once.
+"""CoordinationStore: the part of a broker that decides which node does work that must be done once.
 
 Each broker has one (`*/coordination*.py`), with the rules of `protocol/leadership/coordination.py`;
 `docs/protocol/coordination.md` says what they promise.
@@ -35,10 +35,10 @@ class CoordinationStore(Protocol):
         """Close the election with its outcome; False if the holder does not hold this term."""
 
     async def read_election(self, key: str) -> ElectionRecord | None:
-        """The record of one election; None if there is none."""
+        """Return the record of one election; None if there is none."""
 
     async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
-        """Up to `limit` elections that some node should claim, with their keys."""
+        """Return up to `limit` elections that some node should claim, with their keys."""
 
     async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
         """Take the lease if it is free; the reply names its holder, term and data either way."""
@@ -53,21 +53,19 @@ class CoordinationStore(Protocol):
         """Replace the data that the next holder reads; False if the holder does not hold this term."""
 
     async def read_lease(self, name: str) -> LeaseReply:
-        """The state of the lease, without taking it."""
+        """Return the state of the lease, without taking it."""
 
     async def fenced_publish(
         self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
     ) -> bool:
         """Publish if the lease is held, and with `data` store that for the next holder, in one step.
 
-        Where there is no such step (`Capabilities.reasons`), the data is stored first: a node that dies in
-        between has published nothing, and no other node publishes it.
+        Where there is no such step (`Capabilities.reasons`), the data is stored first: if the node dies in
+        between, nothing was published and no other node publishes it.
         """
-        ...
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """(key, task id): free each key that this task holds."""
-        ...
+        """Free each (key, task id) that the task holds."""
 
     async def raise_clock(self, value: int) -> int:
         """Raise the cluster's clock mark to at least `value`; return the mark after that.
@@ -75,4 +73,3 @@ class CoordinationStore(Protocol):
         A value that is no higher than the mark only reads it, which is cheap. Without a shared mark it
         returns `value`.
         """
-        ...

@@ -1,20 +1,23 @@
-"""Links and listeners: the part that all brokers share.
+"""Links and listeners: what all brokers share about connections that are lost.
 
-`ConfiguredBroker` holds the settings, the listeners and the signer of a broker. `LinkWatch` reports each
+`ConfiguredBroker` has the settings, the listeners and the signer of a broker. `LinkWatch` reports each
 connection that is lost, restored or given up. A worker must know of every one, however short the outage was:
 broadcasts sent meanwhile are missed, and on RabbitMQ the claims made on that connection go back to the
-server.
+server. `LastingSubscription` is the loop of a listener through lost connections.
 
 The id of the cluster is never made here. It is stored by a command, or by a worker whose settings name it. A
 broker that lost its id would otherwise get a new one, and refuse every signed message that waits there.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
-from umbel.brokers.interface import BrokerSettings, ClusterRecord, Replaced
+from umbel.brokers.interface import Broadcast, BrokerSettings, ClusterRecord, Replaced
+from umbel.chance import random
 from umbel.clock import cluster_now
-from umbel.errors import ConfigurationError, NoClusterId
+from umbel.errors import BrokerError, ConfigurationError, NoClusterId
 from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.delivery.trust import ClusterId
 from umbel.protocol.shutdown import Closed, LinkChange, LinkLost, LinkRestored
 from umbel.text import without_password
@@ -22,19 +25,13 @@ from umbel.wire.control import REQUEST_EXCHANGE
 from umbel.wire.signing import Keyring, Signer
 
 # ---- links -----------------------------------------------------------------------------------------
-#
-# How a broker reports lost and restored connections, and claims that ended with one.
-#
-# A worker must know of every connection that was lost and restored, however short the outage was:
-# broadcasts sent meanwhile are missed, and on RabbitMQ the claims made on that connection go back to the
-# server.
 
 MAIN, MAILBOX, EVENTS = "main", "mailbox", "events"
 _SUBSCRIPTIONS = {REQUEST_EXCHANGE: MAILBOX, EVENT_EXCHANGE: EVENTS}
 
 
 def link_of(exchange: str) -> str:
-    """The name of a subscription's link; empty for subscriptions that serve one request."""
+    """Return the name of a subscription's link; empty for subscriptions that serve one request."""
     return _SUBSCRIPTIONS.get(exchange, "")
 
 
@@ -75,13 +72,46 @@ class LinkWatch:
             self._on_link(how(self._name))
 
 
+class LastingSubscription:
+    """Base of subscriptions that reconnect: the loop of a listener through lost connections.
+
+    Broadcasts that are sent while the connection is lost are missed.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()  # set when a broadcast arrives, and when the connection is lost
+
+    async def __aiter__(self) -> AsyncIterator[Broadcast]:
+        failures = 0
+        while True:
+            while (broadcast := self.next_broadcast()) is not None:
+                yield broadcast
+            self.arrived.clear()
+            try:
+                await self.wait_or_reconnect()
+                failures = 0
+            except BrokerError:
+                failures += 1
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    def next_broadcast(self) -> Broadcast | None:
+        """Return the next broadcast that has arrived, if any."""
+        raise NotImplementedError
+
+    async def wait_or_reconnect(self) -> None:
+        """Wait for a broadcast for some time, or reconnect; raise BrokerError if that fails."""
+        raise NotImplementedError
+
+    async def has_arrived(self, timeout_s: float) -> bool:
+        """Whether a broadcast or a loss arrives in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.arrived.wait()
+        except TimeoutError:
+            return False
+
+
 # ---- configured broker -----------------------------------------------------------------------------
-#
-# What every broker gets from its settings and listeners, and its signer.
-#
-# The id of the cluster is never made here. It is stored by a command, or by a worker whose settings name
-# it. A broker that lost its id would otherwise get a new one, and refuse every signed message that waits
-# there.
 
 
 class ConfiguredBroker:
@@ -136,8 +166,9 @@ class ConfiguredBroker:
 
 
 async def signer_at(broker: ClusterRecord, settings: BrokerSettings) -> Signer | None:
-    """The signer for a broker that was just opened, or None. A worker stores the cluster id that its settings
-    name, and raises NoClusterId if there is none.
+    """Return the signer for a broker that was just opened, or None.
+
+    A worker stores the cluster id that its settings name, and raises NoClusterId if there is none.
     """
     keyring, named = settings.keyring, settings.signing_cluster
     if keyring is None:

@@ -1,8 +1,8 @@
 """Options: what each transport option of a Celery project means here.
 
-Three verdicts. *Mapped*: there is a setting of ours for it. *No effect*: it steers something that Umbel does
-differently, and `why` says how. *Not supported*: the project would not work as configured, so the option is
-refused by name, as is every option that is not in the tables.
+There are three verdicts. *Mapped*: there is a setting of ours for it. *No effect*: it controls something that
+Umbel does differently, and `why` says how. *Not supported*: the project would not work as configured, so the
+option is refused by name, and so is every option that is not in the tables.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,7 +44,7 @@ class _Rule:
 
 
 def judge_options(url: str, options: Mapping[str, Any]) -> list[JudgedOption]:
-    """The verdicts on `broker_transport_options` of a project whose broker is at this address."""
+    """Return the verdicts on `broker_transport_options` of a project whose broker is at this address."""
     if url.startswith("gcpubsub"):
         table = _PUBSUB
     else:
@@ -53,19 +53,19 @@ def judge_options(url: str, options: Mapping[str, Any]) -> list[JudgedOption]:
 
 
 def judge_result_options(options: Mapping[str, Any]) -> list[JudgedOption]:
-    """The verdicts on `result_backend_transport_options`."""
+    """Return the verdicts on `result_backend_transport_options`."""
     return [_judge(name, value, _RESULTS) for name, value in options.items()]
 
 
 def changes_of(judged: list[JudgedOption]) -> dict[str, Any]:
-    """The fields of BrokerSettings that the options set; NotSupported names unsupported options."""
+    """Return the fields of BrokerSettings that the options set; NotSupported names unsupported options."""
     if refused := [option for option in judged if option.support is Support.UNSUPPORTED]:
         raise NotSupported("; ".join(f"transport option {option.name!r}: {option.why}" for option in refused))
     return {field: value for option in judged for field, value in option.changes}
 
 
 def with_tls(url: str, use_ssl: bool | Mapping[str, Any] | None) -> str:
-    """The address with what `broker_use_ssl` or `redis_backend_use_ssl` asks for.
+    """Return the address with the TLS options of `broker_use_ssl` or `redis_backend_use_ssl`.
 
     Names with and without `ssl_` mean the same, as in Celery, where each transport has its own.
     """
@@ -84,7 +84,9 @@ def with_tls(url: str, use_ssl: bool | Mapping[str, Any] | None) -> str:
 
 
 def with_sentinel(url: str, options: Mapping[str, Any]) -> str:
-    """The address of sentinels, with the master's name and login from a project's transport options."""
+    """Return the address of sentinels, with the master's name and login from a project's transport
+    options.
+    """
     if not url.startswith("sentinel"):
         return url
     login = options.get("sentinel_kwargs") or {}
@@ -114,7 +116,7 @@ def _judge(name: str, value: Any, table: Mapping[str, _Rule]) -> JudgedOption:
 
 
 def _fanout_prefix(value: bool | str) -> str:
-    """The prefix for an option that is True (the default), False (no prefix), or the prefix itself."""
+    """Return the prefix for an option that is True (the default), False (no prefix), or the prefix itself."""
     if isinstance(value, str):
         return value
     return BrokerSettings("").fanout_prefix if value else ""
@@ -125,7 +127,7 @@ def _steps(value: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _result_prefix(value: str) -> str:
-    """The prefix as Celery puts it before its keys: with an underscore if it ends in no separator."""
+    """Return the prefix in Celery's form: with an underscore if it ends in no separator."""
     return value if not value or value.endswith((":", "_", "-", ".")) else f"{value}_"
 
 
@@ -142,7 +144,7 @@ def _with_options(url: str, options: Mapping[str, str]) -> str:
 
 
 def _cert_reqs(value: Any) -> str:
-    """`required` or `none`, from a number of the ssl module, its name, or Celery's word for it."""
+    """Return `required` or `none`, from a number of the ssl module, its name, or Celery's word for it."""
     text = str(getattr(value, "name", value)).lower().removeprefix("cert_")
     text = {"0": "none", "1": "optional", "2": "required"}.get(text, text)
     if text not in ("none", "required"):
@@ -157,6 +159,12 @@ _TLS: Mapping[str, Callable[[Any], str]] = {
     "ssl_cert_reqs": _cert_reqs,
     "ssl_check_hostname": lambda value: str(bool(value)).lower(),
 }
+
+
+def _same(rule: _Rule, names: str) -> dict[str, _Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
 _LEASES = "a message belongs to its worker by a lease (lease_s); one that is lost is redelivered after that"
 _UNACKED = "it names what Celery's workers hold; ours is held under other keys"
 _OWN_CONNECTIONS = "our connections have their own time-outs and find out by themselves when one is dead"
@@ -170,7 +178,7 @@ _CALLBACK = "Umbel does not call functions of the AMQP library"
 _LOGIN = "Umbel logs in with the user and password of the address"
 _CLIENTS = "it is about how a client publishes; that stays with Celery"
 _ANY = {
-    **dict.fromkeys(("max_retries", "interval_start", "interval_step", "interval_max"), _Rule(_CLIENTS)),
+    **_same(_Rule(_CLIENTS), "max_retries interval_start interval_step interval_max"),
     "queue_order_strategy": _Rule("messages come by priority, and queues take turns"),
     "visibility_timeout": _Rule(_LEASES),
     "polling_interval": _Rule("an idle worker is notified of messages and does not poll for them"),
@@ -184,19 +192,15 @@ _REDIS: Mapping[str, _Rule] = {
     "socket_connect_timeout": _Rule("to connect", "connect_timeout_s", float),
     "client_name": _Rule("shown by CLIENT LIST", "connection_name", str),
     "ack_emulation": _Rule("messages are always acknowledged: leave it at True", allowed=(True,)),
-    **dict.fromkeys(("unacked_key", "unacked_index_key", "unacked_mutex_key"), _Rule(_UNACKED)),
-    **dict.fromkeys(("unacked_mutex_expire", "unacked_restore_limit"), _Rule(_LEASES)),
-    **dict.fromkeys(("unacked_restore_interval", "unacked_restore_throttle"), _Rule(_LEASES)),
-    **dict.fromkeys(
-        ("socket_timeout", "socket_keepalive", "socket_keepalive_options"), _Rule(_OWN_CONNECTIONS)
-    ),
-    **dict.fromkeys(
-        ("health_check_interval", "retry_on_timeout", "max_connections"), _Rule(_OWN_CONNECTIONS)
-    ),
+    **_same(_Rule(_UNACKED), "unacked_key unacked_index_key unacked_mutex_key"),
+    **_same(_Rule(_LEASES), "unacked_mutex_expire unacked_restore_limit unacked_restore_interval"),
+    "unacked_restore_throttle": _Rule(_LEASES),
+    **_same(_Rule(_OWN_CONNECTIONS), "socket_timeout socket_keepalive socket_keepalive_options"),
+    **_same(_Rule(_OWN_CONNECTIONS), "health_check_interval retry_on_timeout max_connections"),
     "reauth_check_interval": _Rule(_OWN_CONNECTIONS),
     "body_encoding": _Rule("both encodings are read"),
     "deadletter_queue": _Rule("what reaches no queue is among the dead letters (umbel dlq)"),
-    **dict.fromkeys(("master_name", "sentinel_kwargs"), _Rule(_SENTINEL, in_address=True)),
+    **_same(_Rule(_SENTINEL, in_address=True), "master_name sentinel_kwargs"),
     "sentinels": _Rule(_SENTINELS, unsupported=True),
     "min_other_sentinels": _Rule(_NO_COUNT),
     "sentinel_fanout_compat": _Rule(_NO_COMPAT, allowed=(False, None)),
@@ -205,29 +209,25 @@ _REDIS: Mapping[str, _Rule] = {
 _AMQP: Mapping[str, _Rule] = {
     "confirm_publish": _Rule("every message is confirmed by the server"),
     "connect_timeout": _Rule("to connect", "connect_timeout_s", float),
-    **dict.fromkeys(
-        ("read_timeout", "write_timeout", "socket_settings", "heartbeat"), _Rule(_OWN_CONNECTIONS)
-    ),
-    **dict.fromkeys(("channel_max", "frame_max", "client_properties", "locale"), _Rule(_OWN_CONNECTIONS)),
+    **_same(_Rule(_OWN_CONNECTIONS), "read_timeout write_timeout socket_settings heartbeat"),
+    **_same(_Rule(_OWN_CONNECTIONS), "channel_max frame_max client_properties locale"),
     "login_method": _Rule(_LOGIN, allowed=(None, "PLAIN", "AMQPLAIN")),
-    **dict.fromkeys(("authentication", "login_response"), _Rule(_LOGIN, unsupported=True)),
-    **dict.fromkeys(
-        ("on_open", "on_blocked", "on_unblocked", "on_tune_ok"), _Rule(_CALLBACK, unsupported=True)
-    ),
-    **dict.fromkeys(("global_keyprefix", "priority_steps", "sep"), _Rule("it is an option of Redis")),
+    **_same(_Rule(_LOGIN, unsupported=True), "authentication login_response"),
+    **_same(_Rule(_CALLBACK, unsupported=True), "on_open on_blocked on_unblocked on_tune_ok"),
+    **_same(_Rule("it is an option of Redis"), "global_keyprefix priority_steps sep"),
 }
 _PUBSUB: Mapping[str, _Rule] = {
     "queue_name_prefix": _Rule("before the names of subscriptions", "queue_name_prefix", str),
     "expiration_seconds": _Rule("an unused subscription is removed", "subscription_expires_s", float),
     "enable_exactly_once_delivery": _Rule("of subscriptions that are made here", "exactly_once", bool),
-    **dict.fromkeys(("ack_deadline_seconds", "ack_modify_batch_size"), _Rule(_LEASES)),
-    **dict.fromkeys(("wait_time_seconds", "retry_timeout_seconds"), _Rule(_OWN_CONNECTIONS)),
+    **_same(_Rule(_LEASES), "ack_deadline_seconds ack_modify_batch_size"),
+    **_same(_Rule(_OWN_CONNECTIONS), "wait_time_seconds retry_timeout_seconds"),
     "bulk_max_messages": _Rule("a worker pulls as many messages as it can take"),
 }
 _RESULTS: Mapping[str, _Rule] = {
     "global_keyprefix": _Rule("before the keys of results", "result_key_prefix", _result_prefix),
     "retry_policy": _Rule(_OWN_CONNECTIONS),
     "result_chord_ordered": _Rule("the parts of a chord keep their order: leave it at True", allowed=(True,)),
-    **dict.fromkeys(("socket_timeout", "retry_on_timeout", "health_check_interval"), _Rule(_OWN_CONNECTIONS)),
-    **dict.fromkeys(("master_name", "sentinel_kwargs"), _Rule(_SENTINEL, in_address=True)),
+    **_same(_Rule(_OWN_CONNECTIONS), "socket_timeout retry_on_timeout health_check_interval"),
+    **_same(_Rule(_SENTINEL, in_address=True), "master_name sentinel_kwargs"),
 }

@@ -1,6 +1,6 @@
 """TLS: which certificates a connection trusts and presents, with the same options for every broker.
 
-They follow the `?` of rediss://, sentinels:// and amqps://, under the names that Celery's users know:
+The options follow the `?` of rediss://, sentinels:// and amqps://, under the names that Celery's users know:
 
     ssl_ca_certs         a file with the authorities to trust instead of the system's
     ssl_certfile         the certificate to present to a server that asks for one
@@ -49,7 +49,7 @@ _WRONG_TIME = ("has expired", "not yet valid")
 
 
 def option_problem(options: Options) -> str:
-    """Why these options cannot be used; "" if they can."""
+    """Return why these options cannot be used; "" if they can."""
     for name, choices in _CHOICES.items():
         value = options.get(name)
         if value is not None and value.lower() not in choices:
@@ -60,7 +60,7 @@ def option_problem(options: Options) -> str:
 
 
 def tls_context(options: Options, *, where: str) -> "ssl.SSLContext":
-    """The TLS context for a connection to `where`; raises AccessRefused if a file cannot be used."""
+    """Return the TLS context for a connection to `where`; raise AccessRefused if a file cannot be used."""
     import ssl
 
     try:
@@ -83,7 +83,7 @@ def tls_context(options: Options, *, where: str) -> "ssl.SSLContext":
 
 
 def tls_refusal(where: str, error: BaseException, options: Options) -> BrokerUnavailable | None:
-    """The error for a failed TLS handshake, with what to do; None if the failure was not about TLS."""
+    """Return the error for a failed TLS handshake, with what to do; None if the failure was not about TLS."""
     shown = _shown(options, "ssl_certfile")
     if isinstance(error, ConnectionResetError | BrokenPipeError) or type(error).__name__ == "SSLEOFError":
         # The server's reason comes too late, or never: in TLS 1.3 we send before it has checked us.
@@ -108,7 +108,7 @@ def nothing_to_read(error: BaseException) -> bool:
 
 
 def _distrust(problem: str, options: Options) -> str:
-    """Why the server's certificate is not trusted, and what to do."""
+    """Return why the server's certificate is not trusted, and what to do."""
     if any(words in problem for words in _WRONG_HOST):
         return f"{problem}; check the host, or set ssl_check_hostname=false"
     if any(words in problem for words in _WRONG_TIME):
@@ -120,8 +120,8 @@ def _distrust(problem: str, options: Options) -> str:
 
 
 def _checked(options: Options, name: str, holds: bytes, where: str) -> str | None:
-    """The path in an option, if the file is readable and contains the expected PEM block: OpenSSL does not
-    say which file is wrong.
+    """Return the path in an option, if the file is readable and contains the expected PEM block: OpenSSL does
+    not tell which file is wrong.
     """
     if (path := options.get(name)) is None:
         return None

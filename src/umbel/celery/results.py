@@ -237,7 +237,7 @@ def _bytes(value: Any) -> bytes:
 # given nothing to store, and never asks for a result.
 
 
-class ForeignBackend:
+class ForeignBackend(Backend):
     """The worker's backend if Celery's own one stores the results: it stores nothing, and refuses to be
     asked.
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from umbel.app.running.tracer import Tracer
-from umbel.backends.interface import ChordPart, Take
+from umbel.backends.interface import Backend, ChordPart, Take
 from umbel.brokers.interface import Refused
 from umbel.pools.interface import Job, Outcome
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS
@@ -35,7 +35,7 @@ class _Parts(msgspec.Struct):
     parts: dict[str, ChordPart] = {}
 
 
-class EagerBackend:
+class EagerBackend(Backend):
     """Results of eager mode, in memory; the oldest are dropped at the limit."""
 
     url = "eager://"

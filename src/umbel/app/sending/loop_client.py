@@ -19,7 +19,7 @@ from umbel.app.request import Request
 from umbel.app.sending.publication import Publication
 from umbel.app.settings import Settings
 from umbel.app.waiting import Patience
-from umbel.backends.interface import Backend, Lasting
+from umbel.backends.interface import Backend
 from umbel.brokers.interface import BATCH_MAX, AsyncProducer, Attempt, BrokerSettings
 from umbel.brokers.registry import open_async_producer
 from umbel.errors import BrokerError, BrokerUnavailable, BufferFull, SendUnknown, TooLarge
@@ -280,7 +280,6 @@ class LoopClient:
         self._producer: AsyncProducer | None = None
         self._sending = 0  # sends that use the producer
         self._backend: Backend | None = None
-        self._kept: Lasting | None = None
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="umbel client")
         self._free = asyncio.Semaphore(THREADS_MAX)
         self._guard: AsyncGenerator[None, None] | None = None
@@ -308,9 +307,7 @@ class LoopClient:
                     await self._begin()
                     backend = await self.in_thread(lambda: self._app.backend)
                     self.check_open()
-                    if isinstance(backend, Lasting):
-                        backend.hold_connection()
-                        self._kept = backend
+                    backend.hold_connection()
                     self._backend = backend
         return self._backend
 
@@ -359,8 +356,8 @@ class LoopClient:
         if self._process == os.getpid():
             if self._producer is not None:
                 self._producer.abandon()
-            if self._kept is not None:
-                self._kept.abandon_connection(self.loop)
+            if self._backend is not None:
+                self._backend.abandon_connection(self.loop)
             self.sent.abandon()
             self._threads.shutdown(wait=False)
 
@@ -404,11 +401,11 @@ class LoopClient:
         self.is_closed = True
         self._on_end(self)
         producer, self._producer = self._producer, None
-        lasting, self._kept, self._backend = self._kept, None, None
+        backend, self._backend = self._backend, None
         await self.events.close()
         await self.sent.close(self._app.settings.connect_timeout_s)
-        if lasting is not None:
-            lasting.release_connection()
+        if backend is not None:
+            backend.release_connection()
         if producer is not None and not self._sending:
             await producer.close()
         self._threads.shutdown(wait=False)

@@ -28,7 +28,7 @@ from umbel.app.request import CURRENT_REQUEST, Request, unsigned_run
 from umbel.app.settings import Settings
 from umbel.app.types import CallTypes
 from umbel.app.waiting import patiently
-from umbel.backends.interface import Addressed, Backend
+from umbel.backends.interface import Backend
 from umbel.backends.registry import sends_results
 from umbel.brokers.interface import BrokerSettings, Producer
 from umbel.brokers.registry import open_producer
@@ -398,7 +398,7 @@ def stated_reply_to(
         return ""
     backend = app.backend
     timeout_s = send_defaults.settings.publish_timeout_s
-    return patiently(lambda: backend.reply_to if isinstance(backend, Addressed) else "", timeout_s)
+    return patiently(lambda: backend.reply_to, timeout_s)
 
 
 def instant(value: datetime | str | float) -> float:

@@ -1,13 +1,13 @@
 """BlockingLink: a connection to RabbitMQ for threads, as plain calls.
 
-For clients and running tasks, which have no event loop of ours. It sends no heartbeats, because nothing would
-send them between two calls: none are agreed, and a connection that died while it was idle is detected, and
-replaced, at its next use. A server with a resource alarm is alive: a sender that waits for it gives up, and
-the connection stays open, so that what was written is confirmed on it.
+Clients and running tasks use it, because they have no event loop of Umbel. It sends no heartbeats, because
+nothing would send them between two calls: none are agreed. A connection that died while it was idle is
+detected, and replaced, at its next use. A server with a resource alarm is alive: a sender that waits for it
+gives up, and the connection stays open, so that written messages are confirmed on it.
 
-Many threads may publish at once (`Turns` lets one have the connection to itself when it must). Reading and
-writing the socket (`Connection`) never waits, so a thread that holds the lock releases it at once; waiting
-needs no lock.
+Many threads may publish at once; `SharedExclusiveLock` lets one thread have the connection to itself when it
+must. Reading and writing the socket (`Connection`) never waits, so a thread that holds the lock releases it
+at once; waiting needs no lock. TLS requires this: its state allows no reader while another thread writes.
 """
 
 import select
@@ -19,6 +19,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
+from umbel.brokers.amqp.confirms import Batch, Sent, Unconfirmed
 from umbel.brokers.amqp.frames import PROTOCOL_HEADER, BadFrames, FrameReader, Incoming, Method, encode_method
 from umbel.brokers.amqp.handshake import (
     REPLY_TIMEOUT_S,
@@ -30,24 +31,18 @@ from umbel.brokers.amqp.handshake import (
     connection_refusal,
     unreachable,
 )
-from umbel.brokers.amqp.outbox import Batch, Sent, Unconfirmed
 from umbel.brokers.tls import nothing_to_read
 from umbel.errors import BrokerError, BrokerUnavailable
 
 # ---- connection ------------------------------------------------------------------------------------
-#
-# The bytes of one TCP or TLS connection, for threads.
-#
-# Reading and writing never wait, so a thread that holds the link's lock releases it at once; `wait` does
-# wait, and needs no lock. TLS requires that: its state allows no reader while another thread writes.
 
 RECEIVE_BYTES = 65_536
 SEND_BUFFER_BYTES = 1_048_576  # a larger buffer lets larger batches be sent in one piece
 
 
 class Connection:
-    """A socket that is read and written without waiting. Not for two threads at once, except `wait` and
-    `interrupt`.
+    """A socket that is read and written without waiting. Only `wait` and `interrupt` may run in a second
+    thread.
     """
 
     def __init__(self, location: Location, *, timeout_s: float) -> None:
@@ -74,11 +69,11 @@ class Connection:
 
     @property
     def is_written(self) -> bool:
-        """Whether everything given to `write` is written."""
+        """Whether everything passed to `write` is written."""
         return not self._unwritten
 
     def write(self, data: bytes) -> None:
-        """Write what can be written at once; `write_on` writes the rest."""
+        """Write as much as can be written at once; `write_on` writes the rest."""
         if self._unwritten:
             data = b"".join((self._unwritten, data))
         self._unwritten = memoryview(data)
@@ -95,7 +90,7 @@ class Connection:
                 return
 
     def read(self) -> bytes:
-        """What has arrived; b"" if nothing has. Raises ConnectionResetError if the server closed the
+        """Return the bytes that have arrived; b"" if none have. ConnectionResetError: the server closed the
         connection.
         """
         data = self._read_once()
@@ -116,8 +111,8 @@ class Connection:
         return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
     def interrupt(self) -> None:
-        """End the connection that another thread waits on; that thread gets the error of
-        a lost connection.
+        """End the connection that another thread waits on; that thread gets the error of a lost
+        connection.
         """
         with suppress(OSError):  # it had already ended
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -151,11 +146,6 @@ def _keep_alive(plain: socket.socket) -> None:
 
 
 # ---- turns -----------------------------------------------------------------------------------------
-#
-# A lock that many threads share, or one has to itself.
-#
-# A thread that wants it alone waits for the others to end and keeps new ones out meanwhile, so it is not
-# starved.
 
 
 class SharedExclusiveLock:
@@ -235,17 +225,6 @@ class SharedExclusiveLock:
 
 
 # ---- blocking link ---------------------------------------------------------------------------------
-#
-# A connection to RabbitMQ for threads, as plain calls.
-#
-# For clients and running tasks, which have no event loop of Umbel's. It sends no heartbeats, because
-# nothing would send them between two calls: none are agreed. A connection that died while it was idle is
-# detected, and replaced, at its next use. A server with a resource alarm is alive: a sender that waits for
-# it gives up, and the connection stays open, so that what was written is confirmed on it.
-#
-# Many threads may publish at once. Each writes its messages and waits for its own confirmations. One of the
-# waiting threads reads for all, and passes that on to another when it has its own. So the server confirms
-# for many with one flush of its disk, and no thread waits for the round trip of another.
 
 PIECE, PIECES_AHEAD = 1000, 5  # of a large batch, so that confirmations are read while the rest is sent
 T = TypeVar("T")
@@ -264,8 +243,8 @@ class BlockingLink:
     """One connection and one channel at a time. Several threads may `publish`, or ask `is_stale`.
 
     Each publishing thread writes its messages and waits for its own confirmations. One of the waiting threads
-    reads for all. So the server confirms for many with one flush of its disk, and no thread waits for the
-    round trip of another.
+    reads for all, and passes this on to another when it has its own confirmations. So the server confirms for
+    many with one flush of its disk, and no thread waits for the round trip of another.
     """
 
     def __init__(self, location: Location, *, timeout_s: float, name: str) -> None:
@@ -290,7 +269,9 @@ class BlockingLink:
             raise
 
     def call(self, method: Method, *fields: Any) -> Incoming:
-        """The answer to one request. An overdue answer ends the connection, or the next call would get it."""
+        """Return the answer to one request. An overdue answer ends the connection, or the next call would get
+        it.
+        """
         self.send(encode_method(1, method, *fields))
         ends = monotonic() + REPLY_TIMEOUT_S
         with self._ending():
@@ -312,7 +293,7 @@ class BlockingLink:
         """Publish messages and return when the server has answered for all.
 
         `sent` are the same messages in parts, by which returned messages are recognised. `batches` gets each
-        PIECE that may have been written, also if that fails.
+        PIECE that may have been written, also if the publish fails.
         """
         if self.blocked:  # it reads nothing now: the messages would arrive when no sender waits any more
             raise blocked_by(self.location, self.blocked)
@@ -343,7 +324,7 @@ class BlockingLink:
                 batch.waiters.remove(sleeper.wake)
 
     def reopen_channel(self) -> None:
-        """Go on with a new channel, after `ChannelClosed`."""
+        """Open a new channel, after `ChannelClosed`."""
         self.error = None
         self.call(Method.CHANNEL_OPEN, "")
         self.call(Method.CONFIRM_SELECT, False)
@@ -377,8 +358,8 @@ class BlockingLink:
         self._connection.abandon()
 
     def interrupt(self) -> None:
-        """End the connection that another thread waits on; that thread gets the error of
-        a lost connection.
+        """End the connection that another thread waits on; that thread gets the error of a lost
+        connection.
         """
         self._connection.interrupt()
 
@@ -436,7 +417,7 @@ class BlockingLink:
                 self._wake_reader()
 
     def _begin_reading(self) -> bool:
-        """Whether no thread reads yet; then this thread does."""
+        """Let this thread read, unless another one does; return whether it may."""
         with self._lock:
             begins, self._is_read = not self._is_read, True
         return begins
@@ -457,7 +438,7 @@ class BlockingLink:
             raise
 
     def _flush(self, ends: float) -> None:
-        """Return when all is written. What arrives meanwhile is read: the server may wait for that."""
+        """Return when all is written. Arriving bytes are read meanwhile: the server may wait for that."""
         while not self._connection.is_written and self.error is None:
             self._turn(ends)
         if self.error is not None:
@@ -520,7 +501,7 @@ class BlockingLink:
                 self._answers.append(incoming)
 
     def _give_up(self) -> None:
-        """The answer is overdue. Without a resource alarm the connection is not used again."""
+        """End the connection, because the answer is overdue; during a resource alarm, only raise an error."""
         if self.blocked:
             raise blocked_by(self.location, self.blocked, is_written=True)
         with self._lock:
@@ -546,7 +527,7 @@ class WaitingThread:
         self._lock.acquire()
 
     def wake(self) -> None:
-        """Let the thread go on."""
+        """Let the thread continue."""
         self._asleep.pop(self, None)
         if self._lock.locked():
             self._lock.release()

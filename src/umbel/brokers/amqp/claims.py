@@ -1,7 +1,7 @@
 """Claims: which owner holds which messages, on one connection.
 
 The connection is the lease: when it ends, RabbitMQ requeues its messages, flagged as redelivered. In addition
-an owner that is silent for `lease_s` while its connection lives loses its claims here, as on every broker.
+an owner that is silent for `lease_s` while its connection lives loses its claims, as on every broker.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from umbel.brokers.amqp.link import Link
 from umbel.brokers.amqp.signature_view import SignatureUse
 from umbel.brokers.amqp.streams import StartsView
 from umbel.brokers.interface import Delivery, Tag
+from umbel.brokers.owners import Owner, next_in_turn
 from umbel.clock import cluster_now
 
 T = TypeVar("T")
@@ -39,15 +40,12 @@ class Claimed(msgspec.Struct):
     used: SignatureUse | None = None  # the entry by which the claim has its signature
 
 
-class Owner:
-    """A worker that claims messages, with its consumers and the deadline of its lease."""
+class AmqpOwner(Owner):
+    """An owner with its consumers."""
 
-    def __init__(self, name: str, deadline: float) -> None:
-        self.name = name
-        self.deadline = deadline
-        self.is_new = True  # its lease is new, which was not reported to the owner yet
+    def __init__(self, name: str, ends: float) -> None:
+        super().__init__(name, ends)
         self.consumers: dict[str, Consumer] = {}
-        self.turn = -1  # the place of the queue that was served last
         self.waits = False  # it waits between claims, and an arrival wakes it
         self.was_served = False  # its last claim found something
         self.lock = asyncio.Lock()
@@ -70,7 +68,7 @@ class Claims:
         on_deleted: Callable[[str, set[Tag]], None],
         may_park: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.standing: dict[Tag, Claimed] = {}
+        self.active: dict[Tag, Claimed] = {}
         self.lost = 0  # taken from silent owners and not reported yet
         self.lost_uses: list[SignatureUse] = []  # the signatures of claims that ended without a verdict
         self.on_lost_uses: Callable[[], None] = lambda: None
@@ -82,30 +80,28 @@ class Claims:
         self._expires_all = expires_all
         self._on_deleted = on_deleted
         self._may_park = may_park
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, AmqpOwner] = {}
         self._arrivals = asyncio.Event()
 
     # -- owners ----------------------------------------------------------------------------------
 
     def touch(self, name: str) -> None:
-        """The owner is alive: extend its lease."""
+        """Extend the lease of an owner that is alive."""
         loop = asyncio.get_running_loop()
         owner = self._owners.get(name)
         if owner is not None:
-            owner.deadline = loop.time() + self._lease_s
+            owner.ends = loop.time() + self._lease_s
             return
-        owner = self._owners[name] = Owner(name, loop.time() + self._lease_s)
-        loop.call_at(owner.deadline, self._watch, owner)
+        owner = self._owners[name] = AmqpOwner(name, loop.time() + self._lease_s)
+        loop.call_at(owner.ends, self._watch, owner)
 
     def renew(self, name: str) -> bool:
         """Extend the owner's lease; False if it had ended before. A loss is reported once."""
         self.touch(name)
-        owner = self._owners[name]
-        stood, owner.is_new = not owner.is_new, False
-        return stood
+        return self._owners[name].had_lease()
 
     async def forget(self, name: str) -> int:
-        """End the owner's consumers and claims; how many claims were returned."""
+        """End the owner's consumers and claims; return the number of returned claims."""
         owner = self._owners.pop(name, None)
         if owner is None:
             return 0
@@ -116,7 +112,9 @@ class Claims:
 
     @asynccontextmanager
     async def leaving(self, name: str, queue: str, *, is_busy: bool) -> AsyncIterator[Sequence[Arrived]]:
-        """What the owner has fetched and not claimed; it goes back to the queue at the end of the block."""
+        """Yield the messages that the owner has fetched and not claimed; they return to the queue at the end
+        of the block.
+        """
         owner = self._owners.get(name)
         if owner is None or (consumer := owner.consumers.get(queue)) is None or not consumer.is_open:
             yield ()
@@ -133,12 +131,12 @@ class Claims:
                         await consumer.fetch_last()
 
     def queues_of(self, name: str) -> list[str]:
-        """The queues that the owner consumes."""
+        """Return the queues that the owner consumes."""
         owner = self._owners.get(name)
         return [] if owner is None else list(owner.consumers)
 
     def consumers(self) -> list[Consumer]:
-        """The open consumers of all owners."""
+        """Return the open consumers of all owners."""
         return [
             consumer
             for owner in self._owners.values()
@@ -146,19 +144,19 @@ class Claims:
             if consumer.is_open
         ]
 
-    def _watch(self, owner: Owner) -> None:
+    def _watch(self, owner: AmqpOwner) -> None:
         if self._owners.get(owner.name) is not owner or self._link.error is not None:
             return
         loop = asyncio.get_running_loop()
-        if loop.time() < owner.deadline:
-            loop.call_at(owner.deadline, self._watch, owner)
+        if loop.time() < owner.ends:
+            loop.call_at(owner.ends, self._watch, owner)
             return
         del self._owners[owner.name]
         held, _ = self._release(owner)
         self.lost += held
 
-    def _release(self, owner: Owner) -> tuple[int, list[asyncio.Future[Incoming]]]:
-        ended = [tag for tag, claimed in self.standing.items() if claimed.owner == owner.name]
+    def _release(self, owner: AmqpOwner) -> tuple[int, list[asyncio.Future[Incoming]]]:
+        ended = [tag for tag, claimed in self.active.items() if claimed.owner == owner.name]
         self._end_without_verdict(ended)
         ending = [consumer.release() for consumer in owner.consumers.values()]
         return len(ended), [future for future in ending if future is not None]
@@ -166,10 +164,10 @@ class Claims:
     # -- claiming --------------------------------------------------------------------------------
 
     async def claim(self, name: str, queues: Sequence[str], limit: int) -> list[tuple[Consumer, Arrived]]:
-        """Up to `limit` messages, taken for this owner; `deliver` turns them into claims.
+        """Take up to `limit` messages for this owner; `deliver` turns them into claims.
 
-        While enough has arrived, or the server could have sent more and had none, this only takes from a
-        buffer. Otherwise the server is asked until it is certain which messages there are.
+        While enough messages have arrived, or the server could have sent more and had none, this only takes
+        from a buffer. Otherwise the server is asked until it is certain which messages there are.
         """
         self.touch(name)
         owner = self._owners[name]
@@ -200,7 +198,7 @@ class Claims:
         )
 
     def has_arrived(self, name: str, queues: Sequence[str]) -> bool:
-        """Whether a claim would be served from here, and nothing waits to be parked."""
+        """Whether a claim would be served from the buffers, and nothing waits to be parked."""
         owner = self._owners.get(name)
         if owner is None:
             return False
@@ -210,9 +208,9 @@ class Claims:
         )
 
     def put_back(self, taken: Sequence[tuple[Consumer, Arrived]]) -> None:
-        """The claimer was cancelled: these wait here again."""
+        """Put messages back into the buffers, because the claimer was cancelled."""
         for consumer, arrived in reversed(taken):
-            consumer.untake(arrived)
+            consumer.undo_take(arrived)
 
     def deliver(
         self,
@@ -220,19 +218,20 @@ class Claims:
         taken: Sequence[tuple[Consumer, Arrived]],
         unstarted: Collection[tuple[str, str]] = (),
     ) -> list[Delivery]:
-        """The deliveries of new claims. `unstarted`: by queue and id, redelivered messages that are known not
-        to have started.
+        """Return the deliveries of new claims.
+
+        `unstarted`: by queue and id, redelivered messages that are known not to have started.
         """
         unstarted = set(unstarted)
         deliveries = []
-        standing, known, now = self.standing, self._starts, cluster_now()
+        active, known, now = self.active, self._starts, cluster_now()
         may_be_copies = known.knows_copies
         for consumer, arrived in taken:
             message, starts, since = arrived.message, 0, 0.0
             if may_be_copies and known.is_copy(consumer.queue, message):
                 since = now
-            elif arrived.mark.ran:
-                since = arrived.mark.since or now
+            elif arrived.state.ran:
+                since = arrived.state.since or now
             if arrived.redelivered:
                 key = (consumer.queue, message.correlation_id)
                 if key not in unstarted or known.count(*key):
@@ -242,13 +241,13 @@ class Claims:
                 starts = known.count(consumer.queue, message.correlation_id)
             tag = next(claim_tags)
             delivery = Delivery(tag, consumer.queue, message, starts, redelivered)
-            standing[tag] = Claimed(
+            active[tag] = Claimed(
                 name, consumer, arrived.delivery_tag, delivery, starts, arrived.redelivered, since
             )
             deliveries.append(delivery)
         return deliveries
 
-    async def _consumer(self, owner: Owner, queue: str) -> Consumer:
+    async def _consumer(self, owner: AmqpOwner, queue: str) -> Consumer:
         found = owner.consumers.get(queue)
         if found is not None and found.is_open:
             return found
@@ -268,12 +267,12 @@ class Claims:
         return consumer
 
     def _forget_claims_of(self, consumer: Consumer) -> set[Tag]:
-        ended = {tag for tag, claimed in self.standing.items() if claimed.consumer is consumer}
+        ended = {tag for tag, claimed in self.active.items() if claimed.consumer is consumer}
         self._end_without_verdict(ended)
         return ended
 
     def _end_without_verdict(self, tags: Collection[Tag]) -> None:
-        ended = [self.standing.pop(tag) for tag in tags]
+        ended = [self.active.pop(tag) for tag in tags]
         if lost := [claimed.used for claimed in ended if claimed.used is not None]:
             self.lost_uses += lost
             self.on_lost_uses()
@@ -290,7 +289,9 @@ class Claims:
             if sum(consumer.buffered for consumer in consumers) >= limit or not any(ready):
                 return
 
-    def _pick(self, owner: Owner, consumers: list[Consumer], limit: int) -> list[tuple[Consumer, Arrived]]:
+    def _pick(
+        self, owner: AmqpOwner, consumers: list[Consumer], limit: int
+    ) -> list[tuple[Consumer, Arrived]]:
         taken: list[tuple[Consumer, Arrived]] = []
         if len(consumers) == 1:
             (only,) = consumers
@@ -300,8 +301,8 @@ class Claims:
         for priority in sorted(
             {each for consumer in consumers for each in consumer.priorities}, reverse=True
         ):
-            while len(taken) < limit and (found := _next_in_turn(owner, consumers, priority)) is not None:
-                taken.append(found)
+            while len(taken) < limit and (found := next_in_turn(owner, consumers, priority)):
+                taken.append((consumers[found[0]], found[1]))
         return taken
 
     # -- waiting ---------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ class Claims:
         self._arrivals.set()
 
     def note_waiting(self, name: str) -> None:
-        """The owner waits between claims, and an arrival wakes it."""
+        """Note that the owner waits between claims, and that an arrival wakes it."""
         if (owner := self._owners.get(name)) is not None:
             owner.waits = True
 
@@ -347,20 +348,8 @@ class Claims:
 
 
 async def _for_queue(consumer: Consumer, asked: Awaitable[T]) -> T:
-    """Let the error name the queue, so that the others can be consumed without it."""
+    """Name the queue in the error, so that the others can be consumed without it."""
     try:
         return await asked
     except ChannelClosed as refused:
         raise QueueRefused(consumer.queue, refused) from None
-
-
-def _next_in_turn(
-    owner: Owner, consumers: Sequence[Consumer], priority: int
-) -> tuple[Consumer, Arrived] | None:
-    """A message from the first queue that has one, starting after the queue that was served last."""
-    for place in range(owner.turn + 1, owner.turn + 1 + len(consumers)):
-        consumer = consumers[place % len(consumers)]
-        for arrived in consumer.take(priority, 1):
-            owner.turn = place % len(consumers)
-            return consumer, arrived
-    return None

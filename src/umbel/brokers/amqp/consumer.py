@@ -2,238 +2,33 @@
 
 A consumer has a separate channel, so that its prefetch can follow the demand: RabbitMQ delivers as many
 messages as the owner asked for and has not settled, and no more. The limit is the channel's, which can be
-changed at any time. Quorum queues refuse that by ending the connection; there (`per_consumer`) the limit is
-the consumer's, which is restarted when the demand has grown.
+changed at any time. Quorum queues refuse such a limit by ending the connection; for them (`per_consumer`) the
+limit is the consumer's, which is restarted when the demand has grown.
 
-What arrived waits in `buffered` until it is claimed. A message that is not due yet is either held for the
-last few milliseconds or put on `early`, to be parked.
+Delivered messages wait in `buffered` until they are claimed. A message that is not due yet is either held for
+the last few milliseconds or put on `early`, to be parked.
 
-An owner that can start nothing for a while stops fetching, and what it has not claimed goes back. With a
-prefetch floor it goes on as the consumer with the lowest priority: RabbitMQ delivers to it only what no other
-consumer has room for.
-
-A layout reads a message at a glance when its properties look like those of an earlier one: the messages of
-one kind of client differ in a few texts (ids, arguments) only. Matching takes a tenth of the time of decoding
-the headers. It reads the same as `envelope.decode`; what fits no layout is decoded, and may become the next
-layout.
+An owner that can start nothing for a while stops fetching, and returns the messages that it has not claimed.
+With a prefetch floor it continues as the consumer with the lowest priority: RabbitMQ delivers to it only
+messages that no other consumer has room for.
 """
 
 import asyncio
 import logging
-import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from umbel.brokers.amqp import topology
-from umbel.brokers.amqp.envelope import NO_MARK, Mark, decode
-from umbel.brokers.amqp.frames import Incoming, Method, Table, decode_value, encode_ack, encode_method
+from umbel.brokers.amqp.envelope import MessageState
+from umbel.brokers.amqp.frames import Incoming, Method, Table, encode_ack, encode_method
 from umbel.brokers.amqp.handshake import ChannelClosed
+from umbel.brokers.amqp.layouts import Layouts
 from umbel.brokers.amqp.link import Channel, Link
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError
 from umbel.wire.message import Message
-
-# ---- layouts ---------------------------------------------------------------------------------------
-#
-# Read a message at a glance when its properties look like those of an earlier one.
-#
-# The messages of one kind of client differ in a few texts (ids, arguments) and otherwise have the same
-# headers, of the same types, in the same order. The id of the sending process or thread is one of those
-# texts, so a layout serves any number of clients. A layout is a regular expression (the bytes that stay the
-# same, and a group for each text) and JSON with a place for each text. To match it takes a tenth of the
-# time of decoding the table.
-#
-# A layout reads the same as `envelope.decode`: it fits complete properties only, and a text only if it is
-# as long as its length field says. Anything else is decoded, and may become the next layout. That happens
-# at most once in LEARN_EVERY messages, because it costs as much as decoding thirty. Texts that JSON would
-# have to escape, long ones, and headers with a meaning for brokers never fit.
-
-LAYOUTS_MAX = 8
-LEARN_EVERY = 200
-LEARNED_MAX_BYTES = 8192
-HEADERS_MAX = 64
-_CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS = 0x80, 0x40, 0x20  # in the first byte of the flags
-_DELIVERY_MODE, _PRIORITY, _CORRELATION_ID, _REPLY_TO = 0x10, 0x08, 0x04, 0x02
-_SAFE = rb"[ !#-\[\]-~]"  # characters that JSON does not escape
-# The first three bytes of a length are constant, because longer texts are left to the decoder. The
-# run of safe bytes ends where the next header begins: with the length of its name, a control byte.
-_TEXT = rb"S\x00\x00\x00(.)(" + _SAFE + rb"{0,255}+)"
-_NUMBERS = {ord("I"): rb"I()(.{4})", ord("l"): rb"l()(.{8})"}
-_to_json = msgspec.json.encode
-
-
-class Layout(msgspec.Struct, frozen=True):
-    """A regular expression for properties (the bytes that stay the same, and groups for what differs) and
-    their JSON.
-
-    The groups: the table's length, a length and a value for each place, then two of the properties. It fits
-    complete properties only, and a text only if it is as long as its length field says.
-    """
-
-    expression: re.Pattern[bytes]
-    json: bytes
-    numbers: frozenset[int]  # the places of values that are numbers
-    outside_bytes: int  # of the properties, outside of what the table's length counts
-    like: Message
-
-    def read(self, properties: bytes, body: bytes, exchange: str = "", key: str = "") -> Message | None:
-        """The message with these properties; None if they do not fit this layout."""
-        match = self.expression.fullmatch(properties)
-        if match is None:
-            return None
-        groups = match.groups()
-        values = texts = groups[2:-2:2]
-        if self.numbers:
-            texts = tuple(value for place, value in enumerate(values) if place not in self.numbers)
-            values = tuple(
-                int.from_bytes(value, signed=True) if place in self.numbers else value
-                for place, value in enumerate(values)
-            )
-        if b"".join(groups[1:-2:2]) != bytes(map(len, texts)):
-            return None
-        if int.from_bytes(groups[0]) != len(properties) - self.outside_bytes:
-            return None
-        like = self.like
-        return Message(
-            self.json % values,
-            body,
-            like.content_type,
-            like.content_encoding,
-            like.priority,
-            groups[-2].decode(),
-            groups[-1].decode(),
-            like.expiration_ms,
-            like.properties,
-            exchange,
-            key if exchange else "",
-        )
-
-
-class Layouts:
-    """The layouts used most recently, the latest first.
-
-    A message that fits none is decoded, and may become the next layout. That happens at most once in
-    LEARN_EVERY messages, because it costs as much as decoding thirty. Texts that JSON would have to escape,
-    long ones, and headers with a meaning for brokers never fit.
-    """
-
-    def __init__(self) -> None:
-        self._known: list[Layout] = []
-        self._until_learning = 0
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def read(self, incoming: Incoming, exchange: str = "", key: str = "") -> tuple[Message, Mark]:
-        """The same message and mark as `envelope.decode` returns."""
-        properties = incoming.properties
-        for place, layout in enumerate(self._known):
-            if (message := layout.read(properties, incoming.body, exchange, key)) is not None:
-                if place:
-                    self._known.insert(0, self._known.pop(place))
-                return message, NO_MARK
-        message, state, ours = decode(incoming, exchange, key)
-        if self._until_learning:
-            self._until_learning -= 1
-        elif message.headers and state is NO_MARK and not ours:
-            self._until_learning = LEARN_EVERY
-            if (learnt := layout_of(properties, message)) is not None:
-                self._known = [learnt, *self._known[: LAYOUTS_MAX - 1]]
-        return message, state
-
-
-def layout_of(properties: bytes, like: Message) -> Layout | None:
-    """The layout of properties that were decoded into this message; None if they cannot have a layout."""
-    if len(properties) > LEARNED_MAX_BYTES or not properties[0] & _HEADERS:
-        return None
-    table = 2
-    for flag in (_CONTENT_TYPE, _CONTENT_ENCODING):
-        if properties[0] & flag:
-            table += 1 + properties[table]
-    end = table + 4 + int.from_bytes(properties[table : table + 4])
-    headers = list(_headers(properties, table + 4, end))
-    if len(headers) > HEADERS_MAX:
-        return None
-    places = [header for header in headers if header.pattern]
-    layout = Layout(
-        expression=re.compile(
-            re.escape(properties[:table])
-            + rb"(.{4})"
-            + b"".join(
-                re.escape(entry.opening) + (entry.pattern or re.escape(entry.value)) for entry in headers
-            )
-            + _after_table(properties, end),
-            re.DOTALL,
-        ),
-        json=b"{" + b",".join(entry.json for entry in headers) + b"}",
-        numbers=frozenset(place for place, entry in enumerate(places) if entry.pattern != _TEXT),
-        outside_bytes=table + 4 + len(properties) - end,
-        like=like,
-    )
-    # It does not read the same for a name that occurs twice, for headers with a meaning for brokers, which
-    # the message does not contain, and for a text whose end cannot be recognised.
-    return layout if layout.read(properties, like.body, like.exchange, like.routing_key) == like else None
-
-
-class _Header(msgspec.Struct, frozen=True):
-    """One header as a layout has it."""
-
-    opening: bytes  # its name
-    value: bytes  # with its kind
-    pattern: bytes  # empty if only this very value fits
-    json: bytes
-
-
-def _headers(properties: bytes, at: int, end: int) -> Iterator[_Header]:
-    """The headers of a table, in order."""
-    while at < end:
-        start = at + 1 + properties[at]
-        kind = properties[start]
-        value, stop = decode_value(kind, properties, start + 1)
-        pattern, place = b"", _to_json(value).replace(b"%", b"%%")
-        if kind == ord("S"):
-            pattern, place = _TEXT, b'"%b"'
-        elif value and kind in _NUMBERS:  # most numbers are always zero, which is part of the expression
-            pattern, place = _NUMBERS[kind], b"%d"
-        json = _to_json(properties[at + 1 : start].decode()).replace(b"%", b"%%") + b":" + place
-        yield _Header(properties[at:start], properties[start:stop], pattern, json)
-        at = stop
-
-
-def _after_table(properties: bytes, at: int) -> bytes:
-    """The expression for the bytes behind the headers: only the ids of task and sender differ, never in
-    length.
-    """
-    flags = properties[0]
-    ids_at = at + bool(flags & _DELIVERY_MODE) + bool(flags & _PRIORITY)
-    expression = re.escape(properties[at:ids_at])
-    for flag in (_CORRELATION_ID, _REPLY_TO):
-        if flags & flag:
-            size = properties[ids_at]
-            expression += b"%b(%b{%d})" % (re.escape(properties[ids_at : ids_at + 1]), _SAFE, size)
-            ids_at += 1 + size
-        else:
-            expression += b"()"
-    return expression + re.escape(properties[ids_at:])
-
-
-# ---- consumer --------------------------------------------------------------------------------------
-#
-# The messages of one queue that RabbitMQ has delivered to one owner.
-#
-# It has a separate channel, so that its prefetch can follow the demand: RabbitMQ delivers as many messages
-# as the owner asked for and has not settled, and no more. The limit is the channel's, which can be changed
-# at any time. Quorum queues refuse that, by ending the connection; there (`per_consumer`) the limit is the
-# consumer's, which is restarted when the demand has grown.
-#
-# What arrived waits in `buffered` until it is claimed. A message that is not due yet is either held for the
-# last few milliseconds or put on `early`, to be parked.
-#
-# An owner that can start nothing for a while stops fetching, and what it has not claimed goes back. With a
-# prefetch floor it goes on as the consumer with the lowest priority: RabbitMQ delivers to it only what no
-# other consumer of the queue has room for.
 
 log = logging.getLogger("umbel.brokers.amqp")
 
@@ -254,7 +49,7 @@ class Arrived(msgspec.Struct, gc=False):
     message: Message
     delivery_tag: int
     redelivered: bool
-    mark: Mark
+    state: MessageState
     claim: int = 0  # the tag of the claim under which it is being parked
 
 
@@ -278,7 +73,7 @@ class Consumer:
         self.claimed = 0
         self.prefetch = 0
         self.early: list[Arrived] = []
-        self.stirred = False  # something was returned, and may be delivered again piecemeal
+        self.has_returned = False  # something was returned, and may be delivered again piecemeal
         self._link = link
         self._channel: Channel | None = None
         self._on_arrival = on_arrival
@@ -296,7 +91,7 @@ class Consumer:
 
     @property
     def is_open(self) -> bool:
-        """Whether its channel lives; if not, RabbitMQ has its messages again."""
+        """Whether its channel is open; if not, RabbitMQ has its messages again."""
         return self._channel is not None and self._channel.error is None
 
     @property
@@ -320,9 +115,9 @@ class Consumer:
         return [priority for priority, waiting in self._buffers.items() if waiting]
 
     def streams(self, limit: int) -> bool:
-        """Whether the server may deliver so many more messages, and will do so in the order of the queue."""
+        """Whether the server may deliver `limit` more messages, and will do so in the order of the queue."""
         room = self.prefetch >= self.claimed + limit and not self._is_last
-        return room and not self.stirred and not self.early
+        return room and not self.has_returned and not self.early
 
     async def open(self) -> None:
         """Open its channel; nothing is consumed until `want`."""
@@ -331,30 +126,31 @@ class Consumer:
         self._channel.on_end = self._end
 
     async def want(self, count: int) -> None:
-        """Let `count` messages come in addition to those that are claimed; at most so many then wait here.
+        """Let `count` messages come in addition to the claimed ones; at most so many then wait here.
 
-        Or more, up to the floor: RabbitMQ drops a message that expires in its queue without a trace, while
-        one that waits here ends as a task that has expired.
+        More may come, up to the floor. RabbitMQ drops a message that expires in its queue without a trace; a
+        message that waits here ends as a task that has expired.
         """
         wanted = max(self.claimed + self.held + len(self.early) + count, self._prefetch_floor)
         if self._is_last or self.prefetch < wanted or self.prefetch > 4 * wanted:
             await self._set_prefetch(wanted)
 
     async def settled(self) -> int:
-        """Wait until everything that the server delivered before this call has arrived.
+        """Wait until everything that the server delivered before this call has arrived; return how many
+        messages still wait in the queue.
 
         It makes two requests: the answer to the first may overtake a message that is on its way inside the
-        server, the answer to the second cannot. Returns how many messages still wait there.
+        server, the answer to the second cannot.
         """
         assert self._channel is not None
-        self.stirred = False
+        self.has_returned = False
         method, fields = topology.passive(self.queue)
         await self._channel.call(method, *fields)
         ready: int = (await self._channel.call(method, *fields)).fields[1]
         return ready
 
     def take(self, priority: int, limit: int) -> list[Arrived]:
-        """Up to `limit` messages of this priority, which count as claimed."""
+        """Take up to `limit` messages of this priority, which count as claimed."""
         waiting = self._buffers.get(priority)
         if not waiting:
             return []
@@ -362,18 +158,18 @@ class Consumer:
         self.claimed += len(taken)
         return taken
 
-    def untake(self, arrived: Arrived) -> None:
-        """Undo `take` for one message, which is the next to be taken again."""
+    def undo_take(self, arrived: Arrived) -> None:
+        """Put back one taken message as the first of its priority."""
         self.claimed -= 1
         self._buffers[arrived.message.priority].appendleft(arrived)
 
     def waiting(self) -> Iterable[Arrived]:
-        """What is here and not claimed, in the order of claims."""
+        """Yield the messages that wait here and are not claimed, in the order of claims."""
         for priority in sorted(self._buffers, reverse=True):
             yield from self._buffers[priority]
 
     def drop_waiting(self) -> int:
-        """Acknowledge what is here and not claimed, because the queue is being purged; how many messages."""
+        """Acknowledge the messages that wait here, because the queue is being purged; return their number."""
         dropped = [arrived.delivery_tag for arrived in self.waiting()]
         self._buffers.clear()
         self._ack(dropped)
@@ -392,22 +188,24 @@ class Consumer:
         """Return a claimed message to its queue, at its old place if possible."""
         assert self._channel is not None
         self.claimed -= 1
-        self.stirred = True
+        self.has_returned = True
         self._outstanding.pop(tag, None)
         self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, True))
 
     def reject(self, tag: int) -> None:
-        """Let the queue's dead letter exchange have a claimed message."""
+        """Reject a claimed message, so that the queue's dead letter exchange gets it."""
         assert self._channel is not None
         self.claimed -= 1
         self._outstanding.pop(tag, None)
         self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, False))
 
     async def stop_fetching(self, *, is_busy: bool) -> list[Arrived]:
-        """What is here and not claimed, which counts as claimed for `give_back`; no more comes until `want`.
+        """Stop fetching, and return the messages that are here and not claimed; they count as claimed until
+        `give_back`.
 
-        A busy owner with a floor goes on as the last consumer to be served, and holds what expires: RabbitMQ
-        drops an expired message without a trace, and one that is held ends as a task that has expired.
+        No more messages come until `want`. A busy owner with a floor continues as the last consumer to be
+        served, and holds messages that can expire: RabbitMQ drops an expired message without a trace, and a
+        held one ends as a task that has expired.
         """
         assert self._channel is not None
         stays = is_busy and self._prefetch_floor > 0
@@ -427,7 +225,7 @@ class Consumer:
         return fetched
 
     async def fetch_last(self) -> None:
-        """With a floor, hold what no other consumer has room for, after `stop_fetching`."""
+        """With a floor, fetch the messages that no other consumer has room for, after `stop_fetching`."""
         if self._prefetch_floor and not self._is_last and not self.prefetch:
             await self._set_prefetch(max(self.claimed, self._prefetch_floor), is_last=True)
 
@@ -448,7 +246,7 @@ class Consumer:
         return channel.ask(Method.CHANNEL_CLOSE, 200, "", 0, 0)
 
     def _end(self, error: BrokerError) -> None:
-        """The claims of this consumer are requeued, or gone with the queue; wake the waiting callers."""
+        """Wake the waiting callers: the claims of this consumer are requeued, or gone with the queue."""
         if isinstance(error, ChannelClosed):
             what = _LATE_ACK if "acknowledgement" in error.text else "RabbitMQ ended a consumer"
             if error.code == ChannelClosed.NOT_FOUND and self._has_begun:
@@ -458,7 +256,7 @@ class Consumer:
         self._on_arrival()
 
     def _ack(self, tags: list[int]) -> None:
-        """One ack for the oldest messages if they end together, and one for each of the others."""
+        """Send one ack for the oldest messages if they end together, and one for each of the others."""
         if not tags:
             return
         assert self._channel is not None

@@ -1,20 +1,20 @@
 """AmqpCoordination: elections and leases on RabbitMQ, by locks and facts.
 
-A lock (`Locks`) says who may act: it ends with its holder's connection, and the holder's process ends it
-when its time to live is over. The facts (`FactsView`) say what happened: which holder has which term, how an
-election ended, what data a lease has. They are a log that all read in one order, and an entry counts only if
+A lock (`Locks`) says who may act: it ends with its holder's connection, and the holder's process ends it when
+its time to live is over. The facts (`FactsView`) say what happened: which holder has which term, how an
+election ended, which data a lease has. They are a log that all read in one order, and an entry counts only if
 its writer knew the last one that counted. So a holder that lost its connection cannot overwrite its
-successor, and of a start and a claim that cross each other only the first counts: at most one start under
+successor, and of a start and a claim that cross each other only the first counts. At most one start under
 AT_MOST_ONCE holds whatever happens to locks and clocks.
 
 RabbitMQ cannot publish and change a lease in one step. So `fenced_publish` takes three: the lease records
 that messages are being sent, they are sent and confirmed, the lease gets its new data. A holder that dies in
-between leaves the old data; the next one goes by that and sends them again, as redelivered.
+between leaves the old data; the next holder sends the messages again, as redelivered.
 
-What this cannot promise: RabbitMQ has no conditional publish, so `fenced_publish` relies on the holder's
-check of its connection, its clock and the log; a process that is suspended between that check and the effect
-may act late. In a cluster of RabbitMQ nodes that splits without `pause_minority` both sides may hold a lease.
-If the stream of facts is lost, elections start over.
+The limits of this: RabbitMQ has no conditional publish, so `fenced_publish` relies on the holder's check of
+its connection, its clock and the log; a process that is suspended between that check and the effect may act
+late. In a cluster of RabbitMQ nodes that splits without `pause_minority`, both sides may hold a lease. If the
+stream of facts is lost, elections start over.
 """
 
 import asyncio
@@ -27,14 +27,15 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace as replace_fact
 
-from umbel.brokers.amqp import outbox, topology, verdicts
+from umbel.brokers.amqp import publishing, topology, verdicts
 from umbel.brokers.amqp.locks import HeldLock, Locks, heartbeat_for, is_locked
 from umbel.brokers.amqp.session import Session, Sessions, write_facts, write_if_current
 from umbel.brokers.amqp.streams import ElectionFact, LeaseFact
 from umbel.brokers.amqp.topology import CAPABILITIES
 from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.refusals import unsupported
 from umbel.clock import cluster_now
-from umbel.errors import BrokerUnavailable, NotSupported
+from umbel.errors import BrokerUnavailable
 from umbel.protocol.leadership import coordination as protocol
 from umbel.protocol.leadership.coordination import (
     Busy,
@@ -55,6 +56,8 @@ WRITES_MAX = 5  # attempts for one change; each failed because another writer wa
 
 class AmqpCoordination:
     """The leases and elections of one broker, and its logical clock."""
+
+    release_unique = unsupported(CAPABILITIES.reasons["unique"])
 
     def __init__(self, sessions: Sessions, settings: BrokerSettings) -> None:
         self._sessions = sessions
@@ -77,21 +80,21 @@ class AmqpCoordination:
         """Forget ended elections, and write facts again before they fall off the stream's end."""
         session = await self._current()
         session.views.facts.sweep(cluster_now())
-        fading = session.views.facts.fading()
-        if fading:
-            await write_facts(session, *fading, timeout_s=self._timeout_s)
+        to_rewrite = session.views.facts.to_rewrite()
+        if to_rewrite:
+            await write_facts(session, *to_rewrite, timeout_s=self._timeout_s)
 
     # -- leases ----------------------------------------------------------------------------------
 
     async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
         """Take the lease or renew it; the reply names the present holder."""
         what = f"lease.{name}"
-        async with self._one_at_a_time(what):
+        async with self._serialized(what):
             session = await self._current()
             own = self._valid(what)
             if own is not None and own.holder != holder:
                 return self._lease_reply(session, name, own, granted=False)
-            is_recorded = own is not None and self._leads(session, name, holder, own.term)
+            is_recorded = own is not None and self._holds_lease(session, name, holder, own.term)
             if own is not None and is_recorded and await self._renew(what, own, ttl_s):
                 return self._lease_reply(session, name, own, granted=True)
             async with self._taken(what, ttl_s, session) as lock:
@@ -104,7 +107,7 @@ class AmqpCoordination:
                     data, sending = (b"", False) if known is None else (known.data, known.sending)
                     fact = LeaseFact(name, holder, term, ttl_s, data, 0, sending)
                     if await self._write_lease(session, fact):
-                        self._keep(what, lock, holder, term, ttl_s)
+                        self._store_lock(what, lock, holder, term, ttl_s)
                         break
             own = self._mine(what, holder, term)
             if own is None:  # its connection ended meanwhile
@@ -117,7 +120,9 @@ class AmqpCoordination:
         if own is None:
             return False
         session = await self._current()
-        return self._leads(session, name, holder, term) and await self._renew(f"lease.{name}", own, ttl_s)
+        return self._holds_lease(session, name, holder, term) and await self._renew(
+            f"lease.{name}", own, ttl_s
+        )
 
     async def release_lease(self, name: str, holder: str, term: int) -> bool:
         """Give the lease up; False if this holder did not have it under this term."""
@@ -131,7 +136,7 @@ class AmqpCoordination:
         return await self._change_lease(name, holder, term, {"data": data})
 
     async def read_lease(self, name: str) -> LeaseReply:
-        """The lease's holder and data, without a holder if its lock is free."""
+        """Return the lease's holder and data, without a holder if its lock is free."""
         session = await self._current()
         known = session.views.facts.leases.get(name)
         if known is None:
@@ -150,7 +155,7 @@ class AmqpCoordination:
         term.
         """
         session = await self._current()
-        if not self._leads(session, name, holder, term):
+        if not self._holds_lease(session, name, holder, term):
             return False
         if batch and data is not None:
             if session.views.facts.leases[name].sending:  # recorded by a holder that died or got no answer
@@ -158,19 +163,21 @@ class AmqpCoordination:
             elif not await self._change_lease(name, holder, term, {"sending": True}):
                 return False
             session = await self._current()
-            if not self._leads(session, name, holder, term):
+            if not self._holds_lease(session, name, holder, term):
                 return False
         if batch:
-            await verdicts.send_or_bury(session, outbox.tasks(batch, session.queues, cluster_now()), batch)
+            await verdicts.send_or_bury(
+                session, publishing.tasks(batch, session.queues, cluster_now()), batch
+            )
         if data is None:
             return True
         return await self._change_lease(name, holder, term, {"data": data, "sending": False})
 
     async def _change_lease(self, name: str, holder: str, term: int, changes: Mapping[str, object]) -> bool:
-        async with self._one_at_a_time(f"lease.{name}"):
+        async with self._serialized(f"lease.{name}"):
             session = await self._current()
             for _ in range(WRITES_MAX):
-                if not self._leads(session, name, holder, term):
+                if not self._holds_lease(session, name, holder, term):
                     return False
                 if await self._write_lease(
                     session, replace_fact(session.views.facts.leases[name], **changes)
@@ -178,7 +185,7 @@ class AmqpCoordination:
                     return True
         return False
 
-    def _leads(self, session: Session, name: str, holder: str, term: int) -> bool:
+    def _holds_lease(self, session: Session, name: str, holder: str, term: int) -> bool:
         """Whether the lease is ours by our connection and clock, and no other holder is recorded since."""
         known = session.views.facts.leases.get(name)
         is_recorded = known is not None and (known.holder, known.term) == (holder, term)
@@ -187,8 +194,8 @@ class AmqpCoordination:
     # -- elections -------------------------------------------------------------------------------
 
     async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
-        """The election's record, opened by this request if there was none."""
-        async with self._one_at_a_time(f"election.{key}"):
+        """Return the election's record, opened by this request if there was none."""
+        async with self._serialized(f"election.{key}"):
             session = await self._current()
             elections = session.views.facts.elections
             record = protocol.open_election(elections.get(key), request, _now())
@@ -201,12 +208,12 @@ class AmqpCoordination:
     ) -> ElectionReply:
         """Claim the election: granted with a term, busy with another holder, or decided already."""
         what = f"election.{key}"
-        async with self._one_at_a_time(what):
+        async with self._serialized(what):
             session = await self._current()
             elections = session.views.facts.elections
             own = self._valid(what)
             if own is not None:
-                if own.holder == holder and self._heads(session, key, holder, own.term):
+                if own.holder == holder and self._holds_election(session, key, holder, own.term):
                     return Granted(own.term, elections[key].attempt)
                 return Busy(own.holder, own.term, own.left_s)
             async with self._taken(what, ttl_s, session) as lock:
@@ -215,7 +222,7 @@ class AmqpCoordination:
                     return Busy(known.holder, known.term, ttl_s) if known else Busy("", 0, ttl_s)
                 reply = await self._claim(session, key, holder, request, ttl_s)
                 if isinstance(reply, Granted):
-                    self._keep(what, lock, holder, reply.term, ttl_s)
+                    self._store_lock(what, lock, holder, reply.term, ttl_s)
             if isinstance(reply, Granted) and self._mine(what, holder, reply.term) is None:
                 return Busy(holder, reply.term, ttl_s)  # its connection ended meanwhile
             return reply
@@ -242,12 +249,12 @@ class AmqpCoordination:
         started.
         """
         what = f"election.{key}"
-        async with self._one_at_a_time(what):
+        async with self._serialized(what):
             own = self._mine(what, holder, term)
             if own is None:
                 return False
             session = await self._current()
-            if not self._heads(session, key, holder, term):
+            if not self._holds_election(session, key, holder, term):
                 return False
             record = replace(session.views.facts.elections[key], started=True, changed_at=time())
             return await self._write_election(session, key, record) and await self._renew(what, own)
@@ -258,11 +265,11 @@ class AmqpCoordination:
         if own is None:
             return False
         session = await self._current()
-        return self._heads(session, key, holder, term) and await self._renew(f"election.{key}", own)
+        return self._holds_election(session, key, holder, term) and await self._renew(f"election.{key}", own)
 
     async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
         """Record the outcome and give the lock up; False if this holder has lost the election."""
-        async with self._one_at_a_time(f"election.{key}"):
+        async with self._serialized(f"election.{key}"):
             session = await self._current()
             for _ in range(WRITES_MAX):
                 known = session.views.facts.elections.get(key)
@@ -275,11 +282,11 @@ class AmqpCoordination:
         return False
 
     async def read_election(self, key: str) -> ElectionRecord | None:
-        """The election's record; None if there is none."""
+        """Return the election's record; None if there is none."""
         return (await self._current()).views.facts.elections.get(key)
 
     async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
-        """Up to `limit` elections that are open or whose holder has lost its lock, oldest first."""
+        """Return up to `limit` elections that are open or whose holder has lost its lock, oldest first."""
         session = await self._current()
         elections = sorted(session.views.facts.elections.items(), key=lambda item: item[1].changed_at)
         found: list[tuple[str, ElectionRecord]] = []
@@ -294,7 +301,7 @@ class AmqpCoordination:
                 found.append((key, record))
         return found
 
-    def _heads(self, session: Session, key: str, holder: str, term: int) -> bool:
+    def _holds_election(self, session: Session, key: str, holder: str, term: int) -> bool:
         """Whether the election is ours by our connection and clock, and no other claim is recorded since."""
         known = session.views.facts.elections.get(key)
         if known is None or known.state is not ElectionState.HELD:
@@ -304,29 +311,27 @@ class AmqpCoordination:
 
     # -- the clock -------------------------------------------------------------------------------
 
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
-
     async def raise_clock(self, value: int) -> int:
-        """Raise the shared logical clock to at least `value`; the value that it has then."""
+        """Raise the shared logical clock to at least `value`; return the clock's value."""
         session = await self._current()
         clock = session.views.clock
         if (higher := max(value, clock.mark)) > clock.stored:
-            await session.publisher.send([outbox.entry(topology.CLOCK, b"%d" % higher)])
+            await session.publisher.send([publishing.entry(topology.CLOCK, b"%d" % higher)])
             await session.catch_up()
         return clock.mark
 
     # -- locks and facts -------------------------------------------------------------------------
 
     async def _current(self) -> Session:
-        """A session whose views know all that was confirmed until now, but for a moment's delay."""
+        """Return a session whose views know all that was confirmed until now, but for a moment's delay."""
         session = await self._sessions.get()
         await session.catch_up()
         return session
 
-    def _one_at_a_time(self, what: str) -> asyncio.Lock:
-        """The lock for all callers in this process that want the same; it exists while a caller uses it."""
+    def _serialized(self, what: str) -> asyncio.Lock:
+        """Return the lock that serializes the callers in this process that want the same; it exists while a
+        caller uses it.
+        """
         lock = self._locks.get(what)
         if lock is None:
             lock = self._locks[what] = asyncio.Lock()
@@ -336,8 +341,8 @@ class AmqpCoordination:
     async def _taken(
         self, what: str, ttl_s: float, session: Session
     ) -> AsyncIterator[tuple[Locks, float] | None]:
-        """The lock, or None if another process has it. Unless the block stores it, it is
-        given up at the end.
+        """Yield the lock, or None if another process has it. Unless the block stores it, it is given up at
+        the end.
         """
         self._forget(what)
         heartbeat_s = heartbeat_for(ttl_s)
@@ -366,27 +371,26 @@ class AmqpCoordination:
         own = self._valid(what)
         return own if own is not None and (own.holder, own.term) == (holder, term) else None
 
-    def _keep(self, what: str, lock: tuple[Locks, float], holder: str, term: int, ttl_s: float) -> None:
+    def _store_lock(self, what: str, lock: tuple[Locks, float], holder: str, term: int, ttl_s: float) -> None:
         locks, taken_at = lock
         own = self._own[what] = HeldLock(locks, holder, term, ttl_s)
-        own.prolong(taken_at)
+        own.extend(taken_at)
         self._watch(what, own)
 
     async def _renew(self, what: str, own: HeldLock, ttl_s: float | None = None) -> bool:
         try:
-            proven_at = await own.locks.prolong(what)
+            proven_at = await own.locks.extend(what)
         except BrokerUnavailable:  # its connection ended, and the lock with it
             return False
         if self._valid(what) is not own:
             return False
-        own.ttl_s = min(
-            own.ttl_s, ttl_s or own.ttl_s
-        )  # the server uses the time to live of the first declaration
-        own.prolong(proven_at)
+        # The server uses the time to live of the first declaration.
+        own.ttl_s = min(own.ttl_s, ttl_s or own.ttl_s)
+        own.extend(proven_at)
         return True
 
     def _watch(self, what: str, own: HeldLock) -> None:
-        """A holder that does not renew gives the lock up, though its connection lives."""
+        """Give the lock up when its holder does not renew it, though its connection lives."""
         if self._own.get(what) is not own:
             return
         if own.left_s > 0:
@@ -418,8 +422,10 @@ class AmqpCoordination:
 
 
 def _busy(known: LeaseFact | None, ttl_s: float) -> LeaseReply:
-    """The reply for a lease that another has. RabbitMQ does not say for how long: ask again soon, so that it
-    is not free for long.
+    """Return the reply for a lease that another holder has.
+
+    RabbitMQ does not tell for how long: a short time lets the caller ask again soon, so that the lease is not
+    free for long.
     """
     if known is None:
         return protocol.NO_LEASE
@@ -427,5 +433,5 @@ def _busy(known: LeaseFact | None, ttl_s: float) -> LeaseReply:
 
 
 def _now() -> Instant:
-    """This machine's time: a shared store has one clock, but RabbitMQ has none to ask."""
+    """Return this machine's time: a shared store has one clock, but RabbitMQ has none to ask."""
     return Instant(time(), time())

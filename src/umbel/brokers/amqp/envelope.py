@@ -1,18 +1,19 @@
 """Envelope: a message in AMQP's properties and headers, and back.
 
-Celery's headers are an AMQP table on the wire and JSON inside Umbel. Where the table would not bring back the
+Celery's headers are an AMQP table on the wire and JSON inside Umbel. Where the table would not give back the
 same bytes (other spacing, integers beyond 64 bits) the JSON travels too, in a separate header. It counts only
 while its content equals the table, because a Celery worker that retries a task passes on headers that it does
 not know.
 
-What the broker itself must remember of a message (when it is due, that it may have run) is in the property
-`type`, which Celery neither reads nor passes on. Properties without a meaning for Umbel (`app_id`, ...) stay
-in their fields. A value whose field is needed or forbidden goes into a header of Umbel's, so that it survives
-the delay ladder and the dead letters.
+The broker's own state of a message (when it is due, that it may have run) is in the property `type`, which
+Celery neither reads nor passes on. Properties without a meaning for Umbel (`app_id`, ...) stay in their
+fields. A header of Umbel's holds the values whose field is needed or forbidden, so that they survive the
+delay ladder and the dead letters: a `type` or `message_id` whose field Umbel uses, a `user_id`, which
+RabbitMQ accepts from that user alone, and the exchange.
 
 Of the thirty headers of a task three or four differ from one message to the next. `encode_alike` therefore
-writes a table from the bytes that were the same in all earlier tables with these names; the result is what
-`encode_table` writes.
+writes a table from the bytes that were the same in all earlier tables with these names; the result is the
+same as that of `encode_table`.
 """
 
 import struct
@@ -51,12 +52,6 @@ from umbel.wire.message import (
 from umbel.wire.values import UNREADABLE
 
 # ---- forms -----------------------------------------------------------------------------------------
-#
-# Write a table quickly by what it has in common with earlier tables of the same names.
-#
-# Of the thirty headers of a task three or four differ from one message to the next. The values that were
-# the same in all tables so far are stored as bytes. A value that differs for the first time is encoded for
-# each table from then on. A form writes the same bytes as `table.encode_table`.
 
 FORMS_MAX = 100
 BYTES_MAX = 4096  # of a table that a form is made from
@@ -66,8 +61,7 @@ _forms: dict[tuple[str, ...], "Form"] = {}
 class Form(msgspec.Struct, frozen=True):
     """Which values were the same in all tables with these names, and their bytes.
 
-    Of the thirty headers of a task three or four differ from one message to the next. The types must be the
-    same too: 1 equals True.
+    The types must be the same too: 1 equals True.
     """
 
     is_same: tuple[bool, ...]
@@ -78,7 +72,7 @@ class Form(msgspec.Struct, frozen=True):
     runs: tuple[bytes, ...]  # the constant bytes after each value that differs
 
     def encode(self, values: tuple[Any, ...]) -> bytes | None:
-        """The table of these values; None if a value differs that was the same until now."""
+        """Encode a table of these values; None if a value differs that was the same until now."""
         same = tuple(compress(values, self.is_same))
         if same != self.values or tuple(map(type, same)) != self.kinds:
             return None
@@ -90,7 +84,9 @@ class Form(msgspec.Struct, frozen=True):
 
 
 def encode_alike(table: Table) -> bytes:
-    """The same bytes as `encode_table` writes, by the form of the earlier tables with these names."""
+    """Encode the table by the form of the earlier tables with these names; the bytes are those of
+    `encode_table`.
+    """
     names, values = tuple(table), tuple(table.values())
     form = _forms.get(names)
     if form is not None and (encoded := form.encode(values)) is not None:
@@ -104,7 +100,7 @@ def encode_alike(table: Table) -> bytes:
 
 
 def _form(names: tuple[str, ...], values: tuple[Any, ...], before: Form | None) -> Form:
-    """The form of this table and all before it: `before` is the form that no longer fits."""
+    """Return the form of this table and all before it: `before` is the form that no longer fits."""
     is_same = tuple(map(_may_be_compared, values))
     if before is not None:
         known = iter(zip(before.values, before.kinds, strict=True))
@@ -125,17 +121,13 @@ def _form(names: tuple[str, ...], values: tuple[Any, ...], before: Form | None) 
 
 
 def _may_be_compared(value: Any) -> bool:
-    """Whether equal values are equal bytes. They are not for 0.0 and -0.0, nor for what a
-    list may contain.
-    """
+    """Whether equal values are equal bytes. This is not so for 0.0 and -0.0, nor for the items of a list."""
     if isinstance(value, list):
         return all(item is None for item in value)
     return value is None or value == {} or isinstance(value, str | int)
 
 
 # ---- properties ------------------------------------------------------------------------------------
-#
-# The basic properties of an AMQP 0-9-1 message as bytes, and back.
 
 _openings: dict[tuple[str, str], bytes] = {}
 
@@ -160,7 +152,7 @@ class Properties(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """Flags, then the properties that are set, in the order of the flags' bits."""
+    """Encode the flags, then the properties that are set, in the order of the flags' bits."""
     flags, parts = 0, []
     content = (properties.content_type, properties.content_encoding)
     if content[0] or content[1]:
@@ -201,7 +193,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def _encode_opening(content: tuple[str, str]) -> bytes:
-    """Content type and encoding, from a cache: nearly always JSON in UTF-8."""
+    """Encode content type and encoding, from a cache: nearly always JSON in UTF-8."""
     if len(_openings) >= NAMES_MAX:
         _openings.clear()
     data = _openings[content] = b"".join(encode_short(text) for text in content if text)
@@ -209,7 +201,9 @@ def _encode_opening(content: tuple[str, str]) -> bytes:
 
 
 def decode_properties(data: bytes) -> Properties:
-    """The properties of a message; raises ValueError, IndexError or struct.error for malformed bytes."""
+    """Decode the properties of a message; raise ValueError, IndexError or struct.error for malformed
+    bytes.
+    """
     flags, at = int.from_bytes(data[:2]), 2
     found = Properties()
     if flags & 0x8000:
@@ -244,27 +238,12 @@ def decode_properties(data: bytes) -> Properties:
 
 
 def _decode_passing(data: bytes, at: int) -> tuple[str, int]:
-    """A text that is only passed on: a malformed one does not make the message unreadable."""
+    """Decode a text that is only passed on: a malformed one does not make the message unreadable."""
     end = at + 1 + (data[at] if at < len(data) else 0)
     return data[at + 1 : end].decode(errors="replace"), end
 
 
 # ---- envelope --------------------------------------------------------------------------------------
-#
-# A message in AMQP's properties and headers, and back.
-#
-# Celery's headers are an AMQP table on the wire and JSON inside Umbel. Where the table would not bring back
-# the same bytes (other spacing, integers beyond 64 bits) the JSON travels too, in a separate header. It
-# counts only while its content equals the table, because a Celery worker that retries a task passes on
-# headers that it does not know.
-#
-# What the broker itself must remember of a message (when it is due, that it may have run) is in the
-# property `type`, which Celery neither reads nor passes on.
-#
-# Properties without a meaning for Umbel (`app_id`, ...) stay in their fields. A value whose field is needed
-# or forbidden goes into a header of Umbel's, so that it survives the delay ladder and the dead letters: a
-# `type` or `message_id` whose field Umbel uses, a `user_id`, which RabbitMQ accepts from that user alone,
-# and the exchange.
 
 PERSISTENT, TRANSIENT = 2, 1
 PROPERTIES_MAX_BYTES = FRAME_MAX - FRAME_OVERHEAD - 14  # in one frame, behind class and size
@@ -272,7 +251,7 @@ _JSON_HEADER = "umbel-json"
 _OTHERS_HEADER = "umbel-properties"
 _SINCE_HEADER = "umbel-since"
 LETTER_HEADER = "umbel-queue"  # every dead letter has it, and an id of Umbel's as message id
-_MARK = "umbel"
+_TYPE_PREFIX = "umbel"
 _encode = msgspec.json.encode
 _decode_hidden = msgspec.json.Decoder(tuple[Name, Name, dict[str, Any]]).decode
 _TEXTS = ("message_id", "type", "app_id", "cluster_id")
@@ -285,8 +264,8 @@ _OF_RABBITMQ = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-f
                 "x-last-death-exchange", "x-last-death-queue", "x-last-death-reason")  # fmt: skip
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
-    """What the broker remembers with a message: when it is due, and that it may have run.
+class MessageState(msgspec.Struct, frozen=True, gc=False):
+    """The broker's own state of a message: when it is due, and that it may have run.
 
     `since`: when it was learned that it may have run, for a message that inherits this from its sender; 0:
     when it arrives.
@@ -297,22 +276,22 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     since: float = 0.0
 
     def text(self) -> str:
-        """The property `type` that carries this; empty if there is nothing to remember."""
-        return f"{_MARK}:{self.due!r}:{self.ran:d}" if self.due or self.ran else ""
+        """Return the property `type` that carries this; empty if there is nothing to remember."""
+        return f"{_TYPE_PREFIX}:{self.due!r}:{self.ran:d}" if self.due or self.ran else ""
 
 
-NO_MARK = Mark()
+NO_STATE = MessageState()
 
 
 def encode(
-    message: Message, mark: Mark = NO_MARK, extra: Table | None = None, *, message_id: str = ""
+    message: Message, state: MessageState = NO_STATE, extra: Table | None = None, *, message_id: str = ""
 ) -> bytes:
-    """The message's properties as bytes; raises TooLarge if they do not fit one frame.
+    """Encode the message's properties; raise TooLarge if they do not fit one frame.
 
     A message with a due time gets no expiration of RabbitMQ's, nor does one whose expiration is longer than
     RabbitMQ can express: the worker checks when it expires.
     """
-    expires = message.expiration_ms is not None and not mark.due and message.expiration_ms <= TTL_MAX_MS
+    expires = message.expiration_ms is not None and not state.due and message.expiration_ms <= TTL_MAX_MS
     headers = table_of(message.headers) if message.headers else {}  # empty if the message could not be read
     properties = Properties(
         content_type=message.content_type,
@@ -323,10 +302,10 @@ def encode(
         reply_to=message.reply_to,
         expiration=str(max(message.expiration_ms or 0, 0)) if expires else "",
         message_id=message_id,
-        type=mark.text(),
+        type=state.text(),
     )
-    if mark.since:
-        extra = {_SINCE_HEADER: int(mark.since)} | (extra or {})
+    if state.since:
+        extra = {_SINCE_HEADER: int(state.since)} | (extra or {})
     if message.properties or message.exchange:
         extra = _place_others(properties, message) | (extra or {})
     properties.headers = headers if extra is None else headers | extra
@@ -344,15 +323,15 @@ def encode(
     return encoded
 
 
-def decode(incoming: Incoming, exchange: str = "", key: str = "") -> tuple[Message, Mark, Table]:
-    """The message, what the broker remembers with it, and Umbel's headers; an unreadable message for
-    malformed properties.
+def decode(incoming: Incoming, exchange: str = "", key: str = "") -> tuple[Message, MessageState, Table]:
+    """Return the message, the broker's state of it, and Umbel's headers; an unreadable message for malformed
+    properties.
     """
     try:
         properties = decode_properties(incoming.properties)
     except (ValueError, IndexError, struct.error, RecursionError):
         # Not a valid AMQP table: the worker dead-letters an unreadable message.
-        return unreadable(incoming.body), NO_MARK, {}
+        return unreadable(incoming.body), NO_STATE, {}
     table = properties.headers or {}
     ours: Table = {}
     table.pop(_DELIVERY_COUNT, None)
@@ -364,8 +343,8 @@ def decode(incoming: Incoming, exchange: str = "", key: str = "") -> tuple[Messa
     expiration = properties.expiration
     expiration_ms = int(expiration) if expiration.isascii() and expiration.isdecimal() else None
     if expiration_ms is not None and expiration_ms > EXPIRATION_MAX_MS:
-        return unreadable(incoming.body), NO_MARK, {}
-    state = _mark(properties.type, ours.pop(_SINCE_HEADER, 0)) if properties.type else NO_MARK
+        return unreadable(incoming.body), NO_STATE, {}
+    state = _state(properties.type, ours.pop(_SINCE_HEADER, 0)) if properties.type else NO_STATE
     others = b""
     if ours or incoming.properties[1:2] >= _OTHERS_FLAG:
         others, exchange, key = _read_others(properties, ours, exchange, key)
@@ -386,7 +365,7 @@ def decode(incoming: Incoming, exchange: str = "", key: str = "") -> tuple[Messa
 
 
 def encode_broadcast(broadcast: Broadcast, ttl_s: float) -> bytes:
-    """The properties of a broadcast, which RabbitMQ drops from a queue after `ttl_s`."""
+    """Encode the properties of a broadcast, which RabbitMQ drops from a queue after `ttl_s`."""
     return encode_properties(
         Properties(
             content_type="application/json",
@@ -400,13 +379,13 @@ def encode_broadcast(broadcast: Broadcast, ttl_s: float) -> bytes:
 
 
 def decode_broadcast(incoming: Incoming, exchange: str) -> Broadcast:
-    """The broadcast that arrived from this exchange."""
+    """Return the broadcast that arrived from this exchange."""
     message, _, _ = decode(incoming)
     return Broadcast(exchange, incoming.fields[3], incoming.body, message.headers)
 
 
 def table_of(headers: bytes) -> Table:
-    """JSON headers as a table, with the exact JSON in a header if the table alone would lose it; raises
+    """Return JSON headers as a table, with the exact JSON in a header if the table alone would lose it; raise
     BadMessage.
     """
     try:
@@ -419,7 +398,9 @@ def table_of(headers: bytes) -> Table:
 
 
 def json_of(table: Table, ours: Table) -> bytes:
-    """The headers of a table as JSON: the exact text from Umbel's header while it still equals the table."""
+    """Return the headers of a table as JSON: the exact text from Umbel's header while it still equals the
+    table.
+    """
     exact = ours.pop(_JSON_HEADER, None)
     if isinstance(exact, str):
         try:
@@ -431,7 +412,7 @@ def json_of(table: Table, ours: Table) -> bytes:
 
 
 def _place_others(properties: Properties, message: Message) -> Table:
-    """Set the properties that can stay in their fields; the header for the rest."""
+    """Set the properties that can stay in their fields; return the header for the rest."""
     rest: dict[str, Any] = {}
     for name, value in others_of(message).items():
         is_text = name in _TEXTS and isinstance(value, str) and len(value.encode()) <= NAME_MAX_BYTES
@@ -446,8 +427,8 @@ def _place_others(properties: Properties, message: Message) -> Table:
 
 
 def _read_others(properties: Properties, ours: Table, exchange: str, key: str) -> tuple[bytes, str, str]:
-    """Properties that a message has no field for; and the exchange, which a parked
-    message has in a header.
+    """Return the properties that a message has no field for, and the exchange, which a parked message has in
+    a header.
     """
     others: dict[str, Any] = {}
     for name in _OTHERS:
@@ -455,7 +436,7 @@ def _read_others(properties: Properties, ours: Table, exchange: str, key: str) -
             others[name] = value
     if "message_id" in others and LETTER_HEADER in ours:
         del others["message_id"]
-    if "type" in others and properties.type.startswith(f"{_MARK}:"):
+    if "type" in others and properties.type.startswith(f"{_TYPE_PREFIX}:"):
         del others["type"]
     hidden = ours.pop(_OTHERS_HEADER, None)
     if isinstance(hidden, str):
@@ -467,7 +448,7 @@ def _read_others(properties: Properties, ours: Table, exchange: str, key: str) -
 
 
 def _small(value: Any) -> Any:
-    """The value, with integers that AMQP cannot hold as text."""
+    """Return the value, with integers that AMQP cannot hold as text."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return str(value)
     if isinstance(value, list):
@@ -477,14 +458,15 @@ def _small(value: Any) -> Any:
     return value
 
 
-def _mark(text: str, since: Any) -> Mark:
-    """What the property `type` says; NO_MARK if it is not Umbel's or not well formed."""
+def _state(text: str, since: Any) -> MessageState:
+    """Return the state in the property `type`; NO_STATE if it is not Umbel's or not well formed."""
     kind, _, rest = text.partition(":")
     due, _, ran = rest.partition(":")
-    if kind != _MARK:
-        return NO_MARK
+    if kind != _TYPE_PREFIX:
+        return NO_STATE
     try:
-        state = Mark(float(due), ran == "1", float(since) if type(since) is int and since > 0 else 0.0)
+        known_since = float(since) if type(since) is int and since > 0 else 0.0
+        state = MessageState(float(due), ran == "1", known_since)
     except (ValueError, OverflowError):
-        return NO_MARK
-    return state if 0 <= state.due <= LATEST_S else NO_MARK
+        return NO_STATE
+    return state if 0 <= state.due <= LATEST_S else NO_STATE

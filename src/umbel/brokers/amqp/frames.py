@@ -15,19 +15,13 @@ read as text, and text that is not UTF-8 is a ValueError. An integer beyond 64 b
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from umbel.errors import TooLarge
 
 # ---- tables ----------------------------------------------------------------------------------------
-#
-# AMQP 0-9-1's typed values as bytes, and back.
-#
-# Only what RabbitMQ and Celery put on the wire (wire-protocol 1.2): decimals and byte strings are read as
-# text, and text that is not UTF-8 is a ValueError. An integer beyond 64 bits is an OverflowError;
-# `envelope.py` sends such a number another way.
 
 Table = dict[str, Any]
 
@@ -57,7 +51,7 @@ _TEXT, _VOID, _BOOL, _TABLE, _ARRAY, _BYTES, _DECIMAL = b"SVtFAxD"
 
 
 def encode_short(text: str) -> bytes:
-    """A name or id with its length in front; raises TooLarge beyond 255 bytes."""
+    """Encode a name or id with its length in front; raise TooLarge beyond 255 bytes."""
     data = text.encode()
     if len(data) > _SHORT_MAX:
         raise TooLarge(f"{text[:40]!r}… has {len(data)} bytes; AMQP allows {_SHORT_MAX} for names and ids")
@@ -65,7 +59,7 @@ def encode_short(text: str) -> bytes:
 
 
 def encode_table(table: Table) -> bytes:
-    """A table with its length in front; raises OverflowError for an integer beyond 64 bits."""
+    """Encode a table with its length in front; raise OverflowError for an integer beyond 64 bits."""
     parts: list[bytes] = []
     for name, value in table.items():
         parts.append(_names.get(name) or _encode_name(name))
@@ -82,7 +76,7 @@ def encode_table(table: Table) -> bytes:
 
 
 def _encode_name(name: str) -> bytes:
-    """A header's name, from a cache: the same few names are in every message."""
+    """Encode a header's name, from a cache: the same few names are in every message."""
     if len(_names) >= NAMES_MAX:
         _names.clear()
     data = _names[name] = encode_short(name)
@@ -90,7 +84,7 @@ def _encode_name(name: str) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """One value with the letter of its type in front, in the types that Celery writes."""
+    """Encode one value with the letter of its type in front, in the types that Celery writes."""
     if isinstance(value, str):
         data = value.encode()
         return b"S" + _pack_long(len(data)) + data
@@ -120,14 +114,14 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_short(data: bytes, at: int) -> tuple[str, int]:
-    """The name or id at this place, and the place behind it."""
+    """Return the name or id at this place, and the place behind it."""
     end = at + 1 + data[at]
     return data[at + 1 : end].decode(), end
 
 
 def decode_table(data: bytes, at: int) -> tuple[Table, int]:
-    """The table at this place, and the place behind it; raises ValueError for a type that
-    Umbel cannot read.
+    """Return the table at this place, and the place behind it; raise ValueError for a type that Umbel cannot
+    read.
     """
     end = at + 4 + _unpack_long(data, at)[0]
     at += 4
@@ -150,7 +144,9 @@ def decode_table(data: bytes, at: int) -> tuple[Table, int]:
 
 
 def _decode_name(short: bytes) -> str:
-    """A header's name, from a cache: every message has the same few names, and foreign names are few too."""
+    """Decode a header's name, from a cache: every message has the same few names, and foreign names are few
+    too.
+    """
     if len(_read_names) >= NAMES_MAX:
         _read_names.clear()
     name = _read_names[short] = short[1:].decode()
@@ -158,7 +154,7 @@ def _decode_name(short: bytes) -> str:
 
 
 def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
-    """The value of this type at this place, and the place behind it."""
+    """Return the value of this type at this place, and the place behind it."""
     if (fixed := _FIXED.get(kind)) is not None:
         return fixed.unpack_from(data, at)[0], at + fixed.size
     if kind == _BOOL:
@@ -187,15 +183,6 @@ def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
 
 
 # ---- frames ----------------------------------------------------------------------------------------
-#
-# AMQP 0-9-1 as bytes, and back, for the methods that Umbel uses.
-#
-# Pure: bytes in, `Incoming` out; the asynchronous link and the blocking one both use it. The codec is
-# Umbel's and not a library's, because decoding a delivery is the largest cost of consuming
-# (`docs/decisions/0012-amqp-client.md`).
-#
-# Every method is a number, class and method in one, and a text that spells its fields: B H L Q are numbers
-# of 1, 2, 4, 8 bytes, s and S short and long strings, F a table, b one bit of a shared byte.
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 FRAME_MAX = 131_072
@@ -219,108 +206,70 @@ _NUMBERS = {
 
 
 class Method(IntEnum):
-    """The methods of AMQP 0-9-1 that Umbel sends or reads: class number in the upper half, method number in
-    the lower.
+    """The methods of AMQP 0-9-1 that Umbel sends or reads.
+
+    The number has the class in its upper half and the method in its lower half. `fields` spells the fields.
     """
 
-    CONNECTION_START = 0x000A000A
-    CONNECTION_START_OK = 0x000A000B
-    CONNECTION_TUNE = 0x000A001E
-    CONNECTION_TUNE_OK = 0x000A001F
-    CONNECTION_OPEN = 0x000A0028
-    CONNECTION_OPEN_OK = 0x000A0029
-    CONNECTION_CLOSE = 0x000A0032
-    CONNECTION_CLOSE_OK = 0x000A0033
-    CONNECTION_BLOCKED = 0x000A003C
-    CONNECTION_UNBLOCKED = 0x000A003D
-    CHANNEL_OPEN = 0x0014000A
-    CHANNEL_OPEN_OK = 0x0014000B
-    CHANNEL_FLOW = 0x00140014
-    CHANNEL_FLOW_OK = 0x00140015
-    CHANNEL_CLOSE = 0x00140028
-    CHANNEL_CLOSE_OK = 0x00140029
-    EXCHANGE_DECLARE = 0x0028000A
-    EXCHANGE_DECLARE_OK = 0x0028000B
-    EXCHANGE_BIND = 0x0028001E
-    EXCHANGE_BIND_OK = 0x0028001F
-    QUEUE_DECLARE = 0x0032000A
-    QUEUE_DECLARE_OK = 0x0032000B
-    QUEUE_BIND = 0x00320014
-    QUEUE_BIND_OK = 0x00320015
-    QUEUE_UNBIND = 0x00320032
-    QUEUE_UNBIND_OK = 0x00320033
-    QUEUE_PURGE = 0x0032001E
-    QUEUE_PURGE_OK = 0x0032001F
-    QUEUE_DELETE = 0x00320028
-    QUEUE_DELETE_OK = 0x00320029
-    BASIC_QOS = 0x003C000A
-    BASIC_QOS_OK = 0x003C000B
-    BASIC_CONSUME = 0x003C0014
-    BASIC_CONSUME_OK = 0x003C0015
-    BASIC_CANCEL = 0x003C001E
-    BASIC_CANCEL_OK = 0x003C001F
-    BASIC_PUBLISH = 0x003C0028
-    BASIC_RETURN = 0x003C0032
-    BASIC_DELIVER = 0x003C003C
-    BASIC_GET = 0x003C0046
-    BASIC_GET_OK = 0x003C0047
-    BASIC_GET_EMPTY = 0x003C0048
-    BASIC_ACK = 0x003C0050
-    BASIC_REJECT = 0x003C005A
-    BASIC_NACK = 0x003C0078
-    CONFIRM_SELECT = 0x0055000A
-    CONFIRM_SELECT_OK = 0x0055000B
+    fields: str
+
+    def __new__(cls, number: int, fields: str) -> Self:
+        """Create a member from its number and the spelling of its fields."""
+        method = int.__new__(cls, number)
+        method._value_ = number
+        method.fields = fields
+        return method
+
+    CONNECTION_START = 0x000A000A, "BBFSS"
+    CONNECTION_START_OK = 0x000A000B, "FsSs"
+    CONNECTION_TUNE = 0x000A001E, "HLH"
+    CONNECTION_TUNE_OK = 0x000A001F, "HLH"
+    CONNECTION_OPEN = 0x000A0028, "ssb"
+    CONNECTION_OPEN_OK = 0x000A0029, "s"
+    CONNECTION_CLOSE = 0x000A0032, "HsHH"
+    CONNECTION_CLOSE_OK = 0x000A0033, ""
+    CONNECTION_BLOCKED = 0x000A003C, "s"
+    CONNECTION_UNBLOCKED = 0x000A003D, ""
+    CHANNEL_OPEN = 0x0014000A, "s"
+    CHANNEL_OPEN_OK = 0x0014000B, "S"
+    CHANNEL_FLOW = 0x00140014, "b"
+    CHANNEL_FLOW_OK = 0x00140015, "b"
+    CHANNEL_CLOSE = 0x00140028, "HsHH"
+    CHANNEL_CLOSE_OK = 0x00140029, ""
+    EXCHANGE_DECLARE = 0x0028000A, "HssbbbbbF"
+    EXCHANGE_DECLARE_OK = 0x0028000B, ""
+    EXCHANGE_BIND = 0x0028001E, "HsssbF"
+    EXCHANGE_BIND_OK = 0x0028001F, ""
+    QUEUE_DECLARE = 0x0032000A, "HsbbbbbF"
+    QUEUE_DECLARE_OK = 0x0032000B, "sLL"
+    QUEUE_BIND = 0x00320014, "HsssbF"
+    QUEUE_BIND_OK = 0x00320015, ""
+    QUEUE_UNBIND = 0x00320032, "HsssF"
+    QUEUE_UNBIND_OK = 0x00320033, ""
+    QUEUE_PURGE = 0x0032001E, "Hsb"
+    QUEUE_PURGE_OK = 0x0032001F, "L"
+    QUEUE_DELETE = 0x00320028, "Hsbbb"
+    QUEUE_DELETE_OK = 0x00320029, "L"
+    BASIC_QOS = 0x003C000A, "LHb"
+    BASIC_QOS_OK = 0x003C000B, ""
+    BASIC_CONSUME = 0x003C0014, "HssbbbbF"
+    BASIC_CONSUME_OK = 0x003C0015, "s"
+    BASIC_CANCEL = 0x003C001E, "sb"
+    BASIC_CANCEL_OK = 0x003C001F, "s"
+    BASIC_PUBLISH = 0x003C0028, "Hssbb"
+    BASIC_RETURN = 0x003C0032, "Hsss"
+    BASIC_DELIVER = 0x003C003C, "sQbss"
+    BASIC_GET = 0x003C0046, "Hsb"
+    BASIC_GET_OK = 0x003C0047, "QbssL"
+    BASIC_GET_EMPTY = 0x003C0048, "s"
+    BASIC_ACK = 0x003C0050, "Qb"
+    BASIC_REJECT = 0x003C005A, "Qb"
+    BASIC_NACK = 0x003C0078, "Qbb"
+    CONFIRM_SELECT = 0x0055000A, "b"
+    CONFIRM_SELECT_OK = 0x0055000B, ""
 
 
-_FIELDS: dict[int, str] = {
-    Method.CONNECTION_START: "BBFSS",
-    Method.CONNECTION_START_OK: "FsSs",
-    Method.CONNECTION_TUNE: "HLH",
-    Method.CONNECTION_TUNE_OK: "HLH",
-    Method.CONNECTION_OPEN: "ssb",
-    Method.CONNECTION_OPEN_OK: "s",
-    Method.CONNECTION_CLOSE: "HsHH",
-    Method.CONNECTION_CLOSE_OK: "",
-    Method.CONNECTION_BLOCKED: "s",
-    Method.CONNECTION_UNBLOCKED: "",
-    Method.CHANNEL_OPEN: "s",
-    Method.CHANNEL_OPEN_OK: "S",
-    Method.CHANNEL_FLOW: "b",
-    Method.CHANNEL_FLOW_OK: "b",
-    Method.CHANNEL_CLOSE: "HsHH",
-    Method.CHANNEL_CLOSE_OK: "",
-    Method.EXCHANGE_DECLARE: "HssbbbbbF",
-    Method.EXCHANGE_DECLARE_OK: "",
-    Method.EXCHANGE_BIND: "HsssbF",
-    Method.EXCHANGE_BIND_OK: "",
-    Method.QUEUE_DECLARE: "HsbbbbbF",
-    Method.QUEUE_DECLARE_OK: "sLL",
-    Method.QUEUE_BIND: "HsssbF",
-    Method.QUEUE_BIND_OK: "",
-    Method.QUEUE_UNBIND: "HsssF",
-    Method.QUEUE_UNBIND_OK: "",
-    Method.QUEUE_PURGE: "Hsb",
-    Method.QUEUE_PURGE_OK: "L",
-    Method.QUEUE_DELETE: "Hsbbb",
-    Method.QUEUE_DELETE_OK: "L",
-    Method.BASIC_QOS: "LHb",
-    Method.BASIC_QOS_OK: "",
-    Method.BASIC_CONSUME: "HssbbbbF",
-    Method.BASIC_CONSUME_OK: "s",
-    Method.BASIC_CANCEL: "sb",
-    Method.BASIC_CANCEL_OK: "s",
-    Method.BASIC_PUBLISH: "Hssbb",
-    Method.BASIC_RETURN: "Hsss",
-    Method.BASIC_DELIVER: "sQbss",
-    Method.BASIC_GET: "Hsb",
-    Method.BASIC_GET_OK: "QbssL",
-    Method.BASIC_GET_EMPTY: "s",
-    Method.BASIC_ACK: "Qb",
-    Method.BASIC_REJECT: "Qb",
-    Method.BASIC_NACK: "Qbb",
-    Method.CONFIRM_SELECT: "b",
-    Method.CONFIRM_SELECT_OK: "",
-}
+_FIELDS: dict[int, str] = {method.value: method.fields for method in Method}
 _DELIVER = int(Method.BASIC_DELIVER)
 _DELIVER_BYTES = _DELIVER.to_bytes(4)
 _WITH_CONTENT = frozenset({_DELIVER, int(Method.BASIC_GET_OK), int(Method.BASIC_RETURN)})
@@ -344,7 +293,7 @@ class BadFrames(ValueError):
 
 
 def encode_method(channel: int, method: Method, *fields: Any) -> bytes:
-    """The frame of one method; `fields` in the order in which the protocol spells them."""
+    """Encode the frame of one method; `fields` are in the order in which the protocol spells them."""
     parts, bits, bit = [], 0, 0
     for kind, value in zip(_FIELDS[method], fields, strict=True):
         if kind == "b":
@@ -364,7 +313,7 @@ def encode_method(channel: int, method: Method, *fields: Any) -> bytes:
 def encode_publish(
     channel: int, exchange: str, routing_key: str, properties: bytes, body: bytes, *, mandatory: bool = False
 ) -> bytes:
-    """All frames of one message: method, header and body, the body in pieces that fit a frame."""
+    """Encode all frames of one message: method, header and body, the body in pieces that fit a frame."""
     route = encode_short(exchange) + encode_short(routing_key)
     parts = [
         _method_head.pack(_METHOD, channel, len(route) + 7, Method.BASIC_PUBLISH),
@@ -383,7 +332,7 @@ def encode_publish(
 
 
 def encode_ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
-    """The frame that acknowledges one delivery, or with `multiple` all up to it."""
+    """Encode the frame that acknowledges one delivery, or with `multiple` all up to it."""
     return _ack_frame.pack(_METHOD, channel, 13, Method.BASIC_ACK, tag, multiple, _END)
 
 
@@ -425,7 +374,7 @@ class FrameReader:
         self._whole_max_bytes = min(message_max_bytes, FRAME_MAX)
 
     def feed(self, data: bytes) -> list[Incoming]:
-        """The methods that these bytes complete; raises BadFrames if the bytes are not AMQP."""
+        """Return the methods that these bytes complete; raise BadFrames if the bytes are not AMQP."""
         incoming: list[Incoming] = []
         try:
             self._cut(self._rest + data if self._rest else data, incoming)
@@ -463,7 +412,7 @@ class FrameReader:
         self._rest = data[at:]
 
     def _delivery(self, channel: int, data: bytes, start: int, head: int, incoming: list[Incoming]) -> int:
-        """Read the three frames of a usual message at once; the place behind them.
+        """Read the three frames of a usual message at once; return the place behind them.
 
         0 if they have not all arrived, or have another shape: then each frame is read separately.
         """
@@ -529,7 +478,7 @@ class FrameReader:
 
 
 def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str, str]:
-    """Consumer tag, delivery tag, redelivered, routing key, exchange of a delivery."""
+    """Return consumer tag, delivery tag, redelivered, routing key and exchange of a delivery."""
     end = at + 1 + data[at]
     key = end + 10 + data[end + 9]
     return (
@@ -542,7 +491,7 @@ def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str, str]:
 
 
 def _fields(spelling: str, data: bytes, at: int) -> Iterator[Any]:
-    """The fields of a method, read by its spelling."""
+    """Yield the fields of a method, read by its spelling."""
     bit = 0
     for kind in spelling:
         if kind == "b":

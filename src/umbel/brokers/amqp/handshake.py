@@ -1,4 +1,4 @@
-"""Handshake: where RabbitMQ is, how a connection opens, and what it means when the server refuses.
+"""Handshake: the address of RabbitMQ, how a connection opens, and what the server's refusals mean.
 
 Pure. An address is `amqp://user:password@host:port/vhost`, as Celery reads it: the path is the virtual host,
 percent encoded; none, or `//` at the end, is the host `/`. `amqps://` speaks TLS, with the options of
@@ -9,8 +9,9 @@ The handshake takes methods of channel 0 and returns bytes to send. The first by
 A refusal has one of four meanings. `ChannelClosed` refuses one request, by its code: not found, locked,
 declared differently, not permitted. `AccessRefused` refuses everything, for instance a right without which
 nothing works. `BrokerStarting` is temporary: a node opens its port before its queues, streams and quorum
-queues first of all, have elected their leaders, and until then answers as if they were lost. `Undecided`
-leaves open whether the server has the message.
+queues first of all, have elected their leaders, and until then answers as if they were lost. It is a kind of
+`BrokerUnavailable`, so code that retries after a refused connection retries after it too. `Undecided` leaves
+open whether the server has the message.
 """
 
 import re
@@ -34,12 +35,6 @@ if TYPE_CHECKING:
 
 
 # ---- location --------------------------------------------------------------------------------------
-#
-# Which broker an address means.
-#
-# `amqp://user:password@host:port/vhost`, as Celery reads it: the path is the virtual host, percent encoded;
-# none, or `//` at the end, is the host `/`. `amqps://` speaks TLS, with the options of `brokers/tls.py`
-# after a `?`. Several addresses joined by `;` are tried in turn (`Addresses`).
 
 LinkT = TypeVar("LinkT")
 SCHEMES = {"amqp": 5672, "pyamqp": 5672, "amqps": 5671}
@@ -62,7 +57,7 @@ class Location:
         return f"{scheme}://{self.user}@{self.host}:{self.port}, virtual host {self.vhost!r}"
 
     def tls_context(self) -> "ssl.SSLContext | None":
-        """The TLS settings of the address, read from the files it names; None without TLS."""
+        """Return the TLS settings of the address, read from the files it names; None without TLS."""
         return tls_context(dict(self.tls_options), where=f"RabbitMQ at {self}") if self.tls else None
 
 
@@ -74,7 +69,9 @@ class Addresses:
         self._turns = cycle(self.locations)
 
     def connect(self, opened: Callable[[Location], LinkT]) -> LinkT:
-        """What `opened` returns for the first server that answers; raises the last server's error."""
+        """Call `opened` for each server in turn until one answers; return its result, or raise the last
+        server's error.
+        """
         error = _no_address()
         for location in self._in_turn():
             try:
@@ -84,9 +81,7 @@ class Addresses:
         raise error
 
     async def connected(self, opened: Callable[[Location], Awaitable[LinkT]]) -> LinkT:
-        """What `opened` returns for the first server that answers, for asyncio; raises the last server's
-        error.
-        """
+        """Connect like `connect`, for asyncio."""
         error = _no_address()
         for location in self._in_turn():
             try:
@@ -104,7 +99,7 @@ def _no_address() -> BrokerUnavailable:
 
 
 def locations_from_url(url: str) -> list[Location]:
-    """The servers of an address list; raises BadURL for an address that is not valid."""
+    """Return the servers of an address list; raise BadURL for an invalid address."""
     return [_location(part.strip()) for part in url.split(";") if part.strip()]
 
 
@@ -152,13 +147,6 @@ def _check_options(url: str, options: dict[str, str], *, tls: bool) -> None:
 
 
 # ---- rights ----------------------------------------------------------------------------------------
-#
-# Which right a RabbitMQ user lacks, read from the text of a refusal.
-#
-# A user may configure, write and read what three patterns match. RabbitMQ 3.10 names the queue or exchange
-# and not the right; the method that it refused shows which right that was. Some of these names are needed
-# for everything, so that nothing works without them. The others are queues and exchanges of tasks, and
-# their refusal affects them alone.
 
 ACCESS_REFUSED = 403
 _REFUSED = re.compile(
@@ -201,10 +189,12 @@ class MissingRight:
 
 
 def missing_right(location: Location, text: str, method: int = 0) -> MissingRight:
-    """What the user may not do and how that is granted, from the text of a refusal with code 403.
+    """Return the right that the user lacks and how to grant it, from the text of a refusal with code 403.
 
-    RabbitMQ 3.10 names the queue or exchange and not the right; the refused `method` shows which right that
-    was.
+    A user may configure, write and read the names that three patterns match. RabbitMQ 3.10 names the queue or
+    exchange and not the right; the refused `method` shows which right it was. Some names are needed for
+    everything, so that nothing works without them. The others are queues and exchanges of tasks, and their
+    refusal affects them alone.
     """
     found = _REFUSED.search(text)
     stated, kind, name = found.groups() if found else ("", "", "")
@@ -216,22 +206,12 @@ def missing_right(location: Location, text: str, method: int = 0) -> MissingRigh
 
 
 def granting(location: Location) -> str:
-    """The command that grants all rights to the user; it sets the three patterns at once."""
+    """Return the command that grants all rights to the user; it sets the three patterns at once."""
     command = f"rabbitmqctl set_permissions -p {quote(location.vhost)} {quote(location.user)} {_ALL}"
     return f"grant it with {command}, or with the patterns that docs/brokers.md lists"
 
 
 # ---- refusals --------------------------------------------------------------------------------------
-#
-# What it means when RabbitMQ closes a channel or a connection, decided in one place.
-#
-# There are four meanings. `ChannelClosed` refuses this one request, by its code: not found, locked,
-# declared differently, not permitted. `AccessRefused` refuses everything, for example for lack of a right
-# without which nothing works. `BrokerStarting` is temporary: a node opens its port before its queues,
-# streams and quorum queues first of all, have elected their leaders, and until then answers as if they were
-# lost. It is a kind of `BrokerUnavailable`, so code that retries after a refused connection retries after
-# this too. Everything else that ends a connection is `BrokerUnavailable`, with a text that says what to do:
-# waiting does not correct a wrong password.
 
 _NOT_ALLOWED = 530
 _FORCED, _RESOURCE_ERROR, _INTERNAL_ERROR = 320, 506, 541
@@ -272,8 +252,8 @@ class NotPermitted(ChannelClosed):
 
 
 class Undecided(BrokerUnavailable):
-    """One of several batches made the server close their channel: which one, and what was accepted, is not
-    known.
+    """One of several batches made the server close their channel; which one, and which messages were
+    accepted, is not known.
     """
 
     def __init__(self, closed: ChannelClosed) -> None:
@@ -282,7 +262,7 @@ class Undecided(BrokerUnavailable):
 
 
 class CannotDeclare(BrokerRefused):
-    """A queue or exchange cannot be declared as it was asked for."""
+    """A queue or exchange cannot be declared in the requested form."""
 
     def __init__(self, what: str, refused: ChannelClosed, why: str = "") -> None:
         super().__init__(f"cannot declare {what}: {why or refused.text}")
@@ -301,14 +281,16 @@ class QueueRefused(BrokerRefused):
 
 
 class BrokerStarting(BrokerUnavailable):
-    """The server runs, but what was asked for is not available yet: it starts, or elects a leader."""
+    """The server runs, but the queue or stream is not available yet: the server starts, or elects a
+    leader.
+    """
 
     def __init__(self, location: Location, code: int, text: str) -> None:
         super().__init__(f"RabbitMQ at {location} is not ready: {text} ({code}); try again in a moment")
 
 
 def channel_refusal(location: Location, code: int, text: str, method: int = 0) -> BrokerError:
-    """The error for a channel that the server closed; `method` is the request that it refused."""
+    """Return the error for a channel that the server closed; `method` is the request that it refused."""
     if code == ACCESS_REFUSED:
         right = missing_right(location, text, method)
         if right.is_shared:
@@ -320,7 +302,7 @@ def channel_refusal(location: Location, code: int, text: str, method: int = 0) -
 
 
 def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavailable:
-    """The error for a connection that the server closed."""
+    """Return the error for a connection that the server closed."""
     if code in (_FORCED, _INTERNAL_ERROR) or (code == _NOT_ALLOWED and text.endswith(_HOST_NOT_YET)):
         return BrokerStarting(location, code, text)
     refused = AccessRefused if code in (ACCESS_REFUSED, _NOT_ALLOWED) else BrokerUnavailable
@@ -328,7 +310,9 @@ def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavai
 
 
 def blocked_by(location: Location, why: str, *, is_written: bool = False) -> BrokerUnavailable:
-    """The server has a resource alarm, and reads nothing from publishers until the alarm is over."""
+    """Return the error for a resource alarm: the server reads nothing from publishers until the alarm is
+    over.
+    """
     remedy = (
         "let queues drain, free memory or disk there, or change vm_memory_high_watermark or disk_free_limit"
     )
@@ -337,7 +321,7 @@ def blocked_by(location: Location, why: str, *, is_written: bool = False) -> Bro
 
 
 def unconfirmed(location: Location) -> BrokerUnavailable:
-    """The server answers other requests, but has not confirmed a message in time."""
+    """Return the error for a server that answers other requests, but has not confirmed a message in time."""
     return BrokerUnavailable(
         f"RabbitMQ at {location} has not confirmed messages in time; waiting for its answer: look for a "
         "queue or stream there that has lost the majority of its replicas, and for a slow disk"
@@ -345,7 +329,7 @@ def unconfirmed(location: Location) -> BrokerUnavailable:
 
 
 def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
-    """The error for a connection that could not be opened, with what to check."""
+    """Return the error for a connection that could not be opened, with what to check."""
     where = f"cannot reach RabbitMQ at {location}"
     if no_files := ran_out(error):
         return BrokerUnavailable(f"{where}: {no_files}")
@@ -382,10 +366,6 @@ def _remedy(location: Location, code: int, text: str) -> str:
 
 
 # ---- handshake -------------------------------------------------------------------------------------
-#
-# How a connection opens.
-#
-# Pure: methods of channel 0 in, bytes to send out. The first bytes of a connection are PROTOCOL_HEADER.
 
 CHANNELS_MAX = 2047
 REPLY_TIMEOUT_S = 10.0  # for every answer after the handshake
@@ -393,7 +373,7 @@ CONFIRMS_PER_S = 1000  # by a slow server; a large batch gets that much more tim
 
 
 def confirm_timeout_s(messages: int) -> float:
-    """How long to wait for the confirmation of so many messages."""
+    """Return how long to wait for the confirmation of so many messages."""
     return REPLY_TIMEOUT_S + messages / CONFIRMS_PER_S
 
 
@@ -421,8 +401,8 @@ class Handshake:
         return self._done
 
     def step(self, incoming: Incoming) -> bytes:
-        """The bytes that answer this method; raises BrokerUnavailable or AccessRefused if
-        the server refuses.
+        """Return the bytes that answer this method; raise BrokerUnavailable or AccessRefused if the server
+        refuses.
         """
         match incoming.method:
             case Method.CONNECTION_START:

@@ -3,18 +3,22 @@
 A link is opened once: when the connection or a channel ends, everything that waits on it fails with the
 reason, and the caller opens a new link. Nothing is sent twice without the caller's knowledge.
 
-The server refuses a request by closing the channel; `channel_refusal` says what that means. Both sides send
+The server refuses a request by closing the channel; `channel_refusal` interprets that. Both sides send
 heartbeats: a link that receives nothing for two of them is dead, whatever the network reports. An overdue
-confirmation does not end a link whose server answers other requests: what was written on it is confirmed
-later, and would arrive twice if it were sent on another link meanwhile.
+confirmation does not end a link whose server answers other requests: the messages written on it are confirmed
+later, and would arrive twice if they were sent on another link meanwhile.
+
+The link owns the bytes and the channels. Which messages the server has answered for is kept by `confirms.py`;
+the content of messages belongs to `publishing.py`.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from umbel.brokers.amqp.confirms import AllSent, Batch, Unconfirmed
 from umbel.brokers.amqp.frames import (
     HEARTBEAT_FRAME,
     PROTOCOL_HEADER,
@@ -36,8 +40,10 @@ from umbel.brokers.amqp.handshake import (
     unconfirmed,
     unreachable,
 )
-from umbel.brokers.amqp.outbox import AllSent, Batch, Unconfirmed
 from umbel.errors import BrokerError, BrokerUnavailable
+
+if TYPE_CHECKING:
+    from umbel.brokers.amqp.topology import Call
 
 READ_BYTES = 64 * 1024
 PROBE_S = 5.0  # how long a server that does not confirm in time has to answer another request
@@ -64,7 +70,7 @@ class Link(asyncio.BufferedProtocol):
         self._channels: dict[int, Channel] = {}
         self._numbers = count(1)
         self._free: deque[int] = deque()
-        self._heard = self._sent = False
+        self._has_received = self._has_sent = False
         self._silent_beats = 0
         self._beat: asyncio.TimerHandle | None = None
 
@@ -74,12 +80,12 @@ class Link(asyncio.BufferedProtocol):
         return self._handshake.heartbeat_s
 
     async def opened(self) -> None:
-        """Wait until the handshake is over; raises the error that ended it."""
+        """Wait until the handshake is over; raise the error that ended it."""
         await self._opened
 
     async def channel(self, *, confirms: bool = False) -> "Channel":
-        """A new channel; with `confirms`, one to publish on. Raises at once if the server is blocked, since
-        it reads nothing.
+        """Open a new channel; with `confirms`, one to publish on. Raises at once if the server is blocked,
+        since it reads nothing.
         """
         if self.blocked:
             raise blocked_by(self.location, self.blocked)
@@ -94,17 +100,25 @@ class Link(asyncio.BufferedProtocol):
             raise
         return channel
 
+    async def run(self, *calls: "Call") -> list[Incoming]:
+        """Make these calls on a new channel, close it, and return the answers."""
+        channel = await self.channel()
+        asked = [channel.ask(method, *fields) for method, fields in calls]
+        answers = [await channel.answer(future) for future in asked]
+        await channel.close()
+        return answers
+
     def send(self, data: bytes) -> None:
-        """Write at the end of this turn of the event loop; raises the error that ended the link."""
+        """Write at the end of this turn of the event loop; raise the error that ended the link."""
         if self.error is not None:
             raise self.error
-        self._sent = True
+        self._has_sent = True
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
         self._unwritten.append(data)
 
     def discard(self, channel: "Channel") -> None:
-        """Both sides have closed the channel: its number can be used again."""
+        """Free the number of a channel that both sides have closed."""
         if self._channels.pop(channel.number, None) is not None:
             self._free.append(channel.number)
 
@@ -137,12 +151,12 @@ class Link(asyncio.BufferedProtocol):
         self._transport.write(PROTOCOL_HEADER)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The one buffer that all reads use."""
+        """Return the one buffer that all reads use."""
         return self._received
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Cut what arrived into methods, and pass each to its channel."""
-        self._heard = True
+        """Cut the received bytes into methods, and pass each to its channel."""
+        self._has_received = True
         try:
             incoming = self._reader.feed(bytes(self._received[:nbytes]))
             channels = self._channels
@@ -159,7 +173,7 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Everything that waits fails with the reason for which the connection ended."""
+        """Fail everything that waits, with the reason for which the connection ended."""
         if not self._opened.done():
             self._fail(unreachable(self.location, exc or ConnectionResetError()))
         why = str(exc) if exc is not None else "the server closed it"
@@ -188,8 +202,8 @@ class Link(asyncio.BufferedProtocol):
                 self.blocked = ""
 
     def _write(self) -> None:
-        """Write all that was sent in one turn of the loop in one piece: the server confirms it with one
-        flush.
+        """Write everything that was sent in one turn of the loop in one piece: the server confirms it with
+        one flush.
         """
         unwritten, self._unwritten = self._unwritten, []
         if self.error is None and self._transport is not None:
@@ -202,13 +216,13 @@ class Link(asyncio.BufferedProtocol):
 
     def _on_beat(self) -> None:
         """Twice per heartbeat: send one unless something was sent; count the silence of the server."""
-        self._silent_beats = 0 if self._heard else self._silent_beats + 1
+        self._silent_beats = 0 if self._has_received else self._silent_beats + 1
         if self._silent_beats >= 4:
             self.abort(f"no data received for {2 * self._handshake.heartbeat_s} s (two heartbeats missed)")
             return
-        if not self._sent and self._transport is not None:
+        if not self._has_sent and self._transport is not None:
             self._transport.write(HEARTBEAT_FRAME)
-        self._heard = self._sent = False
+        self._has_received = self._has_sent = False
         self._schedule_beat()
 
     def _fail(self, error: BrokerError) -> None:
@@ -259,7 +273,7 @@ class Channel:
             raise self._overdue("no answer in time") from None
 
     def send(self, data: bytes) -> None:
-        """Write without waiting; raises the error that ended the channel."""
+        """Write without waiting; raise the error that ended the channel."""
         if self.error is not None:
             raise self.error
         self.link.send(data)
@@ -291,7 +305,9 @@ class Channel:
             raise batch.error
 
     async def _not_confirmed(self) -> BrokerUnavailable:
-        """A server that answers another request is alive, and so are the claims that end with this link."""
+        """Return the error for an overdue confirmation. If the server answers another request, it is alive,
+        and so are the claims that end with this link.
+        """
         if not self.link.blocked and self.error is None:
             question = self.ask(Method.BASIC_QOS, 0, 0, False)
             await asyncio.wait([question], timeout=PROBE_S)
@@ -300,7 +316,7 @@ class Channel:
         return self._overdue("the server did not confirm in time")
 
     def _overdue(self, why: str) -> BrokerUnavailable:
-        """End the link, unless the server has a resource alarm: then it is alive too."""
+        """End the link, unless the server has a resource alarm: then it is alive."""
         if self.link.blocked:
             return blocked_by(self.link.location, self.link.blocked, is_written=True)
         self.link.abort(why)
@@ -317,7 +333,7 @@ class Channel:
             self.ask(Method.CHANNEL_CLOSE, 200, "", 0, 0)
 
     def receive(self, incoming: Incoming) -> None:
-        """Take in one method: a delivery, a confirmation, an answer, or the end of the channel."""
+        """Handle one method: a delivery, a confirmation, an answer, or the end of the channel."""
         method = incoming.method
         if self.error is not None:  # it only waits for the server's CHANNEL_CLOSE_OK
             if method in (Method.CHANNEL_CLOSE_OK, Method.CHANNEL_CLOSE):
@@ -348,7 +364,7 @@ class Channel:
                 self.fail(BrokerUnavailable("this process has already closed this AMQP channel"))
 
     def fail(self, error: BrokerError) -> None:
-        """Everything that waits on the channel fails with this error."""
+        """Fail everything that waits on the channel with this error."""
         if self.error is not None:
             return
         self.error = error
@@ -360,7 +376,7 @@ class Channel:
 
 
 async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, name: str) -> Link:
-    """Connect and log in; raises BrokerUnavailable with one line that says what to do."""
+    """Connect and log in; raise BrokerUnavailable with one line that says what to do."""
     loop = asyncio.get_running_loop()
     handshake = Handshake(location, heartbeat_s=heartbeat_s, name=name)
     # In a thread, because it reads the files of certificates.
@@ -388,4 +404,4 @@ def _refuse(future: asyncio.Future[Any], error: BrokerError) -> None:
 
 
 def _drop(_: object) -> None:
-    """The default callback: ignore it."""
+    """Ignore it: the default callback."""

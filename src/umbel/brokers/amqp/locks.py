@@ -8,7 +8,7 @@ A lock also ends when it was not declared again for its time to live (`x-expires
 server keeps the connection of a holder that was cut off for two to three heartbeats, and others need not wait
 for that. The holder must have given up before. It counts from the sending of a declaration that the server
 has answered, and its connection has a heartbeat of at least half the time to live. A device between the two
-that ends the connection towards the server only, defeats that.
+that ends the connection towards the server only defeats this.
 
 A passive declaration would extend another process's lock, unless it asks for no answer (`is_locked`).
 """
@@ -28,19 +28,19 @@ from umbel.brokers.links import LinkWatch, ignore_link
 from umbel.errors import BrokerError, BrokerUnavailable
 from umbel.protocol.shutdown import LinkChange
 
-HOLDS = "leases"  # the name of this link in reports
+LEASES = "leases"  # the name of this link in reports
 HEARTBEATS_S = (1, 2, 4, 8, 16, 32, 60)
 
 
 def heartbeat_for(ttl_s: float) -> int:
-    """The shortest heartbeat with which the server keeps a lock for `ttl_s` after it last received data from
+    """Return the shortest heartbeat with which the server keeps a lock for `ttl_s` after the last data from
     its holder.
     """
     return next((heartbeat_s for heartbeat_s in HEARTBEATS_S if 2 * heartbeat_s >= ttl_s), HEARTBEATS_S[-1])
 
 
 def boot_time() -> float:
-    """A clock that continues while the machine sleeps, as the server's clock does."""
+    """Return the time of a clock that continues while the machine sleeps, like the server's clock."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -57,7 +57,7 @@ class Locks:
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
         self._name = name
-        self._watch = LinkWatch(HOLDS, on_link)
+        self._watch = LinkWatch(LEASES, on_link)
         self._is_closed = False
         self._location: Location | None = None
         self._link: Link | None = None
@@ -65,7 +65,7 @@ class Locks:
         # what was given up before is gone.
         self._channel: Channel | None = None
         self._renewals: Channel | None = None  # locks are extended on this channel
-        self._prolonging = asyncio.Lock()
+        self._extending = asyncio.Lock()
         self._lock = asyncio.Lock()
         self._held: dict[str, topology.Queue] = {}
         self._taking: set[asyncio.Future[float | None]] = set()
@@ -79,14 +79,14 @@ class Locks:
         """Whether this process holds the lock, as far as it knows without asking."""
         return what in self._held and self._link is not None and self._link.error is None
 
-    async def prolong(self, what: str) -> float:
-        """Declare the lock again; the boot time from which it is ours for another time to live.
-        BrokerUnavailable if it is lost.
+    async def extend(self, what: str) -> float:
+        """Declare the lock again; return the boot time from which it is ours for another time to live.
+        BrokerUnavailable: it is lost.
         """
         queue = self._held.get(what)
         if queue is None or self._link is None:
             raise BrokerUnavailable(f"this process does not hold the lock {what!r} in RabbitMQ any more")
-        async with self._prolonging:  # one call at a time: a refusal ends the channel
+        async with self._extending:  # one call at a time: a refusal ends the channel
             if self._renewals is None or self._renewals.error is not None:
                 self._renewals = await self._link.channel()
             sent_at = boot_time()
@@ -102,7 +102,7 @@ class Locks:
         return sent_at
 
     async def _barrier(self) -> float:
-        """Wait until the server has handled all earlier requests; the boot time of this request.
+        """Wait until the server has handled all earlier requests; return the boot time of this request.
 
         The server refuses to remove a lock that had ended and belongs to another process by now. A lock that
         was given up after such a refusal ends with its time to live.
@@ -117,9 +117,9 @@ class Locks:
         return sent_at
 
     async def take(self, what: str, ttl_s: float, location: Location) -> float | None:
-        """The boot time from which the lock is ours; None if another process has it.
+        """Take the lock; return the boot time from which it is ours, or None if another process has it.
 
-        Not for two callers at once with the same name. A cancelled call leaves nothing locked: the server's
+        Two callers must not take the same name at once. A cancelled call leaves nothing locked: the server's
         answer is awaited in the background, and the lock is given up.
         """
         wanted = asyncio.Event()
@@ -146,15 +146,12 @@ class Locks:
         async with self._lock:
             link = await self._open(location)
             sent_at = await self._barrier()
-            channel = await link.channel()
             try:
-                for method, fields in queue.calls():
-                    await channel.call(method, *fields)
+                await link.run(*queue.calls())
             except ChannelClosed as refused:
                 if refused.code != ChannelClosed.LOCKED:
                     raise
                 return None
-            await channel.close()
             self._held[what] = queue
             if not wanted.is_set():
                 self.drop(what)
@@ -229,7 +226,7 @@ class HeldLock:
         """For how long the lock is certainly ours; negative if it has ended."""
         return self.deadline - boot_time()
 
-    def prolong(self, proven_at: float) -> None:
+    def extend(self, proven_at: float) -> None:
         """Extend it by its time to live, counted from when the server is known to have extended it."""
         self.deadline = proven_at + min(self.ttl_s, self.locks.proof_s)
 
@@ -251,17 +248,16 @@ async def is_locked(session: Session, what: str) -> bool:
 
 
 async def probe_mailbox(session: Session, node: str) -> Evidence:
-    """Whether a node listens on its mailbox, which is exclusive; the mailbox of Celery before 5.7 is not."""
-    channel = await session.link.channel()
-    method, fields = topology.passive(topology.mailbox(node))
+    """Return whether a node listens on its mailbox, which is exclusive; the mailbox of Celery before 5.7 is
+    not.
+    """
     try:
-        declared = await channel.call(method, *fields)
+        (declared,) = await session.link.run(topology.passive(topology.mailbox(node)))
     except ChannelClosed as refused:
         if refused.code == ChannelClosed.LOCKED:
             return Evidence.ALIVE
         if refused.code == ChannelClosed.NOT_FOUND:
             return Evidence.GONE
         raise
-    await channel.close()
     consumers = declared.fields[2]
     return Evidence.ALIVE if consumers else Evidence.UNKNOWN

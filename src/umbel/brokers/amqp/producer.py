@@ -1,11 +1,11 @@
 """AmqpProducer: publishing from any thread, before or after a fork, confirmed on return.
 
-All threads share one connection. They send to queues at the same time; a thread that declares, reads a stream
-or sends something that may close the channel has the connection to itself for as long. A forked child leaves
-its parent's connection alone and opens its own.
+All threads share one connection and send to queues at the same time. A thread that declares, reads a stream
+or sends a message that may close the channel has the connection to itself meanwhile. A forked child leaves
+its parent's connection alone and opens another.
 
-What was written and has no answer is not written again on the same connection, and on another one it is sent
-as redelivered (`Unanswered`).
+Messages that were written and have no answer are not written again on the same connection, and are flagged as
+redelivered on another (`Unanswered`).
 """
 
 import os
@@ -15,8 +15,9 @@ from time import monotonic, sleep, time
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from umbel.brokers.amqp import outbox, topology
+from umbel.brokers.amqp import publishing, topology
 from umbel.brokers.amqp.blocking import PIECE, BlockingLink, Published, SharedExclusiveLock
+from umbel.brokers.amqp.confirms import Batch, Unanswered
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack
 from umbel.brokers.amqp.handshake import (
     FULL,
@@ -27,7 +28,7 @@ from umbel.brokers.amqp.handshake import (
     Undecided,
     blocked_by,
 )
-from umbel.brokers.amqp.outbox import DELETED_AGAIN, Batch, Post, Refusals, Unanswered, refusal
+from umbel.brokers.amqp.publishing import DELETED_AGAIN, Post, Refusals, refusal
 from umbel.brokers.amqp.signature_view import ClusterView
 from umbel.brokers.amqp.streams import (
     OFFSET,
@@ -40,10 +41,10 @@ from umbel.brokers.amqp.streams import (
     offset_of,
 )
 from umbel.brokers.amqp.topology import CAPABILITIES, Exchange, Queue, TaskQueues
-from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
-from umbel.brokers.refusals import unbound
+from umbel.brokers.interface import Broadcast, BrokerSettings
+from umbel.brokers.refusals import unbound, unsupported_blocking
 from umbel.clock import cluster_now
-from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable, MayHaveArrived, NotSupported
+from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable, MayHaveArrived
 from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.message import Outgoing
 from umbel.wire.records import Revoke
@@ -58,6 +59,9 @@ _producers: "WeakSet[AmqpProducer]" = WeakSet()
 class AmqpProducer:
     """The blocking producer of clients and running tasks."""
 
+    capabilities = CAPABILITIES
+    hold_unique = release_unique = unsupported_blocking(CAPABILITIES.reasons["unique"])
+
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._queues = TaskQueues(settings)
@@ -70,21 +74,8 @@ class AmqpProducer:
         self._facts_read_at = float("-inf")
         _producers.add(self)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What RabbitMQ can and cannot do."""
-        return CAPABILITIES
-
-    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
-
-    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
-
     def cluster_id(self) -> ClusterId | None:
-        """The id that signatures are bound to; None if the cluster has none."""
+        """Return the id that signatures are bound to; None if the cluster has none."""
         view = ClusterView()
         with self._ready() as link:
             if self._exists(link, topology.CLUSTER):
@@ -92,10 +83,10 @@ class AmqpProducer:
         return view.found
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
-        """Send task messages, confirmed on return; MayHaveArrived if the connection was lost before the
+        """Send task messages, confirmed on return; raise MayHaveArrived if the connection was lost before the
         answer.
         """
-        posts = outbox.sendable_tasks(batch, self._queues, cluster_now())
+        posts = publishing.sendable_tasks(batch, self._queues, cluster_now())
         try:
             self.send(posts)
         except BrokerUnavailable as error:
@@ -104,28 +95,28 @@ class AmqpProducer:
             raise
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
-        """Record revokes for all workers; raises RevokesFull at the limit."""
+        """Record revokes for all workers; raise RevokesFull at the limit."""
         with self._ready() as link:
             self._follow(link, topology.REVOKES, self._revokes)
             view = self._revokes.view
             assert isinstance(view, RevokeView)
             view.check_room(revokes, self._settings.revokes_max, cluster_now())
             self._send_all(
-                link, [outbox.entry(topology.REVOKES, encode_record(revoke)) for revoke in revokes]
+                link, [publishing.entry(topology.REVOKES, encode_record(revoke)) for revoke in revokes]
             )
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
-        """Send to all who listen now; what waits in a queue longer than `ttl_s` is dropped."""
+        """Send to all current listeners; messages that wait in a queue longer than `ttl_s` are dropped."""
         if ttl_s <= 0:
             return
-        posts = [outbox.broadcast(sent, ttl_s) for sent in batch]
+        posts = [publishing.broadcast(sent, ttl_s) for sent in batch]
         with self._ready() as link:
             for name in {sent.exchange for sent in batch}:
                 self._declare(link, topology.exchange(name))
             self._send_all(link, posts)
 
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
-        """Append events to the event log if a recorder is registered; how many entries were logged."""
+        """Log events if a recorder is registered; return the number of logged entries."""
         with self._ready() as link:
             if monotonic() - self._facts_read_at > RECORDERS_FRESH_S:
                 self._follow(link, topology.FACTS, self._facts)
@@ -135,7 +126,7 @@ class AmqpProducer:
             if not view.recorders:
                 return 0
             self._declare(link, topology.event_stream(self._settings))
-            self._send_all(link, outbox.log_entries(entries, counts, time()))
+            self._send_all(link, publishing.log_entries(entries, counts, time()))
             return len(entries)
 
     def send(self, posts: Sequence[Post]) -> None:
@@ -169,7 +160,7 @@ class AmqpProducer:
                 link.close()
 
     def after_fork(self) -> None:
-        """Start afresh in the child: other threads of the parent may have been sending."""
+        """Start afresh in a forked child: other threads of the parent may have been sending."""
         self._turns = SharedExclusiveLock()
         link, self._link = self._link, None
         self._unanswered = Unanswered()
@@ -178,7 +169,7 @@ class AmqpProducer:
             link.abandon()
 
     def _send_together(self, posts: Sequence[Post]) -> Published | None:
-        """None: a connection or a queue has to be created first, which a thread does alone."""
+        """Publish; None if a connection or a queue has to be created first, which a thread does alone."""
         with self._turns:
             link, declared = self._link, self._declared
             if link is None or link.is_stale():
@@ -189,7 +180,7 @@ class AmqpProducer:
 
     @contextmanager
     def _ready(self) -> Iterator[BlockingLink]:
-        """The connection, for this thread alone; one that failed is not used again."""
+        """Yield the connection, for this thread alone; a failed connection is not used again."""
         if self._turns.is_inside:  # a signal handler: the code that it interrupted uses the connection
             own = self._connect()
             try:
@@ -237,7 +228,7 @@ class AmqpProducer:
     def _send(
         self, link: BlockingLink, posts: Sequence[Post], published: Published | None = None
     ) -> Refusals:
-        """Publish, or go on if they are `published`; send again what was returned."""
+        """Publish, or continue if they are `published`; send returned messages again."""
         if published is None:
             for queue in {post.queue.name: post.queue for post in posts if post.queue is not None}.values():
                 self._declare(link, queue)
@@ -250,7 +241,9 @@ class AmqpProducer:
         return refused
 
     def _send_again(self, link: BlockingLink, returned: Mapping[int, Post]) -> Refusals:
-        """Send again to queues that were deleted since they were declared; why the others were refused."""
+        """Send again to queues that were deleted since they were declared; return why the others were
+        refused.
+        """
         refused = {place: unbound(*post.route) for place, post in returned.items() if post.exchange}
         again = {place: post for place, post in returned.items() if not post.exchange}
         for queue in {post.key: post.queue for post in again.values()}.values():
@@ -262,7 +255,7 @@ class AmqpProducer:
         return refused | {places[number]: FULL for number in published.refused}
 
     def _publish(self, link: BlockingLink, posts: Sequence[Post]) -> Published:
-        """Publish those that the server has not accepted before; returns when it has answered for them."""
+        """Publish the posts that the server has not accepted before; return when it has answered for them."""
         if link.blocked:  # it confirms nothing now
             raise blocked_by(link.location, link.blocked, is_written=True)
         for batch, earlier in self._unanswered.under_way(posts):
@@ -271,24 +264,21 @@ class AmqpProducer:
             except BrokerError:
                 if batch.is_under_way:
                     raise
-        left = self._unanswered.left(posts)
-        places, published = [*left.to_send], self._write(link, [*left.to_send.values()])
+        plan = self._unanswered.plan(posts)
+        places, published = [*plan.to_send], self._write(link, [*plan.to_send.values()])
         refused = {places[number] for number in published.refused}
-        return Published(refused | {*left.refused}, [places[number] for number in published.returned])
+        return Published(refused | {*plan.refused}, [places[number] for number in published.returned])
 
     def _write(self, link: BlockingLink, posts: Sequence[Post]) -> Published:
         if not posts:
             return Published((), ())
         batches: list[Batch] = []
-        published = None
+        published, frames = None, [post.frames(1) for post in posts]
         try:
-            published = link.publish(
-                [post.frames(1) for post in posts], [post.sent for post in posts], batches
-            )
+            published = link.publish(frames, [post.sent for post in posts], batches)
         finally:
-            if (
-                published is None or published.returned
-            ):  # accepted ones are not sent again, even if a later step fails
+            # Accepted messages are not sent again, even if a later step fails.
+            if published is None or published.returned:
                 for number, batch in enumerate(batches):
                     self._unanswered.add(posts[number * PIECE : (number + 1) * PIECE], batch, link)
         return published
@@ -312,7 +302,7 @@ class AmqpProducer:
                 self._call_when_ready(link, method, *fields)
             if isinstance(what, Queue) and what.is_task:  # announce the queue to all nodes
                 self._declare(link, topology.stream_of_facts())
-                known = [outbox.entry(topology.FACTS, encode_record(QueueFact(what.name)))]
+                known = [publishing.entry(topology.FACTS, encode_record(QueueFact(what.name)))]
                 self._when_ready(link, lambda: self._write(link, known))
 
     def _exists(self, link: BlockingLink, queue: str) -> bool:

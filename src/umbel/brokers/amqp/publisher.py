@@ -1,21 +1,23 @@
-"""Publisher: declares what is missing, publishes, and returns when the server has answered for all.
+"""Publisher: declares missing queues, publishes, and returns when the server has answered for all messages.
 
-A message for a queue that was deleted since it was declared comes back; it is declared and sent again, once.
-What the server refuses is reported by its place, so that the others count: a queue that cannot be declared
-refuses its messages, and a full one (`reject-publish`) refuses each. A message to an exchange that was
-deleted, or over the server's size limit, closes its channel, and all that is unconfirmed on it is published
-again without the culprit.
+The server returns a message for a queue that was deleted since it was declared. The queue is then declared
+and the message sent again, once. Refused messages are reported by their places, so that the others count: a
+queue that cannot be declared refuses its messages, and a full one (`reject-publish`) refuses each. A message
+to a deleted exchange, or over the server's size limit, closes its channel; all that is unconfirmed on the
+channel is published again without the cause.
 
 `AmqpAsyncProducer` publishes with it from any event loop. RabbitMQ cannot tell whether it has a message
-already. A connection that is cut before the confirmation leaves the sender without an answer, so the producer
-sends nothing again by itself: the message may have arrived and would run twice.
+already. If the connection is cut before the confirmation, the producer does not send the messages again by
+itself: they may have arrived, and would run twice. If the caller sends them again, they are not written twice
+on one connection, and are flagged as redelivered on another (`Unanswered`).
 """
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from umbel.brokers.amqp import outbox, topology
+from umbel.brokers.amqp import publishing, topology
+from umbel.brokers.amqp.confirms import Unanswered
 from umbel.brokers.amqp.handshake import (
     FULL,
     Addresses,
@@ -27,31 +29,19 @@ from umbel.brokers.amqp.handshake import (
     blocked_by,
 )
 from umbel.brokers.amqp.link import Channel, Link, open_link
-from umbel.brokers.amqp.outbox import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, Unanswered, entry, refusal
+from umbel.brokers.amqp.publishing import ALONE_BYTES, DELETED_AGAIN, Post, Refusals, entry, refusal
 from umbel.brokers.amqp.streams import QueueFact, encode_record
 from umbel.brokers.amqp.topology import CAPABILITIES, Call, Exchange, Queue, TaskQueues, mismatch
-from umbel.brokers.interface import Attempt, BrokerSettings, Capabilities
-from umbel.brokers.refusals import unbound
+from umbel.brokers.interface import Attempt, BrokerSettings
+from umbel.brokers.refusals import unbound, unsupported
 from umbel.clock import cluster_now
-from umbel.errors import AccessRefused, BrokerError, BrokerRefused, NotSupported, WireError
+from umbel.errors import AccessRefused, BrokerError, BrokerRefused, WireError
 from umbel.wire.message import Outgoing
 
 # ---- publisher -------------------------------------------------------------------------------------
-#
-# Declares what is missing, publishes, and returns when the server has answered for all.
-#
-# A message for a queue that was deleted since it was declared comes back; it is declared and sent again,
-# once. What the server refuses is reported by its place, so that the others count: a queue that cannot be
-# declared refuses its messages, and a full one (`reject-publish`) refuses each.
-#
-# A message to an exchange that was deleted, or over the server's size limit, closes its channel, and the
-# answers for other messages in flight there are lost. So each exchange has a separate channel, and large
-# messages go alone.
 
-ALONE, OTHERS = (
-    "alone",
-    "others",
-)  # names of channels; the channel of an exchange is named by a slash and the exchange
+# Names of channels. The channel of an exchange is named by a slash and the exchange.
+ALONE, OTHERS = "alone", "others"
 CHANNELS_MAX = 16
 
 
@@ -59,19 +49,19 @@ class Publisher:
     """Publishes on one connection. `unanswered` outlives the connection: it belongs to the owner of all
     sends.
 
-    A message that makes the server close its channel takes the answers for other messages in flight there
-    with it. So each exchange has a separate channel, and large messages go alone. Messages that were in
-    flight with the culprit may have been accepted. With `may_repeat` they are sent again, each alone, which
+    If a message makes the server close its channel, the answers for other messages in flight there are lost.
+    So each exchange has a separate channel, and large messages go alone. The server may have accepted
+    messages that were in flight with the cause. With `may_repeat` they are sent again, each alone, which
     shows which one is refused; otherwise the error is `Undecided`.
 
-    Nothing is written to a server that has announced a resource alarm. What was written and has no answer is
-    not written again on the same connection.
+    Nothing is written to a server that has announced a resource alarm. Messages that were written and have no
+    answer are not written again on the same connection.
     """
 
     def __init__(self, link: Link, unanswered: Unanswered[Channel], *, may_repeat: bool = True) -> None:
         self.declared: set[str] = set()
         self.exchanges: set[str] = set()
-        self.peculiar: set[str] = set()  # queues that exist with other arguments than ours
+        self.differing: set[str] = set()  # queues that exist with other arguments than ours
         self._link = link
         self._unanswered = unanswered
         self._may_repeat = may_repeat
@@ -85,12 +75,12 @@ class Publisher:
         return bool(self._link.blocked)
 
     async def send(self, posts: Sequence[Post]) -> None:
-        """Publish all of them; BrokerRefused if the server refused some."""
+        """Publish all posts; raise BrokerRefused if the server refused some."""
         if refused := await self.try_send(posts):
             raise refusal(refused, posts)
 
     async def try_send(self, posts: Sequence[Post]) -> Refusals:
-        """Publish, and return which were refused and why."""
+        """Publish, and return which posts were refused and why."""
         if posts and self._link.blocked:
             raise blocked_by(self._link.location, self._link.blocked)
         refused: Refusals = {}
@@ -117,6 +107,22 @@ class Publisher:
         if self._unanswered.given_up:
             self._unanswered.forget(posts)
         return refused
+
+    async def announce_and_try_send(self, posts: Sequence[Post], known: Collection[str] = ()) -> Refusals:
+        """Publish, and return which posts were refused and why. Task queues that were not declared here yet
+        are announced to all nodes first, unless they are `known`.
+        """
+        new = {
+            post.queue.name
+            for post in posts
+            if post.queue is not None and post.queue.is_task and post.queue.name not in self.declared
+        }.difference(known)
+        if not new:
+            return await self.try_send(posts)
+        await self.need(topology.stream_of_facts())
+        news = [entry(topology.FACTS, encode_record(QueueFact(name))) for name in sorted(new)]
+        refused = await self.try_send([*news, *posts])
+        return {place - len(news): why for place, why in refused.items() if place >= len(news)}
 
     async def _publish_together(
         self, exchange: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
@@ -145,7 +151,9 @@ class Publisher:
     async def _repeat(
         self, exchange: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
     ) -> None:
-        """Publish again what was in flight when the channel closed, so that only the culprit is refused."""
+        """Publish again the messages that were in flight when the channel closed, so that only the cause is
+        refused.
+        """
         bad = await self._declare_missing([posts[place] for place in places])
         refused |= {place: bad[posts[place].needs] for place in places if posts[place].needs in bad}
         left = [place for place in places if place not in refused]
@@ -172,39 +180,34 @@ class Publisher:
             raise closed from None
 
     async def declare(self, what: Queue | Exchange, *, exactly: bool = False) -> None:
-        """Create it, or agree with what exists, unless it must be `exactly` so.
+        """Create it. If it exists with other arguments, use it so, unless it must be `exactly` so.
 
-        A queue may exist with other arguments, and an exchange of another kind still takes messages. A user
-        who may not create them can still use existing ones.
+        An exchange of another kind still takes messages. A user who may not create queues and exchanges can
+        still use existing ones.
         """
-        channel = await self._link.channel()
         try:
-            for answer in [channel.ask(method, *fields) for method, fields in what.calls()]:
-                await channel.answer(answer)
+            await self._link.run(*what.calls())
         except ChannelClosed as refused:
             is_other = refused.code == ChannelClosed.PRECONDITION
             is_theirs = isinstance(refused, NotPermitted) and not refused.may_configure
             if exactly or not (is_other or is_theirs):
                 why = mismatch(what.name, refused.text) if is_other else ""
                 raise CannotDeclare(repr(what.name), refused, why) from None
-            channel = await self._link.channel()
-            method, fields = topology.passive(what.name) if isinstance(what, Queue) else what.passive()
             try:
-                await channel.call(method, *fields)
+                await self._link.run(
+                    topology.passive(what.name) if isinstance(what, Queue) else what.passive()
+                )
             except ChannelClosed:
                 if is_other:
                     raise
                 raise CannotDeclare(repr(what.name), refused) from None
-            self.peculiar.add(what.name)
-        await channel.close()
+            self.differing.add(what.name)
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
 
     async def need(self, what: Queue | Exchange) -> None:
         """Declare it unless that was done; callers that need the same meanwhile wait for it."""
-        known, name = (
-            self.declared if isinstance(what, Queue) else self.exchanges,
-            str(type(what)) + what.name,
-        )
+        known = self.declared if isinstance(what, Queue) else self.exchanges
+        name = str(type(what)) + what.name
         async with self._declaring.setdefault(name, asyncio.Lock()):
             try:
                 if what.name not in known:
@@ -213,22 +216,19 @@ class Publisher:
                 self._declaring.pop(name, None)
 
     async def make(self, what: str, calls: Sequence[Call]) -> None:
-        """Declare and bind several things at once; raises CannotDeclare."""
-        channel = await self._link.channel()
+        """Declare and bind several things at once; raise CannotDeclare."""
         try:
-            for answer in [channel.ask(method, *fields) for method, fields in calls]:
-                await channel.answer(answer)
+            await self._link.run(*calls)
         except ChannelClosed as refused:
             raise CannotDeclare(what, refused) from None
-        await channel.close()
 
     def forget_declared(self) -> None:
-        """Something was deleted: declare again what is needed."""
+        """Forget which queues and exchanges exist, because some were deleted."""
         self.declared.clear()
         self.exchanges.clear()
 
     async def _declare_missing(self, posts: Sequence[Post]) -> dict[str, str]:
-        """The queues and exchanges that cannot be declared, by `Post.needs`, and why."""
+        """Declare missing queues and exchanges; return why some cannot be declared, by `Post.needs`."""
         refused: dict[str, str] = {}
         for post in posts:
             what: Queue | Exchange | None = post.via if post.queue is None else post.queue
@@ -256,7 +256,9 @@ class Publisher:
             self._unanswered.add_accepted([post for place, post in wanted.items() if place not in refused])
 
     async def _not_answered(self, wanted: dict[int, Post], refused: Refusals) -> dict[int, Post]:
-        """What must still be sent of these, once the server has answered for what was sent before."""
+        """Wait for the answers to earlier sends of these messages; return the messages that must still be
+        sent.
+        """
         posts, places = [*wanted.values()], [*wanted]
         for batch, channel in self._unanswered.under_way(posts):
             try:
@@ -264,12 +266,12 @@ class Publisher:
             except BrokerError:
                 if batch.is_under_way:
                     raise
-        left = self._unanswered.left(posts)
-        refused |= {places[number]: FULL for number in left.refused}
-        return {places[number]: post for number, post in left.to_send.items()}
+        plan = self._unanswered.plan(posts)
+        refused |= {places[number]: FULL for number in plan.refused}
+        return {places[number]: post for number, post in plan.to_send.items()}
 
     async def _write(self, name: str, posts: dict[int, Post], refused: Refusals) -> dict[int, Post]:
-        """Publish these on one channel; returns those that no queue took."""
+        """Publish these on one channel; return those that no queue took."""
         channel = await self._open_channel(name)
         frames: dict[int, bytes] = {}
         for place, post in posts.items():
@@ -320,26 +322,16 @@ class Publisher:
 
 
 # ---- amqp async producer ---------------------------------------------------------------------------
-#
-# Publishing from an event loop, confirmed on return, on one connection.
-#
-# RabbitMQ cannot tell whether it has a message already. A connection that is cut before the confirmation
-# leaves the sender without an answer, so nothing is sent again by itself: it may have arrived, and would
-# run twice. The same message sent again by this producer is not written twice on one connection, and on
-# another one it is sent as redelivered (`Unanswered`).
 
 HEARTBEAT_S = 30
 
 
 class AmqpAsyncProducer:
-    """The producer for asyncio applications, on one connection.
-
-    RabbitMQ cannot tell whether it has a message already. After a connection was cut before the confirmation
-    nothing is sent again by itself: the message may have arrived, and would run twice. If the caller sends it
-    again, it is not written twice on one connection, and on another one it is sent as redelivered.
-    """
+    """The producer for asyncio applications, on one connection."""
 
     repeats = False
+    capabilities = CAPABILITIES
+    hold_unique = release_unique = unsupported(CAPABILITIES.reasons["unique"])
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._timeout_s = settings.connect_timeout_s
@@ -350,37 +342,22 @@ class AmqpAsyncProducer:
         self._publisher: Publisher | None = None
         self._opening = asyncio.Lock()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What RabbitMQ can and cannot do."""
-        return CAPABILITIES
-
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
-        """Send task messages, confirmed on return; `attempt.is_out` says whether some may have arrived after
-        an error.
+        """Send task messages, confirmed on return. After an error, `attempt.is_out` tells whether some may
+        have arrived.
         """
         publisher = await self._ready()
-        posts = outbox.sendable_tasks(batch, self._queues, cluster_now())
+        posts = publishing.sendable_tasks(batch, self._queues, cluster_now())
         try:
-            news = await _announcements(publisher, posts)
-            refused = await publisher.try_send([*news, *posts])
+            refused = await publisher.announce_and_try_send(posts)
         except AccessRefused:  # the server's answer: it accepted nothing of what goes straight to queues
             attempt.is_out = any(post.exchange for post in posts)
             raise
         except BaseException:
             attempt.is_out = self._unanswered.may_have_arrived(posts)
             raise
-        of_posts = {place - len(news): why for place, why in refused.items() if place >= len(news)}
-        if of_posts:
-            raise refusal(of_posts, posts)
-
-    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: RabbitMQ has no keys for unique tasks."""
-        raise NotSupported(CAPABILITIES.reasons["unique"])
+        if refused:
+            raise refusal(refused, posts)
 
     async def close(self) -> None:
         """Close the connection; the next send opens another."""
@@ -404,15 +381,3 @@ class AmqpAsyncProducer:
     async def _open_at(self, location: Location) -> Link:
         name = f"umbel client {os.getpid()}"
         return await open_link(location, timeout_s=self._timeout_s, heartbeat_s=HEARTBEAT_S, name=name)
-
-
-async def _announcements(publisher: Publisher, posts: Sequence[Post]) -> list[Post]:
-    """Facts that announce the task queues that this connection has not declared yet."""
-    new = {
-        post.queue.name
-        for post in posts
-        if post.queue is not None and post.queue.is_task and post.queue.name not in publisher.declared
-    }
-    if new:
-        await publisher.need(topology.stream_of_facts())
-    return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in sorted(new)]

@@ -1,16 +1,16 @@
 """Session: everything of a broker that lives and ends with its connections.
 
-There are two: one consumes and asks, the other publishes. A server that is short of memory or disk stops
-reading from publishing connections; acknowledgements must not wait for that. When one ends, so does the
-other.
+There are two connections: one consumes and asks, the other publishes. A server that is short of memory or
+disk stops reading from publishing connections; acknowledgements must not wait for that. When one ends, so
+does the other.
 
-`Sessions` returns the live session and opens the next when it has ended: RabbitMQ then has again what was
-claimed on the old connection, and the views go on reading where they stopped. If the server has lost its
-data, no other process knows what was claimed, and `Sessions` remembers that.
+`Sessions` returns the live session and opens the next when it has ended. RabbitMQ has then requeued the
+messages claimed on the old connection, and the views continue to read where they stopped. If the server has
+lost its data, no other process knows which messages were claimed, and `Sessions` remembers that.
 
-A writer to the stream of facts learns here what became of its entry. RabbitMQ confirms an entry a moment
-before its readers get it. So a writer adds a barrier entry and reads until that arrives: then it has read its
-entry, and all that came before.
+A writer to the stream of facts learns here whether its entry counted. RabbitMQ confirms an entry a moment
+before its readers get it. So a writer adds a barrier entry and reads until the barrier arrives: then it has
+read its entry, and all earlier ones.
 """
 
 import asyncio
@@ -22,12 +22,13 @@ from secrets import token_hex
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.claims import Claims
+from umbel.brokers.amqp.confirms import Unanswered
 from umbel.brokers.amqp.consumer import Arrived, Consumer
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.handshake import Addresses, CannotDeclare, ChannelClosed, Location, QueueRefused
 from umbel.brokers.amqp.link import Channel, Link, open_link
-from umbel.brokers.amqp.outbox import Post, Refusals, Unanswered, entry, freeing, refusal, start_entry
 from umbel.brokers.amqp.publisher import Publisher
+from umbel.brokers.amqp.publishing import Post, Refusals, entry, freeing, refusal, start_entry
 from umbel.brokers.amqp.signature_view import SignatureView, signatures_lost
 from umbel.brokers.amqp.streams import (
     BarrierFact,
@@ -52,22 +53,20 @@ from umbel.protocol.shutdown import LinkChange
 log = logging.getLogger("umbel.brokers.amqp")
 PROBES_AT_ONCE = 8
 HEARTBEAT_S = 30
-LOOK_AGAIN_S = 0.002  # for a fact that RabbitMQ has confirmed
-RECOGNISE_S, LOOK_AGAIN_S = 1.0, 0.01
+FACT_POLL_S = 0.002  # until a fact that RabbitMQ has confirmed is delivered
+RECOGNISE_S, RECOGNISE_POLL_S = 1.0, 0.01  # until a stream delivers the last entry read again
 # From a quorum queue that was not declared as one (the virtual host's default), or from RabbitMQ after 4.
 _LIMIT_REFUSED = "global qos"
 
 
 class Views:
-    """What this broker has read from the streams."""
+    """The views of the streams that this broker has read."""
 
     def __init__(self, *, remembers_signatures: bool = False) -> None:
-        self.revokes, self.starts, self.facts, self.clock = (
-            RevokeView(),
-            StartsView(),
-            FactsView(),
-            ClockView(),
-        )
+        self.revokes = RevokeView()
+        self.starts = StartsView()
+        self.facts = FactsView()
+        self.clock = ClockView()
         self.signatures = SignatureView()
         self.followed: Mapping[str, StreamPosition] = {
             topology.REVOKES: StreamPosition(self.revokes),
@@ -109,7 +108,7 @@ class Session:
             starts=views.starts,
             prefetch_floor=settings.prefetch_floor,
             needs_own_limit=lambda queue: (
-                not channel_limits or queue in self.publisher.peculiar or queues.limits_each_consumer(queue)
+                not channel_limits or queue in self.publisher.differing or queues.limits_each_consumer(queue)
             ),
             expires_all=queues.expires_all,
             on_deleted=on_deleted,
@@ -133,17 +132,18 @@ class Session:
             # Concurrently: a server that has none of them yet is slow to create each.
             await asyncio.gather(*map(self.publisher.declare, topology.streams(self._settings)))
             if self._settings.remembers_signatures:
-                await self._show_that_it_lives()
+                # The session's lock is on the connection that has the claims, so both end together.
+                await self.link.run(*topology.session_queue(self.holder).calls())
             tails = await self._new_tails()
-            if tails.strange:
+            if tails.unrecognised:
                 await tails.close()
-                tails = await self._anew(tails.strange)
+                tails = await self._reread_lost(tails.unrecognised)
             self._tails = tails
             if self.views.signatures.has_read:
                 await self.note_lost_signatures()
 
     async def note_lost_signatures(self) -> None:
-        """Record in an empty stream of signatures that it is not known which ones were used before."""
+        """Record in an empty stream of signatures that the signatures used before are unknown."""
         if self._settings.remembers_signatures and not self.views.followed[topology.SIGNATURES].next_offset:
             await self.publisher.send(
                 [entry(topology.SIGNATURES, encode_record(signatures_lost(cluster_now())))]
@@ -152,7 +152,7 @@ class Session:
     async def free_lost(self, owner: str = "") -> None:
         """Free the signatures of claims that ended without a verdict; with `owner`, of all its claims too."""
         lost, self.claims.lost_uses = self.claims.lost_uses, []
-        held = [claimed.used for claimed in self.claims.standing.values() if owner and claimed.owner == owner]
+        held = [claimed.used for claimed in self.claims.active.values() if owner and claimed.owner == owner]
         uses = [*lost, *(use for use in held if use is not None)]
         try:
             if uses:
@@ -162,8 +162,8 @@ class Session:
             raise
 
     def _free_soon(self) -> None:
-        """Free them in the background: RabbitMQ has the messages again, and may deliver
-        them at any moment.
+        """Free the signatures in the background: RabbitMQ has the messages again, and may deliver them at any
+        moment.
         """
         if self._freeing is None or self._freeing.done():
             self._freeing = asyncio.get_running_loop().create_task(self._free_all())
@@ -173,34 +173,25 @@ class Session:
             while self.claims.lost_uses:
                 await self.free_lost()
 
-    async def _show_that_it_lives(self) -> None:
-        """Hold the session's lock on the connection that has the claims: both end together."""
-        channel = await self.link.channel()
-        for method, fields in topology.session_queue(self.holder).calls():
-            await channel.call(method, *fields)
-        await channel.close()
-
     async def catch_up(self) -> None:
-        """When this returns, the views know all that was confirmed before."""
+        """Read all that was confirmed before this call into the views."""
         assert self._tails is not None
         if self._tails.ended:  # a stream was deleted or changed its leader: the claims on the link stay
             await self.begin()
         await self._tails.catch_up()
 
     async def send(self, posts: Sequence[Post]) -> None:
-        """Publish all of them; raises BrokerRefused if some were refused."""
+        """Publish all posts; raise BrokerRefused if some were refused."""
         if refused := await self.try_send(posts):
             raise refusal(refused, posts)
 
     async def try_send(self, posts: Sequence[Post]) -> Refusals:
         """Publish, announce new task queues, and return which messages were refused."""
-        news = self._announcements(posts)
-        refused = await self.publisher.try_send([*news, *posts])
-        return {place - len(news): why for place, why in refused.items() if place >= len(news)}
+        return await self.publisher.announce_and_try_send(posts, self.views.facts.queues)
 
     @contextmanager
     def all_or_again(self, posts: Sequence[Post]) -> Iterator[None]:
-        """The server has accepted these; if the block fails and everything is repeated, they are not sent
+        """Remember accepted posts if the block fails: when everything is repeated, they are not sent
         again.
         """
         try:
@@ -210,15 +201,17 @@ class Session:
             raise
 
     async def leave(self, owner: str, queue: str, *, is_busy: bool = False) -> None:
-        """Return what the owner has fetched from the queue and not claimed, recorded as unstarted."""
+        """Return the messages of the queue that the owner has fetched and not claimed, recorded as
+        unstarted.
+        """
         async with self.claims.leaving(owner, queue, is_busy=is_busy) as fetched:
             new = [arrived.message.correlation_id for arrived in fetched if not arrived.redelivered]
             await self.note_unstarted(queue, new)
 
     async def forget(self, owner: str) -> int:
-        """End the owner's claims and consumers; how many claims were returned.
+        """End the owner's claims and consumers; return the number of returned claims.
 
-        What it has fetched and not claimed goes back as unstarted, if RabbitMQ can still record that.
+        Messages that it has fetched and not claimed go back as unstarted, if RabbitMQ can still record that.
         """
         await self.free_lost(owner)
         with suppress(BrokerError):
@@ -234,7 +227,7 @@ class Session:
             await self.publisher.send(posts)
 
     async def take_unstarted(self, taken: Sequence[tuple[Consumer, Arrived]]) -> set[tuple[str, str]]:
-        """Those of the redelivered messages that have not started, by queue and id.
+        """Return those of the redelivered messages that have not started, by queue and id.
 
         They may start from now on. So the record is withdrawn first: if this worker dies with them, they may
         have run.
@@ -276,17 +269,15 @@ class Session:
             await self.publisher.make(f"the delays of the queue {name!r}", calls)
 
     async def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """How many messages wait in each of these queues; missing queues are left out."""
+        """Return how many messages wait in each of these queues; missing queues are left out."""
         found: dict[str, int] = {}
         gate = asyncio.Semaphore(PROBES_AT_ONCE)
 
         async def probe(name: str) -> None:
             async with gate:
-                channel = await self.link.channel()
-                method, fields = topology.passive(name)
                 try:
-                    found[name] = (await channel.call(method, *fields)).fields[1]
-                    await channel.close()
+                    (answer,) = await self.link.run(topology.passive(name))
+                    found[name] = answer.fields[1]
                 except ChannelClosed as refused:
                     if refused.code not in (ChannelClosed.NOT_FOUND, ChannelClosed.LOCKED):
                         raise
@@ -295,51 +286,39 @@ class Session:
         return found
 
     async def look_at(self, queue: str) -> tuple[int, int]:
-        """How many messages wait in an existing queue, and how many consumers it has."""
-        channel = await self.link.channel()
-        method, fields = topology.passive(queue)
-        _, waiting, consumers = (await channel.call(method, *fields)).fields
-        await channel.close()
-        return waiting, consumers
+        """Return how many messages wait in an existing queue, and how many consumers it has."""
+        (answer,) = await self.link.run(topology.passive(queue))
+        return answer.fields[1], answer.fields[2]
 
     async def purge(self, queue: str) -> int:
-        """Remove what waits in the queue; how many messages that were."""
-        channel = await self.link.channel()
-        count: int = (await channel.call(Method.QUEUE_PURGE, 0, queue, False)).fields[0]
-        await channel.close()
-        return count
+        """Remove the waiting messages of the queue; return their number."""
+        (answer,) = await self.link.run((Method.QUEUE_PURGE, (0, queue, False)))
+        return int(answer.fields[0])
 
     async def _new_tails(self) -> Tails:
         tails = Tails(await self.link.channel(), self.views.followed)
         await tails.begin()
         loop = asyncio.get_running_loop()
         ends = loop.time() + RECOGNISE_S
-        while tails.strange and loop.time() < ends:
-            await asyncio.sleep(LOOK_AGAIN_S)
+        while tails.unrecognised and loop.time() < ends:
+            await asyncio.sleep(RECOGNISE_POLL_S)
             await tails.catch_up()
         return tails
 
-    async def _anew(self, lost: Sequence[str]) -> Tails:
-        """The server lost streams, for example with its disk: read their successors from the beginning."""
+    async def _reread_lost(self, lost: Sequence[str]) -> Tails:
+        """Read from the beginning the successors of streams that the server lost, for example with
+        its disk.
+        """
         log.warning("RabbitMQ lost cluster records; reading them again", extra={"streams": ",".join(lost)})
         for stream in lost:
-            self.views.followed[stream].begin_anew()
+            self.views.followed[stream].restart()
         tails = await self._new_tails()
         self._on_lost(lost)
         return tails
 
-    def _announcements(self, posts: Sequence[Post]) -> list[Post]:
-        known, declared = self.views.facts.queues, self.publisher.declared
-        new = {
-            post.queue.name
-            for post in posts
-            if post.queue is not None and post.queue.name not in declared and post.queue.is_task
-        }
-        return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in new - known]
-
 
 class Sessions:
-    """The live session; opened when it is needed."""
+    """The live session, opened when it is needed."""
 
     def __init__(
         self,
@@ -370,7 +349,7 @@ class Sessions:
         return session if session is not None and session.link.error is None else None
 
     async def get(self) -> Session:
-        """The live session; connects if there is none, and raises BrokerUnavailable if that fails or after
+        """Return the live session. Without one, connect; raise BrokerUnavailable if that fails or after
         `close`.
         """
         session = self._session
@@ -400,9 +379,11 @@ class Sessions:
         self._on_replaced(Replaced(f"the queue {queue!r} was deleted", len(self.unknown)))
 
     def _lost(self, streams: Sequence[str]) -> None:
-        """Until another connection is open, the last session still has what was claimed on the old one."""
+        """Report lost streams. Until another connection is open, the last session still has the claims of the
+        old one.
+        """
         if self._session is not None and self._session.link.error is not None and topology.FACTS in streams:
-            self.unknown |= self._session.claims.standing.keys()
+            self.unknown |= self._session.claims.active.keys()
         self._on_replaced(Replaced(f"the streams {', '.join(streams)} were deleted", len(self.unknown)))
 
     async def close(self) -> None:
@@ -450,16 +431,16 @@ class Sessions:
 
 
 async def write_if_current(session: Session, fact: Changed, *, timeout_s: float) -> bool:
-    """Write a new version of a lease or election; whether it counted, because no other writer was faster."""
+    """Write a new version of a lease or election; return whether it counted, because no other writer was
+    faster.
+    """
     with session.views.facts.attempt(fact) as counted:
         await write_facts(session, fact, timeout_s=timeout_s)
         return counted()
 
 
 async def write_facts(session: Session, *facts: Fact, timeout_s: float) -> None:
-    """Write facts. When this returns, they are confirmed, and the views know them and all
-    that came before.
-    """
+    """Write facts. On return they are confirmed, and the views know them and all earlier ones."""
     barrier, read = BarrierFact(token_hex(8)), asyncio.Event()
     awaited = session.views.facts.awaited
     awaited[barrier.nonce] = read.set
@@ -469,7 +450,7 @@ async def write_facts(session: Session, *facts: Fact, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await session.catch_up()
             while not read.is_set():
-                await asyncio.sleep(LOOK_AGAIN_S)
+                await asyncio.sleep(FACT_POLL_S)
                 await session.catch_up()
     except TimeoutError:
         raise BrokerUnavailable(

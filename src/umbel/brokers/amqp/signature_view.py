@@ -1,14 +1,17 @@
-"""Signature view: what one reader of the stream `umbel.signatures` knows of signatures that were used.
+"""Signature view: what one reader of the stream `umbel.signatures` knows of used signatures.
 
 All readers see the same entries in the same order, so all agree which user of a signature was the first. A
 user is named `<holder>/<number>`: the holder is the session of a worker, which has an exclusive queue of that
 name for as long as it is connected. Umbel 0.3 writes the first three fields of an entry, and names its users
-otherwise.
+in another way.
 
-Most of it are signatures whose messages have ended. Of each, 64 bits are stored, by the time at which the
-signature was made, so that the oldest can be forgotten together. Signatures made before `horizon` are not
-known: because there were more than USED_MAX, or because the stream dropped or lost its first entries. A
+Most used signatures belong to messages that have ended. For each, 64 bits are stored, by the time at which
+the signature was made, so that the oldest can be forgotten together. Signatures made before `horizon` are
+unknown, because there were more than USED_MAX, or because the stream dropped or lost its first entries. A
 worker refuses such a signature, since it may have been used.
+
+This file owns the entries about signatures and about the cluster's id. `signatures.py` uses them for claims,
+`publishing.py` makes their posts.
 """
 
 from array import array
@@ -31,11 +34,11 @@ KEEP_UNSTATED_S = 8 * 86_400.0  # for an ended one whose entry does not say how 
 
 
 class SignatureUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which user a signature belongs to: a worker's session, ENDED or FREE.
+    """The user of a signature: a worker's session, ENDED or FREE.
 
     `born`: when it was made or due. `at`: when this was written. `over`: the user from whom it is taken, or
-    who frees it. The user LOST, without a signature: the stream begins here, and what was used before `at` is
-    not known.
+    who frees it. The user LOST, without a signature: the stream begins here, and signatures used before `at`
+    are unknown.
     """
 
     mark: Label
@@ -47,37 +50,36 @@ class SignatureUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def holder(self) -> str:
-        """The session that uses it; "": a worker of Umbel 0.3 does."""
+        """The session that uses it; "" for a worker of Umbel 0.3."""
         return holder_of(self.user)
 
 
 def signatures_lost(at: float) -> SignatureUse:
-    """The first entry of a stream that does not know what was used before; `at` 0: nothing was."""
+    """Return the first entry of a stream that does not know the signatures used before; `at` 0: none were."""
     return SignatureUse("", LOST, at=at)
 
 
 def holder_of(user: str) -> str:
-    """The session in a user's name; "" for a user of Umbel 0.3."""
+    """Return the session in a user's name; "" for a user of Umbel 0.3."""
     return user.rpartition("/")[0]
 
 
 class SignatureView:
-    """Which user was the first of each signature, and which of their messages have ended."""
+    """The first user of each signature, and the signatures whose messages have ended."""
 
     def __init__(self) -> None:
         self.entries: EntryReader[SignatureUse] = EntryReader(topology.SIGNATURES, SignatureUse)
         self.horizon = 0.0  # nothing is known of signatures made before this time
-        self.attempts: dict[
-            str, dict[str, bool]
-        ] = {}  # by user, while it waits for its entries: whether each was first
+        # By user, while it waits for its entries: whether each was first.
+        self.attempts: dict[str, dict[str, bool]] = {}
         self.has_read = False
         self._is_cut = False  # the stream's first entries are gone, and the next entry says since when
         self._held: dict[str, SignatureUse] = {}
         self._ended = _Ended()
-        self._unborn: dict[str, float] = {}  # ended ones of Umbel 0.3, and until when to remember them
+        self._ended_unstated: dict[str, float] = {}  # of Umbel 0.3: until when to remember
 
     def apply(self, offset: int, body: bytes) -> None:
-        """Take in one use; the first user of a signature has it until it is freed or taken over."""
+        """Apply one use; the first user of a signature has it until it is freed or taken over."""
         use = self.entries.read(offset, body)
         if use is None:
             return
@@ -90,24 +92,24 @@ class SignatureView:
         if use.user != LOST:
             self._apply(use)
 
-    def begin_anew(self) -> None:
-        """What was used stays used."""
+    def restart(self) -> None:
+        """Retain the used signatures."""
 
     def user(self, mark: str, born: float) -> str | None:
-        """Its user, or ENDED; None: it has no user, or that is not known."""
+        """Return its user, or ENDED; None if it has no user, or none is known."""
         held = self._held.get(mark)
         if held is not None:
             return held.user
-        return ENDED if mark in self._unborn or self._ended.has(mark, born) else None
+        return ENDED if mark in self._ended_unstated or self._ended.has(mark, born) else None
 
     def reaches(self, born: float) -> bool:
         """Whether every use of a signature that was made then is known here."""
         return born >= self.horizon
 
     def sweep(self, now: float) -> None:
-        """Forget signatures that have expired: they are refused without this record."""
+        """Forget expired signatures: they are refused without this record."""
         self._held = {key: use for key, use in self._held.items() if use.expires_at > now}
-        self._unborn = {key: until for key, until in self._unborn.items() if until > now}
+        self._ended_unstated = {key: until for key, until in self._ended_unstated.items() if until > now}
         self._ended.sweep(now)
 
     def _apply(self, use: SignatureUse) -> None:
@@ -133,9 +135,9 @@ class SignatureView:
     def _end(self, use: SignatureUse) -> None:
         if not use.born:
             if use.expires_at:
-                self._unborn[use.mark] = use.expires_at
-            if len(self._unborn) > HELD_MAX:
-                del self._unborn[next(iter(self._unborn))]
+                self._ended_unstated[use.mark] = use.expires_at
+            if len(self._ended_unstated) > HELD_MAX:
+                del self._ended_unstated[next(iter(self._ended_unstated))]
             return
         dropped = self._ended.add(use.mark, use.born, use.expires_at or use.born + KEEP_UNSTATED_S)
         self.horizon = max(self.horizon, dropped)
@@ -177,7 +179,7 @@ class _Ended:
         return bucket is not None and bucket.has(_number(key))
 
     def add(self, key: str, born: float, expires_at: float) -> float:
-        """Remember it; returns the time before which signatures had to be forgotten for that, 0 if none."""
+        """Remember it; return the time before which signatures had to be forgotten for it, 0 if none."""
         place, number = int(born // BUCKET_S), _number(key)
         bucket = self._buckets.get(place)
         if bucket is None:
@@ -213,18 +215,18 @@ class ClusterView:
         self.found: ClusterId | None = None
 
     def apply(self, offset: int, body: bytes) -> None:
-        """Take in an entry; all but the first valid one are ignored."""
+        """Apply an entry; all but the first valid one are ignored."""
         made = self.entries.read(offset, body, _problem)
         if self.found is None and made is not None:
             self.found = ClusterId(made.id, made.since)
 
-    def begin_anew(self) -> None:
-        """The id is gone with its stream."""
+    def restart(self) -> None:
+        """Forget the id, which is gone with its stream."""
         self.found = None
 
 
 class ClusterEntry(msgspec.Struct, frozen=True):
-    """The id of the cluster, and since when it has it."""
+    """The id of the cluster, and since when the cluster has it."""
 
     id: str
     since: Seconds = 0.0

@@ -1,11 +1,13 @@
-"""Streams: what is written to Umbel's streams, how they are read, and what readers know from them.
+"""Streams: the entries of Umbel's streams, the views that readers make of them, and how they are read.
 
 Every reader of a stream sees the same entries in the same order, so all views agree in the end. Entries are
-small JSON texts. An entry that cannot be read, or has a value that no writer of ours has, is counted, logged
-and skipped, because a stream cannot be repaired and the next reader must not stop at it.
+small JSON texts. An entry that cannot be read, or has a value that Umbel never writes, is counted, logged and
+skipped: a stream cannot be repaired, and the next reader must not stop at it.
 
-All tails of a connection share one channel. That is what makes `catch_up` work: the server sends new entries
-to a channel in the order in which it answers its requests.
+All tails of a connection share one channel. `catch_up` relies on that: the server sends new entries to a
+channel in the order in which it answers its requests.
+
+This file owns the types of entries and the views, except those of signatures (`signature_view.py`).
 """
 
 import logging
@@ -34,12 +36,6 @@ if TYPE_CHECKING:
 
 
 # ---- records ---------------------------------------------------------------------------------------
-#
-# What is written to Umbel's streams, and what their readers know from it.
-#
-# Every reader of a stream sees the same entries in the same order, so all views agree in the end. Entries
-# are small JSON texts. An entry that cannot be read, or has a value that no Umbel writes, is counted,
-# logged and skipped, because a stream cannot be repaired and the next reader must not stop at it.
 
 log = logging.getLogger("umbel.brokers.amqp")
 RecordT = TypeVar("RecordT")
@@ -53,18 +49,19 @@ Seconds = Annotated[float, Meta(ge=0, le=TIME_MAX_S)]
 Label = Annotated[str, Meta(max_length=NAME_MAX_BYTES)]
 
 STARTS_MAX = 100_000
-TELL_AGAIN_AFTER = 5_000  # entries of the stream of facts, which retains many times as many
+REWRITE_AFTER = 5_000  # entries of the stream of facts, which retains many times as many
 
 
 class View(Protocol):
     """What one reader knows from a stream. `apply` is called with every entry once, in order."""
 
     def apply(self, offset: int, body: bytes) -> None:
-        """Take in the entry at this offset."""
+        """Apply the entry at this offset."""
 
-    def begin_anew(self) -> None:
-        """The stream was lost, and a new one of its name begins: retain what is true all the same."""
-        ...
+    def restart(self) -> None:
+        """Prepare for a new stream of the same name, because the server lost the old one; retain what is
+        still true.
+        """
 
 
 class EntryReader(Generic[RecordT]):
@@ -78,8 +75,8 @@ class EntryReader(Generic[RecordT]):
     def read(
         self, offset: int, body: bytes, problem: Callable[[RecordT], str] | None = None
     ) -> RecordT | None:
-        """The entry's value; None if it cannot be used. `problem` returns what is wrong
-        with a value, or "".
+        """Return the entry's value; None if it cannot be used. `problem` returns why a value is invalid, or
+        "".
         """
         try:
             record = self._decoder.decode(body)
@@ -88,10 +85,10 @@ class EntryReader(Generic[RecordT]):
             record, why = None, str(error)
         if not why:
             return record
-        self.pass_over(offset, body, why)
+        self.skip(offset, body, why)
         return None
 
-    def pass_over(self, offset: int, body: bytes, why: str) -> None:
+    def skip(self, offset: int, body: bytes, why: str) -> None:
         """Count and log an entry that cannot be used."""
         self.unreadable += 1
         extra = {
@@ -108,7 +105,7 @@ class EntryReader(Generic[RecordT]):
 
 
 class RevokeView:
-    """Every revoke that has not expired, by the offset of its newest entry."""
+    """The revokes that have not expired, by the offset of their newest entries."""
 
     def __init__(self) -> None:
         self.entries: EntryReader[Revoke] = EntryReader(topology.REVOKES, Revoke)
@@ -118,7 +115,7 @@ class RevokeView:
         self._order: list[tuple[int, Revoke]] = []
 
     def apply(self, offset: int, body: bytes) -> None:
-        """Take in a revoke; a newer one of the same task replaces it."""
+        """Apply a revoke; a newer one of the same task replaces it."""
         self.cursor = self._before + offset + 1
         revoke = self.entries.read(offset, body)
         if revoke is None:
@@ -126,13 +123,13 @@ class RevokeView:
         self._entries[revoke.task_id, revoke.header] = (self.cursor, revoke)
         self._order.append((self.cursor, revoke))
 
-    def begin_anew(self) -> None:
-        """What was revoked stays revoked, and the cursor goes on rising."""
+    def restart(self) -> None:
+        """Retain the revokes; the cursor continues to rise."""
         self._before = self.cursor
 
     def after(self, cursor: int, now: float) -> list[Revoke]:
-        """The revokes recorded after this cursor that a worker must learn: in force, or taking an earlier one
-        back.
+        """Return the revokes recorded after this cursor that a worker must know: those in force, and those
+        that take an earlier one back.
         """
         if cursor >= self.cursor:
             return []
@@ -144,7 +141,7 @@ class RevokeView:
         ]
 
     def check_room(self, new: Sequence[Revoke], limit: int, now: float) -> None:
-        """Raises RevokesFull if the record would exceed `limit` entries with these."""
+        """Raise RevokesFull if the record would exceed `limit` entries with these."""
         # The expired ones are still in the dict, so its size is an upper bound; count only near the limit.
         if len(self._entries) + len(new) > limit and self.count_with(new, now) > limit:
             raise RevokesFull(
@@ -153,12 +150,12 @@ class RevokeView:
             )
 
     def count_with(self, new: Sequence[Revoke], now: float) -> int:
-        """How many entries would be in force with these."""
+        """Return how many entries would be in force with these."""
         standing = {key for key, (_, revoke) in self._entries.items() if revoke.expires_at > now}
         return len(standing | {(revoke.task_id, revoke.header) for revoke in new if revoke.expires_at > now})
 
     def sweep(self, now: float) -> None:
-        """Forget the revokes that have expired."""
+        """Forget expired revokes."""
         self._entries = {key: entry for key, entry in self._entries.items() if entry[1].expires_at > now}
         self._order = sorted(self._entries.values(), key=lambda entry: entry[0])
 
@@ -184,15 +181,15 @@ class _Attempt(msgspec.Struct):
 
 
 class StartsView:
-    """The counted starts of messages that may have killed a worker; messages that were returned unstarted;
-    redelivered attempts.
+    """The counted starts of messages, the messages that were returned unstarted, and the redelivered
+    attempts.
 
-    Redelivered messages that run or have ended are known with the attempts that they were. Such a message may
-    have a copy that looks like a first delivery, written on a connection that was lost or parked by a worker
-    that was killed, and the copy may arrive last.
+    Starts are counted for messages that may have killed a worker. A redelivered message that runs or has
+    ended is known with its attempt, because it may have a copy that looks like a first delivery: one that was
+    written on a lost connection, or parked by a worker that was killed. The copy may arrive last.
 
-    Of all three the oldest are forgotten beyond STARTS_MAX: a suspect then gets a new chance, an unstarted
-    message counts as redelivered, a copy as a first delivery.
+    Beyond STARTS_MAX of each, the oldest are forgotten. Then a suspect message gets a new chance, an
+    unstarted message counts as redelivered, and a copy counts as a first delivery.
     """
 
     def __init__(self) -> None:
@@ -202,7 +199,7 @@ class StartsView:
         self._attempts: dict[tuple[str, str], int] = {}
 
     def apply(self, offset: int, body: bytes) -> None:
-        """Take in a count; the newest of a message replaces the earlier ones."""
+        """Apply a count; the newest of a message replaces the earlier ones."""
         start = self.entries.read(offset, body)
         if start is None:
             return
@@ -216,11 +213,11 @@ class StartsView:
         if start.attempt is not None:
             _remember(self._attempts, key, start.attempt)
 
-    def begin_anew(self) -> None:
-        """Counts that the server lost stay known here."""
+    def restart(self) -> None:
+        """Retain the counts that the server lost."""
 
     def count(self, queue: str, message: str) -> int:
-        """How often the message was started, as far as starts are counted; 0 if unknown."""
+        """Return how often the message was started, as far as starts are counted; 0 if unknown."""
         return self._starts.get((queue, message), 0)
 
     @property
@@ -234,7 +231,7 @@ class StartsView:
         return known is not None and known == attempt_of(message)
 
     def is_unstarted(self, queue: str, message: str) -> bool:
-        """Whether its last owner returned it unstarted, and no other has claimed it since."""
+        """Whether its last owner returned it unstarted, and no other owner has claimed it since."""
         return (queue, message) in self._unstarted
 
 
@@ -246,19 +243,21 @@ class ClockView:
         self.mark = self.stored = 0
 
     def apply(self, offset: int, body: bytes) -> None:
-        """Take in a clock value."""
+        """Apply a clock value."""
         value = self.entries.read(offset, body)
         if value is not None:
             self.stored = max(self.stored, value)
             self.mark = max(self.mark, self.stored)
 
-    def begin_anew(self) -> None:
-        """Time does not go back: the value is written again when the clock is raised next."""
+    def restart(self) -> None:
+        """Retain the value, because time does not go back; it is written again when the clock is
+        raised next.
+        """
         self.stored = 0
 
 
 class QueueFact(msgspec.Struct, frozen=True, tag="queue"):
-    """This task queue was declared."""
+    """A task queue was declared."""
 
     name: str
 
@@ -279,8 +278,8 @@ class RecorderFact(msgspec.Struct, frozen=True, tag="recorder"):
 
 
 class LeaseFact(msgspec.Struct, frozen=True, tag="lease"):
-    """The holder of a lease, its data, and its time to live. Whether the lease is still held, its hold queue
-    shows.
+    """The holder of a lease, its data, and its time to live. The lease's hold queue shows whether it is still
+    held.
 
     `sending`: messages are being published under the lease, and its data changes when they are confirmed.
     """
@@ -295,7 +294,7 @@ class LeaseFact(msgspec.Struct, frozen=True, tag="lease"):
 
 
 class ElectionFact(msgspec.Struct, frozen=True, tag="election"):
-    """One election as its holder, or the node that opened it, last wrote it."""
+    """One election as last written by its holder, or by the node that opened it."""
 
     key: Label
     record: ElectionRecord
@@ -325,7 +324,7 @@ class FactsView:
 
     A lease or an election is changed by a writer that knows its last version: the entry names the next
     version, and of two entries with the same version the first in the stream counts. All readers see one
-    order, so all agree which was first, and the writer learns it by reading on. That is a compare-and-set,
+    order, so all agree which was first, and the writer learns it by reading on. This is a compare-and-set,
     which RabbitMQ itself does not have.
     """
 
@@ -333,7 +332,7 @@ class FactsView:
         self.entries: EntryReader[Fact] = EntryReader(topology.FACTS, Fact)
         self.queues: set[str] = set()
         self.paused: dict[str, Pause] = {}
-        self.pauses_heard = 0  # pauses and resumes that were read
+        self.pauses_read = 0  # pauses and resumes that were read
         self.on_pause: Callable[[], None] = lambda: None
         self.recorders: dict[str, int] = {}
         self.lost = 0
@@ -341,40 +340,40 @@ class FactsView:
         self.elections: dict[str, ElectionRecord] = {}
         self.last_term = 0
         self.awaited: dict[str, Callable[[], None]] = {}  # by a barrier's nonce: what to do when it is read
-        self._told: dict[tuple[str, str], int] = {}
+        self._last_entries: dict[tuple[str, str], int] = {}
         self._offset = 0
         self._versions: dict[tuple[str, str], int] = {}
         self._attempts: dict[Changed, bool] = {}
 
     def apply(self, offset: int, body: bytes) -> None:
-        """Take in a fact; one whose version is not the next is ignored."""
+        """Apply a fact; one whose version is not the next is ignored."""
         self._offset = offset
         fact = self.entries.read(offset, body, _problem)
         if fact is None:
             return
         match fact:
             case QueueFact(name):
-                self._told["queue", name] = offset
+                self._last_entries["queue", name] = offset
                 self.queues.add(name)
             case PauseFact(name, pause):
                 self.paused.pop(name, None)
-                self._told.pop(("pause", name), None)
+                self._last_entries.pop(("pause", name), None)
                 if pause is not None:
-                    self.paused[name], self._told["pause", name] = pause, offset
-                self.pauses_heard += 1
+                    self.paused[name], self._last_entries["pause", name] = pause, offset
+                self.pauses_read += 1
                 self.on_pause()
             case RecorderFact(name, acknowledged, lost):
                 self.lost += lost
-                self._told["recorder", name] = offset
+                self._last_entries["recorder", name] = offset
                 if acknowledged is None:
                     self.recorders.pop(name, None)
-                    del self._told["recorder", name]
+                    del self._last_entries["recorder", name]
                 else:
                     self.recorders[name] = max(acknowledged, self.recorders.get(name, 0))
             case LeaseFact(name, _, term):
                 self.last_term = max(self.last_term, term)
                 if self._is_next(fact):
-                    self._told["lease", name] = offset
+                    self._last_entries["lease", name] = offset
                     self.leases[name] = fact
             case BarrierFact(nonce):
                 self.awaited.pop(nonce, lambda: None)()
@@ -383,35 +382,37 @@ class FactsView:
                 if self._is_next(fact):
                     self.elections[key] = record
 
-    def begin_anew(self) -> None:
-        """The server has lost all facts; only terms go on rising."""
+    def restart(self) -> None:
+        """Forget all facts; only terms continue to rise."""
         for forgotten in (
             self.queues,
             self.paused,
             self.recorders,
             self.leases,
             self.elections,
-            self._told,
+            self._last_entries,
             self._versions,
         ):
             forgotten.clear()
 
     def next_version(self, kind: str, name: str) -> int:
-        """The version that the next change of this lease or election must have."""
+        """Return the version that the next change of this lease or election must have."""
         return self._versions.get((kind, name), 0) + 1
 
     @contextmanager
     def attempt(self, fact: "Changed") -> Iterator[Callable[[], bool]]:
-        """Watch a fact while it is written and read again; what is returned says whether it counted."""
+        """Watch a fact while it is written and read again; the returned function tells whether it counted."""
         self._attempts[fact] = False
         try:
             yield lambda: self._attempts[fact]
         finally:
             del self._attempts[fact]
 
-    def fading(self) -> list[Fact]:
-        """Facts so far back in the stream that they must be written again. Elections may expire."""
-        old = [key for key, offset in self._told.items() if offset < self._offset - TELL_AGAIN_AFTER]
+    def to_rewrite(self) -> list[Fact]:
+        """Return the facts so far back in the stream that they must be written again. Elections may
+        expire.
+        """
+        old = [key for key, offset in self._last_entries.items() if offset < self._offset - REWRITE_AFTER]
         facts: list[Fact] = []
         for kind, name in old:
             if kind == "queue":
@@ -433,21 +434,21 @@ class FactsView:
             del self._versions["election", key]
 
     def _is_next(self, fact: "Changed") -> bool:
-        """Whether the fact counts. Of a thing that fell off the stream's end, or was swept, any version is
-        the next.
+        """Whether the fact counts. For a lease or election that fell off the stream's end, or was swept, any
+        version is the next.
         """
         place = ("lease", fact.name) if isinstance(fact, LeaseFact) else ("election", fact.key)
         known = self._versions.get(place)
-        if known is not None and fact.version != known + 1 and not self._is_anew(fact):
+        if known is not None and fact.version != known + 1 and not self._is_restarted(fact):
             return False
         self._versions[place] = fact.version
         if fact in self._attempts:
             self._attempts[fact] = True
         return True
 
-    def _is_anew(self, fact: "Changed") -> bool:
-        """Whether the writer had forgotten, after the retention time, an election that is
-        still known here.
+    def _is_restarted(self, fact: "Changed") -> bool:
+        """Whether the writer had forgotten, after the retention time, an election that is still known
+        here.
         """
         if isinstance(fact, LeaseFact):
             return False
@@ -456,7 +457,7 @@ class FactsView:
 
 
 def attempt_of(message: Message) -> int:
-    """The number of the attempt, from 0; 0 for headers that cannot be read."""
+    """Return the number of the attempt, from 0; 0 for headers that cannot be read."""
     try:
         return _attempt_decoder.decode(message.headers).retries
     except UNREADABLE:
@@ -472,7 +473,7 @@ def _remember(known: dict[tuple[str, str], T], key: tuple[str, str], value: T) -
 
 
 def _problem(fact: Fact) -> str:
-    """What is wrong with the values of a fact; "" if nothing is."""
+    """Return why the values of a fact are invalid; "" if they are valid."""
     if isinstance(fact, QueueFact | PauseFact) and not is_name(fact.name):
         return "no queue can have this name"
     if isinstance(fact, ElectionFact):
@@ -488,11 +489,6 @@ encode_record = msgspec.json.Encoder().encode
 
 
 # ---- streams ---------------------------------------------------------------------------------------
-#
-# Reading RabbitMQ's append-only queues on the event loop.
-#
-# All tails of a connection share one channel. That is what makes `catch_up` work: the server sends new
-# entries to a channel in the order in which it answers its requests.
 
 PREFETCH = 1000
 ACK_EVERY = 250
@@ -512,19 +508,19 @@ class StreamPosition:
     last_entry: int = 0  # its hash
 
     def read(self, offset: int, body: bytes) -> None:
-        """Give the view an entry, unless it has read it before."""
+        """Pass an entry to the view, unless it was read before."""
         if offset >= self.next_offset:
             self.view.apply(offset, body)
             self.next_offset, self.last_entry = offset + 1, hash(body)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Read a new stream from its first entry."""
-        self.view.begin_anew()
+        self.view.restart()
         self.next_offset = 0
 
 
 class Tails:
-    """Every followed stream, on one connection."""
+    """Reads every followed stream, on one connection."""
 
     def __init__(self, channel: "Channel", followed: Mapping[str, StreamPosition]) -> None:
         self._channel = channel
@@ -543,7 +539,7 @@ class Tails:
         return self._channel.error is not None
 
     @property
-    def strange(self) -> list[str]:
+    def unrecognised(self) -> list[str]:
         """Streams that have not delivered again the entry that was read last: they may be new ones."""
         return list(self._last_read)
 
@@ -559,10 +555,10 @@ class Tails:
         await self.catch_up()
 
     async def catch_up(self) -> None:
-        """When this returns, the views know what was confirmed before it was called.
+        """Read all entries that were confirmed before this call.
 
         It makes two requests, because the notice of an entry and the entry itself are two steps inside the
-        server; and again for as long as more arrives.
+        server; it repeats them for as long as more entries arrive.
         """
         received = -1
         while received != self._received:
@@ -588,9 +584,9 @@ class Tails:
 
 
 async def read_stream(
-    link: "Link", stream: str, offset: int | str, limit: int, keep: Callable[[int, Incoming], None]
+    link: "Link", stream: str, offset: int | str, limit: int, collect: Callable[[int, Incoming], None]
 ) -> None:
-    """Pass up to `limit` entries from an offset to `keep`, and return at the end of the stream."""
+    """Pass up to `limit` entries from an offset to `collect`, and return at the end of the stream."""
     channel = await link.channel()
     received = shown = 0
 
@@ -601,7 +597,7 @@ async def read_stream(
         # A stream starts with the chunk that contains the offset, which may begin earlier.
         if isinstance(offset, str) or place >= offset:
             shown += 1
-            keep(place, incoming)
+            collect(place, incoming)
         # An acknowledgement asks for more entries: many at once, and no more than are wanted.
         if received % ACK_EVERY == 0 and shown < limit and channel.error is None:
             channel.send(encode_ack(channel.number, incoming.fields[1], multiple=True))
@@ -618,7 +614,7 @@ async def read_stream(
 
 
 def offset_of(incoming: Incoming) -> int:
-    """The offset of the entry; -1 for an entry of a foreign writer that hides it."""
+    """Return the offset of the entry; -1 for an entry of a foreign writer that hides it."""
     properties = incoming.properties
     if len(properties) == _OWN_BYTES and properties.startswith(_OWN_OPENING):
         return int.from_bytes(properties[-9:-1], signed=True)

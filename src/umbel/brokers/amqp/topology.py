@@ -37,8 +37,6 @@ from umbel.brokers.interface.connection import why_reserved
 from umbel.protocol.delivery.trust import SIGNING_WINDOW_MAX_S
 
 # ---- topology --------------------------------------------------------------------------------------
-#
-# Every exchange and queue on RabbitMQ as data, and why it has its properties.
 
 DEAD, FAILED = "umbel.dead", "umbel.failed"
 REVOKES, STARTS, SIGNATURES, CLUSTER, FACTS, CLOCK, EVENTS = (
@@ -79,7 +77,7 @@ class Exchange:
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def calls(self) -> list[Call]:
-        """The calls that declare it; none for RabbitMQ's own exchanges."""
+        """Return the calls that declare it; none for RabbitMQ's own exchanges."""
         if not self.name or self.name.startswith("amq."):  # RabbitMQ creates these itself
             return []
         if not self.kind:
@@ -88,7 +86,7 @@ class Exchange:
         return [(Method.EXCHANGE_DECLARE, (0, self.name, self.kind, *flags, dict(self.arguments)))]
 
     def passive(self) -> Call:
-        """The call that checks that it exists, without creating it."""
+        """Return the call that checks that it exists, without creating it."""
         return Method.EXCHANGE_DECLARE, (0, self.name, "", True, False, False, False, False, {})
 
 
@@ -120,7 +118,7 @@ class Queue:
     reserved: str = ""  # why no task may be sent there: the name has another use
 
     def calls(self) -> list[Call]:
-        """The calls that declare it with its exchanges and bindings, in order."""
+        """Return the calls that declare it with its exchanges and bindings, in order."""
         if self.no_declare:
             return [passive(self.name)]
         flags = (False, self.durable, self.exclusive, self.auto_delete, False)
@@ -128,7 +126,7 @@ class Queue:
         return [*self._exchanges(), declare, *self._bindings()]
 
     def binding_calls(self) -> list[Call]:
-        """The calls that bind it again to its exchanges, which may have been deleted."""
+        """Return the calls that bind it again to its exchanges, which may have been deleted."""
         return [*self._exchanges(), *self._bindings()]
 
     def _all_bindings(self) -> list[Binding]:
@@ -151,18 +149,18 @@ class Queue:
 
 
 def passive(name: str) -> Call:
-    """The call that checks that a queue exists, without creating it."""
+    """Return the call that checks that a queue exists, without creating it."""
     return Method.QUEUE_DECLARE, (0, name, True, False, False, False, False, {})
 
 
 def task_queue(name: str) -> Queue:
-    """A task queue as Celery declares it by default."""
+    """Return a task queue as Celery declares it by default."""
     return Queue(name, exchange=Exchange(name, "direct"), keys=(name,), is_task=True)
 
 
 def exchange(name: str) -> Exchange:
-    """An exchange to broadcast on. Exchanges that Celery does not know have the type of
-    the event exchange.
+    """Return an exchange to broadcast on. Exchanges that Celery does not know have the type of the event
+    exchange.
     """
     if name == CONTROL_EXCHANGE:
         return Exchange(name, "fanout", durable=False)
@@ -174,7 +172,7 @@ def exchange(name: str) -> Exchange:
 def listening_queue(
     exchange_name: str, keys: tuple[str, ...], unique: str, *, unread_ttl_s: float | None = None
 ) -> Queue:
-    """The queue of one listener, as Celery 5.7 has it: exclusive, removed with its connection.
+    """Return the queue of one listener, in the form of Celery 5.7: exclusive, removed with its connection.
 
     A node's mailbox is named after the node, so that others can check whether the node is alive: its key is
     then the node's name. The key of replies names the asking client.
@@ -192,26 +190,26 @@ def listening_queue(
 
 
 def mailbox(node: str) -> str:
-    """The name of the queue in which a node receives control requests."""
+    """Return the name of the queue in which a node receives control requests."""
     return f"{node}.{CONTROL_EXCHANGE}"
 
 
 def result_queue(name: str) -> Queue:
-    """The queue in which a client receives results (wire 6.3)."""
+    """Return the queue in which a client receives results (wire 6.3)."""
     return Queue(name, auto_delete=True, arguments={"x-expires": RESULT_QUEUE_EXPIRES_MS})
 
 
 def delay_step_ms(delay_s: float) -> int | None:
-    """The longest level of the ladder that does not overshoot; None if the delay is
-    shorter than every level.
+    """Return the longest level of the ladder that does not overshoot; None if the delay is shorter than every
+    level.
     """
     fitting = [step for step in DELAY_STEPS_MS if step <= delay_s * 1000]
     return fitting[-1] if fitting else None
 
 
 def delay_queue(queue: str, step_ms: int) -> Queue:
-    """One level: after its time the message moves to its queue, where it is confirmed
-    before it leaves here.
+    """Return one level of the ladder. After its time the message moves to its queue, where it is confirmed
+    before it leaves this one.
     """
     return Queue(
         f"umbel.delay.{queue}.{step_ms}",
@@ -227,13 +225,13 @@ def delay_queue(queue: str, step_ms: int) -> Queue:
 
 
 def dead_letter_queue() -> Queue:
-    """The queue of dead letters, without limits."""
+    """Return the queue of dead letters, which has no limits."""
     return Queue(DEAD)
 
 
 def failed_queue(settings: BrokerSettings) -> Queue:
-    """The queue of failed tasks' messages. Where it exists with other limits, those stay: RabbitMQ does not
-    change them.
+    """Return the queue of failed tasks' messages. A queue that exists with other limits keeps them, because
+    RabbitMQ does not change them.
     """
     ttl_ms = min(max(1, round(settings.failed_keep_s * 1000)), TTL_MAX_MS)
     limits = {
@@ -245,7 +243,9 @@ def failed_queue(settings: BrokerSettings) -> Queue:
 
 
 def stream(name: str, *, max_bytes: int, max_age_s: float | None = None) -> Queue:
-    """A stream with these limits, cut into at least ten segments, because RabbitMQ drops whole segments."""
+    """Return a stream with these limits, cut into at least ten segments, because RabbitMQ drops whole
+    segments.
+    """
     arguments: dict[str, Any] = {
         "x-queue-type": "stream",
         "x-max-length-bytes": max_bytes,
@@ -257,7 +257,7 @@ def stream(name: str, *, max_bytes: int, max_age_s: float | None = None) -> Queu
 
 
 def streams(settings: BrokerSettings) -> list[Queue]:
-    """The streams that every broker follows.
+    """Return the streams that every broker follows.
 
     Facts and the clock do not expire: they are written again before they fall off the end.
     """
@@ -273,22 +273,22 @@ def streams(settings: BrokerSettings) -> list[Queue]:
 
 
 def stream_of_facts() -> Queue:
-    """The stream of queues, pauses, recorders, leases and elections."""
+    """Return the stream of queues, pauses, recorders, leases and elections."""
     return stream(FACTS, max_bytes=_FACTS_BYTES)
 
 
 def stream_of_signatures() -> Queue:
-    """The stream of used signatures; its entries expire when no signature can still be valid."""
+    """Return the stream of used signatures; its entries expire when no signature can still be valid."""
     return stream(SIGNATURES, max_bytes=_LARGE_BYTES, max_age_s=SIGNING_WINDOW_MAX_S)
 
 
 def stream_of_cluster() -> Queue:
-    """The stream whose first entry is the id of the cluster."""
+    """Return the stream whose first entry is the id of the cluster."""
     return stream(CLUSTER, max_bytes=_FACTS_BYTES)
 
 
 def event_stream(settings: BrokerSettings) -> Queue:
-    """The stream of the event log, within the configured limits."""
+    """Return the stream of the event log, within the configured limits."""
     return stream(
         EVENTS,
         max_bytes=max(settings.event_log_max * EVENT_BYTES, 10_000_000),
@@ -297,31 +297,31 @@ def event_stream(settings: BrokerSettings) -> Queue:
 
 
 def event_binding() -> list[Call]:
-    """The calls that copy every event into the event log, those of Celery's nodes too."""
+    """Return the calls that copy every event into the event log, those of Celery's nodes too."""
     bind: Call = (Method.QUEUE_BIND, (0, EVENTS, EVENT_EXCHANGE, "#", False, {}))
     return [*exchange(EVENT_EXCHANGE).calls(), bind]
 
 
 def event_unbinding() -> list[Call]:
-    """The calls that stop copying events into the event log."""
+    """Return the calls that stop copying events into the event log."""
     return [(Method.QUEUE_UNBIND, (0, EVENTS, EVENT_EXCHANGE, "#", {}))]
 
 
 def of_session(holder: str) -> str:
-    """The name of the lock that a session holds while it is connected, so that others can check whether it
-    is.
+    """Return the name of the lock that a session holds while it is connected, so that others can check
+    whether it is.
     """
     return f"session.{holder}"
 
 
 def session_queue(holder: str) -> Queue:
-    """The queue of that lock: it is removed with its connection, and never expires."""
+    """Return the queue of that lock: it is removed with its connection, and never expires."""
     return Queue(f"umbel.hold.{of_session(holder)}", durable=False, exclusive=True)
 
 
 def hold_queue(what: str, ttl_s: float = 0.0) -> Queue:
-    """The queue of a lock: it is removed with its connection, or when it was not declared
-    again for `ttl_s`.
+    """Return the queue of a lock: it is removed with its connection, or when it was not declared again for
+    `ttl_s`.
     """
     return Queue(
         f"umbel.hold.{what}",
@@ -332,8 +332,6 @@ def hold_queue(what: str, ttl_s: float = 0.0) -> Queue:
 
 
 # ---- capabilities ----------------------------------------------------------------------------------
-#
-# What RabbitMQ can and cannot do for Umbel; the reasons are shown to users.
 
 CAPABILITIES = Capabilities(
     transport="amqp",
@@ -387,12 +385,6 @@ CAPABILITIES = Capabilities(
 
 
 # ---- declared --------------------------------------------------------------------------------------
-#
-# The task queues of a project, declared as the project does, and any other queue with Celery's defaults.
-#
-# RabbitMQ compares each declaration with what exists and refuses one that differs (406), so the first
-# process that starts decides for all. A queue that the project declares is therefore created exactly so,
-# with its exchanges and bindings.
 
 DELAY_DELIVERY = Exchange("celery_delayed_delivery", "topic")
 KNOWN_MAX = 1000
@@ -401,6 +393,10 @@ _LIMITED_BY_CONSUMER = ("quorum", "stream")  # their types refuse a prefetch lim
 
 class TaskQueues:
     """Every task queue by its name, and every exchange that messages are sent to.
+
+    RabbitMQ compares each declaration with the existing queue and refuses one that differs (406), so the
+    first process that starts decides for all. A queue that the project declares is therefore created exactly
+    so, with its exchanges and bindings; any other queue has Celery's defaults.
 
     Clients of a project with quorum queues send a delayed message not to its queue but to a ladder of
     exchanges and queues (wire-protocol 3.4): level n holds a message for 2^n seconds if that bit of the delay
@@ -420,7 +416,9 @@ class TaskQueues:
         self._ladder_of = settings.delayed_delivery
 
     def queue(self, name: str) -> Queue:
-        """The queue of this name. It is looked up for every message, so undeclared queues are cached too."""
+        """Return the queue of this name. It is looked up for every message, so undeclared queues are cached
+        too.
+        """
         found = self._queues.get(name) or self._plain.get(name)
         if found is None:
             if len(self._plain) >= KNOWN_MAX:
@@ -429,7 +427,7 @@ class TaskQueues:
         return found
 
     def exchange(self, name: str) -> Exchange:
-        """The exchange as the project declares it; an undeclared one is expected to exist."""
+        """Return the exchange as the project declares it; an undeclared one is expected to exist."""
         return self._exchanges.get(name) or Exchange(name, "")
 
     def is_declared(self, name: str) -> bool:
@@ -452,11 +450,13 @@ class TaskQueues:
         return any(queue.is_quorum for queue in self._declared.values())
 
     def ladder(self) -> list[Call]:
-        """The calls that declare Celery's ladder of delays, of the queue type that the project sets."""
+        """Return the calls that declare Celery's ladder of delays, of the queue type that the project
+        sets.
+        """
         return ladder(self._ladder_of)
 
     def ladder_bindings(self, name: str) -> list[Call]:
-        """The calls that let the queue's delayed messages arrive from the end of the ladder."""
+        """Return the calls that let the queue's delayed messages arrive from the end of the ladder."""
         queue = self._declared.get(name)
         if queue is None or queue.auto_delete:
             return []
@@ -472,7 +472,7 @@ class TaskQueues:
         return calls
 
     def _reserved(self, name: str) -> Queue | None:
-        """A queue that no task is sent to, if its name is reserved."""
+        """Return a queue that no task is sent to, if its name is reserved."""
         why = why_reserved(CAPABILITIES.reserved, name)
         self.some_are_reserved |= bool(why)
         return Queue(name, reserved=why) if why else None
@@ -501,7 +501,7 @@ def ladder(queue_type: str) -> list[Call]:
 
 
 def mismatch(queue: str, text: str) -> str:
-    """Why a queue cannot be declared as the project has it, and what to do."""
+    """Return why a queue cannot be declared as the project has it, and what to do."""
     return (
         f"it exists with other properties than the project declares: {text}; "
         "declare it with the properties that it has, or delete it when it is empty "

@@ -1,8 +1,8 @@
 """API: the calls to Pub/Sub's REST interface as values, and which topics and subscriptions must exist.
 
-A topic without a subscription drops what is sent to it. So a sender creates the topic and the subscription of
-a queue before it sends there first, and creates them again when they were deleted. The calls are values: the
-blocking and the asynchronous clients make them in the same order.
+A topic without a subscription drops the messages that are sent to it. So a sender creates the topic and the
+subscription of a queue before it sends there first, and again when they were deleted. The calls are values:
+the blocking and the asynchronous client make them in the same order.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -12,14 +12,12 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from umbel.brokers.gcpubsub.http import AlreadyExists
+from umbel.brokers.gcpubsub.http import Address, AlreadyExists, Call
 from umbel.brokers.gcpubsub.posts import DEAD, Names, Place, Post
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerRefused
 
 # ---- api -------------------------------------------------------------------------------------------
-#
-# The calls to Pub/Sub's REST interface as values, and their answers as values.
 
 ACK_DEADLINE_MIN_S, ACK_DEADLINE_MAX_S = 10, 600
 ACK_IDS_MAX = 1000  # in one request, which may have 512 KiB
@@ -27,25 +25,21 @@ DELIVERIES_MAX = 100  # then Pub/Sub moves a message to the dead letters; the ma
 FAN_OUT_RETENTION_S = 600
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """One request. `what` describes it in error texts."""
+class PubsubMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message as Pub/Sub stores it; `published` is an instant in ISO 8601."""
 
-    verb: str
-    path: str
-    body: bytes
-    what: str
-    within_s: int | None = None  # how long the emulator may take to answer
+    data: bytes = b""
+    attributes: dict[str, str] = {}
+    message_id: str = msgspec.field(name="messageId", default="")
+    published: str = msgspec.field(name="publishTime", default="")
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A message that a pull returned."""
+    """A message that a pull returned. `deliveries` 0: Pub/Sub does not count them."""
 
-    ack_id: str
-    data: bytes
-    attributes: Mapping[str, str]
-    message_id: str
-    published: str  # when it was published, as ISO 8601
-    deliveries: int  # 0: Pub/Sub does not count them
+    ack_id: str = msgspec.field(name="ackId")
+    message: PubsubMessage = PubsubMessage()
+    deliveries: int = msgspec.field(name="deliveryAttempt", default=0)
 
 
 def publish(project: str, posts: Sequence[Post]) -> Call:
@@ -56,7 +50,7 @@ def publish(project: str, posts: Sequence[Post]) -> Call:
 
 
 def make_topic(project: str, topic: str, retention_s: float) -> Call:
-    """Create a topic that retains messages for so long."""
+    """Create a topic that retains messages for `retention_s`."""
     body = _encode({"messageRetentionDuration": _duration(retention_s)})
     return Call("PUT", _path(project, "topics", topic), body, f"the topic {topic!r}")
 
@@ -132,18 +126,8 @@ def set_deadline(project: str, subscription: str, ack_ids: Sequence[str], deadli
 
 
 def read_pulled(body: bytes) -> list[Received]:
-    """The messages in the answer to `pull`."""
-    return [
-        Received(
-            received.ack_id,
-            received.message.data,
-            received.message.attributes,
-            received.message.message_id,
-            received.message.publish_time,
-            received.delivery_attempt,
-        )
-        for received in _decode_pulled(body).received_messages
-    ]
+    """Return the messages in the answer to `pull`."""
+    return _decode_pulled(body).received_messages
 
 
 class Subscribed(msgspec.Struct, frozen=True, rename="camel"):
@@ -156,21 +140,8 @@ class Subscribed(msgspec.Struct, frozen=True, rename="camel"):
 read_subscription = msgspec.json.Decoder(Subscribed).decode
 
 
-class _Message(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    data: bytes = b""
-    attributes: dict[str, str] = {}
-    message_id: str = ""
-    publish_time: str = ""
-
-
-class _Received(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    ack_id: str
-    message: _Message = _Message()
-    delivery_attempt: int = 0
-
-
 class _Pulled(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    received_messages: list[_Received] = []
+    received_messages: list[Received] = []
 
 
 _encode = msgspec.json.encode
@@ -200,12 +171,6 @@ def _duration(seconds: float) -> str:
 
 
 # ---- topology --------------------------------------------------------------------------------------
-#
-# Topics and subscriptions that must exist before a message is sent or pulled.
-#
-# A topic without a subscription drops what is sent to it. So a sender to a queue creates both first, once
-# in its life, and again when somebody has deleted them. The calls are values: the blocking and the
-# asynchronous client make them in the same order.
 
 LETTERS_RETENTION_S = 7 * 86_400.0  # the default retention of a subscription
 LETTERS_EXPIRE_S = 31 * 86_400.0
@@ -218,7 +183,7 @@ raised.
 
 
 def next_of(calls: Calls, answer: bytes | BrokerRefused | None) -> Call | None:
-    """The call that follows this answer (None: the first call); None when there is no more."""
+    """Return the call that follows this answer (None: the first call); None when there is no more."""
     try:
         return next(calls) if answer is None else calls.send(answer)
     except StopIteration:
@@ -226,40 +191,47 @@ def next_of(calls: Calls, answer: bytes | BrokerRefused | None) -> Call | None:
 
 
 class Topology:
-    """What this process has created, and the calls that create the rest.
+    """The topics and subscriptions that this process has created, and the calls that create the rest.
 
-    A topic without a subscription drops what is sent to it. So a sender to a queue creates both first, once
-    in its life, and again when somebody has deleted them.
+    A topic or subscription that exists already counts as created. Another program may have chosen its
+    settings, so they stay unchanged, and the ack deadline is read from Pub/Sub; only a subscription without
+    dead letters gets them. If a topic is deleted later, a call fails, and `make_again` creates it.
     """
 
-    def __init__(self, settings: BrokerSettings, project: str, *, exactly_once: bool) -> None:
-        self._settings = settings
-        self._project = project
-        self._exactly_once = exactly_once
+    def __init__(self, settings: BrokerSettings, address: Address) -> None:
+        self.expires_s = settings.subscription_expires_s  # of unused subscriptions; topics retain as long
+        self._project = address.project
+        self._exactly_once = settings.exactly_once or address.exactly_once
         self.names = Names(settings)
         self.ack_deadline_s = ack_deadline(settings.lease_s)
         self.made: dict[str, int] = {}  # by queue, the ack deadline of its subscription
         self.topics: set[str] = set()
 
-    def forget(self, topic: str) -> None:
-        """The topic was deleted: it and its queues must be created again."""
-        self.topics.discard(topic)
-        self.made = {
-            queue: deadline for queue, deadline in self.made.items() if self.names.place(queue).topic != topic
-        }
-
-    def make_topic(self, topic: str, retention_s: float) -> Calls:
-        """The calls that create the topic, unless that was done."""
+    def make_topic(self, topic: str) -> Calls:
+        """Yield the calls that create the topic, unless that was done."""
         if topic in self.topics:
             return
+        retention_s = LETTERS_RETENTION_S if topic == DEAD else self.expires_s
         _unless_there((yield make_topic(self._project, topic, retention_s)))
         self.topics.add(topic)
 
+    def make_again(self, topic: str) -> Calls:
+        """Yield the calls that create a deleted topic and the subscriptions of its queues again."""
+        queues = [queue for queue in self.made if self.names.place(queue).topic == topic]
+        self.topics.discard(topic)
+        for queue in queues:
+            del self.made[queue]
+        if topic == DEAD:
+            yield from self.make_dead()
+        yield from self.make_topic(topic)
+        for queue in queues:
+            yield from self.make_queue(queue)
+
     def make_dead(self) -> Calls:
-        """The calls that create topic and subscription of the dead letters, unless that was done."""
+        """Yield the calls that create topic and subscription of the dead letters, unless that was done."""
         if DEAD in self.topics:
             return
-        yield from self.make_topic(DEAD, LETTERS_RETENTION_S)
+        yield from self.make_topic(DEAD)
         self.topics.discard(DEAD)
         subscribing = make_subscription(
             self._project,
@@ -273,18 +245,21 @@ class Topology:
         self.topics.add(DEAD)
 
     def make_queue(self, queue: str) -> Calls:
-        """The calls that create topic and subscription of the queue, unless that was done."""
+        """Yield the calls that create topic and subscription of the queue, unless that was done.
+
+        The dead letters are created first: Pub/Sub refuses a subscription whose dead letter topic is missing.
+        """
         if queue in self.made:
             return
-        place, expires_s = self.names.place(queue), self._settings.subscription_expires_s
+        place = self.names.place(queue)
         yield from self.make_dead()
-        yield from self.make_topic(place.topic, expires_s)
+        yield from self.make_topic(place.topic)
         subscribing = make_subscription(
             self._project,
             place,
             ack_deadline_s=self.ack_deadline_s,
-            retention_s=expires_s,
-            expires_s=expires_s,
+            retention_s=self.expires_s,
+            expires_s=self.expires_s,
             exactly_once=self._exactly_once,
             counts_deliveries_into=DEAD,
         )
@@ -303,7 +278,7 @@ class Topology:
 
 
 def ack_deadline(lease_s: float) -> int:
-    """The ack deadline for a lease, within Pub/Sub's limits."""
+    """Return the ack deadline for a lease, within Pub/Sub's limits."""
     return max(ACK_DEADLINE_MIN_S, min(ceil(lease_s), ACK_DEADLINE_MAX_S))
 
 

@@ -1,37 +1,14 @@
 """What Google Pub/Sub can and cannot do for Umbel, and the operations that it refuses.
 
-Pub/Sub stores messages only: no results, leases, event log or revocations. The reasons are shown to users.
+Pub/Sub stores messages only: no results, leases, event log or revokes. The reasons are shown to users.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Mapping
 
-from umbel.brokers.interface import (
-    Capabilities,
-    DeadLetter,
-    Depth,
-    EventLogState,
-    Evidence,
-    LoggedEvent,
-    Pause,
-    Permit,
-    Refused,
-    Resend,
-    Resent,
-    Spend,
-    Tag,
-)
-from umbel.errors import NotSupported
+from umbel.brokers.interface import Capabilities, Evidence, Pause
+from umbel.brokers.refusals import unsupported
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.delivery.trust import ClusterId, Doubt
-from umbel.protocol.leadership.coordination import ElectionRecord, ElectionReply, ElectionRequest, LeaseReply
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
-from umbel.wire.message import Outgoing
-from umbel.wire.records import Revoke
-
-# ---- capabilities ----------------------------------------------------------------------------------
-#
-# What Google Pub/Sub can and cannot do for Umbel; the reasons are shown to users.
 
 _STORE = "set 'coordination_store', for example to a Redis server"
 
@@ -102,176 +79,49 @@ CAPABILITIES = Capabilities(
 
 
 # ---- unsupported -----------------------------------------------------------------------------------
-#
-# Operations that Pub/Sub cannot do without a coordination store; each raises NotSupported with the reason.
 
 
-def refuse(ability: str) -> NoReturn:
-    """Raise NotSupported with the reason why Pub/Sub lacks this ability."""
-    raise NotSupported(CAPABILITIES.reasons[ability])
+_WHY = CAPABILITIES.reasons
 
 
 class NoCoordination:
-    """The coordination of a broker without a coordination store: no elections and no leases."""
+    """The coordination of a broker without a coordination store: neither elections nor leases."""
 
     unproven = 0
-
-    async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def claim_election(
-        self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
-    ) -> ElectionReply:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def start_election(self, key: str, holder: str, term: int) -> bool:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def renew_election(self, key: str, holder: str, term: int) -> bool:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def read_election(self, key: str) -> ElectionRecord | None:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def release_lease(self, name: str, holder: str, term: int) -> bool:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def read_lease(self, name: str) -> LeaseReply:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def fenced_publish(
-        self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
-    ) -> bool:
-        """Raises NotSupported: Pub/Sub has no compare-and-set, which elections and leases need."""
-        refuse("leases")
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
+    open_election = claim_election = start_election = unsupported(_WHY["leases"])
+    renew_election = finish_election = read_election = unsupported(_WHY["leases"])
+    unfinished_elections = fenced_publish = unsupported(_WHY["leases"])
+    acquire_lease = renew_lease = release_lease = unsupported(_WHY["leases"])
+    update_lease = read_lease = unsupported(_WHY["leases"])
+    release_unique = unsupported(_WHY["unique"])
 
     async def raise_clock(self, value: int) -> int:
-        """The value itself: there is no shared clock, so nodes adjust their clocks by each other's hello."""
+        """Return the value: without a shared clock, nodes adjust their clocks by each other's hello."""
         return value
 
 
 class Unsupported:
     """The operations of the broker that need a coordination store."""
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
-        """Raises NotSupported: Pub/Sub cannot count limits for the whole cluster."""
-        refuse("limits")
-
-    async def spend(self, signatures: Sequence[Spend]) -> Mapping[Tag, Doubt]:
-        """Raises NotSupported: Pub/Sub has no record of used signatures."""
-        refuse("signatures")
-
-    async def cluster_id(self) -> ClusterId | None:
-        """Raises NotSupported: a cluster on Pub/Sub has no id for signatures."""
-        refuse("signatures")
-
-    async def keep_cluster_id(self, made: ClusterId) -> ClusterId:
-        """Raises NotSupported: a cluster on Pub/Sub has no id for signatures."""
-        refuse("signatures")
-
-    async def revoke(self, revokes: Sequence[Revoke]) -> None:
-        """Raises NotSupported: Pub/Sub has no record of revokes that all workers read."""
-        refuse("revokes")
-
-    async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
-        """Raises NotSupported: Pub/Sub does not report how many messages wait."""
-        refuse("depths")
-
-    async def pause(self, queue: str, mark: Pause) -> None:
-        """Raises NotSupported: Pub/Sub has no record of pauses that all workers read."""
-        refuse("pauses")
-
-    async def resume(self, queue: str) -> bool:
-        """Raises NotSupported: Pub/Sub has no record of pauses that all workers read."""
-        refuse("pauses")
+    permit = unsupported(_WHY["limits"])
+    spend = cluster_id = keep_cluster_id = unsupported(_WHY["signatures"])
+    revoke = unsupported(_WHY["revokes"])
+    queues = unsupported(_WHY["depths"])
+    pause = resume = unsupported(_WHY["pauses"])
+    keep_failed = failed = resend = unsupported(_WHY["failures"])
+    mark_alive = unsupported(_WHY["marks"])
+    register_recorder = forget_recorder = recorders = unsupported(_WHY["event_log"])
+    log_events = read_events = acknowledge_events = unsupported(_WHY["event_log"])
+    lost_events = event_log = unsupported(_WHY["event_log"])
 
     async def paused(self) -> Mapping[str, Pause]:
-        """No queues, because none can be paused."""
+        """Return no queues, because none can be paused."""
         return {}
 
-    async def keep_failed(self, failed: Sequence[Refused]) -> None:
-        """Raises NotSupported: Pub/Sub cannot store failures and drop the oldest."""
-        refuse("failures")
-
-    async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
-        """Raises NotSupported: Pub/Sub stores no failures."""
-        refuse("failures")
-
-    async def resend(self, letters: Sequence[Resend]) -> Resent:
-        """Raises NotSupported: Pub/Sub stores no failures that could be retried."""
-        refuse("failures")
-
-    async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
-        """Raises NotSupported: Pub/Sub has no record of live nodes."""
-        refuse("marks")
-
     async def probe(self, node: str, incarnation: int = 0) -> Evidence:
-        """UNKNOWN: Pub/Sub knows no connections of nodes."""
+        """Return UNKNOWN: Pub/Sub does not know the connections of nodes."""
         return Evidence.UNKNOWN
 
     async def store_time(self) -> float | None:
-        """None: Pub/Sub has no clock to ask."""
+        """Return None: Pub/Sub has no clock to ask."""
         return None
-
-    async def register_recorder(self, name: str) -> int:
-        """Raises NotSupported: Pub/Sub has no event log."""
-        refuse("event_log")
-
-    async def forget_recorder(self, name: str) -> None:
-        """Raises NotSupported: Pub/Sub has no event log."""
-        refuse("event_log")
-
-    async def recorders(self) -> Sequence[str]:
-        """Raises NotSupported: Pub/Sub has no event log."""
-        refuse("event_log")
-
-    async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
-        """Raises NotSupported: Pub/Sub has no event log."""
-        refuse("event_log")
-
-    async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
-        """Raises NotSupported: Pub/Sub has no event log."""
-        refuse("event_log")
-
-    async def acknowledge_events(self, name: str, offset: int) -> None:
-        """Raises NotSupported: Pub/Sub has no event log."""
-        refuse("event_log")
-
-    async def lost_events(self) -> int:
-        """Raises NotSupported: Pub/Sub has no event log."""
-        refuse("event_log")
-
-    async def event_log(self) -> EventLogState:
-        """Raises NotSupported: Pub/Sub has no event log."""
-        refuse("event_log")

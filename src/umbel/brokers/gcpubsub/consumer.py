@@ -1,59 +1,31 @@
-"""Consumer and subscription: messages and broadcasts on their way from Pub/Sub into this process.
+"""Consumer: the messages of one queue on their way from Pub/Sub into this process.
 
-A claim pulls what it lacks and does not wait. A waiting worker has one pull in flight that waits at the
-server, for one message. A pull is never cancelled while the broker is open, so a caller that stops waiting
-loses nothing: the message arrives here and waits for the next claim. When the broker closes, closing the
-connection shows Pub/Sub that nothing waits any more; the emulator does not notice that, so its pulls are
-short, and are awaited.
+A claim pulls the messages that it lacks and does not wait. A waiting worker has one pull in flight that waits
+at the server, for one message: a message delivered to a pull whose process has died comes back only when its
+deadline is over. A pull is never cancelled while the broker is open, so a caller that stops waiting loses
+nothing: the message arrives here and waits for the next claim. When the broker closes, closing the connection
+shows Pub/Sub that nothing waits any more. The emulator does not notice that, so its pulls are short, and are
+awaited.
 
 A message that is due soon waits here. Any other delayed message is left at Pub/Sub with a deadline of up to
-ten minutes, and comes again then; before Pub/Sub would drop it for its age it is published again.
-
-A broadcast reaches each listener through a separate subscription, removed when the listener leaves and by
-Pub/Sub a day after its process died. Replies share one topic, filtered by routing key; an emulator ignores
-filters, so the key is compared again here.
+ten minutes, and comes again then. It is published again before Pub/Sub would drop it for its age.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from math import ceil
 from time import monotonic
-from uuid import uuid4
 
 import msgspec
 
 from umbel.brokers.gcpubsub import api, posts
 from umbel.brokers.gcpubsub.api import Received
-from umbel.brokers.gcpubsub.http import NotFound
-from umbel.brokers.gcpubsub.posts import ROUTING_KEY, Mark, Place, checked_name
+from umbel.brokers.gcpubsub.posts import MessageState, Place
 from umbel.brokers.gcpubsub.service import Service
-from umbel.brokers.interface import Broadcast
-from umbel.brokers.links import LinkWatch, link_of
-from umbel.chance import random
 from umbel.clock import cluster_now
-from umbel.errors import BrokerError
-from umbel.protocol.delivery.states import reconnect_wait_s
-from umbel.protocol.shutdown import LinkChange
-from umbel.wire.control import REQUEST_EXCHANGE
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Message
-
-# ---- consumer --------------------------------------------------------------------------------------
-#
-# Messages of one queue on their way from Pub/Sub to a claim.
-#
-# A claim pulls what it lacks and does not wait. A waiting worker has one pull in flight that waits at the
-# server, for one message: what is delivered to a pull whose process has died comes back only when its
-# deadline is over. A pull is never cancelled while the broker is open, so a caller that stops waiting loses
-# no message: it arrives here and waits for the next claim. When the broker is closed, closing the
-# connection shows Pub/Sub that nothing waits any more. The emulator does not notice that, so its pulls are
-# short, and are awaited.
-#
-# A message that is not due is held here if it is due soon. Otherwise it is left at Pub/Sub with a deadline
-# of up to ten minutes, and comes again then. Before Pub/Sub would drop it for its age it is published
-# again.
 
 FULL_PULL = 50  # if a pull returns so many, there may be more
 HOLD_S = 30.0  # a message that is due within this time waits here
@@ -67,7 +39,7 @@ class Arrived(msgspec.Struct):
 
     message: Message
     ack_id: str
-    mark: Mark
+    state: MessageState
     redelivered: bool
     data: bytes
     deadline: float  # by the monotonic clock
@@ -81,18 +53,11 @@ class Arrived(msgspec.Struct):
 class Consumer:
     """The pulls of one queue, and the messages that no owner has claimed yet."""
 
-    def __init__(
-        self,
-        service: Service,
-        place: Place,
-        ack_deadline_s: int,
-        given_s: int,
-        on_arrival: Callable[[], None],
-    ) -> None:
+    def __init__(self, service: Service, place: Place, given_s: int, on_arrival: Callable[[], None]) -> None:
         self.place = place
         self.is_left = False
         self._service = service
-        self._ack_deadline_s = ack_deadline_s
+        self._ack_deadline_s = service.topology.ack_deadline_s
         self._given_s = given_s  # the ack deadline that the subscription gives at delivery
         self._on_arrival = on_arrival
         self._buffers: dict[int, deque[Arrived]] = {}
@@ -106,34 +71,32 @@ class Consumer:
         """How many messages wait here to be claimed."""
         return sum(map(len, self._buffers.values()))
 
-    def here(self) -> Iterator[Arrived]:
-        """All messages of the queue that this process has and no owner has claimed."""
+    def unclaimed(self) -> Iterator[Arrived]:
+        """Yield all messages of the queue that this process has and no owner has claimed."""
         for buffer in self._buffers.values():
             yield from buffer
         yield from self._held.values()
 
     def priorities(self) -> list[int]:
-        """The priorities of the messages that wait here to be claimed."""
+        """Return the priorities of the messages that wait here to be claimed."""
         return [priority for priority, buffer in self._buffers.items() if buffer]
 
-    def take(self, priority: int) -> Arrived | None:
-        """The next message of this priority whose deadline is not over; None if there is none."""
-        buffer = self._buffers.get(priority)
-        now = monotonic()
-        while buffer:
+    def take(self, priority: int, limit: int) -> list[Arrived]:
+        """Take up to `limit` messages of this priority whose deadlines are not over."""
+        buffer, now, taken = self._buffers.get(priority), monotonic(), list[Arrived]()
+        while buffer and len(taken) < limit:
             arrived = buffer.popleft()
-            if arrived.deadline > now:  # else it is back at Pub/Sub
-                return arrived
-        return None
-
-    def untake(self, arrived: Arrived) -> None:
-        """Undo `take`: the message is the next to be taken again."""
-        self._buffers.setdefault(arrived.priority, deque()).appendleft(arrived)
+            if arrived.deadline > now:  # otherwise Pub/Sub delivers it again
+                taken.append(arrived)
+        return taken
 
     # -- fetching --------------------------------------------------------------------------------
 
     async def fetch(self, limit: int) -> None:
-        """Pull what is missing for a claim of so many. A cancelled claimer loses nothing."""
+        """Pull the messages that a claim of so many lacks. A cancelled claimer loses nothing.
+
+        Concurrent claimers of one queue take turns, so that two of them do not pull the same number twice.
+        """
         self.is_left = False
         async with self._lock:
             while (lacking := limit - self.buffered) > 0:
@@ -145,7 +108,7 @@ class Consumer:
                     return
 
     def wait(self) -> "asyncio.Task[int]":
-        """The pull in flight that waits for a message, started if needed."""
+        """Return the pull in flight that waits for a message; start one if needed."""
         if self._waiting is None or self._waiting.done():
             self._waiting = asyncio.create_task(self._pull(1, waits=True))
         return self._waiting
@@ -156,7 +119,7 @@ class Consumer:
         return self._waiting if self._waiting is not None and not self._waiting.done() else None
 
     async def close(self) -> None:
-        """Return what is not claimed, also what pulls in flight still bring."""
+        """Return the unclaimed messages, also those that pulls in flight still bring."""
         self.is_left = True
         pulls = [*self._pulls, *([self._waiting] if self._waiting is not None else [])]
         if pulls:
@@ -167,17 +130,14 @@ class Consumer:
         await self.leave()
 
     async def leave(self) -> None:
-        """Return what is here and not claimed."""
+        """Return the unclaimed messages."""
         self.is_left = True
-        returned = [arrived.ack_id for arrived in self.here()]
-        self._buffers.clear()
-        self._held.clear()
-        if returned:
+        if returned := [arrived.ack_id for arrived in self.drop()]:
             await self._service.set_deadline(self.place.subscription, returned, 0)
 
     def drop(self) -> list[Arrived]:
-        """Forget what is here, and return it to be acknowledged."""
-        dropped = list(self.here())
+        """Drop the unclaimed messages, and return them to be acknowledged."""
+        dropped = list(self.unclaimed())
         self._buffers.clear()
         self._held.clear()
         return dropped
@@ -204,13 +164,12 @@ class Consumer:
         return len(pulled)
 
     async def _admit(self, received: Received, deadline: float) -> None:
-        opened, state = unseal(received.data), posts.read_mark(received.attributes)
-        starts = max(state.starts, opened.starts)
-        ran = state.ran or opened.redelivered
-        state = Mark(starts, ran, state.due)
-        arrived = Arrived(
-            opened.message, received.ack_id, state, ran or received.deliveries > 1, received.data, deadline
-        )
+        data = received.message.data
+        opened, state = unseal(data), posts.read_state(received.message.attributes)
+        starts, ran = max(state.starts, opened.starts), state.ran or opened.redelivered
+        state = MessageState(starts, ran, state.due)
+        redelivered = ran or received.deliveries > 1
+        arrived = Arrived(opened.message, received.ack_id, state, redelivered, data, deadline)
         wait_s = state.due - cluster_now() if state.due else 0.0
         if wait_s <= 0:
             self._buffers.setdefault(arrived.priority, deque()).append(arrived)
@@ -227,137 +186,11 @@ class Consumer:
 
     async def _postpone(self, arrived: Arrived, received: Received, wait_s: float) -> None:
         """Leave the message at Pub/Sub with a later deadline, or publish it again before it gets too old."""
-        published = posts.moment(received.published)
+        published = posts.moment(received.message.published)
         if published and cluster_now() - published > FRESH_S:
-            fresh = posts.copy_of(arrived.data, self.place.queue, self._service.names, arrived.mark)
+            fresh = posts.copy_of(arrived.data, self.place.queue, self._service.names, arrived.state)
             if not await self._service.try_send([fresh]):
                 await self._service.acknowledge(self.place.subscription, [arrived.ack_id])
                 return
         later = max(api.ACK_DEADLINE_MIN_S, min(ceil(wait_s), api.ACK_DEADLINE_MAX_S))
         await self._service.set_deadline(self.place.subscription, [arrived.ack_id], later)
-
-
-# ---- fan-out ---------------------------------------------------------------------------------------
-#
-# A subscription for each listener, removed when the listener leaves and by Pub/Sub a day after its process
-# died.
-#
-# Requests go to a topic to which every node has a subscription. Replies go to one topic with the asking
-# client's id as their routing key. An emulator ignores the filter of a subscription, so the key is compared
-# here again.
-
-ACK_DEADLINE_S = 10
-AT_ONCE = 100
-ID_DIGITS_MAX = 20  # of a message id
-
-
-class PubsubSubscription:
-    """The broadcasts of one exchange, for one listener; iterating retries after lost connections.
-
-    Requests go to a topic to which every node has a subscription. Replies go to one topic with the asking
-    client's id as their routing key. An emulator ignores the filter of a subscription, so the key is compared
-    here again.
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        exchange: str,
-        patterns: Sequence[str],
-        *,
-        expires_s: float,
-        on_link: Callable[[LinkChange], None],
-    ) -> None:
-        self._service = service
-        self._exchange = exchange
-        self._keys = frozenset(patterns)
-        self._to_all = exchange == REQUEST_EXCHANGE
-        self._expires_s = expires_s
-        self._watch = LinkWatch(link_of(exchange), on_link)
-        self._places = [self._place(pattern) for pattern in patterns]
-        self._entering: asyncio.Task[None] | None = None
-
-    def _place(self, pattern: str) -> Place:
-        name = self._service.names.subscription(f"{pattern}.{self._exchange}")
-        if self._to_all:
-            name = f"{name}-{uuid4()}"
-        return Place(pattern, self._exchange, pattern, checked_name(name, pattern))
-
-    async def enter(self) -> None:
-        """Create the subscriptions; what is broadcast from now on arrives."""
-        self._entering = asyncio.create_task(self._make())
-        await asyncio.shield(self._entering)
-
-    async def leave(self) -> None:
-        """Delete the subscriptions once Pub/Sub has answered `enter`: a request that is cut off may be
-        executed later.
-        """
-        if self._entering is not None:
-            await asyncio.gather(self._entering, return_exceptions=True)
-        for place in self._places:
-            with suppress(BrokerError):
-                await self._service.link.call(api.remove(self._service.project, place.subscription))
-
-    async def __aiter__(self) -> AsyncIterator[Broadcast]:
-        inbox: asyncio.Queue[list[Received]] = asyncio.Queue(maxsize=1)
-        listeners = [asyncio.create_task(self._listen(place, inbox)) for place in self._places]
-        try:
-            while True:
-                for message in await inbox.get():
-                    if (broadcast := self._read(message)) is not None:
-                        yield broadcast
-        finally:
-            for listener in listeners:
-                listener.cancel()
-
-    async def _make(self) -> None:
-        retention_s = float(api.FAN_OUT_RETENTION_S)
-        for place in self._places:
-            await self._service.make_topic(self._exchange, self._expires_s)
-            call = api.make_subscription(
-                self._service.project,
-                place,
-                ack_deadline_s=ACK_DEADLINE_S,
-                retention_s=retention_s,
-                expires_s=self._expires_s,
-                is_filtered=not self._to_all,
-            )
-            try:
-                await self._service.link.call(call)
-            except NotFound:  # the topic was deleted
-                self._service.topology.forget(self._exchange)
-                await self._service.make_topic(self._exchange, self._expires_s)
-                await self._service.link.call(call)
-
-    async def _listen(self, place: Place, inbox: "asyncio.Queue[list[Received]]") -> None:
-        failures = 0
-        while True:
-            try:
-                found = await self._service.pull(place.subscription, AT_ONCE, waits=True)
-                if found:
-                    ids = [message.ack_id for message in found]
-                    await self._service.acknowledge(place.subscription, ids)
-            except BrokerError as error:
-                failures += 1
-                self._watch.lost(str(error))
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
-                if isinstance(error, NotFound):  # deleted, or expired while this machine slept
-                    with suppress(BrokerError):
-                        await self._make()
-                continue
-            failures = 0
-            self._watch.restored()
-            if found:
-                await inbox.put(sorted(found, key=_order))
-
-    def _read(self, received: Received) -> Broadcast | None:
-        message = unseal(received.data).message
-        key = received.attributes.get(ROUTING_KEY, message.routing_key)
-        if not self._to_all and key not in self._keys:
-            return None
-        return Broadcast(self._exchange, "" if self._to_all else key, message.body, message.headers)
-
-
-def _order(received: Received) -> tuple[str, int]:
-    number = received.message_id
-    return received.published, int(number) if number.isdecimal() and len(number) <= ID_DIGITS_MAX else 0

@@ -1,4 +1,5 @@
-"""HTTP: where the service is, one request and its answer as bytes, what an answer means, and access tokens.
+"""HTTP: the address of the service, one request and its answer as bytes, what an answer means, and access
+tokens.
 
 Pure but for the token, which google-auth fetches; that library is imported when a token is first needed. The
 asynchronous link and the blocking one both use it.
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 
 
 # ---- address ---------------------------------------------------------------------------------------
-#
-# Which project an address means, and where its Pub/Sub is.
-#
-# `gcpubsub://projects/NAME`, as Celery writes it. `PUBSUB_EMULATOR_HOST` leads to an emulator, as for
-# Google's own libraries. Options after a `?`: `exactly_once=true`, and `endpoint=https://HOST` for a
-# regional endpoint.
 
 SCHEME = "gcpubsub"
 EMULATOR_VARIABLE = "PUBSUB_EMULATOR_HOST"
@@ -62,12 +57,12 @@ class Address:
         return self.host if self.tls and self.port == 443 else f"{self.host}:{self.port}"
 
     def tls_context(self) -> "ssl.SSLContext | None":
-        """The TLS settings with the system's certificates; None without TLS."""
+        """Return the TLS settings with the system's certificates; None without TLS."""
         return tls_context({}, where=f"Pub/Sub at {self}") if self.tls else None
 
 
 def address_from_url(url: str) -> Address:
-    """The address in a URL; raises BadURL with what to write instead."""
+    """Return the address in a URL; raise BadURL with what to write instead."""
     parts = urlsplit(url)
     if parts.scheme != SCHEME or parts.netloc != "projects":
         raise BadURL(url, f"a Pub/Sub address names a project: {_FORM}")
@@ -104,15 +99,22 @@ def _host_and_port(url: str, text: str, what: str, port: int) -> tuple[str, int]
 
 
 # ---- http ------------------------------------------------------------------------------------------
-#
-# HTTP/1.1 as far as Pub/Sub's REST interface needs it: a request as bytes, an answer from bytes.
-#
-# Pure: the blocking and the asynchronous link use the same reader. An answer has a length or comes in
-# chunks; one with neither ends with the connection. An answer larger than ANSWER_MAX_BYTES is an error.
 
+REPLY_S = 30.0
+READ_BYTES = 256 * 1024  # at once
 HEAD_MAX_BYTES = 64 * 1024
 ANSWER_MAX_BYTES = 64 * 2**20  # a pull of 10 MB, in base64, is 14 MB
 _END = b"\r\n\r\n"
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One request. `what` describes it in error texts."""
+
+    verb: str
+    path: str
+    body: bytes
+    what: str
+    within_s: int | None = None  # how long the emulator may take to answer
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -123,22 +125,20 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     keeps_open: bool  # the connection can be used again
 
 
-def encode_request(
-    verb: str, host: str, path: str, body: bytes, token: str = "", *, within_s: int | None = None
-) -> bytes:
-    """The bytes of a request. `within_s` tells an emulator how long the answer may take."""
+def encode_request(call: Call, address: Address, token: str) -> bytes:
+    """Encode a request; the token may be empty."""
     lines = [
-        f"{verb} {path} HTTP/1.1",
-        f"host: {host}",
+        f"{call.verb} {call.path} HTTP/1.1",
+        f"host: {address.authority}",
         "accept: application/json",
         "content-type: application/json",
-        f"content-length: {len(body)}",
+        f"content-length: {len(call.body)}",
     ]
-    if within_s is not None:
-        lines.append(f"grpc-timeout: {within_s}S")
+    if call.within_s is not None:
+        lines.append(f"grpc-timeout: {call.within_s}S")
     if token:
         lines.append(f"authorization: Bearer {token}")
-    return "\r\n".join(lines).encode() + _END + body
+    return "\r\n".join(lines).encode() + _END + call.body
 
 
 class AnswerReader:
@@ -153,26 +153,21 @@ class AnswerReader:
         self._head: tuple[int, dict[str, str]] | None = None
         self._chunks: list[bytes] = []
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has arrived yet."""
-        return self._head is None and not self._data
-
     def feed(self, data: bytes) -> Answer | None:
-        """The answer if these bytes complete it; raises BrokerUnavailable for bytes that are not such an
-        answer.
+        """Return the answer if these bytes complete it; raise BrokerUnavailable for bytes that are not such
+        an answer.
         """
         self._data += data
         if self._head is None:
             place = self._data.find(_END)
             if place < 0:
                 if len(self._data) > HEAD_MAX_BYTES:
-                    raise _strange("a head without an end")
+                    raise _not_http("a head without an end")
                 return None
             self._head = _read_head(bytes(self._data[:place]))
             del self._data[: place + len(_END)]
         if len(self._data) > ANSWER_MAX_BYTES:
-            raise _strange(f"more than {ANSWER_MAX_BYTES} bytes")
+            raise _not_http(f"more than {ANSWER_MAX_BYTES} bytes")
         headers = self._head[1]
         if headers.get("transfer-encoding", "").lower() == "chunked":
             return self._done(b"".join(self._chunks)) if self._read_chunks() else None
@@ -183,7 +178,9 @@ class AnswerReader:
         return None
 
     def end(self) -> Answer | None:
-        """The connection has ended: an answer without a length is complete; None if the answer is cut off."""
+        """Return the answer when the connection has ended, if it has no length; None if the answer is cut
+        off.
+        """
         if self._head is None or {"content-length", "transfer-encoding"} & self._head[1].keys():
             return None
         return Answer(self._head[0], bytes(self._data), keeps_open=False)
@@ -198,7 +195,7 @@ class AnswerReader:
                 return True
             self._chunks.append(bytes(self._data[place + 2 : ends - 2]))
             if sum(map(len, self._chunks)) > ANSWER_MAX_BYTES:
-                raise _strange(f"more than {ANSWER_MAX_BYTES} bytes")
+                raise _not_http(f"more than {ANSWER_MAX_BYTES} bytes")
             del self._data[:ends]
         return False
 
@@ -212,7 +209,7 @@ def _read_head(head: bytes) -> tuple[int, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1."):
-        raise _strange(first[:80])
+        raise _not_http(first[:80])
     pairs = (line.partition(":") for line in lines)
     return _number(rest[:3], 10), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
@@ -223,17 +220,15 @@ def _number(text: str, base: int) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise _strange(text[:80])
+        raise _not_http(text[:80])
     return number
 
 
-def _strange(what: str) -> BrokerUnavailable:
+def _not_http(what: str) -> BrokerUnavailable:
     return BrokerUnavailable(f"the server does not answer as Pub/Sub does ({what!r}); check the address")
 
 
 # ---- refusals --------------------------------------------------------------------------------------
-#
-# The errors for answers that report a failure, and for connections that fail, with what to do.
 
 _PERMANENT = "PERMANENT_FAILURE"
 
@@ -272,8 +267,15 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_ErrorBody).decode
 
 
+def body_of(answer: Answer, call: Call, address: Address) -> bytes:
+    """Return the body of a successful answer; any other answer raises a BrokerError."""
+    if answer.status >= 300:
+        raise error_of(answer, address, call.what)
+    return answer.body
+
+
 def error_of(answer: Answer, address: Address, what: str) -> BrokerError:
-    """The error for an answer that is not a success; `what` names the request."""
+    """Return the error for an answer that is not a success; `what` names the request."""
     try:
         error = _decode(answer.body).error
     except msgspec.DecodeError:
@@ -293,7 +295,7 @@ def error_of(answer: Answer, address: Address, what: str) -> BrokerError:
         case 429:
             return BrokerUnavailable(f"{where} is at its quota ({what}): {text}; raise the quota")
         case status if 400 <= status < 499 and status != 408:
-            failures = _ack_marks(error)
+            failures = _ack_failures(error)
             if failures:
                 late = frozenset(ack_id for ack_id, why in failures.items() if why.startswith(_PERMANENT))
                 return AcksRefused(f"{where} refused: {text}", late, frozenset(failures) - late)
@@ -302,7 +304,7 @@ def error_of(answer: Answer, address: Address, what: str) -> BrokerError:
 
 
 def unreachable(address: Address, problem: BaseException, timeout_s: float) -> BrokerUnavailable:
-    """The error for a connection that cannot be opened or does not answer, with what to check."""
+    """Return the error for a connection that cannot be opened or does not answer, with what to check."""
     where = f"cannot reach Pub/Sub at {address}"
     check = f"check {EMULATOR_VARIABLE}" if address.is_emulator else "check network and endpoint"
     if isinstance(problem, TimeoutError):
@@ -315,12 +317,12 @@ def unreachable(address: Address, problem: BaseException, timeout_s: float) -> B
 
 
 def cut_off(address: Address) -> BrokerUnavailable:
-    """The error for a connection that ended before its answer was complete."""
+    """Return the error for a connection that ended before its answer was complete."""
     return BrokerUnavailable(f"Pub/Sub at {address} closed the connection before it answered")
 
 
-def _ack_marks(error: _Error) -> dict[str, str]:
-    """For an exactly-once subscription: what became of each acknowledgement that failed, by its id."""
+def _ack_failures(error: _Error) -> dict[str, str]:
+    """Return why acknowledgements failed, by their ids; only an exactly-once subscription tells."""
     failures: dict[str, str] = {}
     for detail in error.details:
         try:
@@ -332,12 +334,6 @@ def _ack_marks(error: _Error) -> dict[str, str]:
 
 
 # ---- tokens ----------------------------------------------------------------------------------------
-#
-# Access tokens that identify us to Google; an emulator needs none.
-#
-# Google's own library finds the credentials as everywhere: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth
-# application-default login`, or the account of the machine. Fetching a token blocks, so an event loop
-# fetches it in a thread.
 
 SCOPE = "https://www.googleapis.com/auth/pubsub"
 
@@ -347,13 +343,13 @@ class Tokens:
 
     Google's own library finds the credentials as everywhere: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth
     application-default login`, or the account of the machine. Fetching a token blocks, so an event loop
-    fetches it in a thread.
+    fetches it in a thread. The lock is re-entrant, because a signal handler may interrupt a fetch and send.
     """
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._credentials: Any = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def known(self) -> str | None:
@@ -364,11 +360,11 @@ class Tokens:
         return str(credentials.token) if credentials is not None and credentials.valid else None
 
     def after_fork(self) -> None:
-        """In the child: another thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+        """Replace the lock in a forked child: another thread of the parent may have held it."""
+        self._lock = threading.RLock()
 
     def fetch(self) -> str:
-        """A valid token; blocks. Raises AccessRefused without usable credentials."""
+        """Return a valid token; this blocks. Raise AccessRefused without usable credentials."""
         from google.auth import default
         from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
         from google.auth.transport.requests import Request

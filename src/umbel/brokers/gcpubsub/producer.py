@@ -1,7 +1,7 @@
 """PubsubProducer: publishing from any thread, before or after a fork, confirmed on return.
 
 All threads share one connection and take turns. A forked child leaves its parent's connection alone and opens
-its own. The connection speaks HTTP, not gRPC, whose threads do not survive a fork (decision 32).
+another. The connection speaks HTTP, not gRPC, whose threads do not survive a fork (decision 32).
 """
 
 import os
@@ -12,37 +12,33 @@ from time import monotonic
 from weakref import WeakSet
 
 from umbel.brokers.gcpubsub import api, posts
-from umbel.brokers.gcpubsub.api import Call, Calls, Topology, next_of
-from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, refuse
+from umbel.brokers.gcpubsub.api import Calls, Topology, next_of
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import (
+    READ_BYTES,
+    REPLY_S,
     Address,
     Answer,
     AnswerReader,
+    Call,
     NotFound,
     Tokens,
     address_from_url,
+    body_of,
     cut_off,
     encode_request,
-    error_of,
     unreachable,
 )
 from umbel.brokers.gcpubsub.posts import Post
-from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
-from umbel.brokers.refusals import unbound
+from umbel.brokers.interface import Broadcast, BrokerSettings
+from umbel.brokers.refusals import unsupported_blocking
 from umbel.brokers.tls import nothing_to_read
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.message import Outgoing
-from umbel.wire.records import Revoke
 
 # ---- blocking link ---------------------------------------------------------------------------------
-#
-# Calls to Pub/Sub from any thread, one after the other, on one connection.
-
-REPLY_S = 30.0
-_READ_BYTES = 256 * 1024
 
 
 class BlockingLink:
@@ -55,13 +51,28 @@ class BlockingLink:
         self._tokens = tokens
         self._timeout_s = connect_timeout_s
         self._socket: socket.socket | None = None
+        self._is_calling = False
 
     def call(self, call: Call) -> bytes:
-        """The body of a successful answer; any other answer raises a BrokerError."""
+        """Return the body of a successful answer; any other answer raises a BrokerError."""
+        if not self._is_calling:
+            self._is_calling = True
+            try:
+                return self._call(call)
+            finally:
+                self._is_calling = False
+        # A signal handler: the answer to the call that it interrupted is still to come on the connection.
+        other = BlockingLink(self.address, self._tokens, connect_timeout_s=self._timeout_s)
+        try:
+            return other.call(call)
+        finally:
+            other.close()
+
+    def _call(self, call: Call) -> bytes:
         token = self._tokens.known
         if token is None:
             token = self._tokens.fetch()
-        request = encode_request(call.verb, self.address.authority, call.path, call.body, token)
+        request = encode_request(call, self.address, token)
         connection, answer = self._connection(), None
         try:
             connection.settimeout(REPLY_S)
@@ -72,9 +83,7 @@ class BlockingLink:
         finally:
             if answer is None or not answer.keeps_open:
                 self.close()
-        if answer.status >= 300:
-            raise error_of(answer, self.address, call.what)
-        return answer.body
+        return body_of(answer, call, self.address)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -84,7 +93,7 @@ class BlockingLink:
 
     def abandon(self) -> None:
         """Close the socket in a forked child without shutting down TLS: the connection is the parent's."""
-        connection, self._socket = self._socket, None
+        connection, self._socket, self._is_calling = self._socket, None, False
         if connection is not None:
             socket.socket(fileno=connection.detach()).close()
 
@@ -107,7 +116,7 @@ class BlockingLink:
         answers, ends = AnswerReader(), monotonic() + REPLY_S
         while True:
             connection.settimeout(max(0.01, ends - monotonic()))
-            data = connection.recv(_READ_BYTES)
+            data = connection.recv(READ_BYTES)
             answer = answers.feed(data) if data else answers.end()
             if answer is not None:
                 return answer
@@ -126,36 +135,32 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 # ---- pubsub producer -------------------------------------------------------------------------------
-#
-# Publishing from any thread, before or after a fork, confirmed on return.
-#
-# All threads share one connection and take turns. A forked child leaves its parent's connection alone and
-# opens its own. The connection speaks HTTP, not gRPC, whose threads do not survive a fork (decision 32).
 
 _producers: "WeakSet[PubsubProducer]" = WeakSet()
 
 
 class PubsubProducer:
-    """The blocking producer of clients and running tasks."""
+    """The blocking producer of clients and running tasks.
+
+    Its lock is re-entrant, because a signal handler may send while the thread that it interrupted does.
+    """
+
+    capabilities = CAPABILITIES
+    revoke = unsupported_blocking(CAPABILITIES.reasons["revokes"])
+    hold_unique = release_unique = unsupported_blocking(CAPABILITIES.reasons["unique"])
+    cluster_id = unsupported_blocking(CAPABILITIES.reasons["signatures"])
 
     def __init__(self, settings: BrokerSettings) -> None:
-        self._settings = settings
         address = address_from_url(settings.url)
         self._project = address.project
         self._tokens = Tokens(address)
         self._link = BlockingLink(address, self._tokens, connect_timeout_s=settings.connect_timeout_s)
-        exactly_once = settings.exactly_once or address.exactly_once
-        self._topology = Topology(settings, address.project, exactly_once=exactly_once)
+        self._topology = Topology(settings, address)
         self._lock = threading.RLock()
         _producers.add(self)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What Pub/Sub can and cannot do."""
-        return CAPABILITIES
-
     def publish(self, batch: Sequence[Outgoing]) -> None:
-        """Send task messages, confirmed on return; raises BrokerRefused if one was refused."""
+        """Send task messages, confirmed on return; raise BrokerRefused if one was refused."""
         with self._lock:
             for queue in {outgoing.queue for outgoing in batch if not outgoing.exchange}:
                 self._make(self._topology.make_queue(queue))
@@ -163,34 +168,18 @@ class PubsubProducer:
             self._send([posts.task(outgoing, self._topology.names, now) for outgoing in batch])
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
-        """Send to all who listen now; events are dropped, because no node can listen to them."""
+        """Send to all current listeners; events are dropped, because no node can listen to them."""
         deliverable = [message for message in batch if message.exchange != EVENT_EXCHANGE]
         if ttl_s <= 0 or not deliverable:
             return
         with self._lock:
             for exchange in {message.exchange for message in deliverable}:
-                self._make(self._topology.make_topic(exchange, self._settings.subscription_expires_s))
+                self._make(self._topology.make_topic(exchange))
             self._send([posts.broadcast(message) for message in deliverable])
 
-    def revoke(self, revokes: Sequence[Revoke]) -> None:
-        """Raises NotSupported: Pub/Sub has no record of revokes that all workers read."""
-        refuse("revokes")
-
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
-        """0: Pub/Sub has no event log, so nothing is logged."""
+        """Return 0: Pub/Sub has no event log, so nothing is logged."""
         return 0  # there is no event log
-
-    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
-
-    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
-
-    def cluster_id(self) -> ClusterId | None:
-        """Raises NotSupported: a cluster on Pub/Sub has no id for signatures."""
-        refuse("signatures")
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -198,7 +187,7 @@ class PubsubProducer:
             self._link.close()
 
     def after_fork(self) -> None:
-        """In the child: another thread of the parent may have held the lock."""
+        """Replace the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threading.RLock()
         self._tokens.after_fork()
         self._link.abandon()
@@ -206,30 +195,18 @@ class PubsubProducer:
     def _send(self, sent: Sequence[Post]) -> None:
         for places in posts.requests(sent):
             portion = [sent[place] for place in places]
+            topic = portion[0].topic
+            was_made = topic in self._topology.topics
             try:
                 self._link.call(api.publish(self._project, portion))
             except NotFound:
-                self._send_again(portion)
+                if not was_made:
+                    raise BrokerRefused(f"cannot send a message: {posts.unbound_post(portion[0])}") from None
+                self._make(self._topology.make_again(topic))  # it was deleted
+                self._link.call(api.publish(self._project, portion))
             except BrokerRefused as refused:
                 targets = ", ".join(sorted({repr(post.target) for post in portion})[:3])
                 raise BrokerRefused(f"cannot send a message to {targets}: {refused}") from None
-
-    def _send_again(self, portion: Sequence[Post]) -> None:
-        """Send to a topic that was deleted since it was created here; BrokerRefused for one that this process
-        does not know.
-        """
-        topic, names = portion[0].topic, self._topology.names
-        queues = [queue for queue in self._topology.made if names.place(queue).topic == topic]
-        was_known = topic in self._topology.topics
-        self._topology.forget(topic)
-        if not queues and not was_known:
-            raise BrokerRefused(
-                f"cannot send a message: {unbound(topic, portion[0].attributes.get('routing_key', ''))}"
-            )
-        for queue in queues:
-            self._make(self._topology.make_queue(queue))
-        self._make(self._topology.make_topic(topic, self._settings.subscription_expires_s))
-        self._link.call(api.publish(self._project, portion))
 
     def _make(self, calls: Calls) -> None:
         answer: bytes | BrokerRefused | None = None

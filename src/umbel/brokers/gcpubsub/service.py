@@ -2,8 +2,8 @@
 
 A call takes an idle connection or opens one; a connection whose answer was not read to its end is closed. No
 link can be lost: each call stands alone, and a caller that gets BrokerUnavailable calls again. Pub/Sub cannot
-tell whether it has a message already, so the producer sends nothing again by itself after a connection was
-cut.
+tell whether it has a message already, so after a connection was cut the producer sends nothing again by
+itself.
 """
 
 import asyncio
@@ -12,43 +12,43 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from umbel.brokers.gcpubsub import api, posts
-from umbel.brokers.gcpubsub.api import Call, Calls, Received, Topology, next_of
-from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, refuse
+from umbel.brokers.gcpubsub.api import Calls, Received, Topology, next_of
+from umbel.brokers.gcpubsub.capabilities import CAPABILITIES
 from umbel.brokers.gcpubsub.http import (
+    READ_BYTES,
+    REPLY_S,
     AcksRefused,
     Address,
     Answer,
     AnswerReader,
+    Call,
     NotFound,
     Tokens,
     address_from_url,
+    body_of,
     cut_off,
     encode_request,
-    error_of,
     unreachable,
 )
 from umbel.brokers.gcpubsub.posts import DEAD, Names, Post
-from umbel.brokers.interface import Attempt, BrokerSettings, Capabilities
-from umbel.brokers.refusals import unbound
+from umbel.brokers.interface import Attempt, BrokerSettings
+from umbel.brokers.refusals import unsupported
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused, BrokerSilent
 from umbel.wire.message import Outgoing
 
 # ---- link ------------------------------------------------------------------------------------------
-#
-# Calls to Pub/Sub from an event loop, over connections that stay open.
-#
-# A call takes an idle connection or opens one. A connection whose answer was not read to its end is closed.
-# No link can be lost: each call stands alone, and a caller that gets BrokerUnavailable calls again.
 
 IDLE_MAX = 16
-REPLY_S = 30.0
-_READ_BYTES = 256 * 1024
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Link:
-    """A pool of connections to Pub/Sub for asynchronous calls."""
+    """A pool of connections to Pub/Sub for asynchronous calls.
+
+    HTTP/1.1 answers one request at a time, and a waiting pull has its connection for up to PULL_S. So each
+    call in flight has a connection, and up to IDLE_MAX of them stay open afterwards.
+    """
 
     def __init__(self, address: Address, tokens: Tokens, *, connect_timeout_s: float) -> None:
         self.address = address
@@ -58,13 +58,11 @@ class Link:
         self._tls = address.tls_context()
 
     async def call(self, call: Call, *, timeout_s: float = REPLY_S) -> bytes:
-        """The body of a successful answer; any other answer raises a BrokerError."""
+        """Return the body of a successful answer; any other answer raises a BrokerError."""
         token = self._tokens.known
         if token is None:
             token = await asyncio.to_thread(self._tokens.fetch)
-        request = encode_request(
-            call.verb, self.address.authority, call.path, call.body, token, within_s=call.within_s
-        )
+        request = encode_request(call, self.address, token)
         streams = await self._connection()
         answer: Answer | None = None
         try:
@@ -76,9 +74,7 @@ class Link:
             raise unreachable(self.address, error, timeout_s) from None
         finally:
             self._put_back(streams, answer)
-        if answer.status >= 300:
-            raise error_of(answer, self.address, call.what)
-        return answer.body
+        return body_of(answer, call, self.address)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -100,7 +96,7 @@ class Link:
     async def _read(self, reader: asyncio.StreamReader) -> Answer:
         answers = AnswerReader()
         while True:
-            data = await reader.read(_READ_BYTES)
+            data = await reader.read(READ_BYTES)
             answer = answers.feed(data) if data else answers.end()
             if answer is not None:
                 return answer
@@ -115,8 +111,6 @@ class Link:
 
 
 # ---- service ---------------------------------------------------------------------------------------
-#
-# What the asynchronous broker and producer ask of Pub/Sub, each in one call.
 
 PULL_S = 120.0  # Pub/Sub ends an idle pull earlier
 EMULATOR_PULL_S = 3  # it does not notice that a waiting client has gone, and would still deliver to it
@@ -125,14 +119,17 @@ _AT_ONCE = 8
 
 
 class Service:
-    """Creating, sending and receiving, over one pool of connections."""
+    """Creating, sending and receiving, over one pool of connections.
+
+    Topics and subscriptions are created by one task at a time, so that concurrent senders to a new queue make
+    each call once.
+    """
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.address = address_from_url(settings.url)
         self.project = self.address.project
         self.link = Link(self.address, Tokens(self.address), connect_timeout_s=settings.connect_timeout_s)
-        exactly_once = settings.exactly_once or self.address.exactly_once
-        self.topology = Topology(settings, self.project, exactly_once=exactly_once)
+        self.topology = Topology(settings, self.address)
         self._making = asyncio.Lock()
 
     @property
@@ -154,7 +151,9 @@ class Service:
     # -- making ----------------------------------------------------------------------------------
 
     async def make_queue(self, queue: str) -> int:
-        """Create the queue's topic and subscription if needed; the ack deadline of the subscription."""
+        """Create the queue's topic and subscription if needed; return the ack deadline of the
+        subscription.
+        """
         if queue not in self.topology.made:
             await self._make(self.topology.make_queue(queue))
         return self.topology.made[queue]
@@ -164,10 +163,14 @@ class Service:
         if DEAD not in self.topology.topics:
             await self._make(self.topology.make_dead())
 
-    async def make_topic(self, topic: str, retention_s: float) -> None:
+    async def make_topic(self, topic: str) -> None:
         """Create the topic if needed."""
         if topic not in self.topology.topics:
-            await self._make(self.topology.make_topic(topic, retention_s))
+            await self._make(self.topology.make_topic(topic))
+
+    async def make_again(self, topic: str) -> None:
+        """Create a deleted topic and the subscriptions of its queues again."""
+        await self._make(self.topology.make_again(topic))
 
     async def _make(self, calls: Calls) -> None:
         async with self._making:
@@ -181,7 +184,9 @@ class Service:
     # -- sending ---------------------------------------------------------------------------------
 
     async def make_for(self, batch: Sequence[Outgoing]) -> dict[int, str]:
-        """Create the queues of these messages if needed; by their places, why some cannot be created."""
+        """Create the queues of these messages if needed; return why some cannot be created, by their
+        places.
+        """
         refused: dict[int, str] = {}
         problems: dict[str, str] = {}
         for place, outgoing in enumerate(batch):
@@ -197,7 +202,11 @@ class Service:
         return refused
 
     async def try_send(self, sent: Sequence[Post]) -> dict[int, str]:
-        """Publish; returns which were refused, by their places, and why."""
+        """Publish; return which posts were refused, by their places, and why.
+
+        The requests are sent concurrently. An error of one cancels the others, whose messages may have
+        arrived.
+        """
         refused: dict[int, str] = {}
         turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -210,19 +219,14 @@ class Service:
         return refused
 
     async def _send(self, sent: list[Post]) -> Mapping[int, str]:
+        topic = sent[0].topic
+        was_made = topic in self.topology.topics
         try:
             await self.link.call(api.publish(self.project, sent))
         except NotFound:
-            topic = sent[0].topic
-            queues = [queue for queue in self.topology.made if self.names.place(queue).topic == topic]
-            is_dead = topic == DEAD and DEAD in self.topology.topics
-            self.topology.forget(topic)
-            if not queues and not is_dead:
-                return {place: _unbound(post) for place, post in enumerate(sent)}
-            for queue in queues:  # the topic was deleted
-                await self.make_queue(queue)
-            if is_dead:
-                await self.make_dead()
+            if not was_made:
+                return {place: posts.unbound_post(post) for place, post in enumerate(sent)}
+            await self.make_again(topic)  # it was deleted
             await self.link.call(api.publish(self.project, sent))
         except BrokerRefused as refused:
             if len(sent) == 1:
@@ -248,8 +252,11 @@ class Service:
             raise
 
     async def acknowledge(self, subscription: str, ack_ids: Sequence[str]) -> frozenset[str]:
-        """Acknowledge deliveries; returns those that were too late, which only exactly-once subscriptions
+        """Acknowledge deliveries; return those that were too late, which only exactly-once subscriptions
         report.
+
+        Such a subscription may also ask to repeat some of them. Those that it has not accepted after
+        ACK_ATTEMPTS count as too late: the message may be delivered again.
         """
         late: set[str] = set()
         for first in range(0, len(ack_ids), api.ACK_IDS_MAX):
@@ -269,7 +276,7 @@ class Service:
     async def set_deadline(
         self, subscription: str, ack_ids: Sequence[str], deadline_s: int
     ) -> frozenset[str]:
-        """Set the deadlines; returns those that were lost already, which only exactly-once subscriptions
+        """Set the deadlines; return those that were lost already, which only exactly-once subscriptions
         report.
         """
         late: set[str] = set()
@@ -295,16 +302,7 @@ async def run_together(work: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise several.exceptions[0] from None
 
 
-def _unbound(post: Post) -> str:
-    return unbound(post.topic, post.attributes.get("routing_key", ""))
-
-
 # ---- pubsub async producer -------------------------------------------------------------------------
-#
-# Publishing from an event loop, confirmed on return.
-#
-# Pub/Sub cannot tell whether it has a message already. A connection that is cut before the answer leaves
-# the sender without one, so nothing is sent again by itself: it may have arrived, and would run twice.
 
 
 class PubsubAsyncProducer:
@@ -315,18 +313,15 @@ class PubsubAsyncProducer:
     """
 
     repeats = False
+    capabilities = CAPABILITIES
+    hold_unique = release_unique = unsupported(CAPABILITIES.reasons["unique"])
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._service = Service(settings)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What Pub/Sub can and cannot do."""
-        return CAPABILITIES
-
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
-        """Send task messages, confirmed on return; `attempt.is_out` says whether some may have arrived after
-        an error.
+        """Send task messages, confirmed on return. After an error, `attempt.is_out` tells whether some may
+        have arrived.
         """
         if refused := await self._service.make_for(batch):
             raise BrokerRefused(f"cannot send a message: {refused[min(refused)]}")
@@ -337,17 +332,9 @@ class PubsubAsyncProducer:
             why = refused[min(refused)]
             raise BrokerRefused(f"cannot send a message: {why}", places=sorted(refused))
 
-    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Raises NotSupported: Pub/Sub has no keys for unique tasks."""
-        refuse("unique")
-
     async def close(self) -> None:
         """Close the idle connections."""
         self._service.close()
 
     def abandon(self) -> None:
-        """Nothing to do: the event loop is closed, and the connections with it."""
+        """Do nothing: the event loop is closed, and its connections are too."""

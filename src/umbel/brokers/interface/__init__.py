@@ -1,32 +1,32 @@
-"""Broker: what the rest of Umbel needs from the place where messages wait, and what that must promise.
+"""Broker: what the rest of Umbel needs from the place where messages wait, and what a broker must promise.
 
-A broker has two faces. `Broker` is asynchronous and belongs to one worker process: it claims,
-settles, listens. `Producer` is synchronous, safe to share between threads and to use after a
-fork: it is what clients and running tasks publish with. `AsyncProducer` is the same for clients on an
-event loop.
+A broker has two faces. `Broker` is asynchronous and belongs to one worker process: it claims, settles,
+listens. `Producer` is synchronous, safe to share between threads and to use after a fork: clients and running
+tasks publish with it. `AsyncProducer` is the same for clients on an event loop.
 
-`Broker` is made of eight narrower Protocols. A module that needs only one of them names that one.
+`Broker` is made of eight narrower Protocols. A module that needs one of them names that one; a module that
+needs several takes `Broker`. No Protocol only combines others.
 
 The promises, each of which `tests/brokers/contract.py` checks for every broker:
 
 * `publish` returns when the messages are durable, all of a batch or none.
-* A claimed message belongs to its claimer until it is settled or the claimer's lease ends. A
-  claimer that reaches the broker once per lease keeps its messages, however long they take.
-* `settle` applies a verdict only while the claim still stands; otherwise nothing of it is
-  applied and its tag is in `Settled.conflicts`, or in `Settled.unknown` if the data was replaced.
-* A follow-up or result of a verdict that the broker refuses (a full queue, a name it does not
-  allow, a key of another type) ends alone: everything else of the batch is applied, the follow-up is
-  among the dead letters with the reason, in the same step, and `Settled.refused` names it.
-* `publish` of something the broker refuses raises `BrokerRefused`, which says what was refused.
-* What one verdict brings (result, follow-up messages, the end of the message) is applied
-  together where `Capabilities.atomic_settle` says so; elsewhere in that order, so that a crash
-  in between repeats work and never loses it.
+* A claimed message belongs to its claimer until it is settled or the claimer's lease ends. A claimer that
+  reaches the broker once per lease keeps its messages, however long they take.
+* `settle` applies a verdict only while the claim is in force; otherwise nothing of it is applied and its tag
+  is in `Settled.conflicts`, or in `Settled.unknown` if the data was replaced.
+* If the broker refuses a follow-up or result of a verdict (a full queue, a name it does not allow, a key of
+  another type), only this part fails. Everything else of the batch is applied, the follow-up becomes a dead
+  letter with the reason in the same step, and `Settled.refused` names it.
+* If the broker refuses a published message, `publish` raises `BrokerRefused`, which names it.
+* The parts of one verdict (result, follow-up messages, the end of the message) are applied together where
+  `Capabilities.atomic_settle` says so; elsewhere in that order, so that a crash in between repeats work and
+  never loses it.
 * A failed task's message that is to be retained (`Ack.keep`) is stored together with the rest of its verdict.
 * Starts are counted, not claims: `starts` grows by `Started` and by `Return(charged=True)`.
 * A message that is not due is not claimed, nor one whose queue is paused.
 
-Where a broker cannot do something it raises `NotSupported` and says why in `Capabilities`.
-Wall-clock instants are Unix seconds, durations are seconds.
+A broker that cannot do something raises `NotSupported` and says why in `Capabilities`. Wall-clock instants
+are Unix seconds, durations are seconds.
 """
 
 from typing import Protocol
@@ -89,60 +89,6 @@ from umbel.brokers.interface.queues import (
     Resent,
     ready_for,
 )
-
-__all__ = [
-    "Ack",
-    "AsyncProducer",
-    "Attempt",
-    "BATCH_MAX",
-    "Broadcast",
-    "Broker",
-    "BrokerConnection",
-    "BrokerInfo",
-    "BrokerSettings",
-    "Bury",
-    "Capabilities",
-    "Claim",
-    "ClusterRecord",
-    "DEAD_LETTER_PEEK_MAX",
-    "DEFAULT_LEASE_S",
-    "DeadLetter",
-    "DeclaredBinding",
-    "DeclaredExchange",
-    "DeclaredQueue",
-    "Delivery",
-    "Depth",
-    "EventLog",
-    "EventLogState",
-    "Evidence",
-    "Failures",
-    "FanOut",
-    "LoggedEvent",
-    "MOVED_AT_ONCE_MAX",
-    "Messages",
-    "PAUSED_MAX",
-    "Pause",
-    "Permit",
-    "Producer",
-    "QueueControl",
-    "Queues",
-    "RESEND_CHUNK",
-    "Refused",
-    "Replaced",
-    "Resend",
-    "Resent",
-    "Return",
-    "SENT_REMEMBERED_S",
-    "SetAside",
-    "Settled",
-    "Spend",
-    "Started",
-    "Subscription",
-    "Tag",
-    "Verdict",
-    "judge_mark",
-    "ready_for",
-]
 
 
 class Broker(

@@ -1,7 +1,7 @@
 """Connection: what a broker is opened with, what it can do, and the lease of the process that opens it.
 
-`BrokerSettings` and `DeclaredQueue` are what a broker gets. `Capabilities` says what its transport supports,
-and why not where it does not; those reasons are shown to users. `BrokerConnection` opens, closes and restores
+A broker is opened with `BrokerSettings` and `DeclaredQueue`. `Capabilities` says what its transport supports,
+and why something is missing; those reasons are shown to users. `BrokerConnection` opens, closes and restores
 the connection, and renews the owner's lease.
 """
 
@@ -15,12 +15,6 @@ from umbel.protocol.shutdown import LinkChange
 from umbel.wire.signing import Keyring, Signer
 
 # ---- declared queue --------------------------------------------------------------------------------
-#
-# A queue as a project declares it, where that is not Umbel's plain queue.
-#
-# Other programs declare the same queues, and RabbitMQ closes the channel of a program that declares one
-# differently. So a broker that gets such a record declares exactly that. Plain data: the reader of a
-# project's settings fills it, and no broker knows where it comes from.
 
 
 class DeclaredExchange(msgspec.Struct, frozen=True):
@@ -43,7 +37,11 @@ class DeclaredBinding(msgspec.Struct, frozen=True):
 
 
 class DeclaredQueue(msgspec.Struct, frozen=True):
-    """A queue. `arguments`: as RabbitMQ has them (x-max-priority, x-queue-type, x-message-ttl, ...)."""
+    """A queue as a project declares it. `arguments`: in RabbitMQ's form (x-max-priority, x-queue-type, ...).
+
+    Other programs declare the same queues, and RabbitMQ closes the channel of a program that declares one
+    differently. So a broker that gets such a record declares exactly that queue.
+    """
 
     name: str
     durable: bool = True
@@ -60,8 +58,6 @@ class DeclaredQueue(msgspec.Struct, frozen=True):
 
 
 # ---- broker settings -------------------------------------------------------------------------------
-#
-# The settings of any broker.
 
 DEFAULT_LEASE_S = 10.0
 DEFAULT_PRIORITY_STEPS = (0, 3, 6, 9)
@@ -107,8 +103,6 @@ class BrokerSettings(msgspec.Struct, frozen=True):
 
 
 # ---- capabilities ----------------------------------------------------------------------------------
-#
-# What a transport supports, and why not where it does not; shown to users.
 
 _MISSING = {"fanout": "no fan-out"}
 Reserved = Mapping[str, str]
@@ -116,7 +110,7 @@ Reserved = Mapping[str, str]
 
 
 def why_reserved(reserved: Reserved, queue: str) -> str:
-    """Why this cannot be the name of a task queue, and what to do; "" if it can."""
+    """Return why this cannot be the name of a task queue, and what to do; "" if it can."""
     for name, owner in reserved.items():
         if name.endswith("*") and queue.startswith(name[:-1]):
             which = f"names that begin with {name[:-1]!r} are"
@@ -162,23 +156,21 @@ class Capabilities(msgspec.Struct, frozen=True):
             raise BrokerRefused(why)
 
     def why_not(self, ability: str) -> str:
-        """Why a feature is off that needs this ability, in the transport's own words if it has any."""
+        """Return why a feature is off that needs this ability, in the transport's own words if it has any."""
         missing = _MISSING.get(ability, f"no {ability.replace('_', ' ')}")
         return self.reasons.get(ability) or f"transport {self.transport} has {missing}"
 
     def why_no_events(self) -> str:
-        """Why nodes do not receive one another's events; empty where they do."""
+        """Return why nodes do not receive one another's events; empty where they do."""
         missing = [ability for ability in ("fanout", "events") if not getattr(self, ability)]
         return self.why_not(missing[0]) if missing else ""
 
 
 # ---- broker connection -----------------------------------------------------------------------------
-#
-# The connection of one process to its broker, and the lease that depends on it.
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """The broker's data is not what it was: emptied, deleted, or restored from a backup.
+    """The broker's data was replaced: emptied, deleted, or restored from a backup.
 
     `unknown`: how many messages claimed by this process the broker no longer knows as claimed.
     """
@@ -213,18 +205,16 @@ class BrokerInfo(Protocol):
 
         Raises NoClusterId if there are keys and the broker has no id of its cluster.
         """
-        ...
 
 
 class BrokerConnection(BrokerInfo, Protocol):
-    """Opens, closes and restores the connection; renews the owner's lease; removes what is too old.
+    """Opens, closes and restores the connection; renews the owner's lease; removes expired data.
 
     It has one listener for its links and one for its data; both are called on the loop.
     """
 
     def on_link(self, callback: Callable[[LinkChange], None]) -> None:
         """Call the listener for each link that is lost, restored, or lost and given up."""
-        ...
 
     def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
         """Call the listener when the broker notices that its data was replaced.
@@ -232,17 +222,15 @@ class BrokerConnection(BrokerInfo, Protocol):
         It has then restored what it needs itself; queues, the owner's lease and subscriptions follow within
         seconds.
         """
-        ...
 
     async def open(self) -> None:
-        """Connect; BrokerUnavailable or AccessRefused if that fails."""
+        """Connect; raise BrokerUnavailable or AccessRefused if that fails."""
 
     async def close(self) -> None:
-        """Close all connections; claims stand until they are settled or their lease ends."""
+        """Close all connections; claims stay in force until they are settled or their lease ends."""
 
     async def reconnect(self) -> None:
         """Try once to restore the lost links; subscriptions restore themselves."""
-        ...
 
     async def renew(self, owner: str) -> bool:
         """Prolong the owner's lease, or begin one. False: there was no lease any more.
@@ -251,23 +239,19 @@ class BrokerConnection(BrokerInfo, Protocol):
         renews late but before that has lost nothing. An owner that claims first learns of it from
         `Claim.lease_ended`.
         """
-        ...
 
     async def return_lost(self, *, by_turn: bool = False) -> int:
-        """Return the messages of owners whose lease ended, marked redelivered; how many.
+        """Return the messages of owners whose lease ended, marked redelivered; return their number.
 
-        `by_turn`: for the periodic call of every worker. Other cleaning on the way, which all would do alike,
-        is then left to one of them.
+        `by_turn`: for the periodic call of every worker. Cleaning that all workers would do alike is then
+        left to one of them.
         """
-        ...
 
     async def forget_owner(self, owner: str) -> int:
-        """The owner stops: return at once what it still holds, marked redelivered; how many.
+        """Return at once the messages of an owner that stops, marked redelivered; return their number.
 
         Messages that certainly did not run are better settled with `Return` before.
         """
-        ...
 
     async def sweep(self) -> None:
-        """Remove what is past its retention: results, broadcasts, events, revokes."""
-        ...
+        """Remove results, broadcasts, events and revokes that are past their retention."""

@@ -1,4 +1,4 @@
-"""Messages: how they are sent, claimed and settled, and the verdicts and replies on the way."""
+"""Messages: how they are sent, claimed and settled, and the verdicts and replies of these calls."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -13,8 +13,6 @@ from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.records import Revoke
 
 # ---- messages --------------------------------------------------------------------------------------
-#
-# How they are sent, claimed and settled, and the verdicts and replies on the way.
 
 Tag = str | int
 """Names one claim of one message; opaque outside the broker that made it."""
@@ -37,8 +35,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 class Ack(msgspec.Struct, frozen=True, gc=False):
     """The message is done: store these results, send those follow-ups, remove it.
 
-    Mostly one result; a failed step of a chain also ends the steps that will never run. `after` is the
-    worker's own: what it does when this has been applied. `keep`: why its task failed; the message is then
+    Mostly one result; a failed step of a chain also ends the steps that will never run. `after` belongs to
+    the worker: what it does when this has been applied. `keep`: why its task failed; the message is then
     retained among the failures (`queues.py`) instead of being removed.
     """
 
@@ -50,10 +48,11 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
 
 class Return(msgspec.Struct, frozen=True, gc=False):
-    """Back to its queue, first in line (see `reasons["return_order"]`), or parked until `not_before`.
+    """The message goes back to its queue, first in line (see `reasons["return_order"]`), or is parked until
+    `not_before`.
 
-    `charged` counts a start against it; -1 takes back one that `Started` counted, when the worker
-    stopped and the task is not to blame. `ran` marks it redelivered, whether charged or not.
+    `charged` counts a start against it; -1 takes back one that `Started` counted, when the worker stopped and
+    the task is not to blame. `ran` marks it redelivered, whether charged or not.
     """
 
     tag: Tag
@@ -63,7 +62,7 @@ class Return(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bury(msgspec.Struct, frozen=True, gc=False):
-    """To the dead letters, with a reason that a person can act on.
+    """The message becomes a dead letter, with a reason that a person can act on.
 
     `by_queue`: to where its own queue sends dead letters, if the broker has that (`x-dead-letter-exchange` of
     RabbitMQ, which drops it if the queue names none); else to ours.
@@ -88,7 +87,8 @@ Verdict = Ack | Return | Bury | Started
 
 
 class Spend(msgspec.Struct, frozen=True, gc=False):
-    """The signature of a claimed message, by its mark, and until when it is remembered as used.
+    """The signature of a claimed message, by its fingerprint (`mark`), and until when it is remembered as
+    used.
 
     `born`: when it was made or due, whichever is later. All judges of a message know the same of it.
     """
@@ -143,8 +143,8 @@ class SetAside(msgspec.Struct, frozen=True):
 class Claim(msgspec.Struct, frozen=True):
     """The answer to `claim`: messages, and every revoke recorded since `revoked_after`.
 
-    A revoke that was recorded before the claim is always in this reply or an earlier one, so a
-    worker that applies `revokes` before it dispatches never starts a revoked task (S3).
+    A revoke that was recorded before the claim is always in this reply or an earlier one, so a worker that
+    applies `revokes` before it dispatches never starts a revoked task (S3).
     """
 
     deliveries: Sequence[Delivery]
@@ -161,11 +161,10 @@ class Messages(BrokerInfo, Protocol):
     """What a worker needs to take and settle messages; nothing here is about a queue as a whole."""
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
-        """Make all messages of the batch durable, or none; BrokerRefused says which one was refused."""
+        """Make all messages of the batch durable, or none; BrokerRefused names the refused one."""
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
         """Take up to `limit` due messages, by priority, oldest first. Never waits."""
-        ...
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
         """Return when a message may be ready, or at the time-out; takes nothing.
@@ -176,57 +175,50 @@ class Messages(BrokerInfo, Protocol):
         An `owner` that claims next may have a message reserved for it meanwhile; if it does not claim, other
         workers do not get the message until the owner is forgotten or its lease ends.
         """
-        ...
 
     async def leave_queue(self, owner: str, queue: str, *, is_busy: bool = False) -> None:
-        """The owner claims no more from this queue for now: messages fetched ahead go back, unstarted.
+        """Stop claiming from this queue for now: messages fetched ahead go back, unstarted.
 
-        Its claims stand until they are settled. `is_busy`: it has no room at the moment, and may get what no
-        other worker has room for, if the broker's settings ask for that.
+        The owner's claims stay in force until they are settled. `is_busy`: it has no room at the moment, and
+        may get messages that no other worker has room for, if the broker's settings ask for that.
         """
-        ...
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
-        """Apply verdicts on claims of this process; says which were not applied, and what was refused."""
+        """Apply verdicts on claims of this process; report which were not applied, and which parts were
+        refused.
+        """
 
     async def bury(self, refused: Sequence[Refused]) -> None:
-        """Put messages that no queue takes among the dead letters; results are skipped."""
-        ...
+        """Make dead letters of messages that no queue takes; results are skipped."""
 
     async def keep_failed(self, failed: Sequence[Refused]) -> None:
         """Retain messages that were acknowledged before their tasks failed; results are skipped."""
-        ...
 
     async def spend(self, signatures: Sequence[Spend]) -> Mapping[Tag, Doubt]:
-        """Use the signatures of these claimed messages; those that may not be used, and why.
+        """Use the signatures of these claimed messages; return those that may not be used, and why.
 
         REPLAYED: a copy, because the signature is in use by another claim, or was used by one that ended its
         message. A message that was returned, or whose claimer died, is no copy. STALE: no record says whether
         it was used. `Ack` and `Bury` leave the signature used, in the same step where
         `Capabilities.atomic_settle` says so. ClusterIdLost: the broker lost its record of signatures.
         """
-        ...
 
     async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
-        """Ask whether claimed messages may start; those that may not, and why.
+        """Ask whether claimed messages may start; return those that may not, and why.
 
         "": it waits in the broker now. None: its claim has ended, or the data was replaced; the reply to its
         verdict says which. Any other reason: the limit cannot be enforced, and the message is still claimed.
         A slot is free when its claim ends, by whatever verdict or by the end of its owner.
         """
-        ...
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
-        """Those of these claims that have ended: a verdict on them would not be applied.
+        """Return those of these claims that have ended: a verdict on them would not be applied.
 
         Where the data was replaced, claims are unknown and have not ended (`Settled.unknown`).
         """
-        ...
 
 
 # ---- producer --------------------------------------------------------------------------------------
-#
-# The synchronous face of a broker; AsyncProducer: the same for clients on an event loop.
 
 
 class Producer(Protocol):
@@ -237,7 +229,7 @@ class Producer(Protocol):
         """What the transport supports."""
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
-        """Make all messages of the batch durable, or none; BrokerRefused says which one was refused."""
+        """Make all messages of the batch durable, or none; BrokerRefused names the refused one."""
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
         """Record that these tasks must not start; RevokesFull when the record is at its limit."""
@@ -246,17 +238,16 @@ class Producer(Protocol):
         """Send to all listeners."""
 
     def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
-        """Append events for recorders; how many entries were stored (`EventLog.log_events`)."""
+        """Append events for recorders; return how many entries were stored (`EventLog.log_events`)."""
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Take the key of a unique task if it is free; returns the id of the task that holds it now."""
+        """Take the key of a unique task if it is free; return the id of the task that holds it now."""
 
     def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """(key, task id): free each key that this task holds."""
+        """Free each (key, task id) that the task holds."""
 
     def cluster_id(self) -> ClusterId | None:
-        """The id that signatures are bound to; None: none was made, or it is lost."""
-        ...
+        """Return the id that signatures are bound to; None: none was made, or it is lost."""
 
     def close(self) -> None:
         """Close the connections of this producer."""
@@ -296,17 +287,16 @@ class AsyncProducer(Protocol):
         """What the transport supports."""
 
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
-        """Make all messages of the batch durable, or none; sets `attempt.is_out` before they may be sent."""
+        """Make all messages of the batch durable, or none; set `attempt.is_out` before they may be sent."""
 
     async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Take the key of a unique task if it is free; returns the id of the task that holds it now."""
+        """Take the key of a unique task if it is free; return the id of the task that holds it now."""
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """(key, task id): free each key that this task holds."""
+        """Free each (key, task id) that the task holds."""
 
     async def close(self) -> None:
         """Release the connection, in its loop."""
 
     def abandon(self) -> None:
-        """Its loop is closed: release what can be released without it."""
-        ...
+        """Release what can be released after the loop was closed."""

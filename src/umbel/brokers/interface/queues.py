@@ -1,8 +1,8 @@
-"""Queues: what waits in them, dead letters, retained failures, pauses and moves.
+"""Queues: waiting messages, dead letters, retained failures, pauses and moves.
 
-For people, and for what watches the load: no claim is made or ended here. A pause is one durable record in
-the broker that every claim reads, so it also holds for workers that start later or were cut off when it was
-set.
+For people, and for monitoring: no claim is made or ended here. A pause is one durable record in the broker
+that every claim reads, so it also holds for workers that start later or were cut off when it was set, and no
+message has to reach them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,11 +13,10 @@ import msgspec
 from umbel.brokers.interface.connection import BrokerInfo
 from umbel.brokers.interface.messages import Delivery
 from umbel.wire.message import Message, Outgoing
-from umbel.wire.signing import split_voucher
+from umbel.wire.retried import requeued
+from umbel.wire.signing import Signer, split_voucher
 
 # ---- queues ----------------------------------------------------------------------------------------
-#
-# What waits in them, and the dead letters, for people and for monitoring.
 
 DEAD_LETTER_PEEK_MAX = 1000
 
@@ -36,12 +35,14 @@ class Depth(msgspec.Struct, frozen=True):
 
 
 def ready_for(queues: Collection[str], depths: Mapping[str, Depth]) -> int:
-    """How many messages a worker of these queues could take now; paused queues count as empty."""
+    """Return how many messages a worker of these queues could take now; paused queues count as empty."""
     return sum(depth.ready for name, depth in depths.items() if name in queues and not depth.paused)
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """`stored`: the reason as it was stored, which may end in the voucher of a worker (`wire/signing.py`)."""
+    """A dead letter. `stored` is the stored reason, which may end in the voucher of a worker
+    (`wire/signing.py`).
+    """
 
     letter_id: int | str
     queue: str
@@ -56,44 +57,49 @@ class DeadLetter(msgspec.Struct, frozen=True):
         """The reason without the voucher, for people."""
         return split_voucher(self.stored)[0]
 
+    def requeued(self, signer: Signer | None, now: float, *, even_if_used: bool) -> Outgoing:
+        """Return the message that goes back to the queue, marked as redelivered (`wire/retried.py`)."""
+        return requeued(
+            self.queue,
+            self.message,
+            starts=self.starts,
+            stored=self.stored,
+            signer=signer,
+            now=now,
+            even_if_used=even_if_used,
+        )
+
 
 class Queues(BrokerInfo, Protocol):
     """Queues and dead letters as a whole; no claim is made or ended here."""
 
     async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
-        """How full the queues are. `only`: it is enough to know what is ready in these."""
-        ...
+        """Return how full the queues are. `only`: the caller needs only the ready messages of these."""
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
-        """The first waiting messages of a queue, in the order of claims, without claiming them."""
+        """Return the first waiting messages of a queue, in the order of claims, without claiming them."""
 
     async def purge(self, queue: str) -> int:
-        """Remove what waits, due or not, and free what it holds; how many messages there were."""
-        ...
+        """Remove waiting messages, due or not, and free the keys they hold; return their number."""
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
-        """The newest dead letters, newest first."""
+        """Return the newest dead letters, newest first."""
 
     async def count_dead(self, limit: int) -> int:
-        """How many dead letters there are, counted up to the limit; without reading them, where possible."""
-        ...
+        """Count the dead letters, up to the limit; without reading them, where possible."""
 
     async def requeue_dead(self, letter_ids: Sequence[int | str], *, even_if_used: bool = False) -> int:
         """Return dead letters to their queues, marked as redelivered (`wire/retried.py`).
 
-        No starts are counted; their header says how many there were. Those that a worker vouches for are
-        signed again; with `even_if_used` all that one of our keys has signed.
+        No starts are counted; their header says how many there were. Letters that a worker vouches for are
+        signed again; with `even_if_used` all letters that one of our keys has signed.
         """
-        ...
 
     async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
-        """Remove dead letters for good; how many there were."""
-        ...
+        """Remove dead letters for good; return their number."""
 
 
 # ---- failures --------------------------------------------------------------------------------------
-#
-# Messages of failed tasks, retained so that the tasks can be retried.
 
 RESEND_CHUNK = 200  # letters sent in one transaction: other processes wait while it runs
 
@@ -108,7 +114,7 @@ class Resend(msgspec.Struct, frozen=True):
 class Resent(msgspec.Struct, frozen=True):
     """Which letters were sent, and which the broker refused and why, by their index in the request.
 
-    The rest was gone: another client had sent or removed it.
+    The others were gone: another client had sent or removed them.
     """
 
     sent: frozenset[int] = frozenset()
@@ -123,25 +129,18 @@ class Failures(BrokerInfo, Protocol):
     """
 
     async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
-        """Retained failures, newest first; only those of one task if its id is given."""
-        ...
+        """Return retained failures, newest first; only those of one task if its id is given."""
 
     async def resend(self, letters: Sequence[Resend]) -> Resent:
         """Send the new messages and remove their letters, in this order of letters.
 
         One message and its letter are one step where `Capabilities.atomic_settle` says so. Elsewhere the
-        message is sent first: a client that is killed in between, and asks again, sends the very same message
+        message is sent first: a client that is killed in between, and asks again, sends the same message
         again.
         """
-        ...
 
 
 # ---- queue control ---------------------------------------------------------------------------------
-#
-# Pauses and resumes queues, and moves their waiting messages to another queue.
-#
-# A pause is one durable record in the broker, which every claim reads. So it also holds for workers that
-# start later or were cut off when it was set, and no message has to reach them.
 
 MOVED_AT_ONCE_MAX = 500
 PAUSED_MAX = 1000
@@ -155,23 +154,22 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class QueueControl(BrokerInfo, Protocol):
-    """Where something cannot be moved, `BrokerRefused` says what it is and what to do."""
+    """Pauses and resumes queues, and moves messages. `BrokerRefused` says which message cannot be moved, and
+    why.
+    """
 
     async def pause(self, queue: str, mark: Pause) -> None:
-        """No claim takes from the queue until it is resumed; existing claims are not touched."""
-        ...
+        """Let no claim take from the queue until it is resumed; existing claims are not touched."""
 
     async def resume(self, queue: str) -> bool:
-        """Claims take from the queue again; returns whether it was paused."""
-        ...
+        """Let claims take from the queue again; return whether it was paused."""
 
     async def paused(self) -> Mapping[str, Pause]:
-        """The paused queues, and since when."""
+        """Return the paused queues, and since when."""
 
     async def move(self, source: str, target: str, limit: int) -> int:
-        """Move up to `limit` waiting messages, due or not, at most MOVED_AT_ONCE_MAX; how many were moved.
+        """Move up to `limit` waiting messages, due or not, at most MOVED_AT_ONCE_MAX; return their number, 0
+        if none wait.
 
-        Each is in one of the two queues at any moment; on RabbitMQ for a moment in both. Claims stay. 0:
-        nothing waits.
+        Each message is in one of the two queues at any moment; on RabbitMQ for a moment in both. Claims stay.
         """
-        ...

@@ -16,7 +16,6 @@ client or by any worker.
 The event log is a stream that keeps events until every recorder has read them (`event_log.lua`).
 """
 
-import asyncio
 import logging
 import re
 from collections import deque
@@ -26,19 +25,17 @@ from time import monotonic
 from typing import Any
 
 from umbel.brokers.interface import Broadcast, EventLogState, LoggedEvent
-from umbel.brokers.links import ignore_link, link_of
+from umbel.brokers.links import LastingSubscription, ignore_link, link_of
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import delivery_tags, fan_out
+from umbel.brokers.redis.publishing import append_arguments, fan_out, reply_commands
 from umbel.brokers.redis.scripts import script
-from umbel.chance import random
 from umbel.errors import BrokerError
 from umbel.patterns import Glob
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.shutdown import LinkChange
 from umbel.wire.control import REPLY_EXCHANGE, is_for_replies, patterns_on
-from umbel.wire.envelope_redis import seal_broadcast, unseal
+from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import matches
 
 # ---- replies to one client -------------------------------------------------------------------------
@@ -51,29 +48,8 @@ from umbel.wire.message import matches
 # REPLY_QUEUE_TTL_MS after the last reply, and its binding, which it no longer renews, is swept by the next
 # client or by any worker.
 
-REPLY_QUEUE_TTL_MS = 30_000
 ASKER_LIFE_S, RENEW_EVERY_S = 20, 5.0
 BLOCK_S = 1
-
-is_direct = is_for_replies
-
-
-def reply_commands(keys: Keys, reply: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
-    """The commands that push a reply to every queue bound with this routing key; `bound` is the exchange's
-    set.
-    """
-    commands: list[Sequence[Any]] = []
-    member_start = reply.routing_key.encode(errors="replace") + keys.sep.encode()
-    for member in bound:
-        if not member.startswith(member_start):
-            continue
-        _, _, queue = [*member.decode(errors="replace").split(keys.sep), "", ""][:3]
-        if queue:
-            (tag,) = delivery_tags(1)
-            envelope = seal_broadcast(reply.exchange, reply.routing_key, reply.body, reply.headers, tag)
-            name = keys.list_of(queue, 0)
-            commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
-    return commands
 
 
 async def sweep_askers(link: Link, keys: Keys) -> int:
@@ -164,11 +140,11 @@ KEEP_ALIVE_S = 10.0
 
 async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> int:
     """Send the batch; how many connections received the messages that go to all."""
-    commands = fan_out(keys, [item for item in batch if not is_direct(item.exchange)])
+    commands = fan_out(keys, [item for item in batch if not is_for_replies(item.exchange)])
     to_all = len(commands)
     bound: dict[str, Any] = {}
     for reply in batch:
-        if is_direct(reply.exchange):
+        if is_for_replies(reply.exchange):
             if reply.exchange not in bound:
                 bound[reply.exchange] = await link.call("SMEMBERS", keys.binding(reply.exchange))
             commands += reply_commands(keys, reply, bound[reply.exchange])
@@ -176,7 +152,7 @@ async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> int:
     return sum(receivers for receivers in replies[:to_all] if isinstance(receivers, int))
 
 
-class RedisSubscription:
+class RedisSubscription(LastingSubscription):
     """A pub/sub subscription to one exchange; it reconnects by itself."""
 
     def __init__(
@@ -189,6 +165,7 @@ class RedisSubscription:
         timeout_s: float,
         on_link: Callable[[LinkChange], None] = ignore_link,
     ) -> None:
+        super().__init__()
         self._keys = keys
         self._exchange = exchange
         wanted = patterns_on(exchange, patterns)
@@ -199,7 +176,6 @@ class RedisSubscription:
         self._dropped = 0  # since the last warning
         self._heard: deque[tuple[str, bytes]] = deque()  # routing keys, and messages as they came
         self._heard_bytes = 0
-        self._arrived = asyncio.Event()
         self._link = Link(
             addresses,
             connect_timeout_s=timeout_s,
@@ -207,7 +183,7 @@ class RedisSubscription:
             resp3=True,
             on_push=self._take,
             on_connect=self._subscribe,
-            on_lost=self._arrived.set,
+            on_lost=self.arrived.set,
             name=link_of(exchange),
             on_link=on_link,
         )
@@ -220,35 +196,22 @@ class RedisSubscription:
         """Close the connection, which ends the subscription."""
         self._link.close()
 
-    async def __aiter__(self) -> AsyncIterator[Broadcast]:
-        failures = 0
-        while True:
-            while self._heard:
-                routing_key, payload = self._pop()
-                message = unseal(payload).message
-                yield Broadcast(self._exchange, routing_key, message.body, message.headers)
+    def next_broadcast(self) -> Broadcast | None:
+        """Return the next broadcast that has arrived, if any; log how many were dropped."""
+        if not self._heard:
             if self._dropped:
                 fields = {"exchange": self._exchange, "count": self._dropped}
                 log.warning("broadcasts dropped: received faster than they could be processed", extra=fields)
                 self._dropped = 0
-            self._arrived.clear()
-            try:
-                if self._link.is_connected and await self._is_heard_from():
-                    continue
-                # This also finds out that a silent connection is dead.
-                await self._link.call("PING")
-                failures = 0
-            except BrokerError:
-                failures += 1
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+            return None
+        routing_key, payload = self._pop()
+        message = unseal(payload).message
+        return Broadcast(self._exchange, routing_key, message.body, message.headers)
 
-    async def _is_heard_from(self) -> bool:
-        """Whether a message or a loss comes soon; if not, the connection is checked by a PING."""
-        try:
-            async with asyncio.timeout(KEEP_ALIVE_S):
-                return await self._arrived.wait()
-        except TimeoutError:
-            return False
+    async def wait_or_reconnect(self) -> None:
+        """Wait for a message or a loss; after silence, or a loss, the connection is checked by a PING."""
+        if not self._link.is_connected or not await self.has_arrived(KEEP_ALIVE_S):
+            await self._link.call("PING")
 
     async def _subscribe(self) -> None:
         # The replies come as pushes, one for each glob, so this waits for the echo of the PING.
@@ -275,7 +238,7 @@ class RedisSubscription:
             while len(self._heard) > BUFFERED_MAX or self._heard_bytes > BUFFERED_MAX_BYTES:
                 self._pop()
                 self._dropped += 1
-            self._arrived.set()
+            self.arrived.set()
 
     def _pop(self) -> tuple[str, bytes]:
         oldest = self._heard.popleft()
@@ -311,16 +274,6 @@ async def append_to_log(
         return 0
     stored: int = await link.run(_LOG, *append_arguments(keys, entries, counts, most))
     return stored
-
-
-def append_arguments(
-    keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
-) -> list[str | bytes | int]:
-    """The arguments of the script for these entries, for both faces of the broker."""
-    arguments: list[str | bytes | int] = ["append", keys.prefix, most]
-    for (key, body), count in zip(entries, counts or [1] * len(entries), strict=True):
-        arguments += (key, count, body)
-    return arguments
 
 
 async def read_log(link: Link, keys: Keys, name: str, limit: int, after: int) -> list[LoggedEvent]:

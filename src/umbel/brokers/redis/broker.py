@@ -40,10 +40,10 @@ from umbel.brokers.interface import (
 from umbel.brokers.links import MAIN, ConfiguredBroker, signer_at
 from umbel.brokers.redis import broadcasts, queues
 from umbel.brokers.redis.address import parse_addresses
-from umbel.brokers.redis.broadcasts import RedisSubscription, ReplyQueue, broadcast, is_direct
+from umbel.brokers.redis.broadcasts import RedisSubscription, ReplyQueue, broadcast
 from umbel.brokers.redis.claims import Claims
 from umbel.brokers.redis.coordination import RedisCoordination
-from umbel.brokers.redis.keys import RESERVED, Keys, cluster_of, cluster_text
+from umbel.brokers.redis.keys import CAPABILITIES, Keys, cluster_of, cluster_text
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import (
     Bindings,
@@ -59,25 +59,11 @@ from umbel.brokers.redis.verdicts import follow_ups_of
 from umbel.errors import NotSupported
 from umbel.protocol.delivery.trust import ClusterId, Doubt
 from umbel.text import without_password
+from umbel.wire.control import is_for_replies
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Outgoing
 from umbel.wire.records import Revoke
 
-CAPABILITIES = Capabilities(
-    transport="redis",
-    atomic_settle=True,
-    stores_results=True,
-    fanout=True,
-    leases=True,
-    delayed=True,
-    event_log=True,
-    priorities="0 first",
-    events_of_others="fan-out",
-    unique=True,
-    limits=True,
-    idle_wait_s=60.0,
-    reserved=RESERVED,
-)
 SWEEP_MAX = 5000
 
 log = logging.getLogger("umbel.brokers.redis")
@@ -333,7 +319,7 @@ class RedisBroker(ConfiguredBroker):
         where = (self._addresses, self._keys, exchange, patterns)
         timeout_s = self._settings.connect_timeout_s
         subscription: ReplyQueue | RedisSubscription
-        if is_direct(exchange):
+        if is_for_replies(exchange):
             subscription = ReplyQueue(*where, timeout_s=timeout_s, tidy_on=self._link)
         else:
             subscription = RedisSubscription(*where, timeout_s=timeout_s, on_link=self._tell_link)

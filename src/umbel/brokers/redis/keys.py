@@ -86,7 +86,7 @@ which wants every key announced, is not supported; Celery's layout does not fit 
 
 from collections.abc import Sequence
 
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, Capabilities
 from umbel.brokers.redis.scripts import DEFAULT_LISTS, PRIORITY_MAX, Lists, Script, script, steps_problem
 from umbel.errors import NotSupported
 from umbel.protocol.delivery.trust import ClusterId
@@ -102,6 +102,22 @@ RESERVED = {
     "celery-taskset-meta-*": "those of results",
 }
 """A queue of such a name would be one of these keys."""
+
+CAPABILITIES = Capabilities(
+    transport="redis",
+    atomic_settle=True,
+    stores_results=True,
+    fanout=True,
+    leases=True,
+    delayed=True,
+    event_log=True,
+    priorities="0 first",
+    events_of_others="fan-out",
+    unique=True,
+    limits=True,
+    idle_wait_s=60.0,
+    reserved=RESERVED,
+)
 
 APART = "+"
 """Follows the place of a claimed message whose envelope is in a separate list (`marks.lua`)."""

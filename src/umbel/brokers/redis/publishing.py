@@ -45,6 +45,7 @@ Command = Sequence[Any]
 ARGUMENTS_MAX = 50_000  # of one command; the server's own limit is about a million
 # The server closes a connection that sends it a gigabyte at once; envelopes are a third larger than bodies.
 BATCH_BYTES_MAX = 384 * 1024 * 1024
+DECLARE_AGAIN_S = 10.0  # the server may have been emptied
 CALL_BYTES_MAX = 64 * 1024 * 1024  # of parts that need not go together: other clients wait meanwhile
 
 
@@ -185,6 +186,37 @@ def delivery_tags(count: int) -> list[str]:
     """Unique tags, also in processes that were forked from each other."""
     digits = urandom(16 * count).hex()
     return [digits[first : first + 32] for first in range(0, 32 * count, 32)]
+
+
+REPLY_QUEUE_TTL_MS = 30_000
+
+
+def reply_commands(keys: Keys, reply: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
+    """The commands that push a reply to every queue bound with this routing key; `bound` is the exchange's
+    set.
+    """
+    commands: list[Sequence[Any]] = []
+    member_start = reply.routing_key.encode(errors="replace") + keys.sep.encode()
+    for member in bound:
+        if not member.startswith(member_start):
+            continue
+        _, _, queue = [*member.decode(errors="replace").split(keys.sep), "", ""][:3]
+        if queue:
+            (tag,) = delivery_tags(1)
+            envelope = seal_broadcast(reply.exchange, reply.routing_key, reply.body, reply.headers, tag)
+            name = keys.list_of(queue, 0)
+            commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
+    return commands
+
+
+def append_arguments(
+    keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
+) -> list[str | bytes | int]:
+    """The arguments of the script for these entries, for both faces of the broker."""
+    arguments: list[str | bytes | int] = ["append", keys.prefix, most]
+    for (key, body), count in zip(entries, counts or [1] * len(entries), strict=True):
+        arguments += (key, count, body)
+    return arguments
 
 
 # ---- bindings --------------------------------------------------------------------------------------

@@ -34,12 +34,11 @@ from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, delivery_tags, push, weight_of
 from umbel.brokers.redis.replies import ServerRefused, checked, is_wrong_type
 from umbel.brokers.redis.scripts import script
-from umbel.brokers.refusals import signed_for, still_too_large
+from umbel.brokers.refusals import partly_requeued, signed_for, still_too_large
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.message import Outgoing
-from umbel.wire.retried import requeued
 from umbel.wire.signing import Signer
 from umbel.wire.values import UNREADABLE
 
@@ -182,15 +181,7 @@ async def requeue_letters(
         if not letter.queue and not letter.message.exchange:
             problems[place] = f"dead letter {letter_id} cannot be requeued: its queue is not known"
             continue
-        outgoing = requeued(
-            letter.queue,
-            letter.message,
-            starts=letter.starts,
-            stored=letter.stored,
-            signer=signer,
-            now=cluster_now(),
-            even_if_used=even_if_used,
-        )
+        outgoing = letter.requeued(signer, cluster_now(), even_if_used=even_if_used)
         try:
             first, *others = await route([outgoing])
             ((_, key, envelope),) = push(keys, [first])
@@ -203,10 +194,7 @@ async def requeue_letters(
         except BrokerRefused as problem:
             problems[place] = str(problem)
     if problems:
-        raise BrokerRefused(
-            f"{count} dead letters requeued, {len(problems)} refused: {next(iter(problems.values()))}",
-            places=[*problems],
-        )
+        raise partly_requeued(count, problems)
     return count
 
 

@@ -40,9 +40,8 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.links import ConfiguredBroker, signer_at
 from umbel.brokers.sqlite.cluster_store import ClusterStore
-from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.thread import StoreThread
-from umbel.brokers.sqlite.wakeup import AsyncBell
+from umbel.brokers.sqlite.store import CAPABILITIES, Store
+from umbel.brokers.sqlite.thread import WORK_S, AsyncBell, StoreThread
 from umbel.errors import BrokerError
 from umbel.protocol.delivery.trust import ClusterId, Doubt
 from umbel.protocol.leadership.coordination import ElectionRecord, ElectionReply, ElectionRequest, LeaseReply
@@ -210,19 +209,6 @@ class SqliteCoordination:
 #
 # The embedded broker on asyncio, a thin shell around the store in its thread.
 
-CAPABILITIES = Capabilities(
-    transport="sqlite",
-    atomic_settle=True,
-    stores_results=True,
-    fanout=True,
-    leases=True,
-    delayed=True,
-    event_log=True,
-    priorities="0 first",
-    unique=True,
-    limits=True,
-)
-WORK_S = 10.0  # the most that one operation may take once it has the database
 KEEP_ALIVES_PER_LEASE = 3
 CHECK_EVERY_S = 600.0
 

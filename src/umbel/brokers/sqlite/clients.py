@@ -1,19 +1,11 @@
-"""Clients: what a program without a worker opens: the producers, and a view of the work that is pending.
-
-`SqliteAsyncProducer` publishes from an event loop, in a separate thread. A call that has begun runs to its
-end in the thread although its caller has gone, so the caller does not know whether the message was sent. The
-message is remembered in the same transaction, so the same message again is not sent twice.
-"""
+"""Clients: what a program without a worker and without an event loop opens on the embedded broker."""
 
 from collections.abc import Collection, Sequence
 
-from umbel.brokers.interface import SENT_REMEMBERED_S, Attempt, Broadcast, BrokerSettings, Capabilities
+from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.sqlite import messages
-from umbel.brokers.sqlite.broker import CAPABILITIES, WORK_S
 from umbel.brokers.sqlite.cluster_store import ClusterStore
-from umbel.brokers.sqlite.store import Store
-from umbel.brokers.sqlite.thread import StoreThread
-from umbel.wire.message import Outgoing
+from umbel.brokers.sqlite.store import CAPABILITIES, Store
 
 # ---- sqlite producer -------------------------------------------------------------------------------
 #
@@ -47,58 +39,6 @@ class SqliteProducer(Store):
     def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
         """Free each key that its task holds."""
         self._cluster.release_unique(held)
-
-
-# ---- sqlite async producer -------------------------------------------------------------------------
-#
-# Publishing from an event loop, in a separate thread.
-#
-# A call that has begun runs to its end in the thread although its caller has gone, so the caller does not
-# know whether the message was sent. The message is remembered in the same transaction, so the same message
-# again is not sent twice.
-
-
-class SqliteAsyncProducer:
-    """The producer for the clients of one event loop, with a store in its own thread."""
-
-    repeats = True
-
-    def __init__(self, settings: BrokerSettings) -> None:
-        self._store = Store(settings)
-        self._cluster = ClusterStore(self._store)
-        timeout_s = 3 * settings.connect_timeout_s + WORK_S
-        self._thread = StoreThread(f"the database {self._store.database.path}", timeout_s=timeout_s)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the embedded broker supports."""
-        return CAPABILITIES
-
-    async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
-        """Publish the batch in one transaction; messages sent within SENT_REMEMBERED_S are left out."""
-
-        def work() -> None:
-            attempt.is_out = True
-            self._store.publish_once(batch, remembered_s=SENT_REMEMBERED_S)
-
-        await self._thread.call(work)
-
-    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Take the key if it is free; returns the id of the task that holds it now."""
-        return await self._thread.call(self._cluster.hold_unique, key, task_id, ttl_s)
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
-        await self._thread.call(self._cluster.release_unique, held)
-
-    async def close(self) -> None:
-        """Close the file when calls that have begun are done, without waiting for them."""
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the file in the thread when calls that have begun are done."""
-        self._thread.post(self._store.close)
-        self._thread.stop(cancel=False)
 
 
 # ---- look ------------------------------------------------------------------------------------------

@@ -179,12 +179,15 @@ class Database:
         return number, found
 
     @contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
-        """One snapshot for all statements of the block."""
-        self._take_turn()
+    def read(self, timeout_s: float | None = None) -> Iterator[sqlite3.Connection]:
+        """One snapshot for all statements of the block.
+
+        It waits at most `timeout_s` for other threads, and as long for another process that opens the file.
+        """
+        self._take_turn(timeout_s)
         problem: Exception | None = None
         try:
-            db = self._open()
+            db = self._open(timeout_s)
             try:
                 db.execute("BEGIN")
                 yield db
@@ -236,14 +239,14 @@ class Database:
         except fault:
             return
 
-    def _take_turn(self) -> None:
-        if not self._turn.acquire(timeout=self._timeout_s):
+    def _take_turn(self, timeout_s: float | None = None) -> None:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        if not self._turn.acquire(timeout=timeout_s):
             raise BrokerUnavailable(
-                f"{self.path}: other threads used the database for {self._timeout_s:g} s; "
-                "is the disk overloaded?"
+                f"{self.path}: other threads used the database for {timeout_s:g} s; is the disk overloaded?"
             )
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, timeout_s: float | None = None) -> sqlite3.Connection:
         if self._connection is not None:
             if self._pid != os.getpid():
                 _refused.add(self.path)
@@ -270,7 +273,7 @@ class Database:
             undo.callback(self._gate.close)
             undo.callback(db.close)
             undo.callback(db.rollback)  # closing alone would leave the file locked while a statement exists
-            self._gate.enter(self._timeout_s)
+            self._gate.enter(self._timeout_s if timeout_s is None else timeout_s)
             self._set_up(db)
             self._log = Log(f"{self.path}-wal")
             presence.note_opened()

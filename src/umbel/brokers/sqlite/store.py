@@ -15,6 +15,7 @@ from umbel.brokers.interface import (
     MOVED_AT_ONCE_MAX,
     RESEND_CHUNK,
     BrokerSettings,
+    Capabilities,
     Claim,
     DeadLetter,
     Delivery,
@@ -44,6 +45,18 @@ from umbel.wire.message import StoredResult
 from umbel.wire.records import Revoke
 from umbel.wire.signing import Signer
 
+CAPABILITIES = Capabilities(
+    transport="sqlite",
+    atomic_settle=True,
+    stores_results=True,
+    fanout=True,
+    leases=True,
+    delayed=True,
+    event_log=True,
+    priorities="0 first",
+    unique=True,
+    limits=True,
+)
 LOST_CHECKS_PER_LEASE = 3
 PURGE_ROWS_MAX = 20_000  # in one transaction
 WATCHED_AT_ONCE = 10_000
@@ -259,9 +272,11 @@ class Store(Publisher):
                 places=[place for place, result in enumerate(batch) if result in lost],
             )
 
-    def read_results(self, task_ids: Iterable[str]) -> dict[str, StoredResult]:
+    def read_results(
+        self, task_ids: Iterable[str], timeout_s: float | None = None
+    ) -> dict[str, StoredResult]:
         """The results of these tasks that have not expired, by task id."""
-        with self.database.read() as db:
+        with self.database.read(timeout_s) as db:
             return verdicts.select_results(db, task_ids, self.clock.wall_s())
 
     def watch_results(self, task_ids: Sequence[str], address: bytes) -> None:

@@ -1,16 +1,27 @@
-"""StoreThread: the one thread in which an asynchronous broker calls its store.
+"""SQLite on an event loop: the thread that calls the store, the wake-ups, and the producer for async clients.
 
 SQLite blocks, so it never runs on the event loop; one thread runs the calls in order. A caller that is
 cancelled before its call began withdraws it. A call that has begun runs to its end in the thread, and
 `abandoned` decides what becomes of a result that no caller waits for any more.
+
+Clients without an event loop do not load this file: asyncio takes three megabytes.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from umbel.brokers.interface import SENT_REMEMBERED_S, Attempt, BrokerSettings, Capabilities
+from umbel.brokers.sqlite.cluster_store import ClusterStore
+from umbel.brokers.sqlite.store import CAPABILITIES, Store
+from umbel.brokers.sqlite.wakeup import Bell, Poked
 from umbel.errors import BrokerUnavailable, RowsSetAside
+from umbel.wire.message import Outgoing
+
+WORK_S = 10.0  # the most that one operation may take once it has the database
+UNREAD_MAX = 100_000  # names of results that were poked and not read; beyond it all results are checked
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,3 +80,113 @@ class StoreThread:
         cancelled.
         """
         self._executor.shutdown(wait=False, cancel_futures=cancel)
+
+
+class AsyncBell:
+    """A bell on the running event loop. Any number of tasks may wait for it."""
+
+    def __init__(self, database: Path) -> None:
+        self._bell = Bell(database)
+        self.address = self._bell.address
+        self.rings = 0
+        self._poked = Poked([], is_all=False)
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        descriptor = self._bell.fileno()
+        if descriptor is not None:
+            self._loop.add_reader(descriptor, self._rung)
+
+    async def wait(self, seen: int, timeout_s: float) -> None:
+        """Return at the first ring after `seen`, or at the time-out.
+
+        Read `rings` before you check whether there is something to wait for.
+        """
+        if self.rings != seen or timeout_s <= 0:
+            return
+        ring = self._loop.create_future()
+        self._waiting.add(ring)
+        try:
+            await asyncio.wait([ring], timeout=min(timeout_s, self._bell.recheck_s))
+        finally:
+            self._waiting.discard(ring)
+
+    def close(self) -> None:
+        """Wake all waiting tasks and close the socket."""
+        self._ignore()
+        self.ring()
+        self._bell.close()
+
+    def poked(self) -> Poked:
+        """The results that pokes have named since the last call."""
+        poked, self._poked = self._poked, Poked([], is_all=False)
+        is_deaf = self._bell.fileno() is None or self._bell.is_flooded
+        return Poked(poked.names, is_all=True) if is_deaf else poked
+
+    def _rung(self) -> None:
+        if (poked := self._bell.drain()) is not None:
+            names = self._poked.names + poked.names
+            is_all = self._poked.is_all or poked.is_all or len(names) > UNREAD_MAX
+            self._poked = Poked([] if is_all else names, is_all)
+            self.ring()
+        if self._bell.is_flooded:
+            self._ignore()
+
+    def _ignore(self) -> None:
+        descriptor = self._bell.fileno()
+        if descriptor is not None:
+            self._loop.remove_reader(descriptor)
+
+    def ring(self) -> None:
+        """Wake the waiting tasks; to be called on the loop."""
+        self.rings += 1
+        for ring in self._waiting:
+            if not ring.done():
+                ring.set_result(None)
+
+
+class SqliteAsyncProducer:
+    """The producer for the clients of one event loop, with a store in a separate thread.
+
+    A call that has begun runs to its end in the thread although its caller has gone, so the caller does not
+    know whether the message was sent. The message is remembered in the same transaction, so the same message
+    again is not sent twice.
+    """
+
+    repeats = True
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._store = Store(settings)
+        self._cluster = ClusterStore(self._store)
+        timeout_s = 3 * settings.connect_timeout_s + WORK_S
+        self._thread = StoreThread(f"the database {self._store.database.path}", timeout_s=timeout_s)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the embedded broker supports."""
+        return CAPABILITIES
+
+    async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
+        """Publish the batch in one transaction; messages sent within SENT_REMEMBERED_S are left out."""
+
+        def work() -> None:
+            attempt.is_out = True
+            self._store.publish_once(batch, remembered_s=SENT_REMEMBERED_S)
+
+        await self._thread.call(work)
+
+    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        """Take the key if it is free; returns the id of the task that holds it now."""
+        return await self._thread.call(self._cluster.hold_unique, key, task_id, ttl_s)
+
+    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        """Free each key that its task holds."""
+        await self._thread.call(self._cluster.release_unique, held)
+
+    async def close(self) -> None:
+        """Close the file when calls that have begun are done, without waiting for them."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file in the thread when calls that have begun are done."""
+        self._thread.post(self._store.close)
+        self._thread.stop(cancel=False)

@@ -17,7 +17,6 @@ one counts only from a user who may write to the database. After STRANGERS_MAX o
 socket and checks again each POLL_S, so that no user can keep a process of another user busy.
 """
 
-import asyncio
 import logging
 import os
 import secrets
@@ -43,7 +42,6 @@ POLL_S = 0.05
 _SUPPORTED = sys.platform == "linux"
 _DRAIN_BYTES = 65_536
 _DRAINED_AT_ONCE = 64
-_UNREAD_MAX = 100_000  # unread names; beyond this the next check is of all results
 _POKES_MAX = 10  # queued at one socket, on the kernel that allows the fewest
 _NAMED_MAX = 400  # results that one poke names
 _RESULT = "result:"
@@ -140,68 +138,6 @@ class Bell:
         """Close the socket."""
         if self._socket is not None:
             self._socket.close()
-
-
-class AsyncBell:
-    """A bell on the running event loop. Any number of tasks may wait for it."""
-
-    def __init__(self, database: Path) -> None:
-        self._bell = Bell(database)
-        self.address = self._bell.address
-        self.rings = 0
-        self._poked = Poked([], is_all=False)
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._loop = asyncio.get_running_loop()
-        descriptor = self._bell.fileno()
-        if descriptor is not None:
-            self._loop.add_reader(descriptor, self._rung)
-
-    async def wait(self, seen: int, timeout_s: float) -> None:
-        """Return at the first ring after `seen`, or at the time-out.
-
-        Read `rings` before you check whether there is something to wait for.
-        """
-        if self.rings != seen or timeout_s <= 0:
-            return
-        ring = self._loop.create_future()
-        self._waiting.add(ring)
-        try:
-            await asyncio.wait([ring], timeout=min(timeout_s, self._bell.recheck_s))
-        finally:
-            self._waiting.discard(ring)
-
-    def close(self) -> None:
-        """Wake all waiting tasks and close the socket."""
-        self._ignore()
-        self.ring()
-        self._bell.close()
-
-    def poked(self) -> Poked:
-        """The results that pokes have named since the last call."""
-        poked, self._poked = self._poked, Poked([], is_all=False)
-        is_deaf = self._bell.fileno() is None or self._bell.is_flooded
-        return Poked(poked.names, is_all=True) if is_deaf else poked
-
-    def _rung(self) -> None:
-        if (poked := self._bell.drain()) is not None:
-            names = self._poked.names + poked.names
-            is_all = self._poked.is_all or poked.is_all or len(names) > _UNREAD_MAX
-            self._poked = Poked([] if is_all else names, is_all)
-            self.ring()
-        if self._bell.is_flooded:
-            self._ignore()
-
-    def _ignore(self) -> None:
-        descriptor = self._bell.fileno()
-        if descriptor is not None:
-            self._loop.remove_reader(descriptor)
-
-    def ring(self) -> None:
-        """Wake the waiting tasks; to be called on the loop."""
-        self.rings += 1
-        for ring in self._waiting:
-            if not ring.done():
-                ring.set_result(None)
 
 
 def poke(awake: Awake) -> set[bytes]:
