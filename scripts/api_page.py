@@ -26,24 +26,24 @@ TESTING = """## umbel.testing
 
 For tests of your project: [testing](testing.md) shows how the fixtures are used that give these.
 """
-# Public in Python's sense, for other parts of Umbel alone.
+# Without an underscore for the other parts of Umbel; not for users.
 INTERNAL = {
     "App": {
-        *("send", "prepare", "publish", "producer", "backend", "eager_backend", "start_child", "stop_child"),
-        *("ignores_result", "find_task", "all_tasks", "periodic_tasks"),
+        *("send", "asend", "send_unique", "asend_unique", "send_deadline", "publish", "apublish"),
+        *("producer", "backend", "clients", "broker_settings", "eager_runner", "eager_backend"),
+        *("find_task", "all_tasks", "task_queues", "periodic_tasks", "start_child", "stop_child", "revoke"),
     },
     "Clock": {"used_by", "close"},
     "EmbeddedWorker": {"next_due", "catch_up"},
     "SentCall": {"is_of", "matches", "unique_key"},
     "Signature": {
-        *("subtask_type", "prepare", "prepare_as", "handle", "absorb", "join_group", "join_chord", "parts"),
-        *("app", "to_map"),
+        *("prepare", "prepare_as", "handle", "absorb", "as_steps", "join_group", "is_member", "join_chord"),
+        *("parts", "app", "to_map", "linked", "take_links", "is_unique", "sends_nothing"),
     },
+    "GroupResult": {"save_in", "arranged"},
     "ElectionContext": {"prolong", "cancel"},
     "Control": {"close"},
 }
-# What the parts of an app see of it (app/interfaces.py): to users it is the App.
-NARROWED = re.compile(r"\b(?:Sending|Result|Controlled)App\b")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -53,7 +53,7 @@ def page() -> str:
     lines += _class("Control", type(umbel.App("api").control), "What `app.control` is.")
     lines += _errors()
     lines += [TESTING, *_names(umbel.testing)]
-    return NARROWED.sub("App", "\n".join(lines)).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _names(module: ModuleType) -> list[str]:

@@ -1,16 +1,18 @@
 """Writes the pages of docs/ that are made from the code; a test holds them to it."""
 
+import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import click
 import msgspec
 
 from scripts import api_page
 from umbel.app.settings import Settings
-from umbel.app.settings_help import HELP
 from umbel.celery.settings_table import TABLE
 from umbel.cli.main import COMMANDS
 
@@ -38,11 +40,26 @@ are read by commands."""
 def settings_page() -> str:
     lines = [SETTINGS_HEAD, "| setting | type | default | |", "|---|---|---|---|"]
     fields = {field.name: field for field in msgspec.structs.fields(Settings)}
-    for name, meaning in HELP.items():
+    for name, meaning in setting_texts().items():
         field = fields[name]
         lines.append(f"| `{name}` | {_type(field.type)} | {_default(field.default)} | {meaning} |")
     lines += ["", SETTINGS_FOOT]
     return "\n".join(lines) + "\n"
+
+
+def setting_texts() -> dict[str, str]:
+    """What each setting means: the comment above it."""
+    texts: dict[str, str] = {}
+    comment: list[str] = []
+    for line in textwrap.dedent(inspect.getsource(Settings)).splitlines():
+        if found := re.fullmatch(r"    # (.*)", line):
+            comment.append(found[1])
+        elif (found := re.match(r"    (\w+): ", line)) and comment:
+            texts[found[1]] = " ".join(comment)
+            comment = []
+        else:
+            comment = []
+    return texts
 
 
 CELERY_HEAD = f"""# Celery's settings
@@ -115,6 +132,8 @@ def _option(option: click.Option) -> str:
 
 
 def _type(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        return _type(get_args(hint)[0])
     if get_origin(hint) is None:
         return str(hint.__name__)
     if str(get_origin(hint)) == "typing.Literal":

@@ -11,7 +11,6 @@ import pytest
 from scripts import reference
 from scripts.screenshots import BYTES_MAX, PICTURES
 from umbel.app.settings import Settings
-from umbel.app.settings_help import HELP
 from umbel.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -34,8 +33,20 @@ def test_what_is_made_from_the_code_is_up_to_date(name: str) -> None:
     assert text(f"docs/{name}") == reference.PAGES[name](), "run: make docs"
 
 
+def test_the_api_page_lists_public_methods_of_the_app_only() -> None:
+    """A method for other parts of Umbel has an underscore, or is in INTERNAL of `scripts/api_page.py`."""
+    listed = set(re.findall(r"^### App\.(\w+)$", text("docs/api.md"), re.MULTILINE))
+    assert listed == {
+        *("control", "task", "autodiscover_tasks", "signature", "periodic", "election_handler", "lease"),
+        *("send_task", "send_many", "asend_task", "asend_many", "outbox", "eager", "close", "aclose"),
+        *("AsyncResult", "GroupResult"),
+    }
+
+
 def test_every_setting_is_explained() -> None:
-    assert sorted(HELP) == sorted(field.name for field in msgspec.structs.fields(Settings))
+    assert sorted(reference.setting_texts()) == sorted(
+        field.name for field in msgspec.structs.fields(Settings)
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

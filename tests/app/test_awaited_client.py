@@ -276,7 +276,7 @@ def test_a_send_returns_before_its_event_is_told(tmp_path: Path, monkeypatch: py
     """The event waits for the loop, which could not go on if the send waited for the event."""
     release = threading.Event()
     app = App("told", broker=f"sqlite:///{tmp_path}/q.db", task_send_sent_event=True)
-    monkeypatch.setattr(app, "tell_sent", lambda *_sent: release.wait(5))
+    monkeypatch.setattr(app.sent_events, "send", lambda *_sent: release.wait(5))
 
     async def scenario() -> None:
         for _ in range(3):
@@ -518,7 +518,7 @@ def test_a_send_that_waits_for_the_broker_ends_with_its_client(tmp_path: Path) -
         app = App("away", broker=away, backend=away, publish_timeout_s=60.0)
         client = app.clients.here()
         sending = asyncio.create_task(app.asend_task("anything"))
-        await until(lambda: client._tell_again_at, "an attempt to fail")
+        await until(lambda: client._log_outage_at, "an attempt to fail")
         await app.aclose()
         with pytest.raises(BrokerUnavailable, match="client for this event loop was closed"):
             await sending
@@ -567,7 +567,7 @@ def test_threads_beside_a_loop_are_few(app: App) -> None:
             running -= 1
 
     async def scenario() -> None:
-        await asyncio.gather(*(app.abeside(work) for _ in range(5 * THREADS_MAX)))
+        await asyncio.gather(*(app.clients.here().in_thread(work) for _ in range(5 * THREADS_MAX)))
 
     asyncio.run(scenario())
     assert most <= THREADS_MAX
@@ -605,7 +605,7 @@ def test_all_steps_of_a_send_share_its_time(app: App, monkeypatch: pytest.Monkey
 
     async def scenario() -> None:
         await app.asend_task("add")
-        monkeypatch.setattr(app, "send_ends", lambda: 0.0)
+        monkeypatch.setattr(app, "send_deadline", lambda: 0.0)
         for send in sends:
             with pytest.raises(
                 BrokerUnavailable, match="nothing was sent: 'publish_timeout_s' ran out first"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel import App, Task
+from umbel.app.request import Request
 from umbel.app.running.progress import BURST, EVENT_MAX_BYTES, Reports, check_type
 from umbel.backends.interface import Backend
 from umbel.errors import WireError
@@ -38,7 +39,7 @@ class FewNames:
 
 def made() -> tuple[Reports, Kept, list[UserEvent]]:
     app, told = FewNames(), list[UserEvent]()
-    reports = Reports(app, "t", "", told.append, 7)
+    reports = Reports(app, Request(id="t", send_event=told.append, number=7))  # type: ignore[arg-type]
     return reports, app.backend, told  # type: ignore[return-value]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from umbel import App, AsyncResult, GroupResult, group
 from umbel.app.request import Request, RequestScope
+from umbel.app.results import rebuild_exception
 from umbel.app.running.eager import RESULTS_MAX, EagerBackend
-from umbel.app.waiting import rebuild_exception
 from umbel.brokers.interface import Claim
 from umbel.brokers.registry import open_broker
 from umbel.errors import (

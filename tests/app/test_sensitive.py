@@ -1,6 +1,5 @@
 """`sensitive=` arguments: what they hold stands in no text that leaves the processes it is meant for."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from umbel import App, Reject, Task
 from umbel.app.options import sensitive_of
 from umbel.app.running.tracer import Tracer, traceback_text
+from umbel.app.task import Parameters
 from umbel.brokers.interface import Delivery
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import Job, Outcome, UserEvent
@@ -21,7 +21,7 @@ from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.worker.delivery.admit import arrival_of
 from umbel.worker.delivery.claimed import Claimed
-from umbel.worker.remote.requests import _arguments
+from umbel.worker.remote.view import shown_arguments
 
 ALPHABET = st.characters(codec="utf-8", exclude_characters="*")
 SECRETS = st.text(ALPHABET, min_size=4, max_size=3000)
@@ -51,7 +51,7 @@ def made_app(told: list[UserEvent]) -> tuple[App, Tracer]:
             self.send_event("task-seen", what=str(password), deep=[{"card": card}])
         return {"session": password, "card": card}
 
-    return app, Tracer(app, hostname="w@host", tell=told.append)
+    return app, Tracer(app, hostname="w@host", send_event=told.append)
 
 
 def outward(outcome: Outcome, told: list[UserEvent]) -> Iterator[str]:
@@ -99,7 +99,11 @@ def test_a_secret_never_stands_in_an_outward_text(secret: str, how: str, by_cele
         shown = {"task": "log-in", "id": "t", "argsrepr": repr(secret), "kwargsrepr": repr(secret)}
         message = msgspec.structs.replace(message, headers=msgspec.json.encode(shown))
     held = held_of(app, message)
-    texts += [*held.shown, *map(str, _arguments(held, safe=False)), *map(str, _arguments(held, safe=True))]
+    texts += [
+        *held.shown,
+        *map(str, shown_arguments(held, safe=False)),
+        *map(str, shown_arguments(held, safe=True)),
+    ]
     outcome = tracer(Job(7, "log-in", "t", "q", message))
     texts += outward(outcome, told)
     tracer.close()
@@ -132,10 +136,10 @@ def test_a_parameter_that_does_not_exist_cannot_be_sensitive() -> None:
 def test_parameters_are_found_however_they_are_given() -> None:
     def function(a: int, b: int, /, c: int, *rest: int, d: int, **more: int) -> None: ...
 
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = Parameters("t", function)
 
     def hidden(*names: str) -> tuple[list[Any], dict[str, Any]]:
-        found = sensitive_of("t", names, parameters)
+        found = sensitive_of(names, parameters)
         assert found is not None
         return found.hide([1, 2, 3, 4, 5], {"d": 6, "e": 7})
 
@@ -161,7 +165,7 @@ def test_plain_data_stays_plain(data: Any) -> None:
 
 
 def test_sensitive_is_nothing_without_names() -> None:
-    assert sensitive_of("t", (), []) is None
+    assert sensitive_of((), Parameters("t", print)) is None
     assert Sensitive(frozenset({"a"})).hide([1], {"a": 2}) == ([1], {"a": HIDDEN})
 
 

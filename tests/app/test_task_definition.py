@@ -34,6 +34,10 @@ def test_a_task_is_named_after_its_module_and_function(app: App) -> None:
     assert app.tasks == {task.name: task}
 
 
+def test_the_request_of_a_direct_call_does_not_say_whether_its_result_is_ignored(app: App) -> None:
+    assert app.task(pack).request.ignore_result is None
+
+
 def test_a_task_may_be_given_a_name(app: App) -> None:
     assert app.task(name="parcels.pack")(pack).name == "parcels.pack"
 

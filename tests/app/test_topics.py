@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from umbel import App, chain
-from umbel.app.cluster.commands import send_elected
+from umbel.app.cluster.topics import send_elected
 from umbel.brokers.interface import Delivery
 from umbel.brokers.registry import open_broker
 from umbel.coordination.election_context import ElectionContext

@@ -23,7 +23,7 @@ from umbel.app.running.progress import BURST
 from umbel.app.running.tracer import (
     EXCEPTION_ARGS_MAX,
     EXCEPTION_MAX_CHARS,
-    STRUCK_MAX_CHARS,
+    SUMMARY_MAX_CHARS,
     Tracer,
 )
 from umbel.backends.interface import ChordPart
@@ -171,9 +171,9 @@ def test_who_waits_for_a_rejected_task_is_told_why(app: App, tracer: Tracer, giv
 
 
 def test_an_endless_reason_is_cut(app: App, tracer: Tracer) -> None:
-    outcome = tracer(job_of(app, failing(app, Reject("x" * 2 * STRUCK_MAX_CHARS, requeue=True))))
+    outcome = tracer(job_of(app, failing(app, Reject("x" * 2 * SUMMARY_MAX_CHARS, requeue=True))))
     assert outcome.kind == "requeued"
-    assert STRUCK_MAX_CHARS - 10 < len(outcome.summary) <= STRUCK_MAX_CHARS + len("...")
+    assert SUMMARY_MAX_CHARS - 10 < len(outcome.summary) <= SUMMARY_MAX_CHARS + len("...")
 
 
 def test_who_asked_for_one_retry_too_many_is_told_where(app: App, tracer: Tracer) -> None:
@@ -337,7 +337,7 @@ def test_what_a_task_tells_is_told_as_of_its_job_and_the_last_of_it_before_its_r
         for place in range(BURST + 5):
             self.update_state(state="PROGRESS", meta={"place": place})
 
-    outcome = Tracer(app, hostname="w@host", tell=told.append)(job_of(app, talk.name))
+    outcome = Tracer(app, hostname="w@host", send_event=told.append)(job_of(app, talk.name))
     assert outcome.kind == "success"
     assert {(one.number, one.event_type) for one in told} == {(7, "task-progress")}
     assert msgspec.json.decode(told[-1].fields) == {"place": BURST + 4}

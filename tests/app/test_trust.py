@@ -16,11 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 from umbel import App, chord, group
-from umbel.app.cluster.commands import send_elected
+from umbel.app.cluster.topics import send_elected
 from umbel.app.request import Request, RequestScope
 from umbel.app.running.async_tracer import AsyncTracer
 from umbel.app.running.tracer import Tracer
-from umbel.app.sending.preparation import is_trusted
+from umbel.app.sending.signing import is_trusted
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.coordination.election_context import ElectionContext
@@ -61,7 +61,7 @@ def app(tmp_path: Path) -> Iterator[App]:
 
 
 def signer_of(app: App) -> Signer:
-    signer = app.signer()
+    signer = app.signing_cluster.signer()
     assert signer is not None
     return signer
 
@@ -325,7 +325,7 @@ def elected(election_id: str) -> ElectionContext:
 def test_an_election_that_anyone_opens_sends_an_unsigned_task(app: App) -> None:
     """Elections are not signed; what a client with keys asks for carries a signature for that election."""
     call = app.tasks["target"].s().to_map()
-    genuine = decode_json(encode_json(app.topics.asked("e1", "task", call)))
+    genuine = decode_json(encode_json(app.topics.action_of("e1", "task", call)))
     for action, election_id in (
         (call, "e0"),
         (genuine, "e2"),
@@ -340,7 +340,7 @@ def test_an_election_that_anyone_opens_sends_an_unsigned_task(app: App) -> None:
     assert isinstance(first, Signed) and isinstance(second, Signed)
     assert first.mark == second.mark  # elected twice, it is sent twice, and runs once
     with RequestScope(Request(id=CAUSE, signs_for=UNSIGNED)):
-        assert app.topics.asked("e3", "task", call) == call
+        assert app.topics.action_of("e3", "task", call) == call
 
 
 def test_the_schedule_is_signed_whatever_runs_in_its_process_meanwhile(app: App) -> None:

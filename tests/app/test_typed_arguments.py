@@ -17,6 +17,7 @@ import pytest
 
 from tests.app import late_types
 from umbel import App, Task, chain, chord, group
+from umbel.app.task import Parameters
 from umbel.app.types import CallTypes
 from umbel.errors import ChordError, ConfigurationError, WrongType
 from umbel.launch.project import task_rules
@@ -437,7 +438,7 @@ def test_an_error_about_a_key_names_the_argument_and_shows_no_sensitive_one(app:
 
 
 def test_a_complaint_that_names_no_argument_shows_none(app: App) -> None:
-    open_types, hidden = (CallTypes("t", print, (), None, names) for names in ((), ("card",)))
+    open_types, hidden = (CallTypes(Parameters("t", lambda: None), names) for names in ((), ("card",)))
     assert str(open_types._refused("", None, "'4111' is wrong")).endswith(
         "an argument of t does not fit its type: '4111' is wrong"
     )

@@ -125,7 +125,7 @@ def test_a_body_that_cannot_be_read_still_leaves_its_failure(app: App) -> None:
 )
 def test_sizes_of_memory_are_in_kib_unless_they_say_otherwise(size: int | str, expected: int) -> None:
     settings = override(App("a").settings, worker_max_memory_per_child=size)
-    assert size_bytes("x", settings.worker_max_memory_per_child) == expected
+    assert size_bytes(settings.worker_max_memory_per_child) == expected
 
 
 @pytest.mark.parametrize("size", ["much", "-3", "12 parsecs", 0, ""])

@@ -20,7 +20,7 @@ EPOCH = "n.1"
 
 
 def marked(body: str, **mark: object) -> bytes:
-    """An envelope with our mark in front, as `marks.lua` writes it."""
+    """An envelope with our mark in front, as `messages.lua` writes it."""
     return ('{"umbel": ' + json.dumps(mark) + ', "body": "' + body + '"}').encode()
 
 
@@ -35,7 +35,9 @@ class Scripts:
         self._server = server
 
     def run(self, name: str, *args: object) -> Any:
-        return self._server.ask("EVAL", script(name).text, 0, *(_argument(one) for one in args))
+        return self._server.ask(
+            "EVAL", script(name, prefix=PREFIX).text, 0, *(_argument(one) for one in args)
+        )
 
     def evaluate(self, text: str, *args: object) -> Any:
         return self._server.ask("EVAL", text, 0, *(_argument(one) for one in args))
@@ -114,12 +116,12 @@ class Scripts:
         most_bytes: int = 10**9,
     ) -> "ClaimReply":
         sizes = (int(apart), most_bytes, most_bytes)
-        args = (PREFIX, owner, lease, ticket, generation, limit, after, page, *sizes, *(queues or ("q",)))
+        args = (owner, lease, ticket, generation, limit, after, page, *sizes, *(queues or ("q",)))
         return ClaimReply(self.run("claim", *args))
 
     def owners(self, verb: str, owner: str = "", *, lease: float = LEASE_S, known: int = 0) -> Any:
         """Of a renewal without its last part, the server's time."""
-        reply = self.run("owners", verb, PREFIX, lease, owner, known)
+        reply = self.run("owners", verb, lease, owner, known)
         return reply[:-1] if verb == "renew" else reply
 
 

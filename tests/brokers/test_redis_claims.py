@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,7 @@ from tests.brokers.under_test import (
 )
 from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import Ack, Broker, Replaced, Settled, Spend
+from umbel.brokers.redis import scripts
 from umbel.errors import BrokerUnavailable
 from umbel.protocol.shutdown import LinkChange, LinkLost, LinkRestored
 from umbel.wire.records import Revoke
@@ -311,3 +313,31 @@ def test_the_connection_that_waits_is_restored_and_closed_with_the_others(
         return len(found.splitlines()) == 1  # who asks
 
     run(eventually(alone, what="all connections to be closed"))
+
+
+def test_a_server_that_has_forgotten_the_scripts_gets_each_of_them_once_more(
+    patient: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with patient.open() as broker:
+            for flushed in range(2):
+                redis_server.ask("SCRIPT", "FLUSH")
+                for step in (0, 1):  # the second time the server knows them
+                    before = calls(redis_server, "eval")
+                    await broker.publish(outgoing("a"))
+                    patient.producer().hold_unique(f"key{flushed}{step}", "id", ttl_s=60.0)
+                    (claimed,) = (await take(broker)).deliveries
+                    assert await broker.settle([Ack(claimed.tag)]) == Settled(1, frozenset())
+                    texts_sent = calls(redis_server, "eval") - before
+                    assert texts_sent == 0 if step else texts_sent >= 3
+
+    run(scenario())
+
+
+def test_every_heading_in_a_file_of_scripts_is_read() -> None:
+    files = list(Path(scripts.__file__).parent.glob("*.lua"))
+    headings = sum(file.read_text().count("\n-- ---- ") for file in files)
+    starts = sum(file.read_text().startswith("-- ---- ") for file in files)
+    sections = scripts.sections()
+    assert len(sections) == headings + starts
+    assert {part for parts, _ in sections.values() for part in parts} < set(sections)

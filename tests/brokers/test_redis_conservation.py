@@ -190,7 +190,7 @@ class World:
         field = f"n.{chance.randint(1000, 9999):x}:1:{QUEUE}"
         given = chance.choice([epoch, b"another epoch"])
         known_by = (len(envelope), envelope[-20:])
-        await self.link.run(script("adopt"), "", owner, given, field, *known_by)
+        await self.link.run(script("adopt"), owner, given, field, *known_by)
 
     async def settle(self, chance: random.Random) -> None:
         owner = chance.choice([OWNER, PEER])
@@ -251,7 +251,7 @@ class World:
         owner = chance.choice([OWNER, PEER])
         tickets = {str(one.tag).partition(":")[0] for one in self.held[owner]}
         self.held[owner].clear()
-        await self.link.run(script("abandon"), "", owner, self.link.generation, "none", *tickets)
+        await self.link.run(script("abandon"), owner, self.link.generation, "none", *tickets)
 
     async def forget(self, chance: random.Random) -> None:
         owner = chance.choice([OWNER, PEER])

@@ -113,7 +113,7 @@ def test_the_scripts_decide_as_the_pure_functions_do(
 
 
 async def _compare(server: RedisServer, prefix: str, history: list[Any], asked_at: float) -> None:
-    link = Link(parse_addresses(server.url), connect_timeout_s=10, reply_timeout_s=10)
+    link = Link(parse_addresses(server.url), timeout_s=10)
     store, model = RedisCoordination(link, Keys(prefix, 0)), Model()
     for verb, key, holder, pause_s, off, policy in history:
         model.now += pause_s
@@ -177,7 +177,7 @@ async def _do(
 
 def test_terms_go_on_rising_when_the_server_has_forgotten_everything(redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        link = Link(parse_addresses(redis_server.url), connect_timeout_s=10, reply_timeout_s=10)
+        link = Link(parse_addresses(redis_server.url), timeout_s=10)
         store = RedisCoordination(link, Keys("", 0))
         old = await store.acquire_lease("beat", "ada", ttl_s=10)
         redis_server.ask("FLUSHALL")

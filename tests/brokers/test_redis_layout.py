@@ -63,8 +63,8 @@ def queues_reached(binding_key: str, pattern: str, routing_key: str) -> list[str
     """What a message for an exchange with this one binding goes to."""
     keys = Keys("", 0)
     sent = msgspec.structs.replace(*outgoing("m"), exchange="topics", routing_key=routing_key)
-    table = {"topics": [keys.binding_member(binding_key, pattern, "bound").encode()]}
-    return [one.queue for one in Bindings(keys).route([sent], table).batch]
+    members = [keys.binding_member(binding_key, pattern, "bound").encode()]
+    return [one.queue for one in Bindings(keys).route([sent], [members]).batch]
 
 
 @given(

@@ -40,7 +40,7 @@ class Rounds:
 
 
 async def while_silent(redis: RedisServer, end: str) -> tuple[list[str], Counter[int]]:
-    link = Link(parse_addresses(redis.url), connect_timeout_s=60.0, reply_timeout_s=60.0, gathers=True)
+    link = Link(parse_addresses(redis.url), timeout_s=60.0, gathers=True)
     await link.connect()
     redis.pause()
     rounds = Rounds()

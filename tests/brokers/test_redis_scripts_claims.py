@@ -229,7 +229,7 @@ def test_what_is_due_and_refused_is_a_dead_letter_or_stays(scripts: Scripts) -> 
 
 def adopt(scripts: Scripts, envelope: str, *, epoch: str = EPOCH, ending: int = 7) -> int:
     field = f"n.2:1:{PREFIX}q"
-    is_held: int = scripts.run("adopt", PREFIX, ADA, epoch, field, len(envelope), envelope[-ending:])[0]
+    is_held: int = scripts.run("adopt", ADA, epoch, field, len(envelope), envelope[-ending:])[0]
     return is_held
 
 
@@ -252,7 +252,7 @@ def test_an_adoption_tells_how_many_wait_behind_it(scripts: Scripts) -> None:
     scripts.hold()
     scripts.hand(ADA, "q", "one-tag")
     scripts.fill("q", "a", "b")
-    args = (PREFIX, ADA, EPOCH, f"n.2:1:{PREFIX}q", 7, "one-tag")
+    args = (ADA, EPOCH, f"n.2:1:{PREFIX}q", 7, "one-tag")
     assert [scripts.run("adopt", *args) for _ in range(2)] == [[1, 2], [1, 2]]
 
 
@@ -290,21 +290,21 @@ def test_abandoned_claims_go_back_in_order_and_late_ones_are_refused(scripts: Sc
     scripts.hold(_1="kept")
     scripts.ask("HSET", f"umbel.inflight.{ADA}", *(part for pair in fields.items() for part in pair))
     scripts.fill("q", "last")
-    assert scripts.run("abandon", PREFIX, ADA, 4, "n.2", "n.9", "n.10", "n.x") == 6
+    assert scripts.run("abandon", ADA, 4, "n.2", "n.9", "n.10", "n.x") == 6
     assert scripts.waiting("q") == [b"2-2", b"2-10", b"9-2", b"9-10", b"16-2", b"16-10", b"last"]
     assert scripts.held() == {b"epoch": EPOCH.encode(), b"n.1:1:P:q": b"kept"}
     assert scripts.ask("HGET", "umbel.generations", ADA) == b"4"
     for generation, known in ((3, b"4"), (5, b"5")):
-        assert scripts.run("abandon", PREFIX, ADA, generation, "n.2") == 0
+        assert scripts.run("abandon", ADA, generation, "n.2") == 0
         assert scripts.ask("HGET", "umbel.generations", ADA) == known
     scripts.ask("HSET", "umbel.generations", ADA, "none of ours")
-    scripts.run("abandon", PREFIX, ADA, 1)
+    scripts.run("abandon", ADA, 1)
     assert scripts.ask("HGET", "umbel.generations", ADA) == b"1"
 
 
 def test_abandoned_messages_are_not_marked_as_redelivered(scripts: Scripts) -> None:
     scripts.hold(_1='{"a": 1}')
-    assert scripts.run("abandon", PREFIX, ADA, 1, EPOCH) == 1
+    assert scripts.run("abandon", ADA, 1, EPOCH) == 1
     assert scripts.waiting("q") == [b'{"a": 1}']
     assert scripts.ask("HGET", "umbel.generations", ADA) == b"1"
 
@@ -312,10 +312,10 @@ def test_abandoned_messages_are_not_marked_as_redelivered(scripts: Scripts) -> N
 def test_abandoned_messages_that_their_list_refuses_are_dead_letters(scripts: Scripts) -> None:
     scripts.hold(_1="a")
     scripts.ask("SET", "q", "not a list")
-    assert scripts.run("abandon", PREFIX, ADA, 1, EPOCH) == 1
+    assert scripts.run("abandon", ADA, 1, EPOCH) == 1
     assert [(letter["list"], letter["envelope"]) for letter in scripts.letters()] == [("P:q", "a")]
     scripts.hold(_1="b")
-    scripts.run("reconcile", PREFIX, ADA, "0.0", 0)
+    scripts.run("reconcile", ADA, "0.0", 0)
     assert [letter["envelope"] for letter in scripts.letters()] == ["a", "b"]
 
 
@@ -323,11 +323,11 @@ def test_reconciling_names_what_is_missing_and_returns_what_nobody_knows(scripts
     scripts.hold(_1="held", _2="settling", _3='{"stray": 1}')
     scripts.ask("HSET", f"umbel.inflight.{ADA}", "n.5:1:P:q", "of a claim under way")
     under_way = ("n.5", "n.1:2:P:q")
-    reply = scripts.run("reconcile", PREFIX, ADA, "0.0", 2, *under_way, "n.1:8:P:q", "n.1:1:P:q", "n.1:9:P:q")
+    reply = scripts.run("reconcile", ADA, "0.0", 2, *under_way, "n.1:8:P:q", "n.1:1:P:q", "n.1:9:P:q")
     assert reply == [1, b"n.1:8:P:q", b"n.1:9:P:q"]
     assert scripts.waiting("q") == [b'{"umbel": {"redelivered": true}, "stray": 1}']
     assert set(scripts.held()) == {b"epoch", b"n.1:1:P:q", b"n.1:2:P:q", b"n.5:1:P:q"}
-    assert scripts.run("reconcile", PREFIX, ADA, "0.0", 1, "n.1:9:P:q") == [3]
+    assert scripts.run("reconcile", ADA, "0.0", 1, "n.1:9:P:q") == [3]
     assert scripts.held() == {b"epoch": EPOCH.encode()}
 
 
@@ -335,39 +335,39 @@ def test_what_was_claimed_since_the_comparison_was_asked_for_stays_claimed(scrip
     key = f"umbel.inflight.{ADA}"
     for field in ("ab.9:1:P:q", "ab.f:1:P:q", "ab.10:1:P:q", "cd.ff:1:P:q"):  # numbers are in hex
         scripts.ask("HSET", key, field, f'{{"of": "{field[:5]}"}}')
-    assert scripts.run("reconcile", PREFIX, ADA, "ab.f", 0) == [3]
+    assert scripts.run("reconcile", ADA, "ab.f", 0) == [3]
     assert set(scripts.held()) - {b"epoch"} == {b"ab.10:1:P:q"}
 
 
-_CLAIM = (PREFIX, ADA, LEASE_S, EPOCH, 1, 10, 0, 10, "q")
-_ADOPT = (PREFIX, ADA, EPOCH, "f", 1, "x")
-_REVOKE = ("record", PREFIX, 10, "k", 4e9, "{}")
+_CLAIM = (ADA, LEASE_S, EPOCH, 1, 10, 0, 10, "q")
+_ADOPT = (ADA, EPOCH, "f", 1, "x")
+_REVOKE = ("record", 10, "k", 4e9, "{}")
 
 
 @pytest.mark.parametrize(
     ("key", "wanted", "name", "args"),
     [
-        ("umbel.inflight.ada", "hash", "abandon", (PREFIX, ADA, 1)),
-        ("umbel.generations", "hash", "abandon", (PREFIX, ADA, 1)),
-        ("umbel.inflight.ada", "hash", "reconcile", (PREFIX, ADA, "0.0", 0)),
+        ("umbel.inflight.ada", "hash", "abandon", (ADA, 1)),
+        ("umbel.generations", "hash", "abandon", (ADA, 1)),
+        ("umbel.inflight.ada", "hash", "reconcile", (ADA, "0.0", 0)),
         ("umbel.inflight.ada", "hash", "adopt", _ADOPT),
         ("umbel.handed.ada", "list", "adopt", _ADOPT),
         ("umbel.generations", "hash", "claim", _CLAIM),
         ("umbel.inflight.ada", "hash", "claim", _CLAIM),
         ("umbel.owners", "zset", "claim", _CLAIM),
-        ("umbel.owners", "zset", "owners", ("renew", PREFIX, LEASE_S, ADA, 0)),
-        ("umbel.dead", "stream", "bury", (PREFIX, "", "P:q", "a", "why")),
-        ("umbel.failed", "stream", "bury", (PREFIX, "10 60", "P:q", "a", "why")),
-        ("umbel.unique.k", "string", "unique", ("hold", PREFIX, "k", "one", 60_000)),
+        ("umbel.owners", "zset", "owners", ("renew", LEASE_S, ADA, 0)),
+        ("umbel.dead", "stream", "bury", ("", "P:q", "a", "why")),
+        ("umbel.failed", "stream", "bury", ("10 60", "P:q", "a", "why")),
+        ("umbel.unique.k", "string", "unique", ("hold", "k", "one", 60_000)),
         ("umbel.revokes", "hash", "revoke", _REVOKE),
         ("umbel.revokes.order", "zset", "revoke", _REVOKE),
         ("umbel.revokes.expiry", "zset", "revoke", _REVOKE),
-        ("umbel.recorders", "hash", "event_log", ("append", PREFIX, 10, "k", "{}")),
-        ("umbel.events", "stream", "event_log", ("append", PREFIX, 10, "k", "{}")),
-        ("umbel.askers.e", "zset", "askers", ("enter", PREFIX, "e", 60, "m")),
-        ("_kombu.binding.e", "set", "askers", ("enter", PREFIX, "e", 60, "m")),
-        ("{coord}:l:beat", "hash", "lease", (PREFIX, 1000, "acquire", "beat", ADA, 10)),
-        ("{coord}:meta", "hash", "lease", (PREFIX, 1000, "acquire", "beat", ADA, 10)),
+        ("umbel.recorders", "hash", "event_log", ("append", 10, "k", "{}")),
+        ("umbel.events", "stream", "event_log", ("append", 10, "k", "{}")),
+        ("umbel.askers.e", "zset", "askers", ("enter", "e", 60, "m")),
+        ("_kombu.binding.e", "set", "askers", ("enter", "e", 60, "m")),
+        ("{coord}:l:beat", "hash", "lease", (1000, "acquire", "beat", ADA, 10)),
+        ("{coord}:meta", "hash", "lease", (1000, "acquire", "beat", ADA, 10)),
     ],
 )
 def test_without_a_key_of_its_type_nothing_is_done_and_the_key_is_named(

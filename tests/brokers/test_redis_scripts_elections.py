@@ -25,7 +25,7 @@ class Elections:
         self.data = scripts
 
     def run(self, now: float, verb: str, *args: object, key: str = "k") -> object:
-        return self.data.run("election", PREFIX, now, verb, key, *args)
+        return self.data.run("election", now, verb, key, *args)
 
     def open(self, now: float = BORN, *, policy: str = SURE, key: str = "k") -> Mapping[str, str]:
         return _as_map(self.run(now, "open", "{}", policy, BORN, 300, key=key))

@@ -1,4 +1,4 @@
-"""What `limit.lua` does, step by step: who starts, who waits, who is called, and what is left in the data."""
+"""What `limits.lua` does, step by step: who starts, who waits, who is called, and what the data has then."""
 
 import json
 import random
@@ -39,18 +39,18 @@ def take(
         for place in places
         for part in (field(place), f"id{place}", bucket, 0 if pace else most, interval_s, slack_s)
     ]
-    reply = scripts.run("limit", "take", PREFIX, LEASE_S, owner, epoch, *args)
+    reply = scripts.run("limit", "take", LEASE_S, owner, epoch, *args)
     return {places[reply[at]]: reply[at + 1] for at in range(0, len(reply), 2)}
 
 
 def free(scripts: Scripts, *places: int, owner: str = ADA) -> int:
     args = [part for place in places for part in (field(place), BUCKET)]
-    called: int = scripts.run("limit", "free", PREFIX, LEASE_S, owner, *args)
+    called: int = scripts.run("limit", "free", LEASE_S, owner, *args)
     return called
 
 
 def sweep(scripts: Scripts) -> int:
-    called: int = scripts.run("limit", "sweep", PREFIX, LEASE_S)
+    called: int = scripts.run("limit", "sweep", LEASE_S)
     return called
 
 
@@ -315,7 +315,7 @@ def test_what_waits_is_purged_by_its_queue(scripts: Scripts) -> None:
     scripts.ask("HSET", f"umbel.inflight.{ADA}", other, "o")
     take(scripts, 1, 2, 3)
     scripts.run(
-        *("limit", "take", PREFIX, LEASE_S, ADA, EPOCH),
+        *("limit", "take", LEASE_S, ADA, EPOCH),
         *(other, "id9", BUCKET, 1, 0, 0),
     )
     assert purge_limited(scripts, "q") == [2, 1]
@@ -328,13 +328,13 @@ def test_what_waits_is_purged_by_its_queue(scripts: Scripts) -> None:
 
 def purge_limited(scripts: Scripts, queue: str, *buckets: str) -> list[int]:
     """How many messages were removed, and how many of the buckets are done."""
-    reply: list[int] = scripts.run("purge", "limited", PREFIX, LEASE_S, queue, *(buckets or (BUCKET,)))
+    reply: list[int] = scripts.run("purge", "limited", LEASE_S, queue, *(buckets or (BUCKET,)))
     return reply
 
 
 def purge_rest(scripts: Scripts, queue: str = "q") -> list[int]:
     """How many were removed, and whether there may be more."""
-    reply: list[int] = scripts.run("purge", "rest", PREFIX, LEASE_S, queue)
+    reply: list[int] = scripts.run("purge", "rest", LEASE_S, queue)
     return reply
 
 
@@ -346,7 +346,7 @@ def holding(number: int = 1, size: int = 0, /, **headers: str) -> bytes:
 
 def test_what_is_purged_frees_the_keys_and_turns_that_it_holds_and_no_other(scripts: Scripts) -> None:
     for number, key in enumerate("abcd", 1):
-        scripts.run("unique", "hold", PREFIX, key, f"id{number}", 60_000)
+        scripts.run("unique", "hold", key, f"id{number}", 60_000)
     three = at_step("q", 3)
     scripts.fill("q", holding(1, umbel_unique="a"), "junk", '{"headers": {"umbel_unique": 3}}', holding())
     scripts.fill(three, marked_holding(2, umbel_unique="b"), holding(9, umbel_unique="d"))
@@ -383,7 +383,7 @@ def test_a_message_that_is_purged_in_its_turn_passes_it_on(scripts: Scripts, is_
 
 
 def test_a_purge_is_done_in_portions_by_count_and_by_size(scripts: Scripts) -> None:
-    scripts.run("unique", "hold", PREFIX, "k", "id1100", 60_000)
+    scripts.run("unique", "hold", "k", "id1100", 60_000)
     scripts.fill("q", *(holding(number, umbel_unique="k") for number in range(1, 1101)))
     assert [purge_rest(scripts) for _ in range(3)] == [[500, 1], [500, 1], [100, 0]]
     assert scripts.ask("EXISTS", "umbel.unique.k") == 0

@@ -25,7 +25,7 @@ def test_a_renewal_says_whether_the_lease_stood_and_counts(scripts: Scripts) -> 
     assert scripts.ask("HGET", "umbel.renewals", ADA) == b"2"
     born = float(scripts.ask("HGET", "{coord}:meta", "born"))
     assert born == pytest.approx(scripts.now, abs=10)
-    *reply, now = scripts.run("owners", "renew", PREFIX, LEASE_S, ADA, 2)
+    *reply, now = scripts.run("owners", "renew", LEASE_S, ADA, 2)
     assert reply == [1, 3, 0, 0]
     assert float(now) == pytest.approx(scripts.now, abs=10)
     assert float(scripts.ask("HGET", "{coord}:meta", "born")) == born

@@ -3,7 +3,7 @@
 import pytest
 from hiredis import ReplyError
 
-from tests.brokers.redis_scripts import PREFIX, Scripts, at_step
+from tests.brokers.redis_scripts import Scripts, at_step
 from tests.servers.redis import RedisServer
 
 STEPS = (0, 3, 6, 9)
@@ -16,7 +16,7 @@ def scripts(redis_server: RedisServer, redis_url: str) -> Scripts:
 
 
 def move(scripts: Scripts, limit: int, source: str = "q", target: str = "r") -> object:
-    return scripts.run("move", PREFIX, source, target, limit)
+    return scripts.run("move", source, target, limit)
 
 
 def test_a_claim_passes_over_paused_queues(scripts: Scripts) -> None:

@@ -29,7 +29,7 @@ def test_a_batch_goes_to_its_lists_or_waits_until_it_is_due(scripts: Scripts) ->
         *("P:r", 0, "t:4:P:r", ""),
         *("P:q", due, "t:5:P:q", ""),
     )
-    assert scripts.run("publish", PREFIX, *batch) == 1
+    assert scripts.run("publish", *batch) == 1
     assert scripts.waiting("q") == [b"first", b"a", b"b"]
     ((member, score),) = scripts.delayed("q")
     assert member == f"t:3:P:{three}\0later".encode() and score == pytest.approx(due, abs=0.001)
@@ -44,7 +44,7 @@ def test_a_batch_is_refused_before_any_of_it_is_sent(
     scripts.ask("LPUSH", "umbel.delayed.bad", "not a zset")
     due, field = last
     with pytest.raises(ReplyError, match=f"^(ERR )?REFUSED the key 'P:.*bad' holds a .*, not a {wanted}"):
-        scripts.run("publish", PREFIX, "P:q", 0, "t:1:P:q", "a", "P:bad", due, field, "b")
+        scripts.run("publish", "P:q", 0, "t:1:P:q", "a", "P:bad", due, field, "b")
     assert scripts.waiting("q") == []
 
 
@@ -67,7 +67,7 @@ def test_depths_count_what_is_ready_delayed_claimed_and_handed_over(scripts: Scr
     scripts.ask("SET", "bad", "not a list")
     scripts.ask("SET", "umbel.delayed.bad", "not a zset")
     scripts.ask("SET", "umbel.handed.idle", "not a list")
-    flat = scripts.run("depths", PREFIX)
+    flat = scripts.run("depths")
     rows = {flat[at]: flat[at + 1 : at + 5] for at in range(0, len(flat), 5)}
     assert rows == {b"q": [10, 2, 4, 7], b"r": [0, 0, 3, 0], b"s": [0, 0, 1, 0], b"bad": [0, 0, 0, 0]}
 
@@ -79,7 +79,7 @@ def test_depths_are_told_without_what_cannot_be_read(scripts: Scripts, key: str)
     scripts.ask("ZADD", "umbel.owners", 1, ADA)
     scripts.ask("DEL", key)
     scripts.ask("SET", key, "not ours")
-    assert scripts.run("depths", PREFIX) == ([] if key == "umbel.queues" else [b"q", 1, 0, 0, 0])
+    assert scripts.run("depths") == ([] if key == "umbel.queues" else [b"q", 1, 0, 0, 0])
 
 
 # -- who waits for answers -----------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_askers_are_bound_while_they_live_and_leave_nothing(scripts: Scripts) ->
     exchange = "reply.pidbox"
     members = [f"{name}{SEP}{SEP}{name}.{exchange}" for name in ("one", "two", "three")]
     strange = f"x{SEP}{SEP}celery"
-    assert scripts.run("askers", "enter", PREFIX, exchange, 60, *members[:2]) == 2
+    assert scripts.run("askers", "enter", exchange, 60, *members[:2]) == 2
     binding, askers = f"_kombu.binding.{exchange}", f"umbel.askers.{exchange}"
     assert scripts.ask("SCARD", binding) == 2
     until = float(scripts.ask("ZSCORE", askers, members[0]))
@@ -97,16 +97,16 @@ def test_askers_are_bound_while_they_live_and_leave_nothing(scripts: Scripts) ->
     deadline = float(scripts.ask("ZSCORE", "_kombu.binding_deadlines", exchange))
     assert deadline == pytest.approx((scripts.now + HOUR_S) * 1000, abs=20_000) and deadline % 1000 == 0
     scripts.ask("ZADD", "_kombu.binding_deadlines", 9e15, exchange)
-    assert scripts.run("askers", "renew", PREFIX, exchange, -10, members[2], strange, "no queue") == 3
-    scripts.run("askers", "enter", PREFIX, exchange, 60)
+    assert scripts.run("askers", "renew", exchange, -10, members[2], strange, "no queue") == 3
+    scripts.run("askers", "enter", exchange, 60)
     assert float(scripts.ask("ZSCORE", "_kombu.binding_deadlines", exchange)) == 9e15
     for name in ("one", "two", "three"):
         for step in (0, 3, 6, 9):
             scripts.fill(at_step(f"{name}.{exchange}", step), "answer")
     scripts.fill("celery", "a message")
-    assert scripts.run("askers", "sweep", PREFIX, exchange, 60) == 3
+    assert scripts.run("askers", "sweep", exchange, 60) == 3
     assert scripts.ask("SCARD", binding) == 2
-    assert scripts.run("askers", "leave", PREFIX, exchange, 60, members[0]) == 1
+    assert scripts.run("askers", "leave", exchange, 60, members[0]) == 1
     assert scripts.ask("SMEMBERS", binding) == [members[1].encode()]
     assert scripts.ask("ZRANGE", askers, 0, -1) == [members[1].encode()]
     lists = {f"{PREFIX}{at_step(f'two.{exchange}', step)}" for step in (0, 3, 6, 9)}
@@ -115,7 +115,7 @@ def test_askers_are_bound_while_they_live_and_leave_nothing(scripts: Scripts) ->
 
 
 def test_renewing_an_asker_does_not_touch_celerys_deadlines(scripts: Scripts) -> None:
-    scripts.run("askers", "renew", PREFIX, "e", 60, f"x{SEP}{SEP}x.e")
+    scripts.run("askers", "renew", "e", 60, f"x{SEP}{SEP}x.e")
     assert scripts.ask("EXISTS", "_kombu.binding_deadlines") == 0
 
 

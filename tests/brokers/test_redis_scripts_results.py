@@ -22,7 +22,7 @@ SUCCESS = '{"status": "SUCCESS", "n": %d}'
 
 def test_the_first_success_stays_and_what_came_before_does_not(scripts: Scripts) -> None:
     for payload in ('{"status": "FAILURE"}', SUCCESS % 1, '{"status": "FAILURE"}', SUCCESS % 2):
-        assert scripts.run("store", PREFIX, 0, "P:r", payload) == []
+        assert scripts.run("store", 0, "P:r", payload) == []
     assert scripts.ask("GET", "r") == (SUCCESS % 1).encode()
     assert scripts.ask("PTTL", "r") == -1
 
@@ -41,7 +41,7 @@ def test_the_first_success_stays_and_what_came_before_does_not(scripts: Scripts)
 )
 def test_only_a_map_that_says_so_is_a_success(scripts: Scripts, before: str, stays: bool) -> None:
     scripts.ask("SET", "r", before)
-    scripts.run("store", PREFIX, 0, "P:r", "{}")
+    scripts.run("store", 0, "P:r", "{}")
     assert scripts.ask("GET", "r") == (before.encode() if stays else b"{}")
 
 
@@ -49,7 +49,7 @@ def test_results_have_their_time_and_what_is_refused_is_named_by_its_place(scrip
     for key in ("b", "d"):
         scripts.ask("LPUSH", key, "not a string")
     parts = [part for key in "abcde" for part in (f"P:{key}", "{}")]
-    reply = scripts.run("store", PREFIX, 60_000, *parts)
+    reply = scripts.run("store", 60_000, *parts)
     why = b"the key 'P:%s' holds a list, not a string: delete or rename it"
     assert reply == [1, why % b"b", 3, why % b"d"]
     for key in "ace":
@@ -61,7 +61,7 @@ def test_what_the_user_may_not_do_is_refused_in_the_words_of_the_server(
     scripts: Scripts, redis_server: RedisServer, forbidden: str
 ) -> None:
     redis_server.ask("ACL", "SETUSER", "weak", "reset", "on", ">word", "~*", "&*", "+@all", f"-{forbidden}")
-    call = ("EVAL", script("store").text, 0, PREFIX, 0, "P:r", "{}")
+    call = ("EVAL", script("store", prefix=PREFIX).text, 0, 0, "P:r", "{}")
     _, reply = exchange(redis_server.port, [("AUTH", "weak", "word"), call])
     assert isinstance(reply, list) and reply[0] == 0
     assert reply[1].startswith(b"the key 'P:r' cannot be used: ") and b"user" in reply[1]
@@ -72,7 +72,7 @@ def test_a_user_who_may_not_ask_for_a_type_still_reads_what_is_wrong(
 ) -> None:
     redis_server.ask("ACL", "SETUSER", "blind", "reset", "on", ">word", "~*", "&*", "+@all", "-type")
     scripts.ask("LPUSH", "r", "not a string")
-    call = ("EVAL", script("store").text, 0, PREFIX, 0, "P:r", "{}")
+    call = ("EVAL", script("store", prefix=PREFIX).text, 0, 0, "P:r", "{}")
     _, reply = exchange(redis_server.port, [("AUTH", "blind", "word"), call])
     assert reply == [0, b"the key 'P:r' holds a value, not a string: delete or rename it"]
 
@@ -92,7 +92,7 @@ def start(scripts: Scripts, size: int) -> None:
 
 
 def end(scripts: Scripts, *batch: str) -> list[object] | int:
-    reply: list[object] | int = scripts.run("chord", "end", "P:g", 90, PREFIX, *batch)
+    reply: list[object] | int = scripts.run("chord", "end", "P:g", 90, *batch)
     return reply
 
 
@@ -177,7 +177,7 @@ def test_a_key_of_a_chord_that_cannot_be_used_is_named(scripts: Scripts, key: st
 
 
 def lease(scripts: Scripts, now: float, verb: str, *args: object) -> list[object] | int:
-    reply: list[object] | int = scripts.run("lease", PREFIX, now, verb, "beat", *args)
+    reply: list[object] | int = scripts.run("lease", now, verb, "beat", *args)
     return reply
 
 
@@ -224,7 +224,7 @@ def test_a_lease_that_cannot_be_read_is_nobodys_and_terms_rise(scripts: Scripts)
 
 def test_by_the_servers_own_clock_terms_are_its_microseconds(scripts: Scripts) -> None:
     before = scripts.now
-    _, _, term, _, _ = scripts.run("lease", PREFIX, "", "acquire", "beat", ADA, 10)
+    _, _, term, _, _ = scripts.run("lease", "", "acquire", "beat", ADA, 10)
     assert before * 1e6 - 10 <= int(term) <= scripts.now * 1e6 + 10
     until = float(scripts.ask("HGET", "{coord}:l:beat", "expires_at"))
     assert until == pytest.approx(int(term) / 1e6 + 10, abs=0.001)
@@ -266,12 +266,12 @@ def test_what_a_leader_sends_is_fenced_and_what_is_refused_is_named_by_its_place
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        ("claim", (PREFIX, ADA, LEASE_S, EPOCH, 1, 10, 0, 10, "q")),
-        ("abandon", (PREFIX, ADA, 4, EPOCH)),
-        ("reconcile", (PREFIX, ADA, "0.0", 0)),
-        ("spend", (PREFIX, "", "m", ADA, "n.2:1:P:q", 1000)),
-        ("adopt", (PREFIX, ADA, EPOCH, "n.2:1:P:q", 6, "handed")),
-        *(("owners", (verb, PREFIX, LEASE_S, ADA, 0)) for verb in ("renew", "forget", "unpark", "reap")),
+        ("claim", (ADA, LEASE_S, EPOCH, 1, 10, 0, 10, "q")),
+        ("abandon", (ADA, 4, EPOCH)),
+        ("reconcile", (ADA, "0.0", 0)),
+        ("spend", ("", "m", ADA, "n.2:1:P:q", 1000)),
+        ("adopt", (ADA, EPOCH, "n.2:1:P:q", 6, "handed")),
+        *(("owners", (verb, LEASE_S, ADA, 0)) for verb in ("renew", "forget", "unpark", "reap")),
     ],
 )
 def test_a_full_server_lets_owners_work_as_any_other(
@@ -298,12 +298,12 @@ def test_a_full_server_lets_owners_work_as_any_other(
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        ("publish", (PREFIX, "P:q", 0, "f", "a")),
-        ("publish", (PREFIX, "P:q", 4e9, "t:1:P:q", "a")),
-        ("bury", (PREFIX, "P:q", "a", "why")),
-        ("store", (PREFIX, 0, "P:r", "{}")),
-        ("chord", ("end", "P:g", 90, PREFIX, "P:q", "a")),
-        ("lease", (PREFIX, 1001, "publish", "beat", ADA, 1_000_000_000, "keep", "", "P:q", 0, "f", "a")),
+        ("publish", ("P:q", 0, "f", "a")),
+        ("publish", ("P:q", 4e9, "t:1:P:q", "a")),
+        ("bury", ("P:q", "a", "why")),
+        ("store", (0, "P:r", "{}")),
+        ("chord", ("end", "P:g", 90, "P:q", "a")),
+        ("lease", (1001, "publish", "beat", ADA, 1_000_000_000, "keep", "", "P:q", 0, "f", "a")),
     ],
 )
 def test_a_full_server_takes_nothing_new(
@@ -322,5 +322,5 @@ def test_a_full_server_takes_nothing_new(
 
 def test_a_payload_is_kept_byte_by_byte(scripts: Scripts) -> None:
     payload = json.dumps({"status": "SUCCESS", "result": 2**60}).encode() + b"\xff\x00"
-    scripts.run("store", PREFIX, 0, "P:r", payload)
+    scripts.run("store", 0, "P:r", payload)
     assert scripts.ask("GET", "r") == payload

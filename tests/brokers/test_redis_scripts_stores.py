@@ -17,7 +17,7 @@ def scripts(redis_server: RedisServer, redis_url: str) -> Scripts:
 
 def record(scripts: Scripts, *names: str, limit: int = 10, expires_at: object = "4e9", text: str = "") -> int:
     parts = [part for name in names for part in (name, expires_at, f"{name}{text}")]
-    reply: int = scripts.run("revoke", "record", PREFIX, limit, *parts)
+    reply: int = scripts.run("revoke", "record", limit, *parts)
     return reply
 
 
@@ -74,10 +74,10 @@ def test_what_may_be_forgotten_is_swept_in_parts(scripts: Scripts) -> None:
     record(scripts, "kept")
     record(scripts, "a", expires_at="-5")
     record(scripts, "b", "c", expires_at=f"{scripts.now - 5:.0f}")
-    assert scripts.run("revoke", "sweep", PREFIX, 2) == 2
+    assert scripts.run("revoke", "sweep", 2) == 2
     assert len(order(scripts)) == 2
-    assert scripts.run("revoke", "sweep", PREFIX, 2) == 1
-    assert scripts.run("revoke", "sweep", PREFIX, 2) == 0
+    assert scripts.run("revoke", "sweep", 2) == 1
+    assert scripts.run("revoke", "sweep", 2) == 0
     assert (order(scripts), scripts.ask("HKEYS", "umbel.revokes")) == ([b"kept"], [b"kept"])
     assert scripts.ask("ZRANGE", "umbel.revokes.expiry", 0, -1, "WITHSCORES") == [b"kept", b"4000000000"]
 
@@ -95,7 +95,7 @@ def test_a_revoke_without_an_end_is_refused_and_nothing_recorded(scripts: Script
 def append(scripts: Scripts, *keys: str, most: int = 100, events: int = 1) -> int:
     """`events`: how many each of the entries holds."""
     parts = [part for key in keys for part in (key, events, f"body of {key}")]
-    reply: int = scripts.run("event_log", "append", PREFIX, most, *parts)
+    reply: int = scripts.run("event_log", "append", most, *parts)
     return reply
 
 
@@ -104,12 +104,12 @@ def logged(scripts: Scripts) -> list[tuple[bytes, bytes]]:
 
 
 def register(scripts: Scripts, name: str) -> int:
-    reply: int = scripts.run("event_log", "register", PREFIX, name)
+    reply: int = scripts.run("event_log", "register", name)
     return reply
 
 
 def acknowledge(scripts: Scripts, name: str, offset: int) -> None:
-    assert scripts.run("event_log", "acknowledge", PREFIX, name, offset) == 1
+    assert scripts.run("event_log", "acknowledge", name, offset) == 1
 
 
 def test_events_are_kept_for_recorders_with_offsets_without_gaps(scripts: Scripts) -> None:
@@ -210,7 +210,7 @@ def test_old_events_that_all_have_read_are_swept(scripts: Scripts) -> None:
     scripts.ask("SET", "umbel.events.offset", 5)
 
     def sweep(older_than: float, most: int = 100) -> int:
-        reply: int = scripts.run("event_log", "sweep", PREFIX, older_than, most)
+        reply: int = scripts.run("event_log", "sweep", older_than, most)
         return reply
 
     assert sweep(100.0) == 0  # nobody has read them
@@ -229,34 +229,34 @@ def test_old_events_that_all_have_read_are_swept(scripts: Scripts) -> None:
 
 
 def test_a_key_is_held_by_the_first_until_it_gives_it_back(scripts: Scripts) -> None:
-    assert scripts.run("unique", "hold", PREFIX, "k", "one", 60_000) == b"one"
-    assert scripts.run("unique", "hold", PREFIX, "k", "two", 90_000) == b"one"
+    assert scripts.run("unique", "hold", "k", "one", 60_000) == b"one"
+    assert scripts.run("unique", "hold", "k", "two", 90_000) == b"one"
     assert 50_000 < scripts.ask("PTTL", "umbel.unique.k") <= 60_000
-    scripts.run("unique", "hold", PREFIX, "l", "three", 60_000)
-    scripts.run("unique", "hold", PREFIX, "m", "four", 60_000)
+    scripts.run("unique", "hold", "l", "three", 60_000)
+    scripts.run("unique", "hold", "m", "four", 60_000)
     scripts.ask("LPUSH", "umbel.unique.n", "not a string")
     pairs = ("k", "two", "l", "three", "n", "five", "m", "four", "gone", "six")
-    assert scripts.run("unique", "release", PREFIX, *pairs) == 2
+    assert scripts.run("unique", "release", *pairs) == 2
     assert scripts.keys() == {"P:umbel.unique.k", "P:umbel.unique.n", "P:umbel.holding"}
-    assert scripts.run("unique", "release", PREFIX, "k", "one") == 1
+    assert scripts.run("unique", "release", "k", "one") == 1
 
 
 def test_a_message_that_no_list_takes_back_frees_its_key_among_the_dead_letters(scripts: Scripts) -> None:
     for key in "kl":
-        scripts.run("unique", "hold", PREFIX, key, "one", 60_000)
+        scripts.run("unique", "hold", key, "one", 60_000)
     scripts.hold(_1='{"headers": {"id": "one", "umbel_unique": "k"}}', _2="no envelope")
     scripts.ask("SET", "q", "not a list")
-    assert scripts.run("abandon", PREFIX, ADA, 1, "n.1") == 2
+    assert scripts.run("abandon", ADA, 1, "n.1") == 2
     assert len(scripts.letters()) == 2
     assert scripts.ask("EXISTS", "umbel.unique.k") == 0
     assert scripts.ask("EXISTS", "umbel.unique.l") == 1
 
 
 def test_as_long_as_a_key_may_be_held_there_is_a_note_of_it(scripts: Scripts) -> None:
-    scripts.run("unique", "hold", PREFIX, "k", "one", 60_000)
-    scripts.run("unique", "hold", PREFIX, "l", "two", 30_000)  # a shorter time shortens nothing
+    scripts.run("unique", "hold", "k", "one", 60_000)
+    scripts.run("unique", "hold", "l", "two", 30_000)  # a shorter time shortens nothing
     assert 50_000 < scripts.ask("PTTL", "umbel.holding") <= 60_000
-    scripts.run("unique", "hold", PREFIX, "m", "three", 90_000)
+    scripts.run("unique", "hold", "m", "three", 90_000)
     assert 80_000 < scripts.ask("PTTL", "umbel.holding") <= 90_000
 
 
@@ -266,7 +266,7 @@ def test_as_long_as_a_key_may_be_held_there_is_a_note_of_it(scripts: Scripts) ->
 def test_a_signature_is_used_by_one_claim_until_that_is_given_back(scripts: Scripts) -> None:
     def spend(*claims: tuple[str, str, str]) -> list[int]:
         parts = [part for claim in claims for part in (*claim, 60_000)]
-        reply: list[int] = scripts.run("spend", PREFIX, "", *parts)
+        reply: list[int] = scripts.run("spend", "", *parts)
         return reply
 
     scripts.hold("ada", _1="a", _2="b")
@@ -286,16 +286,16 @@ def test_a_signature_of_another_type_is_named(scripts: Scripts) -> None:
     scripts.ask("LPUSH", "umbel.signature.m", "not a string")
     refused = r"^(ERR )?REFUSED the key 'P:umbel\.signature\.m' holds a list, not a string: "
     with pytest.raises(ReplyError, match=refused):
-        scripts.run("spend", PREFIX, "", "m", "ada", "n.1:1:P:q", 60_000)
+        scripts.run("spend", "", "m", "ada", "n.1:1:P:q", 60_000)
 
 
 def test_no_signature_is_used_where_the_id_of_the_cluster_is_another_or_lost(scripts: Scripts) -> None:
     claim = ("m", "ada", "n.1:1:P:q", 60_000)
     scripts.hold("ada", _1="a")
-    assert scripts.run("spend", PREFIX, "here", *claim) == b""
+    assert scripts.run("spend", "here", *claim) == b""
     for stored, found in ((b"1.5 there", b"there"), (b"odd", b""), (b"1.5 here", [])):
         scripts.ask("SET", "umbel.cluster", stored)
-        assert scripts.run("spend", PREFIX, "here", *claim) == found
+        assert scripts.run("spend", "here", *claim) == found
     assert scripts.ask("EXISTS", "umbel.signature.m") == 1
 
 
@@ -303,7 +303,7 @@ def test_no_signature_is_used_where_the_id_of_the_cluster_is_another_or_lost(scr
 
 
 def test_buried_messages_lie_without_their_marks_and_with_the_reason(scripts: Scripts) -> None:
-    assert scripts.run("bury", PREFIX, "", "P:q", marked("a", starts=3), "one", "P:r", "no JSON", "two") == 1
+    assert scripts.run("bury", "", "P:q", marked("a", starts=3), "one", "P:r", "no JSON", "two") == 1
     first, second = scripts.letters()
     assert float(first.pop("at")) == pytest.approx(scripts.now, abs=10)
     assert first == {"list": "P:q", "envelope": '{"body": "a"}', "reason": "one", "starts": "3"}
@@ -314,9 +314,9 @@ def test_buried_messages_lie_without_their_marks_and_with_the_reason(scripts: Sc
 def test_beyond_their_number_the_oldest_dead_letters_go_and_are_counted(scripts: Scripts) -> None:
     fill = "for _ = 1, 99999 do redis.call('XADD', KEYS[1], '*', 'list', 'old') end"
     scripts._server.ask("EVAL", fill, 1, f"{PREFIX}umbel.dead")
-    assert scripts.run("bury", PREFIX, "", "P:q", "a", "why") == 1
+    assert scripts.run("bury", "", "P:q", "a", "why") == 1
     assert scripts.ask("EXISTS", "umbel.dead.dropped") == 0
-    assert scripts.run("bury", PREFIX, "", "P:q", "b", "why", "P:q", "c", "why") == 1
+    assert scripts.run("bury", "", "P:q", "b", "why", "P:q", "c", "why") == 1
     assert scripts.ask("XLEN", "umbel.dead") == 100_000
     assert scripts.ask("GET", "umbel.dead.dropped") == b"2"
 
@@ -325,7 +325,7 @@ def test_failures_are_kept_apart_within_their_number_and_time(scripts: Scripts) 
     old, young = int((scripts.now - 61) * 1000), int((scripts.now - 50) * 1000)
     scripts.ask("XADD", "umbel.failed", f"{old}-1", "reason", "old")
     scripts.ask("XADD", "umbel.failed", f"{young}-1", "reason", "young")
-    assert scripts.run("bury", PREFIX, "3 60", "P:q", marked("a", starts=2), "one") == 1
+    assert scripts.run("bury", "3 60", "P:q", marked("a", starts=2), "one") == 1
     kept = [
         dict(zip(one[::2], one[1::2], strict=True))
         for _, one in scripts.ask("XRANGE", "umbel.failed", "-", "+")
@@ -333,7 +333,7 @@ def test_failures_are_kept_apart_within_their_number_and_time(scripts: Scripts) 
     assert [one[b"reason"] for one in kept] == [b"young", b"one"]
     assert (kept[1][b"list"], kept[1][b"envelope"], kept[1][b"starts"]) == (b"P:q", b'{"body": "a"}', b"2")
     assert scripts.ask("EXISTS", "umbel.dead", "umbel.failed.dropped") == 0
-    assert scripts.run("bury", PREFIX, "3 60", "P:q", "b", "two", "P:q", "c", "three") == 1
+    assert scripts.run("bury", "3 60", "P:q", "b", "two", "P:q", "c", "three") == 1
     assert scripts.ask("XLEN", "umbel.failed") == 3
     assert scripts.ask("GET", "umbel.failed.dropped") == b"1"
 
@@ -342,8 +342,8 @@ def test_failures_of_another_type_are_named(scripts: Scripts) -> None:
     scripts.ask("SET", "umbel.failed", "not a stream")
     refused = r"^(ERR )?REFUSED the key 'P:umbel\.failed' holds a string, not a stream: "
     with pytest.raises(ReplyError, match=refused):
-        scripts.run("bury", PREFIX, "3 60", "P:q", "a", "one")
-    assert scripts.run("bury", PREFIX, "", "P:q", "a", "one") == 1
+        scripts.run("bury", "3 60", "P:q", "a", "one")
+    assert scripts.run("bury", "", "P:q", "a", "one") == 1
 
 
 def test_a_letter_is_sent_once_more_and_goes(scripts: Scripts) -> None:

@@ -19,7 +19,7 @@ from umbel.brokers.redis.broker import RedisBroker
 from umbel.brokers.redis.producer import RedisProducer
 from umbel.brokers.registry import open_async_producer, open_broker, open_producer
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.brokers.sqlite.clients import SqliteProducer
+from umbel.brokers.sqlite.cluster_store import SqliteProducer
 from umbel.brokers.sqlite.thread import SqliteAsyncProducer
 from umbel.errors import BadURL
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.brokers.under_test import message, texts
 from umbel.brokers.interface import Delivery
+from umbel.brokers.rules import Heap, share
 from umbel.brokers.sqlite import claims, publishing
-from umbel.brokers.sqlite.claims import Heap, share
 from umbel.brokers.sqlite.rows import Malformed
 from umbel.brokers.sqlite.schema import MIGRATIONS, migrate
 from umbel.wire.message import Outgoing

@@ -74,8 +74,8 @@ def election(name: str) -> ElectionRequest:
 
 def fill(path: Path, address: bytes) -> None:
     """A file with rows in each of its tables, as a cluster at work has it."""
-    store = Store(BrokerSettings(f"sqlite:///{path}", lease_s=1000.0))
-    cluster, chords = ClusterStore(store), ChordStore(store)
+    store = ClusterStore(BrokerSettings(f"sqlite:///{path}", lease_s=1000.0))
+    chords = ChordStore(store)
     now = time.time()
     store.publish(outgoing(*(f"held {number}" for number in range(8))))
     held = store.claim(OWNER, ["celery"], 8, 0).deliveries
@@ -89,16 +89,16 @@ def fill(path: Path, address: bytes) -> None:
     chords.start("chord", 3)
     chords.add("chord", Part("first", 0, "SUCCESS", b"1"))
     store.watch_results(["nobody stores this"], address)
-    cluster.subscribe("exchange", None)
-    cluster.broadcast([Broadcast("exchange", "key", b"{}", b"{}")], 1000.0)
-    cluster.register_recorder("recorder")
-    cluster.log_events([("key", b"{}"), ("key", b"{}")])
+    store.subscribe("exchange", None)
+    store.broadcast([Broadcast("exchange", "key", b"{}", b"{}")], ttl_s=1000.0)
+    store.register_recorder("recorder")
+    store.log_events([("key", b"{}"), ("key", b"{}")])
     store.revoke([Revoke("revoked", now, now + 1000)])
-    cluster.claim_election("election", OWNER, election("election"), 1000.0)
-    cluster.acquire_lease("lease", OWNER, 1000.0)
-    cluster.mark_alive("node", 1, 1000.0)
-    cluster.hold_unique("key", "task", 1000.0)
-    cluster.raise_clock(7)
+    store.claim_election("election", OWNER, election("election"), ttl_s=1000.0)
+    store.acquire_lease("lease", OWNER, ttl_s=1000.0)
+    store.mark_alive("node", 1, ttl_s=1000.0)
+    store.hold_unique("key", "task", ttl_s=1000.0)
+    store.raise_clock(7)
     store.pause("paused", Pause(now, ("node",)))
     store.database.close()
 

@@ -35,18 +35,19 @@ from umbel.brokers.interface import (
     BrokerSettings,
     Bury,
     Delivery,
+    Depth,
+    Pause,
     Refused,
     Return,
     Spend,
     Started,
 )
+from umbel.brokers.rules import Heap, share, sort_verdicts
 from umbel.brokers.sqlite import claims, messages, store, verdicts, wakeup
-from umbel.brokers.sqlite.claims import Heap, share
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.files import path_from_url
 from umbel.brokers.sqlite.messages import DUE_MAX
 from umbel.brokers.sqlite.store import CAPABILITIES, Store
-from umbel.brokers.sqlite.verdicts import sort_verdicts
 from umbel.protocol.delivery.trust import Doubt
 from umbel.wire.message import Message, Outgoing, matches
 from umbel.wire.records import Revoke
@@ -243,6 +244,25 @@ def test_purging_goes_in_portions(under_test: BrokerUnderTest, monkeypatch: pyte
     run(scenario())
 
 
+def test_who_asks_for_some_queues_gets_what_is_ready_in_these(under_test: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a", "b") + outgoing("c", queue="other"))
+            await broker.publish(outgoing("later", not_before=time.time() + 3600))
+            await take(broker, 1)
+            await broker.publish(outgoing("unfiled"))
+            await broker.pause("other", Pause(0.0))
+            assert await broker.queues([QUEUE, "empty"]) == {QUEUE: Depth(2, 0, 0)}
+            assert await broker.queues(["other"]) == {"other": Depth(1, 0, 0, paused=True)}
+            assert await broker.queues([]) == {}
+            assert await broker.queues() == {
+                QUEUE: Depth(2, 1, 1),
+                "other": Depth(1, 0, 0, paused=True),
+            }
+
+    run(scenario())
+
+
 def test_more_due_messages_than_one_claim_releases_all_come(under_test: BrokerUnderTest) -> None:
     count = 2 * DUE_MAX + 10
 
@@ -416,12 +436,13 @@ def test_a_message_that_comes_between_looking_and_registering_is_seen(
 
 
 def test_a_broadcast_past_its_ttl_is_not_read_even_before_it_is_swept(path: Path) -> None:
-    one = Store(BrokerSettings(f"sqlite:///{path}"))
-    cluster = ClusterStore(one)
+    cluster = ClusterStore(BrokerSettings(f"sqlite:///{path}"))
     _, offset, _ = cluster.subscribe("x", None)
     cluster.broadcast([Broadcast("x", "stale", b"{}")], ttl_s=0.05)
-    wait_until(lambda: cluster.heard_since("x", offset, 10) == ([], offset + 1), what="the end of its TTL")
-    one.close()
+    wait_until(
+        lambda: cluster.broadcasts_after("x", offset, 10) == ([], offset + 1), what="the end of its TTL"
+    )
+    cluster.close()
 
 
 @pytest.mark.parametrize("size", [0, 2, 255, 256, 65_535, 65_536, 100_000])
@@ -440,7 +461,7 @@ def test_a_message_of_the_number_that_stands_for_nobody_uses_no_signature_that_h
     """Numbers begin at 1; who writes to the file may choose another."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("CREATE TABLE signatures (mark TEXT PRIMARY KEY, message_id INTEGER, expires_at REAL)")
-        first, odd = (Spend(messages.tag(1, number), "m", 2e9, 1.0) for number in (7, claims.NOBODYS))
+        first, odd = (Spend(messages.tag(1, number), "m", 2e9, 1.0) for number in (7, claims.NO_MESSAGE))
         assert claims.use_signatures(db, [first, first]) == {}
         claims.end_signatures(db, ["m"])
         assert claims.use_signatures(db, [odd]) == {odd.tag: Doubt.REPLAYED}

@@ -16,7 +16,6 @@ from tests.brokers.under_test import OWNER, QUEUE, outgoing, result
 from umbel.brokers.interface import Ack, BrokerSettings, Bury, Delivery, Pause, Permit
 from umbel.brokers.sqlite.chords import ChordStore, Part
 from umbel.brokers.sqlite.cluster_store import ClusterStore
-from umbel.brokers.sqlite.store import Store
 from umbel.brokers.sqlite.wakeup import Bell
 from umbel.protocol.delivery.limits import Pace, Terms
 from umbel.wire.records import Revoke
@@ -29,8 +28,8 @@ class Counted:
     """A store whose steps can be counted."""
 
     def __init__(self, path: Path) -> None:
-        self.store = Store(BrokerSettings(f"sqlite:///{path}", lease_s=1e6, failed_keep=100_000))
-        self.cluster, self.chords = ClusterStore(self.store), ChordStore(self.store)
+        self.store = ClusterStore(BrokerSettings(f"sqlite:///{path}", lease_s=1e6, failed_keep=100_000))
+        self.chords = ChordStore(self.store)
         self.count = 0
 
     def steps(self, work: Callable[[], object]) -> int:
@@ -64,8 +63,8 @@ def revoke(counted: Counted, size: int) -> int:
 
 def unique(counted: Counted, size: int) -> int:
     for number in range(size):
-        counted.cluster.hold_unique(str(number), "task", 1e6)
-    return counted.steps(lambda: counted.cluster.hold_unique("one more", "task", 1e6))
+        counted.store.hold_unique(str(number), "task", ttl_s=1e6)
+    return counted.steps(lambda: counted.store.hold_unique("one more", "task", ttl_s=1e6))
 
 
 def slot_that_is_free(counted: Counted, size: int) -> int:
@@ -129,6 +128,14 @@ def claim_and_settle(counted: Counted, size: int) -> int:
     return counted.steps(work)
 
 
+def ready_in_one_queue(counted: Counted, size: int) -> int:
+    """Many wait elsewhere."""
+    counted.store.publish(outgoing("a"))
+    counted.store.publish(outgoing(*map(str, range(size)), queue="other"))
+    counted.claim(0)  # files them
+    return counted.steps(lambda: counted.store.depths([QUEUE]))
+
+
 def awaited_result(counted: Counted, size: int) -> int:
     """Somebody waits for very many."""
     bell = Bell(counted.store.database.path)
@@ -165,6 +172,7 @@ def stores(tmp_path: Path) -> Iterator[Callable[[], Counted]]:
         failure,
         dead_letter,
         claim_and_settle,
+        ready_in_one_queue,
         awaited_result,
     ],
     ids=lambda work: work.__name__.replace("_", " "),

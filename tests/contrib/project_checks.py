@@ -132,6 +132,13 @@ def test_a_unique_task_takes_its_key_when_it_is_sent() -> None:
     assert third.id == tidy.delay(2).id
 
 
+@pytest.mark.usefixtures("umbel_app")
+def test_the_signature_of_a_unique_task_takes_its_key_on_commit_too() -> None:
+    with rolled_back():
+        lost = tidy.s(3).delay()
+    assert tidy.s(3).delay().id != lost.id
+
+
 def test_an_outbox_is_written_in_the_transaction_itself() -> None:
     kind = {"postgresql": POSTGRESQL, "sqlite": SQLITE}[connection.vendor]
     with connection.cursor() as cursor:

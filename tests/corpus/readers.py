@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.corpus.case import Case
 from tests.corpus.delivering import amqp_properties, redis_envelope, sqlite_row
-from umbel.app.waiting import rebuild_exception
+from umbel.app.results import rebuild_exception
 from umbel.brokers.amqp import envelope as amqp_envelope
 from umbel.brokers.amqp.frames import BadFrames, Incoming
 from umbel.brokers.amqp.frames import FrameReader as AmqpFrameReader

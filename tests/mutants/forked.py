@@ -64,10 +64,6 @@ def _run(session: pytest.Session) -> None:
 
 
 def _load_scripts() -> None:
-    """Whoever has a script already has the changed one."""
-    known = [scripts.script(name) for name in scripts._PARTS]
+    """Forget the texts that were read before the fork, so that the changed file is read."""
+    scripts.sections.cache_clear()
     scripts.script.cache_clear()
-    for one in known:
-        changed = scripts.script(one.name)
-        object.__setattr__(one, "text", changed.text)
-        object.__setattr__(one, "digest", changed.digest)

@@ -94,6 +94,11 @@ SUBJECTS = (
         ("tracer",),
     ),
     Subject(
+        "brokers/rules.py",
+        ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py"),
+        ("turns and shares", "verdicts"),
+    ),
+    Subject(
         "brokers/sqlite/claims.py",
         ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py", "brokers/test_sqlite.py"),
         ("claims",),
@@ -109,36 +114,15 @@ SUBJECTS = (
         for guards, names in (
             (
                 (*_SCRIPTS, "brokers/test_redis_refusals.py", "brokers/test_redis_large.py"),
-                ("claim", "owners", "adopt", "abandon", "reconcile", "holding", "returning", "refusals"),
+                ("claims", "owners"),
             ),
-            ((*_SCRIPTS, *_SETTLE), ("marks",)),
+            ((*_SCRIPTS, *_SETTLE), ("messages",)),
             (_SETTLE, ("settle",)),
-            ((*_SCRIPTS, "brokers/test_redis.py"), ("spend",)),  # with the contract of signatures
-            (
-                ("brokers/test_redis_scripts_limits.py", "brokers/test_redis_large.py"),
-                ("limit", "buckets", "purge"),
-            ),
-            (("brokers/test_redis_scripts_limits.py", "brokers/test_redis_scripts_stores.py"), ("holds",)),
-            (
-                _SCRIPTS,
-                (
-                    "depths",
-                    "publish",
-                    "publish_once",
-                    "bury",
-                    "requeue",
-                    "move",
-                    "revoke",
-                    "event_log",
-                    "unique",
-                    "askers",
-                ),
-            ),
-            ((*_SCRIPTS, "backends/test_redis.py"), ("results", "store", "chord")),
-            (
-                (*_SCRIPTS, "brokers/test_redis_coordination.py"),
-                ("coordination", "election", "lease"),
-            ),
+            (("brokers/test_redis_scripts_limits.py", "brokers/test_redis_large.py"), ("limits",)),
+            (_SCRIPTS, ("queues",)),
+            ((*_SCRIPTS, "brokers/test_redis.py"), ("cluster",)),  # with the contract of signatures
+            ((*_SCRIPTS, "backends/test_redis.py"), ("results",)),
+            ((*_SCRIPTS, "brokers/test_redis_coordination.py"), ("coordination",)),
         )
         for name in names
     ),

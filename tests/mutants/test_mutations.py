@@ -134,10 +134,11 @@ def test_a_stanza_says_module_operator_line_and_why(tmp_path: Path) -> None:
 
 
 def test_mutants_of_a_script_are_told_apart_by_one_run_of_its_guards(tmp_path: Path) -> None:
-    subject = Subject("brokers/redis/unique.lua", ("brokers/test_redis_scripts_stores.py",))
+    subject = Subject("brokers/redis/cluster.lua", ("brokers/test_redis_scripts_stores.py",))
     trial = Trial(tmp_path / "trial")
     source = (ROOT / PACKAGE / subject.path).read_text()
-    texts = (f"{source}-- harmless\n", f"error('broken')\n{source}", f"-- harmless\n{source}")
+    broken = source.replace("local uniques = ", "error('broken')\nlocal uniques = ")
+    texts = (f"{source}-- harmless\n", broken, f"-- harmless\n{source}")
     mutants = [Mutant("none", 1, "", "", text) for text in texts]
     assert trial.run_scripts(subject, mutants) == [Fate.SURVIVED, Fate.KILLED, Fate.SURVIVED]
     assert (tmp_path / "trial" / PACKAGE / subject.path).read_text() == source

@@ -345,7 +345,7 @@ def test_two_relays_at_once_publish_a_row_once_for_those_who_run_it(app: App, pl
             rows = await first._call(first._database.fetch)  # as far as it had come
             assert len(rows) == 3 and await second.round() == 3
             assert place.ids() == []
-            first._database.fetch = lambda: rows  # type: ignore[method-assign]
+            first._database.fetch = lambda *_: rows  # type: ignore[method-assign]
             assert await first.round() == 3
             assert slow.batches == [3]
 
@@ -385,7 +385,7 @@ def test_events_of_sending_are_told_when_the_relay_publishes(tmp_path: Path) -> 
     assert told(app) == []
 
     async def scenario() -> None:
-        async with relaying(app, place, Told(), tell_sent=app.tell_sent) as (relay, _):
+        async with relaying(app, place, Told(), tell_sent=app.sent_events.send) as (relay, _):
             await relay.round()
 
     asyncio.run(scenario())

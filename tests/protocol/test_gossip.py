@@ -514,6 +514,18 @@ def test_an_observer_that_stood_still_blames_nobody(observer: Observer) -> None:
     assert (observer.state(), observer.count(Lost)) == (LOST, 1)
 
 
+@pytest.mark.parametrize("first_due", ["left", "forgotten"])
+def test_an_observer_that_stood_still_blames_nobody_whoever_was_due_first(first_due: str) -> None:
+    observer = Observer(members_max=2)
+    observer.take(B)
+    observer.at(1.0).take(A, B.replaced(kind=Kind.OFFLINE, clock=11, sent_at=1001.0))
+    if first_due == "forgotten":
+        observer.take(CELERY)
+    assert (observer.state("b@x") is None) == (first_due == "forgotten")
+    observer.oversleep(97.0)
+    assert (observer.state(), observer.machine.health.level) == (ALIVE, 2)
+
+
 def test_local_health_has_a_floor_and_recovers_by_clean_minutes(observer: Observer) -> None:
     observer.take(*[Strained("lag")] * 20)
     assert observer.machine.health.level == 8

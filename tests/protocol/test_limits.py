@@ -1,6 +1,5 @@
 """Limits for the cluster: what a task may state, which key a call has, when a bucket lets one start."""
 
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from umbel import App
 from umbel.app.options import limit_of, options_from
+from umbel.app.task import Parameters
 from umbel.errors import ConfigurationError
 from umbel.protocol.delivery.limits import KEY_MAX_BYTES, ClusterLimit, Concurrency, Pace, Rate, Terms
 
@@ -142,7 +142,7 @@ def test_a_bad_key_is_refused_where_it_is_written(key: Any, why: str) -> None:
 
 def bound(function: Any, key: str, **options: Any) -> ClusterLimit:
     stated = options_from("t", {"limit": Concurrency(1, key=key), **options}, bind=False)
-    found = limit_of("t", stated, list(signature(function).parameters.values()))
+    found = limit_of(stated, Parameters("t", function))
     assert found is not None
     return found
 

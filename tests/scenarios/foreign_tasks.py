@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from umbel import App
 from umbel.launch.project import NativeProject
 from umbel.protocol.delivery.delivery import TaskRules
-from umbel.worker.foreign_scheduler import Leadership
+from umbel.worker.foreign_scheduler import SchedulerTerm
 from umbel.worker.user_code import NoticeHooks
 
 EVERY_S = 0.25
@@ -66,7 +66,7 @@ for _name in RULES:
 class Slots:
     """Sends each slot of EVERY_S once; the state is the last one that was sent."""
 
-    def __init__(self, leadership: Leadership) -> None:
+    def __init__(self, leadership: SchedulerTerm) -> None:
         self._leadership = leadership
 
     def start(self) -> None:

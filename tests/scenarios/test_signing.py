@@ -185,7 +185,7 @@ def check_commands(cluster: Cluster) -> None:
         send("shutdown", signer)
         send("pool_grow", signer, n=3)
     wait_until(lambda: distrusted() == 6 * workers, deadline_s=ENOUGH_S, what="six refusals")
-    grown = send("pool_grow", app.signer(), n=1)
+    grown = send("pool_grow", app.signing_cluster.signer(), n=1)
     changed = replace(grown, body=grown.body.replace(b'"n":1', b'"n":9'))
     app.producer.broadcast([grown, changed, grown], ttl_s=60.0)
     wait_until(
@@ -333,7 +333,7 @@ def test_clocks_may_differ_by_less_than_the_window(tmp_path: Path) -> None:
     settings = {"signing_keys": NEW, "signing_cluster": CLUSTER}
     with Cluster(tmp_path, TASKS_FILE, **settings, signing_window_s=1800) as cluster:
         cluster.start_worker("w", "-c", "1")
-        signer = cluster.app.signer()
+        signer = cluster.app.signing_cluster.signer()
         assert signer is not None
         wanted: list[str] = []
         for minutes, runs_here in ((-29, True), (29, True), (-31, False), (31, False), (600, False)):

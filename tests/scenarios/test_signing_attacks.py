@@ -156,7 +156,7 @@ def test_an_old_copy_of_what_ran_is_not_signed_again(broker: str, tmp_path: Path
 
         def signed(word: str, minutes_ago: float) -> Outgoing:
             call = cluster.app.prepare("signed_tasks.note", [home, word], {}, {}).outgoing
-            signer = cluster.app.signer()
+            signer = cluster.app.signing_cluster.signer()
             assert signer is not None
             return signer.sign_task(call, time() - 60 * minutes_ago)
 

@@ -9,7 +9,7 @@ import pytest
 from umbel import clock
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.brokers.sqlite.clients import PendingWork
+from umbel.brokers.sqlite.cluster_store import PendingWork
 from umbel.wire.message import Message, Outgoing
 
 LATER_S = 4_000_000_000.0

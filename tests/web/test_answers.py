@@ -244,7 +244,7 @@ def test_with_keys_nothing_is_sent_again_that_only_events_tell_of(tmp_path: Path
             for task_id, event in (("forged", "task-succeeded"), ("failed", "task-failed")):
                 site.cluster.model.take(told("task-sent", uuid=task_id, **call), time())
                 site.cluster.model.take(told(event, uuid=task_id, exception="e", runtime=0.1), time())
-            signer = site.app.signer()
+            signer = site.app.signing_cluster.signer()
             assert signer is not None
             ids = ("kept", "planted")
             kept = [site.app.prepare("pay", ["1"], {}, {"task_id": one}).outgoing for one in ids]

@@ -24,7 +24,7 @@ from umbel.web.exporters import ClusterCollector
 from umbel.web.settings import WebSettings
 from umbel.wire.control import LeaseRow, OwnStats, PoolStats, Stats
 from umbel.wire.event import encode_event
-from umbel.worker.steps.gossip import OF_THE_CLUSTER
+from umbel.worker.remote.view import CLUSTER_LEASES
 from umbel.worker.steps.health import Metrics
 
 CONTRIB = Path(__file__).parents[2] / "contrib"
@@ -68,7 +68,7 @@ def of_the_dashboard(home: Path) -> str:
     for number, type_name in enumerate(("sent", "received", "received", "started", *ENDS), start=1):
         model.take(told(f"task-{type_name}", number, uuid="t", name="add", queue="q", runtime=1.0), time())
     model.take(told("worker-elected", 20, eid="e", phase="done", winner="w@h", term=1), time())
-    held = [LeaseRow(name, "w@h.1.2", 1, 9.0) for name in OF_THE_CLUSTER]
+    held = [LeaseRow(name, "w@h.1.2", 1, 9.0) for name in CLUSTER_LEASES]
     model.leases.answered(held, time())
     site.feed.queues, site.feed.oldest = {"q": Depth(1, 0, 0)}, {"q": time()}
     site.feed.membership._machine.step(Introduced("w@h", 2, 1, 0, 2.0, "umbel"), instant())

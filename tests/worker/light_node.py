@@ -15,7 +15,7 @@ from tests.waiting import DEADLINE_S
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.control.client import ControlClient
-from umbel.control.state import ELECTION_REFUSED
+from umbel.control.panel import ELECTION_REFUSED
 from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.protocol.membership.members import MemberState
 from umbel.worker.bootsteps import Step
@@ -23,7 +23,7 @@ from umbel.worker.context import Ending, Identity, WorkerContext, WorkerSettings
 from umbel.worker.events import Events
 from umbel.worker.remote.control import Control
 from umbel.worker.remote.mailbox import MailboxFigures
-from umbel.worker.remote.view import WorkerParts, WorkerState
+from umbel.worker.remote.view import WorkerParts, WorkerView
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.mingle import Mingle
@@ -68,7 +68,7 @@ class LightNode:
         asker = ControlClient(self.broker)
         self.gossip = Gossip(self.context, self.events, self.heart, asker)
         self.mingle = Mingle(
-            self.context, self.events, asker, tasks, self.gossip, heard_time=lambda _node, _at_s: None
+            self.context, self.events, asker, tasks, self.gossip, take_time=lambda _node, _at_s: None
         )
         parts = WorkerParts(
             self.context,
@@ -83,13 +83,13 @@ class LightNode:
             stop=lambda: None,
             steps=dict,
         )
-        state = WorkerState(parts)
+        view = WorkerView(parts)
         self.control = Control(
             self.context,
             self.events.clock,
-            state,
+            view,
             parts.mailbox,
-            self.mingle.look_around,
+            self.mingle.check_alone,
             members=tuple,
         )
         self._steps: list[Step] = [self.events, self.control, self.mingle, self.heart, self.gossip]

@@ -21,8 +21,8 @@ from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.signing import Keyring, Signer
 from umbel.worker.context import Ending, Identity, WorkerContext, WorkerSettings
 from umbel.worker.delivery.admit import Admission, arrival_of, let_run
-from umbel.worker.delivery.claimed import Claimed
-from umbel.worker.delivery.end import AppEndings, Endings, RefusedParts
+from umbel.worker.delivery.claimed import Claimed, RetainedOutcomes
+from umbel.worker.delivery.end import Endings
 from umbel.worker.delivery.settle import Settler
 from umbel.worker.delivery.task_events import TaskEvents
 from umbel.worker.events import Events
@@ -37,14 +37,15 @@ class Sink(Settler):
 
     def __init__(self) -> None:
         self.verdicts: list[Verdict] = []
-        self.outcomes: dict[Tag, Delivery] = {}
+        self.retained = RetainedOutcomes()
+        self._verdicts = []  # of outcomes that wait
         self.kept: list[Outgoing | None] = []  # for the case that the broker has forgotten them
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []
         self.failed: list[tuple[Outgoing, str]] = []  # to be kept, of those that were acknowledged early
         self.first: list[tuple[Callable[[], Ending], int]] = []
         self.joined: list[Tag | None] = []
-        self.after: list[bytes] = []
+        self.work_after: list[bytes] = []
         self._broker = cast("Any", SettlingBroker())
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
@@ -67,9 +68,9 @@ class Sink(Settler):
         if results or follow_ups:
             self.reports.append((list(results), list(follow_ups)))
         if after:
-            self.after.append(after)
+            self.work_after.append(after)
 
-    def keep_failed(self, message: Outgoing, reason: str) -> None:
+    def retain_failed(self, message: Outgoing, reason: str) -> None:
         self.failed.append((message, reason))
 
     def release(self, key: str, task_id: str) -> None:
@@ -140,9 +141,7 @@ class Recorded:
         self.revoked = RevokedTasks()
         self._events = Events(self.context)
         events = self.task_events = TaskEvents(self._events)
-        remains = AppEndings(self.context, self.sink)
-        self.refused_parts = RefusedParts(self.context, remains, self.sink, events)
-        self.endings = Endings(self.context, self.policy, self.sink, remains, events)
+        self.endings = Endings(self.context, self.policy, self.sink, events)
         self.admission = Admission(self.context, self.policy, self.revoked, self.sink, self.endings, events)
 
     @property
@@ -188,7 +187,7 @@ def claimed_of(run: Admit | None, *, unique: str = "", reply_to: str = "", **fie
     if unique:
         headers = replace(headers, umbel_unique=unique)
     delivery = delivery_of(message, **fields)
-    claimed = Claimed(1, delivery, message, headers, arrival_of(delivery, headers), told_received=True)
+    claimed = Claimed(1, delivery, message, headers, arrival_of(delivery, headers), sent_received=True)
     if run is not None:
         let_run(claimed, run)
         claimed.acked = run.rules.acks_early

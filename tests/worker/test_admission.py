@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from tests.brokers.under_test import eventually
 from tests.worker.light_node import nothing_refused
@@ -24,12 +24,10 @@ from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.wire.message import Message, StoredResult
 from umbel.worker.context import Ending, Identity, WorkerContext, WorkerSettings
 from umbel.worker.delivery.admit import Admission
-from umbel.worker.delivery.claimed import RetainedOutcomes
-from umbel.worker.delivery.end import AppEndings, Endings
+from umbel.worker.delivery.end import Endings
 from umbel.worker.delivery.settle import Settler
 from umbel.worker.delivery.task_events import TaskEvents
 from umbel.worker.events import Events
-from umbel.worker.sidecar import Outages
 
 OWNER, QUEUE = "w@host.1.1", "celery"
 
@@ -92,18 +90,8 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
     context = WorkerContext(settings, Identity("w@host", 1, 1), broker, backend, pool)
     policy = AdmissionPolicy(settings.tasks, max_deliveries=3)
     events = TaskEvents(Events(context))
-    settler = Settler(
-        broker,
-        backend,
-        context.counters,
-        outages=Outages(),
-        store_outages=Outages("result store"),
-        kept=RetainedOutcomes(monotonic),
-        together=True,
-        events=events.step,
-        refused=nothing_refused,
-    )
-    endings = Endings(context, policy, settler, AppEndings(context, settler), events)
+    settler = Settler(context, events.step, refused=nothing_refused)
+    endings = Endings(context, policy, settler, events)
     admission = Admission(context, policy, RevokedTasks(), settler, endings, events)
     return Bench(broker, context, settler, endings, admission)
 
@@ -179,15 +167,10 @@ def test_results_that_cannot_be_stored_keep_the_worker_from_taking_more(tmp_path
     async def scenario(bench: Bench) -> None:
         backend = StoresNothing(bench.broker.url, BrokerSettings(bench.broker.url))
         settled: list[int] = []
+        context = replace(bench.context, backend=backend)
         settler = Settler(
-            bench.broker,
-            backend,
-            bench.context.counters,
-            outages=Outages(),
-            store_outages=Outages("result store"),
-            kept=RetainedOutcomes(monotonic),
-            together=True,
-            events=Events(bench.context),
+            context,
+            Events(context),
             refused=nothing_refused,
             settled=lambda: settled.append(settler.pending),
         )

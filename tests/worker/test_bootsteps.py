@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ from umbel.worker.worker import Worker
 
 def step(name: str, *requires: str) -> Step:
     kind = type(name.title(), (Step,), {"name": name, "requires": requires})
-    made: Step = kind()
+    made: Step = kind(None)
     return made
 
 
@@ -180,7 +180,7 @@ def telling(name: str, story: list[str], *requires: str, broken: bool = False) -
             story.append(f"stop {name}")
 
     Telling.name, Telling.requires = name, requires
-    return Telling()
+    return Telling(cast(Any, None))
 
 
 def run_and_stop(tmp_path: Path, steps: Sequence[Step]) -> None:

@@ -21,7 +21,7 @@ from umbel.brokers.registry import refuse_reserved_on
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.brokers.sqlite.store import CAPABILITIES as OF_SQLITE
 from umbel.errors import BrokerRefused
-from umbel.worker.remote.view import WorkerQueues
+from umbel.worker.remote.view import WorkerView
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_a_worker_consumes_no_queue_whose_name_is_reserved(
 
     def start(bench: Bench, _app: App) -> Coroutine[Any, Any, None]:
         async def scenario() -> None:
-            node = SimpleNamespace(_context=bench.context, _parts=SimpleNamespace(tasks=bench.tasks))
+            node = SimpleNamespace(_context=bench.context, _tasks=bench.tasks)
             for name in ("umbel.dead", "unacked"):
                 with pytest.raises(BrokerRefused, match=f"{name!r} is reserved"):
-                    WorkerQueues.add_queue(cast("Any", node), name)
-            WorkerQueues.add_queue(cast("Any", node), "mail")
+                    WorkerView.add_queue(cast("Any", node), name)
+            WorkerView.add_queue(cast("Any", node), "mail")
             bench.context.queues.append("umbel.dead")
             with pytest.raises(BrokerRefused, match=r"'umbel\.dead' is reserved"):
                 await bench.tasks.start()

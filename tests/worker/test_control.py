@@ -26,7 +26,6 @@ from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.control.client import ControlClient
 from umbel.control.panel import NO_ANSWER, Panel, UsersPanel
-from umbel.control.state import ControlState
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import Pool
 from umbel.protocol.clock import LamportClock
@@ -38,6 +37,7 @@ from umbel.worker.context import Ending, Identity, WorkerContext, WorkerSettings
 from umbel.worker.remote import mailbox
 from umbel.worker.remote.control import Control
 from umbel.worker.remote.mailbox import BUSY, WAITING_MAX, MailboxFigures
+from umbel.worker.remote.view import WorkerView
 
 ENOUGH_S = 10.0  # the deadline of questions that are answered at once
 BRIEF_S = 0.3  # of questions that somebody leaves unanswered
@@ -144,7 +144,7 @@ class Cluster:
         control = self.controls[name] = Control(
             context,
             state.clock,
-            cast("ControlState", state),
+            cast("WorkerView", state),
             figures,
             nothing_before,
             members=lambda: self.members.get(name, ()),

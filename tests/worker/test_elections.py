@@ -5,8 +5,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -15,6 +17,7 @@ import pytest
 from tests.brokers.under_test import eventually
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.coordination.driver import drive
 from umbel.coordination.election_context import ElectionContext
 from umbel.errors import BrokerUnavailable, WireError
 from umbel.protocol.election.events import CallStart, Event, StartReplied
@@ -27,12 +30,11 @@ from umbel.protocol.leadership.coordination import (
     Policy,
     election_key,
 )
-from umbel.protocol.machine import Tick
 from umbel.protocol.membership.members import Member, MemberState
 from umbel.wire.control import REQUEST_EXCHANGE, decode_request
 from umbel.wire.coordination import request_arguments
 from umbel.wire.message import Message
-from umbel.worker.context import Counters, Ending, GuardedMachine, Identity, WorkerContext, WorkerSettings
+from umbel.worker.context import Counters, Ending, Identity, WorkerContext, WorkerSettings
 from umbel.worker.events import Events
 from umbel.worker.steps.elections import StoreCalls, StoreElections
 from umbel.worker.user_code import Handler
@@ -293,13 +295,27 @@ def test_a_fault_of_the_machine_costs_one_input_r4() -> None:
     class Faulty:
         deadline = None
 
-        def step(self, event: object, now: Instant) -> list[int]:
-            raise KeyError(event)
+        def step(self, event: object, now: Instant) -> list[object]:
+            if event == "odd":
+                raise KeyError(event)
+            return [event]
 
-    counters = Counters()
-    guarded: GuardedMachine[Any, int] = GuardedMachine(Faulty(), counters)
-    assert guarded.step(Tick(), Instant(0.0, 0.0)) == []
-    assert counters.election_errors == 1
+    counters, done = Counters(), list[object]()
+    context = cast("Any", SimpleNamespace(counters=counters))
+
+    async def perform(effect: object) -> None:
+        done.append(effect)
+        raise asyncio.CancelledError
+
+    async def scenario() -> None:
+        inbox: asyncio.Queue[object] = asyncio.Queue()
+        for event in ("odd", "good"):
+            inbox.put_nowait(event)
+        await drive(Faulty(), inbox, perform, on_fault=partial(WorkerContext.note_election_fault, context))
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(scenario())
+    assert (counters.election_errors, done) == (1, ["good"])
 
 
 def member(name: str, software: str) -> Member:

@@ -21,7 +21,7 @@ from umbel.protocol.shutdown import StopRequested
 from umbel.wire.message import Outgoing
 from umbel.worker.context import Ending
 from umbel.worker.delivery.claimed import Claimed
-from umbel.worker.delivery.end import REQUEUE_PAUSE_S, AppEndings, Endings
+from umbel.worker.delivery.end import REQUEUE_PAUSE_S, Endings
 from umbel.worker.delivery.task_events import TaskEvents
 from umbel.worker.events import Events
 
@@ -58,8 +58,8 @@ def test_what_is_not_trusted_is_buried_with_its_doubt_and_nothing_else_is_told(
     doubt: Doubt, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorded, delivery = Recorded(), delivery_of()
-    recorded.endings.distrust(delivery, Doubted(doubt, "no good"))
-    recorded.endings.distrust(delivery, Doubted(doubt, "no good"))
+    recorded.endings.bury_untrusted(delivery, Doubted(doubt, "no good"))
+    recorded.endings.bury_untrusted(delivery, Doubted(doubt, "no good"))
     assert asked(recorded) == ([Bury(TAG, f"{doubt.value}: no good")] * 2, [])
     assert recorded.sink.kept == [Outgoing(QUEUE, delivery.message)] * 2
     assert recorded.counted == {doubt.value: 2, "buried": 2}
@@ -363,18 +363,18 @@ def test_a_failure_may_make_the_message_a_dead_letter_of_its_queue() -> None:
 
 def test_what_a_child_has_taken_is_acknowledged_once_and_then_only_reports() -> None:
     recorded, claimed = Recorded(), claimed_of(Admit(TAKEN))
-    recorded.endings.take(claimed)
-    recorded.endings.take(claimed)
+    recorded.endings.acknowledge_taken(claimed)
+    recorded.endings.acknowledge_taken(claimed)
     assert claimed.acked and asked(recorded) == ([Ack(TAG)], [])
     recorded.endings.settle(claimed, outcome("success", after=b"then"))
     assert asked(recorded) == ([Ack(TAG)], [([SUCCESS], SENT)])
-    assert recorded.sink.after == [b"then"]
+    assert recorded.sink.work_after == [b"then"]
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_what_is_acknowledged_by_another_rule_is_not_when_a_child_takes_it(run: str) -> None:
     recorded, claimed = Recorded(), claimed_of(RUNS[run])
-    recorded.endings.take(claimed)
+    recorded.endings.acknowledge_taken(claimed)
     assert asked(recorded) == ([], []) and claimed.acked == (run == "early")
 
 
@@ -388,7 +388,7 @@ def test_what_ends_before_it_is_known_to_run_is_acknowledged_with_its_outcome() 
 def test_what_a_child_took_runs_once(taken: bool) -> None:
     recorded, claimed = Recorded(), claimed_of(Admit(TAKEN))
     if taken:
-        recorded.endings.take(claimed)
+        recorded.endings.acknowledge_taken(claimed)
     recorded.endings.lose(claimed, KILLED, stopping=True)
     expected = ([Ack(TAG)], [([FAILURE], SENT)]) if taken else ([Ack(TAG, [FAILURE], SENT)], [])
     assert asked(recorded) == expected
@@ -402,8 +402,8 @@ def test_the_error_of_a_hard_limit_says_how_long_that_was() -> None:
         return Ending()
 
     force_setattr(recorded.context.settings, "end_without_running", end)
-    remains, events = AppEndings(recorded.context, recorded.sink), TaskEvents(Events(recorded.context))
-    endings = Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
+    events = TaskEvents(Events(recorded.context))
+    endings = Endings(recorded.context, recorded.policy, recorded.sink, events)
     endings.lose(claimed_of(Admit(TAKEN)), lost(started=True, ran=True, timed_out=True), stopping=False)
     (error,) = errors
     assert isinstance(error, TimeLimitExceeded) and error.limit_s == 2.5

@@ -23,7 +23,7 @@ from umbel.pools.interface import Outcome
 from umbel.protocol.delivery.delivery import Admit, Refusal, TaskRules
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.context import Ending
-from umbel.worker.delivery.end import AppEndings, Endings
+from umbel.worker.delivery.end import Endings
 from umbel.worker.delivery.task_events import TaskEvents
 from umbel.worker.events import Events
 
@@ -33,9 +33,8 @@ SUCCESS, FAILURE, REVOKED = (result_of(status) for status in ("SUCCESS", "FAILUR
 def ending_with(recorded: Recorded, make: Any) -> Endings:
     """The same, where the app ends tasks like this."""
     force_setattr(recorded.context.settings, "end_without_running", make)
-    remains = AppEndings(recorded.context, recorded.sink)
     events = TaskEvents(Events(recorded.context))
-    return Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
+    return Endings(recorded.context, recorded.policy, recorded.sink, events)
 
 
 FAULT = LookupError("no such thing")
@@ -44,7 +43,7 @@ FAULT = LookupError("no such thing")
 def test_a_message_that_meets_a_fault_is_buried_with_the_error(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody has opened it, so nothing is known of its task."""
     recorded = Recorded()
-    recorded.endings.bury_faulty(delivery_of(), FAULT)
+    recorded.endings.bury_faulty_delivery(delivery_of(), FAULT)
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason)
     assert verdict.reason.startswith("internal error in the worker: LookupError: no such thing\n")
@@ -61,7 +60,7 @@ def test_a_task_that_meets_a_fault_has_failed_unless_it_has_ended(
     ended: Outcome | None, results: list[StoredResult]
 ) -> None:
     recorded, claimed = Recorded(), claimed_of(LATE, unique="k")
-    recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed, ended)
+    recorded.endings.bury_faulty(claimed, FAULT, ended)
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason, False, results, SENT)
     why = "UmbelError: internal error in the worker: LookupError: no such thing"
@@ -77,7 +76,7 @@ def test_after_an_early_ack_a_fault_is_only_reported(
     ended: Outcome | None, results: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
     recorded, claimed = Recorded(), claimed_of(EARLY)
-    recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed, ended)
+    recorded.endings.bury_faulty(claimed, FAULT, ended)
     assert asked(recorded) == ([], [(results, SENT)])
     assert recorded.counted == {"faults": 1}
     assert "internal error" in caplog.messages[0] and "dead letters" not in caplog.messages[0]
@@ -88,13 +87,13 @@ def test_a_fault_is_logged_under_the_id_of_the_task_where_that_is_known(
 ) -> None:
     recorded, claimed = Recorded(), claimed_of(LATE)
     claimed.headers = replace(claimed.headers, id="known")
-    recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed)
+    recorded.endings.bury_faulty(claimed, FAULT)
     assert vars(caplog.records[0])["task_id"] == "known"
 
 
 def test_a_fault_is_named_by_its_type_however_many_lines_it_has() -> None:
     recorded = Recorded()
-    recorded.endings.bury_faulty(delivery_of(), SyntaxError("odd", ("file", 1, 1, "line")))
+    recorded.endings.bury_faulty_delivery(delivery_of(), SyntaxError("odd", ("file", 1, 1, "line")))
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and verdict.reason.startswith(
         "internal error in the worker: SyntaxError: odd\n"
@@ -106,7 +105,7 @@ def test_a_task_that_cannot_even_fail_is_buried_without_a_result() -> None:
         raise OSError("no")
 
     recorded, claimed = Recorded(), claimed_of(LATE)
-    ending_with(recorded, broken).bury_faulty(claimed.delivery, FAULT, claimed)
+    ending_with(recorded, broken).bury_faulty(claimed, FAULT)
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and not verdict.results and not verdict.follow_ups
 
@@ -146,7 +145,7 @@ def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure(
 ) -> None:
     recorded = Recorded()
     refused = StoredResult("id", "SUCCESS", b"{}", reply_to="asker")
-    recorded.refused_parts.end([Refused(refused, "too large"), Refused(FAILURE, "too large")])
+    recorded.endings.end_refused_parts([Refused(refused, "too large"), Refused(FAILURE, "too large")])
     ((results, sent),) = recorded.sink.reports
     (told,) = results
     assert (told.task_id, told.status, told.reply_to, sent) == ("id", "FAILURE", "asker", [])
@@ -161,12 +160,12 @@ def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it(
 ) -> None:
     recorded = Recorded()
     sent = Outgoing("next", message_of())
-    recorded.refused_parts.end([Refused(sent, "not a list")])
+    recorded.endings.end_refused_parts([Refused(sent, "not a list")])
     assert recorded.ended == [("BrokerRefused: the queue 'next' refused the message: not a list", "FAILURE")]
     assert asked(recorded) == ([], [([FAILURE], SENT)])
     assert kinds(recorded) == ["task-failed"]
     unreadable = Outgoing(QUEUE, Message(b"", b"no message"))
-    recorded.refused_parts.end([Refused(unreadable, "not a list"), Refused(FOLLOW_UP, "not a list")])
+    recorded.endings.end_refused_parts([Refused(unreadable, "not a list"), Refused(FOLLOW_UP, "not a list")])
     assert recorded.counted == {"refused": 3} and len(recorded.ended) == 2
     about = vars(caplog.records[0])
     assert (about["queue"], about["task_id"], about["why"]) == ("next", "t", "not a list")

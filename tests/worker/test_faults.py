@@ -173,7 +173,7 @@ def test_a_fault_in_telling_of_a_task_leaves_its_message_alone(
     async def scenario(bench: Bench, _: App) -> None:
         await bench.take()
         monkeypatch.setattr(TaskEvents, "started", fault)
-        monkeypatch.setattr(TaskEvents, "told", fault)
+        monkeypatch.setattr(TaskEvents, "custom", fault)
         first = bench.pool.jobs[0].number
         bench.tasks.on_started([(first, 1.0, 1)])
         bench.tasks.on_told(UserEvent(first, "task-mine", 1.0, b"{}"))

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -12,8 +13,7 @@ from tests.worker.light_node import LightNode
 from umbel.coordination.driver import Change, LeaseKeeper
 from umbel.wire.message import Message, Outgoing
 from umbel.worker import foreign_scheduler
-from umbel.worker.foreign_scheduler import ForeignScheduler, Leadership, SchedulerThread
-from umbel.worker.steps.scheduler import SchedulerTerm
+from umbel.worker.foreign_scheduler import SchedulerTerm, SchedulerThread
 
 
 class Leads:
@@ -39,7 +39,7 @@ class Told:
         self._wait_s = wait_s
         self._tick = tick
 
-    def make(self, leadership: Leadership) -> ForeignScheduler:
+    def make(self, term: SchedulerTerm) -> Any:
         self._note("make")
         return self
 
@@ -62,7 +62,7 @@ class Told:
 
 
 def begun(told: Told, turn: "threading.Lock | None" = None) -> SchedulerThread:
-    return SchedulerThread(told.make, Leads(), turn or threading.Lock())
+    return SchedulerThread(told.make, cast("Any", Leads()), turn or threading.Lock())
 
 
 def ended(thread: SchedulerThread, *, lost: bool = False) -> None:

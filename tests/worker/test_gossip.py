@@ -262,7 +262,7 @@ def test_a_heartbeat_lives_until_the_next_is_due_and_other_events_for_seconds(tm
             for kind in ("worker-heartbeat", "worker-test"):
                 nodes["a"].gossip.listen(kind, heard.append)
             nodes["a"].heart.beat()
-            nodes["a"].events.tell("worker-test")
+            nodes["a"].events.send("worker-test")
             await until(lambda: len(heard) == 2, what="both events")
             with closing(sqlite3.connect(tmp_path / "queue.db")) as db:
                 rows = db.execute("SELECT routing_key, expires_at, body FROM broadcasts").fetchall()

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from time import monotonic, time
+from time import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -44,8 +44,8 @@ from umbel.wire.message import Outgoing
 from umbel.worker.context import Ending, Identity, WorkerContext, WorkerSettings
 from umbel.worker.delivery import end as endings_module
 from umbel.worker.delivery.admit import Admission
-from umbel.worker.delivery.claimed import Claimed, RetainedOutcomes
-from umbel.worker.delivery.end import AppEndings, Endings, RefusedParts
+from umbel.worker.delivery.claimed import Claimed
+from umbel.worker.delivery.end import Endings
 from umbel.worker.delivery.settle import Settler
 from umbel.worker.delivery.task_events import TaskEvents
 from umbel.worker.events import Events
@@ -133,24 +133,13 @@ class Bench:
             chosen, Identity("w@host", 1, 1), self.broker, backend, cast("Any", self.pool)
         )
         events = TaskEvents(Events(context))
-        self.settler = Settler(
-            self.broker,
-            backend,
-            context.counters,
-            outages=context.outages,
-            store_outages=context.store_outages,
-            together=True,
-            events=events.step,
-            refused=self.end_refused,
-            kept=RetainedOutcomes(monotonic),
-        )
-        remains = AppEndings(context, self.settler)
-        self.refused_parts = RefusedParts(context, remains, self.settler, events)
-        self.endings = Endings(context, self.policy, self.settler, remains, events)
+        self.settler = Settler(context, events.step, refused=self.end_refused)
+        self.settler._stores_with_acks = True
+        self.endings = Endings(context, self.policy, self.settler, events)
         self.admission = Admission(context, self.policy, self.revoked, self.settler, self.endings, events)
 
     def end_refused(self, refused: Sequence[Refused]) -> None:
-        self.refused_parts.end(refused)
+        self.endings.end_refused_parts(refused)
 
     # -- a client ----------------------------------------------------------------------------------
 

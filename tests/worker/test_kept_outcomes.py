@@ -12,7 +12,7 @@ from umbel.wire.call import read_headers
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.delivery import claimed
 from umbel.worker.delivery.admit import Adoption, arrival_of
-from umbel.worker.delivery.claimed import KEPT_S, Claimed, RetainedOutcomes, earlier_claim
+from umbel.worker.delivery.claimed import RETAINED_S, Claimed, RetainedOutcomes, is_same_message
 
 MESSAGE = message_of(1)
 OUTCOME = Ack(1, [result_of("SUCCESS")], [FOLLOW_UP])
@@ -76,13 +76,15 @@ def test_where_acks_are_not_confirmed_what_was_settled_is_acknowledged_again(
 def test_another_message_is_not_taken_for_it(other: Delivery) -> None:
     clock = Clock()
     clock.end_late(1)
-    assert (clock.kept.take(other), earlier_claim(other, {9: delivered(9)})) == (None, None)
+    assert (clock.kept.take(other), is_same_message(delivered(9), other)) == (None, False)
     assert clock.kept.take(delivered(2)) is not None
 
 
 def test_a_message_that_comes_back_before_its_outcome_was_refused_is_settled_next() -> None:
     kept = Clock().kept
-    assert earlier_claim(delivered(2), {9: delivered(9, message_of(2)), 1: delivered(1)}) == 1
+    sink = Sink()
+    sink._verdicts = [(Ack(9), delivered(9, message_of(2))), (OUTCOME, delivered(1))]
+    assert sink.waiting_outcome(delivered(2)) == 1
     kept.came_back[1] = delivered(2)
     again = (Ack(2, OUTCOME.results, OUTCOME.follow_ups), delivered(2))
     assert kept.settled([(OUTCOME, delivered(1))], {1}) == {1: again}
@@ -101,15 +103,15 @@ def test_what_was_applied_after_all_is_acknowledged_alone() -> None:
 def test_outcomes_are_kept_for_some_time() -> None:
     clock = Clock()
     clock.end_late(1)
-    clock.now = KEPT_S - 0.1
+    clock.now = RETAINED_S - 0.1
     clock.end_late(2, message_of(2, task_id="later"))
-    clock.now = KEPT_S
+    clock.now = RETAINED_S
     assert clock.kept.take(delivered(3)) is None
     assert clock.kept.take(delivered(4, message_of(2, task_id="later"))) is not None
 
 
 def test_so_many_outcomes_are_kept_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claimed, "KEPT_MAX", 2)
+    monkeypatch.setattr(claimed, "RETAINED_MAX", 2)
     clock, messages = Clock(), [message_of(task_id=f"t{number}") for number in range(3)]
     for number, message in enumerate(messages):
         clock.end_late(number, message)
@@ -119,7 +121,7 @@ def test_so_many_outcomes_are_kept_and_the_oldest_go_first(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("where", ["result", "follow-up", "message"])
 def test_so_many_bytes_are_kept(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claimed, "KEPT_MAX_BYTES", 20_000)
+    monkeypatch.setattr(claimed, "RETAINED_MAX_BYTES", 20_000)
     large = message_of("x" * 15_000, task_id="large")
     outcome = {
         "result": Ack(0, [StoredResult("t", "SUCCESS", b"x" * 15_000)]),
@@ -149,11 +151,12 @@ class Worker:
             return self.ended & set(tags)
 
         cast("Any", self.recorded.broker).ended = ended
-        self.adoption = Adoption(self.recorded.context, self.clock.kept, self.sink)
+        self.sink.retained = self.clock.kept
+        self.adoption = Adoption(self.recorded.context, self.sink)
 
     def rest(self, *deliveries: Delivery, held: tuple[Claimed, ...] = ()) -> list[Tag]:
         async def look() -> list[Tag]:
-            left = await self.adoption.rest(deliveries, {one.number: one for one in held})
+            left = await self.adoption.unadopted(deliveries, {one.number: one for one in held})
             return [one.tag for one in left]
 
         return asyncio.run(look())
@@ -177,7 +180,7 @@ def test_a_copy_of_a_message_whose_claim_stands_is_another_one(
     ended: frozenset[Tag], left: list[Tag]
 ) -> None:
     worker = Worker(ended)
-    worker.sink.outcomes[1] = delivered(1)
+    worker.sink._verdicts.append((OUTCOME, delivered(1)))
     assert worker.rest(delivered(2)) == left
     assert worker.sink.verdicts == []
     assert worker.clock.kept.came_back == ({} if left else {1: delivered(2)})

@@ -32,7 +32,7 @@ class Heard:
         return hook
 
     def all(self) -> list[tuple[str, dict[str, Any]]]:
-        self.recorded.context.notices.wait_told(DEADLINE_S)
+        self.recorded.context.notices.wait_called(DEADLINE_S)
         return self.told
 
 
@@ -82,10 +82,10 @@ def test_a_receipt_is_logged_before_the_task_can_run() -> None:
 
 def test_where_nobody_asked_nothing_waits_and_no_thread_is_started() -> None:
     for notices in (Notices(), Notices(NoticeHooks())):
-        notices.heartbeat()
-        notices.stopping("SIGTERM", "warm")
-        notices.wait_told(DEADLINE_S)
-        assert not notices.wanted and notices._queue._thread is None
+        notices.call("heartbeat")
+        notices.call("stopping", signal="SIGTERM", how="warm")
+        notices.wait_called(DEADLINE_S)
+        assert not notices.wanted and notices._thread is None
 
 
 def test_a_hook_that_hangs_is_waited_for_only_so_long() -> None:
@@ -96,11 +96,11 @@ def test_a_hook_that_hangs_is_waited_for_only_so_long() -> None:
         told.append(how)
 
     notices = Notices(NoticeHooks(stopping=hang))
-    notices.stopping("SIGTERM", "warm")
-    notices.wait_told(0.0)
+    notices.call("stopping", signal="SIGTERM", how="warm")
+    notices.wait_called(0.0)
     assert told == []
     go_on.set()
-    notices.wait_told(DEADLINE_S)
+    notices.wait_called(DEADLINE_S)
     assert told == ["warm"]
 
 
@@ -115,6 +115,8 @@ def test_a_hook_that_raises_keeps_no_other_from_being_called(
 
     notices = Notices(NoticeHooks(stopping=fail, heartbeat=lambda: told.append("beat")))
     for name in names:
-        notices.stopping("SIGTERM", "warm") if name == "stopping" else notices.heartbeat()
-    notices.wait_told(DEADLINE_S)
+        notices.call("stopping", signal="SIGTERM", how="warm") if name == "stopping" else notices.call(
+            "heartbeat"
+        )
+    notices.wait_called(DEADLINE_S)
     assert told == ["beat"] and len(caplog.records) == len(names) - 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 from msgspec.structs import replace
@@ -72,7 +73,7 @@ def test_a_task_that_has_no_limit_any_more_keeps_nobody_waiting() -> None:
     assert len(admit(recorded, limited())) == 1
     assert asked.asked == [Permit(TAG, "t", f"{TASK}:ada", Terms(), ends=True)]
     recorded = Recorded()
-    recorded.admission._permits._are_kept = False  # as on RabbitMQ
+    recorded.broker.capabilities = SimpleNamespace(unique=True, limits=False)  # as on RabbitMQ
     asked = Asked(recorded)
     assert len(admit(recorded, limited())) == 1
     assert asked.asked == []

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from time import monotonic
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from tests.worker.light_node import LightNode, nothing_refused
 from umbel.backends.sqlite import SqliteBackend
@@ -27,10 +27,8 @@ from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker import events as events_step
-from umbel.worker.delivery.claimed import RetainedOutcomes
 from umbel.worker.delivery.settle import Settler
 from umbel.worker.events import HEARTBEAT, Events
-from umbel.worker.sidecar import Outages
 
 
 def play(home: Path, scenario: Callable[[LightNode], Coroutine[Any, Any, None]]) -> None:
@@ -69,14 +67,8 @@ def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path:
             logged.update(told[:place])
 
         settler = Settler(
-            node.broker,
-            backend,
-            node.context.counters,
-            outages=Outages(),
-            store_outages=Outages("result store"),
-            kept=RetainedOutcomes(monotonic),
-            together=True,
-            events=SimpleNamespace(recorded=True, logged=until_logged),
+            replace(node.context, backend=backend),
+            cast("Any", SimpleNamespace(recorded=True, logged=until_logged)),
             refused=nothing_refused,
         )
         settler.report([StoredResult("t1", "SUCCESS", b"{}")], ())
@@ -110,8 +102,8 @@ def test_heartbeats_are_heard_while_the_log_cannot_be_written(
             node.events.adopt(group)
             await node.events.start()
             for _ in range(100):
-                node.events.tell("task-started", uuid="t")
-            node.events.tell(HEARTBEAT, freq=2.0)
+                node.events.send("task-started", uuid="t")
+            node.events.send(HEARTBEAT, freq=2.0)
             async for _ in heard:
                 break
             await node.events.end_background()
@@ -129,7 +121,7 @@ def test_a_worker_whose_steps_were_cancelled_logs_its_last_outcomes_itself(
             node.events.adopt(group)
             await node.events.start()
             await cancelled(node.events)
-            node.events.tell("task-succeeded", uuid="t")
+            node.events.send("task-succeeded", uuid="t")
             await node.events.logged()
             assert not caplog.messages  # or it waited for nobody, and gave up
         (entry,) = await node.broker.read_events("recorder", 10)
@@ -161,17 +153,7 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
         url = node.broker.url
         backend = SqliteBackend(url, BrokerSettings(url))
 
-        settler = Settler(
-            node.broker,
-            backend,
-            node.context.counters,
-            outages=Outages(),
-            store_outages=Outages("result store"),
-            kept=RetainedOutcomes(monotonic),
-            together=True,
-            events=node.events,
-            refused=nothing_refused,
-        )
+        settler = Settler(replace(node.context, backend=backend), node.events, refused=nothing_refused)
         follow_up, returned, dead, failed = (
             Outgoing(name, Message(b"{}", b"[]")) for name in ("next", "back", "dead", "failed")
         )

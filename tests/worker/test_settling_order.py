@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.worker.recorded import FOLLOW_UP, QUEUE, TAG, delivery_of, result_of
+from umbel import backoff
 from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return, Settled, Started, Tag, Verdict
 from umbel.brokers.interface.connection import Capabilities
 from umbel.brokers.sqlite.store import CAPABILITIES
@@ -21,7 +21,7 @@ from umbel.worker.context import Counters, Ending
 from umbel.worker.delivery import settle
 from umbel.worker.delivery.claimed import RetainedOutcomes
 from umbel.worker.delivery.settle import BATCH_MAX, AfterSettling, Settler
-from umbel.worker.sidecar import Outages
+from umbel.worker.outages import Outages
 
 RESULT, SENT = result_of("SUCCESS"), [FOLLOW_UP]
 
@@ -36,6 +36,7 @@ class Recorder:
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
     keyring: None = None
+    url: str = "sqlite:///queue.db"
     signer: None = None
     capabilities: Capabilities = CAPABILITIES
     recorded: bool = True
@@ -107,22 +108,26 @@ def play(
 ) -> None:
     async def bounded() -> None:
         recorder, counters, settled, refused = Recorder(), Counters(), list[int](), list[Refused]()
-        after, kept = list[bytes](), RetainedOutcomes(monotonic, confirmed=confirmed)
-        settler = Settler(
-            cast("Any", recorder),
-            cast("Any", SimpleNamespace(store=recorder.store)),
-            counters,
+        if not confirmed:
+            recorder.capabilities = replace(CAPABILITIES, transport="amqp")
+        context = SimpleNamespace(
+            broker=recorder,
+            backend=SimpleNamespace(store=recorder.store, shares_settle=lambda _url: together),
+            counters=counters,
             outages=Outages(),
             store_outages=Outages("result store"),
-            kept=kept,
-            together=together,
-            events=recorder,
+            settings=SimpleNamespace(after_settle=None),
+        )
+        settler = Settler(
+            cast("Any", context),
+            cast("Any", recorder),
             refused=refused.extend,
             settled=lambda: settled.append(settler.pending),
-            after=after.extend,
         )
+        after = list[bytes]()
+        cast("Any", settler.after).add = after.extend
         async with asyncio.timeout(10.0):  # what never settles is a mutant, or a mistake
-            await scenario(Bench(recorder, settler, counters, settled, refused, after, kept))
+            await scenario(Bench(recorder, settler, counters, settled, refused, after, settler.retained))
 
     asyncio.run(bounded())
 
@@ -362,20 +367,19 @@ def test_an_outcome_whose_message_came_back_is_settled_with_the_new_claim(
         await bench.settler.flush()
         again = Ack(8, [RESULT]) if conflicts else Ack(8)  # the rest was applied
         assert bench.asked == [("settle", [Ack(TAG, [RESULT])]), ("settle", [again])]
-        assert (bench.settler.outcomes, bench.settler.pending, bench.kept.came_back) == ({}, 0, {})
+        assert (bench.settler.pending, bench.kept.came_back) == (0, {})
 
     play(scenario)
 
 
-def test_only_an_outcome_ends_the_wait_for_it() -> None:
+def test_an_outcome_waits_until_it_is_settled_and_nothing_else_does() -> None:
     async def scenario(bench: Bench) -> None:
-        bench.settler.outcomes[TAG] = delivery_of()
         bench.settler.add(Started(TAG))
-        await bench.settler.flush()
-        assert bench.settler.outcomes == {TAG: delivery_of()}
+        assert bench.settler.waiting_outcome(delivery_of()) is None
         bench.settler.add_outcome(Ack(TAG), delivery_of())
+        assert bench.settler.waiting_outcome(delivery_of()) == TAG
         await bench.settler.flush()
-        assert bench.settler.outcomes == {}
+        assert bench.settler.waiting_outcome(delivery_of()) is None
 
     play(scenario)
 
@@ -407,12 +411,12 @@ def test_what_the_broker_cannot_take_now_is_kept_and_nothing_is_done_twice(
     waited: list[tuple[int, str]] = []
     benches: list[Bench] = []
 
-    def wait_s(failures: int, chance: float) -> float:
+    def wait_s(failures: int, chance: float, **_limits: float) -> float:
         assert 0 <= chance < 1
         waited.append((failures, benches[0].settler.problem))
         return 0.0
 
-    monkeypatch.setattr(settle, "reconnect_wait_s", wait_s)
+    monkeypatch.setattr(backoff, "reconnect_wait_s", wait_s)
 
     async def scenario(bench: Bench) -> None:
         benches.append(bench)
@@ -497,8 +501,8 @@ def test_failures_that_the_broker_refuses_to_keep_hold_up_nothing(caplog: pytest
     async def scenario(bench: Bench) -> None:
         error = BrokerRefused("umbel.failed is another kind of key")
         bench.recorder.refuses = lambda what, _: error if what == "keep" else None
-        bench.settler.keep_failed(failed, "broke")
-        bench.settler.keep_failed(failed, "broke too")
+        bench.settler.retain_failed(failed, "broke")
+        bench.settler.retain_failed(failed, "broke too")
         bench.settler.report([RESULT], ())
         bench.settler.add(Ack(1))
         await run_until_drained(bench)
@@ -706,7 +710,7 @@ def test_what_cannot_be_written_has_no_after() -> None:
 def test_work_after_settling_is_tried_again_and_given_up_in_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(settle, "reconnect_wait_s", lambda *_: 0.0)
+    monkeypatch.setattr(backoff, "reconnect_wait_s", lambda *_, **_limits: 0.0)
     asked: list[tuple[bytes, ...]] = []
 
     def do(work: Sequence[bytes]) -> None:

@@ -27,8 +27,8 @@ TASKS = 30
 
 def tell_tasks(node: LightNode, count: int = TASKS) -> None:
     for number in range(count):
-        node.events.tell_task(TaskStarted, 1.0, f"t{number}", 0)
-        node.events.tell_task(TaskSucceeded, 2.0, f"t{number}", 0, "None", 0.5)
+        node.events.send_task(TaskStarted, 1.0, f"t{number}", 0)
+        node.events.send_task(TaskSucceeded, 2.0, f"t{number}", 0, "None", 0.5)
 
 
 def parts_of(bodies: list[bytes]) -> list[bytes]:
@@ -86,7 +86,7 @@ def test_events_that_find_no_room_are_counted_and_leave_a_gap(
             node.events.adopt(group)
             await node.events.start()
             await eventually(lambda: has_room(node), what="the queue to be sent")
-            node.events.tell_task(TaskStarted, 3.0, "last", 0)
+            node.events.send_task(TaskStarted, 3.0, "last", 0)
             await node.events.logged()
             await node.events.end_background()
         assert await numbers(node) == [*range(1, 2 * TASKS - dropped + 1), 2 * TASKS + 1]
@@ -101,9 +101,9 @@ def test_an_event_that_cannot_be_encoded_is_dropped_and_keeps_no_other_back(
         async with asyncio.TaskGroup() as group:
             node.events.adopt(group)
             await node.events.start()
-            node.events.tell_task(TaskFailed, 1.0, "t", 0, "\ud800", "")
-            node.events.tell("task-paid", uuid="t", amount=float("nan"))
-            node.events.tell_task(TaskStarted, 1.0, "t", 0)
+            node.events.send_task(TaskFailed, 1.0, "t", 0, "\ud800", "")
+            node.events.send("task-paid", uuid="t", amount=float("nan"))
+            node.events.send_task(TaskStarted, 1.0, "t", 0)
             await node.events.logged()
             await node.events.end_background()
         assert await numbers(node) == [3]
@@ -173,7 +173,7 @@ def test_while_the_clock_mark_cannot_be_raised_events_leave_and_it_is_raised_as_
                 assert not outages._machine.is_failing("clock mark")
                 node.events._reservation.lost()
             assert max(await clocks_of(node)) > await raise_clock(0)
-            node.events.tell_task(TaskStarted, 3.0, "next", 0)
+            node.events.send_task(TaskStarted, 3.0, "next", 0)
             await node.events.logged()
             assert max(await clocks_of(node)) <= await raise_clock(0)
             await node.events.stop()
@@ -207,7 +207,7 @@ def test_a_clock_mark_that_went_with_the_brokers_data_is_raised_again(tmp_path: 
             with closing(sqlite3.connect(tmp_path / "queue.db")) as file, file:
                 file.execute("UPDATE meta SET value = 0 WHERE name = 'clock'")
             node.events.reserve_again()
-            node.events.tell_task(TaskStarted, 3.0, "next", 0)
+            node.events.send_task(TaskStarted, 3.0, "next", 0)
             await node.events.logged()
             assert max(await clocks_of(node)) <= await node.broker.coordination.raise_clock(0)
             await node.events.stop()

@@ -211,7 +211,7 @@ def test_what_is_unsigned_must_be_json_whatever_the_worker_accepts() -> None:
 def test_what_a_message_leaves_behind_is_signed_as_it_was(is_unsigned: bool) -> None:
     recorded = Recorded(signer=SIGNER, accept_unsigned=(QUEUE,))
     (claimed,) = take_in(recorded, delivery_of() if is_unsigned else signed())
-    recorded.endings.bury(claimed, ValueError("why"), charged=False)
+    recorded.endings.bury(claimed, ValueError("why"))
     assert recorded.signed_for == ["" if is_unsigned else "here"]
     (burial,) = recorded.sink.verdicts
     assert isinstance(burial, Bury)
@@ -230,14 +230,14 @@ def test_what_is_sent_once_more_and_refused_is_no_more_trusted_than_it_was(
     message = signed().message
     if is_forged:
         message = replace(message, body=b"[[7],{},{}]")
-    recorded.refused_parts.end([Refused(Outgoing(QUEUE, message), "its queue is full")])
+    recorded.endings.end_refused_parts([Refused(Outgoing(QUEUE, message), "its queue is full")])
     assert recorded.signed_for == [signs_for]
 
 
 def test_one_for_an_exchange_that_is_refused_is_trusted_as_it_was_signed() -> None:
     recorded = Recorded(signer=SIGNER)
     sent = SIGNER.sign_task(Outgoing("", message_of(), exchange="x", routing_key="k"), time())
-    recorded.refused_parts.end([Refused(sent, "nothing is bound")])
+    recorded.endings.end_refused_parts([Refused(sent, "nothing is bound")])
     assert recorded.signed_for == ["here"]
 
 

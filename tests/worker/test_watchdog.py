@@ -12,6 +12,7 @@ from tests.brokers.under_test import QUEUE, eventually, outgoing
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.errors import WorkerStalled
+from umbel.worker.context import WorkerContext
 from umbel.worker.steps import health
 from umbel.worker.steps.health import Watchdog
 
@@ -21,7 +22,7 @@ def test_only_a_worker_with_free_children_is_stalled(
     free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose children are all busy claims nothing ahead after a while, for as long as its tasks take."""
-    monkeypatch.setattr(health, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(health, "CHECK_EVERY_S", 0.01)
     monkeypatch.setattr(health, "PATIENCE_S", 0.02)
     looks = Mock(return_value=free)
 
@@ -36,9 +37,10 @@ def test_only_a_worker_with_free_children_is_stalled(
             counters=SimpleNamespace(received=7),
             shutdown=SimpleNamespace(is_stopping=False),
         )
+        context.ready_messages = lambda: WorkerContext.ready_messages(cast(Any, context))
         tasks = SimpleNamespace(cannot_settle=False)
         step = Watchdog(cast(Any, context), cast(Any, tasks))
-        looking = asyncio.create_task(step._look_on())
+        looking = asyncio.create_task(step._watch_queues())
         await eventually(
             AsyncMock(side_effect=lambda: looks.call_count >= 20 or looking.done()), what="looks"
         )

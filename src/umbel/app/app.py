@@ -1,92 +1,62 @@
-"""App: what a user makes first. It holds the settings and the tasks, sends calls, and opens broker and result
-backend when they are first needed, so that importing a module with an app touches nothing.
+"""App: what a user creates first. It holds the settings and the tasks, and sends calls of tasks.
 
-A call becomes a message (`sending/preparation.py`), and the producer of the broker puts it into its queue. In
-eager mode the task runs at once; in an outbox block the message is written for a relay (`outbox/`). While the
-broker is unavailable, the sender retries for `publish_timeout_s` (`sending/publication.py`). The methods for
-async code are in `async_sending.py`.
+Broker and result backend are opened when they are first needed, so importing a module with an app opens
+nothing.
+
+A call becomes a message (`sending/preparation.py`), and the producer of the broker puts it into a queue. In
+eager mode the task runs at once instead; in an outbox block the message is written into the caller's database
+(`outbox/`). While the broker is unavailable, the sender retries for `publish_timeout_s`. The methods for
+async code begin with `a`; they use the connections of the running event loop (`sending/loop_client.py`).
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
-from os import getpid
 from pathlib import Path
 from sys import modules
 from threading import Lock
-from time import time
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from umbel.app.async_sending import AsyncSending
 from umbel.app.canvas.group import builtin_functions
 from umbel.app.canvas.signature import Signature, prepare_many, signature_from
-from umbel.app.cluster.commands import AT_MOST_ONCE, HandlerT, Topics
-from umbel.app.definition import Discovery, Packages, define, directory_of
-from umbel.app.interfaces import RunningApp
+from umbel.app.cluster.topics import AT_MOST_ONCE, HandlerT, Topics
+from umbel.app.definition import Discovery, Packages, TaskDecorator, directory_of
 from umbel.app.options import Router, SendOptions, TaskKeywords, TaskOptions, check_options
 from umbel.app.request import CURRENT_REQUEST, Request
 from umbel.app.results import AsyncResult, SavedGroups
 from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
 from umbel.app.running.eager import EagerBackend, EagerMode, EagerRunner
 from umbel.app.running.tracer import Tracer
-from umbel.app.sending.preparation import (
-    KnownCluster,
-    Prepared,
-    SendDefaults,
-    is_unique,
-    origin,
-    prepare,
-    queue_of,
-)
-from umbel.app.sending.publication import SentEvents, announce, publish, send_unique
+from umbel.app.sending import preparation
+from umbel.app.sending.preparation import Prepared, SendDefaults, is_unique, prepare, queue_of
+from umbel.app.sending.publication import Publication, SentEvents, unique_call
+from umbel.app.sending.signing import SigningCluster
 from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals, Steps
-from umbel.app.task import AsyncTask, BoundTaskDecorator, Task, TaskDecorator
-from umbel.app.waiting import patiently, warn_on_loop
+from umbel.app.task import AsyncTask, Task
+from umbel.app.waiting import Patience, patiently, retried, warn_on_loop
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings, Producer
 from umbel.brokers.registry import open_producer, refuse_reserved_on
 from umbel.clock import cluster_now
 from umbel.control.panel import UsersPanel
+from umbel.errors import BrokerUnavailable, ConfigurationError
 from umbel.logs import tell_left_out
 from umbel.outbox.current import OPEN, open_block
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
 from umbel.wire.records import Revoke
-from umbel.wire.signing import Signer
 
 if TYPE_CHECKING:
     from umbel.app.cluster.control import Control
     from umbel.app.cluster.elections import HeldLease
-    from umbel.app.cluster.periodic import Periodic, Timetable
+    from umbel.app.cluster.periodic import Periodic
+    from umbel.app.definition import BoundTaskDecorator
+    from umbel.app.sending.loop_client import Clients
     from umbel.outbox.block import Block
-
-
-# ---- which tracer a child gets ---------------------------------------------------------------------
-#
-# One that awaits the tasks of its event loop, if it has one.
-
-
-def make_tracer(app: RunningApp, context: ChildContext) -> Tracer:
-    """The tracer for a child: one that awaits tasks on the child's event loop, if it has one."""
-    if not context.on_loop:
-        return Tracer(app, hostname=context.node, tell=context.tell)
-    from umbel.app.running.async_tracer import AsyncTracer  # brings asyncio along, which few children need
-
-    return AsyncTracer(app, hostname=context.node, tell=context.tell)
-
-
-# ---- app -------------------------------------------------------------------------------------------
-#
-# What a user makes first. It holds the settings and the tasks, sends calls, and opens broker and result
-# backend when they are first needed, so that importing a module with an app touches nothing.
-#
-# A call becomes a message (`sending/preparation.py`), and the producer of the broker puts it into its
-# queue. In eager mode the task runs at once instead; in an outbox block the message is written for a relay
-# (`outbox/`). While the broker is unavailable, the sender retries for `publish_timeout_s`
-# (`sending/publication.py`). The methods for async code are in `async_sending.py`.
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,15 +64,13 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _AWAITED = "await task.adelay(...), or aapply_async, asend_task, asend_many"
 
 
-class App(AsyncSending):
+class App:
     """A set of tasks and where their messages and results go.
 
     Without `broker` everything is in one SQLite file, umbel.db, in the app's `directory`; without a
     directory, where `-A` finds the app, or the current directory. `umbel.app.settings` lists
     every setting and the places where it may be written.
     """
-
-    signing_cluster: KnownCluster
 
     def __init__(
         self,
@@ -118,7 +86,8 @@ class App(AsyncSending):
         self.settings: Settings = assemble(given, directory=directory_of(directory))
         self.router = Router(self.settings.task_routes)
         self.send_defaults: dict[str, SendDefaults] = {}  # by task, for `prepare`
-        self.signing_cluster = KnownCluster()
+        self.signing_cluster = SigningCluster(self)
+        self.sent_events = SentEvents(self)
         self.signals: Signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.panel = UsersPanel()
@@ -128,8 +97,8 @@ class App(AsyncSending):
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
-        self.eager_mode = EagerMode(self, name)
-        self._sent_events: SentEvents | None = None
+        self.eager_mode = EagerMode(self)
+        self._periodic: dict[str, Periodic] = {}
         self._tracer: Tracer | None = None
         self._node = ""
         self._builtins: dict[str, Task[Any, Any]] = {
@@ -153,7 +122,7 @@ class App(AsyncSending):
     @overload
     def task(
         self, function: None = None, /, *, bind: Literal[True], **options: Unpack[TaskKeywords]
-    ) -> BoundTaskDecorator: ...
+    ) -> "BoundTaskDecorator": ...
     @overload
     def task(
         self, function: None = None, /, *, bind: Literal[False] = False, **options: Unpack[TaskKeywords]
@@ -167,13 +136,8 @@ class App(AsyncSending):
         **options: Any,
     ) -> Any:
         """Register a function as a task: `@app.task` or `@app.task(queue="slow", max_retries=5)`."""
-
-        def register(function: Callable[..., Any]) -> Task[Any, Any]:
-            made = define(self, self.name, self.tasks, function, options, bind=bind, above=self.Task)
-            self.tasks[made.name] = made
-            return made
-
-        return register if function is None else register(function)
+        decorator = TaskDecorator(self, options, bind=bind)
+        return decorator if function is None else decorator(function)
 
     def autodiscover_tasks(self, packages: Packages = None, related_name: str | None = "tasks") -> None:
         """Have the module `tasks` of each package imported when a worker or a command loads the app.
@@ -183,7 +147,7 @@ class App(AsyncSending):
         self.discovery.add(packages, related_name)
 
     def find_task(self, name: str) -> Task[Any, Any] | None:
-        """A task of this app, or one that every app has."""
+        """The task of that name, which may be a task that every app has; None if it is unknown here."""
         return self.tasks.get(name) or self._builtins.get(name)
 
     def all_tasks(self) -> dict[str, Task[Any, Any]]:
@@ -193,8 +157,8 @@ class App(AsyncSending):
 
     def task_queues(self) -> set[str]:
         """The queues that calls of its tasks go to when they name none."""
-        own = {queue_of(self, name, task.options) for name, task in self.tasks.items()}
-        return own | {self.settings.task_default_queue}
+        queues = {queue_of(self, name, task.options) for name, task in self.tasks.items()}
+        return queues | {self.settings.task_default_queue}
 
     def signature(
         self,
@@ -223,101 +187,143 @@ class App(AsyncSending):
         """Send a task by its name, which need not be known in this process."""
         return self.send(name, args, kwargs or {}, options)
 
+    async def asend_task(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[Any]:
+        """Send a task by its name, without blocking the event loop."""
+        return await self.asend(name, args, kwargs or {}, options)
+
+    def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
+        """Send many calls in one step of the broker: all of them or none."""
+        batch, results = prepare_many(signatures)
+        self.publish(batch)
+        return results
+
+    async def asend_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
+        """Send many calls in one step of the broker, all of them or none, without blocking the event loop."""
+        deadline = self.send_deadline()
+        batch, results = await self.clients.prepare(lambda: prepare_many(signatures), deadline)
+        await self.apublish(batch, deadline)
+        return results
+
     def send(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        """Send a call by the task's name, once at a time if it is unique; return its result handle."""
-        known = self.tasks.get(name)
-        if is_unique(known.options if known else None, options):
-            return send_unique(self, name, args, kwargs, options)
-        prepared = self.prepare(name, args, kwargs, options, sender=CURRENT_REQUEST.get())
+        """Send a call by the task's name; return its result handle."""
+        task = self.tasks.get(name)
+        if is_unique(None if task is None else task.options, options):
+            return self.send_unique(name, args, kwargs, options)
+        prepared = prepare(self, name, args, kwargs, options, sender=CURRENT_REQUEST.get())
         self.publish([prepared])
-        return self.result_of(prepared)
+        return prepared.result(self)
 
-    def result_of(self, prepared: Prepared) -> AsyncResult[Any]:
-        """The result handle of a prepared call."""
-        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result, types=prepared.types)
+    async def asend(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]:
+        """Send a call by the task's name, without blocking the event loop; return its result handle."""
+        task = self.tasks.get(name)
+        if is_unique(None if task is None else task.options, options):
+            return await self.asend_unique(name, args, kwargs, options)
+        sender, deadline = CURRENT_REQUEST.get(), self.send_deadline()
+        prepared = await self.clients.prepare(
+            lambda: prepare(self, name, args, kwargs, options, sender=sender), deadline
+        )
+        await self.apublish([prepared], deadline)
+        return prepared.result(self)
 
-    def ignores_result(self, name: str, options: SendOptions) -> bool:
-        """Whether no worker will store the result of this call."""
-        known = self.tasks.get(name)
-        stated = (options.get("ignore_result"), known.options.ignore_result if known else None)
-        return next((ignored for ignored in stated if ignored is not None), self.settings.task_ignore_result)
+    def send_unique(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]:
+        """Send a call unless its key is taken; return the result of the task that holds the key."""
+        return unique_call(self, name, args, kwargs, options).send()
 
-    def send_many(self, signatures: Iterable["Signature[Any]"]) -> list[AsyncResult[Any]]:
-        """Send many calls in one step of the broker: all of them or none."""
-        prepared, results = prepare_many(signatures)
-        self.publish(prepared)
-        return results
+    async def asend_unique(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]:
+        """The same as `send_unique`, without blocking the event loop."""
+        deadline = self.send_deadline()
+        call = await self.clients.prepare(lambda: unique_call(self, name, args, kwargs, options), deadline)
+        return await call.asend(deadline)
 
-    def prepare(
-        self,
-        name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        options: SendOptions,
-        *,
-        sender: Request | None = None,
-        task_id: str = "",
-    ) -> Prepared:
-        """Make the message of a call, after receivers of `before_task_publish` have seen it."""
-        known = self.tasks.get(name)
-        defaults = known.options if known else None
-        if self.signals.before_task_publish.receivers:
-            options, task_id = announce(self, name, args, kwargs, options, defaults=defaults, task_id=task_id)
-        return prepare(self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id)
+    def send_deadline(self) -> float:
+        """The deadline of an awaited send that begins now, on the monotonic clock; all its steps share it."""
+        return monotonic() + (self.settings.publish_timeout_s or self.settings.connect_timeout_s)
 
-    def publish(self, prepared: Sequence[Prepared]) -> None:
-        """Publish prepared messages: to the broker, into the open outbox block, or by running them (eager
-        mode).
+    prepare = preparation.prepare
+
+    def publish(self, batch: Sequence[Prepared]) -> None:
+        """Publish prepared calls: to the broker, into the open outbox block, or by running them in eager
+        mode.
         """
-        outgoing, began = self.begin_publishing(prepared), time()
+        messages, request, began = self._begin_publishing(batch)
         if (runner := self.eager_runner) is not None:
-            runner.run(outgoing)
+            runner.run(messages)
         elif OPEN.get() is not None and (block := open_block(self)) is not None:
-            self.check_queues(outgoing)
-            block.write(outgoing)
+            self._check_queues(messages)
+            block.write(messages)
+        elif self._publish_to_broker(messages, request) and self.settings.task_send_sent_event:
+            self.sent_events.send([(messages, began)])
+        self._end_publishing(batch)
+
+    async def apublish(self, batch: Sequence[Prepared], deadline: float) -> None:
+        """The same as `publish`, without blocking the event loop.
+
+        `SendUnknown` says that the outcome is unknown. The same ids can be sent again; except on RabbitMQ
+        they run once.
+        """
+        messages, request, began = self._begin_publishing(batch)
+        if (runner := self.eager_runner) is not None:
+            from asyncio import to_thread
+
+            await to_thread(runner.run, messages)
+        elif OPEN.get() is not None and (block := open_block(self)) is not None:
+            self._check_queues(messages)
+            await block.awrite(messages)
         else:
-            asyncio = modules.get("asyncio")
-            if asyncio is not None and asyncio._get_running_loop() is not None:  # a loop runs in few threads
-                warn_on_loop("sending a task", _AWAITED)
-            if publish(self.producer, outgoing, self.settings, CURRENT_REQUEST.get()):
-                self.tell_sent([(outgoing, began)])
-        self.end_publishing(prepared)
+            client = self.clients.here()
+            if await client.publish(messages, request, deadline) and self.settings.task_send_sent_event:
+                client.sent.add(messages, began)
+        self._end_publishing(batch)
 
-    def signer(self) -> Signer | None:
-        """What this process signs with, and for which cluster; None without keys."""
-        return self.signing_cluster.signer(self)
-
-    def check_queues(self, outgoing: Sequence[Outgoing]) -> None:
-        """Raise BrokerRefused for a queue whose name the broker would refuse; the broker is not asked."""
-        for queue in {message.queue for message in outgoing if not message.exchange}:
-            refuse_reserved_on(self.broker_settings(), queue)
-
-    def begin_publishing(self, prepared: Sequence[Prepared]) -> list[Outgoing]:
-        """Record the tasks as children of the running task; return the messages to publish."""
+    def _begin_publishing(self, batch: Sequence[Prepared]) -> tuple[list[Outgoing], Request | None, float]:
+        """Record the tasks as children of the running task; return the messages, that task and the time."""
         request = CURRENT_REQUEST.get()
         if request is not None:
-            request.sent(message.task_id for message in prepared)
-        return [message.outgoing for message in prepared]
+            request.sent(prepared.task_id for prepared in batch)
+        return [prepared.outgoing for prepared in batch], request, time()
 
-    def end_publishing(self, prepared: Sequence[Prepared]) -> None:
-        """Send the signal `after_task_publish` for each message."""
+    def _publish_to_broker(self, messages: Sequence[Outgoing], request: Request | None) -> bool:
+        """Publish with retries. False: the messages are buffered until the running task ends."""
+        asyncio = modules.get("asyncio")
+        if asyncio is not None and asyncio._get_running_loop() is not None:  # a loop runs in few threads
+            warn_on_loop("sending a task", _AWAITED)
+        producer = self.producer
+        if request is not None and not request.called_directly:
+            return Publication(messages, self.settings, request).publish(producer)
+        began = monotonic()
+        try:
+            producer.publish(messages)
+        except BrokerUnavailable as error:
+            patience = Patience(self.settings.publish_timeout_s, began=began)
+            retried(lambda: producer.publish(messages), error, patience)
+        return True
+
+    def _end_publishing(self, batch: Sequence[Prepared]) -> None:
+        """Send the signal `after_task_publish` for each call."""
         if self.signals.after_task_publish.receivers:
-            for message in prepared:
+            for prepared in batch:
                 self.signals.after_task_publish.send(
-                    task=message.task, task_id=message.task_id, queue=message.outgoing.queue
+                    task=prepared.task, task_id=prepared.task_id, queue=prepared.outgoing.queue
                 )
 
-    def tell_sent(self, sent: Sequence[tuple[Sequence[Outgoing], float]]) -> None:
-        """Send the events `task-sent` for batches, each with the time at which its sending began."""
-        if not self.settings.task_send_sent_event:
-            return
-        with self._opening:
-            if self._sent_events is None or self._sent_events.pid != getpid():
-                self._sent_events = SentEvents(origin())
-            teller = self._sent_events
-        teller.tell(self.producer, sent)
+    def _check_queues(self, messages: Sequence[Outgoing]) -> None:
+        """Raise BrokerRefused for a queue whose name the broker would refuse; the broker is not asked."""
+        for queue in {message.queue for message in messages if not message.exchange}:
+            refuse_reserved_on(self.broker_settings(), queue)
 
     def outbox(self, connection: Any) -> "Block":
         """A block in which tasks are sent if, and only if, the transaction of `connection` commits.
@@ -332,9 +338,7 @@ class App(AsyncSending):
         return Block(self, connection, self.settings.outbox_table)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float | None = None) -> None:
-        """Record that these tasks must not start, for `revoke_retention_s` by default; also works while no
-        worker is running.
-        """
+        """Record that these tasks must not start, by default for `revoke_retention_s`; no worker need run."""
         now = cluster_now()
         if expires_at is None:
             expires_at = now + self.settings.revoke_retention_s
@@ -374,19 +378,25 @@ class App(AsyncSending):
         One worker sends each slot, once. `catch_up` says what to send for slots that passed while
         no worker was running: `none`, `one` (the last) or `all`.
         """
-        rule = {"every": every, "cron": cron, "tz": tz, "catch_up": catch_up, "name": name}
-        return self._timetable.decorator(args, kwargs, options, **rule)
+        from umbel.app.cluster.periodic import make_periodic  # with a library that few apps need
+
+        def register(function: FunctionT) -> FunctionT:
+            task: Any = function if isinstance(function, Task) else self.task(function)
+            entry = name or task.name
+            if entry in self._periodic:
+                raise ConfigurationError(f"two periodic tasks are named {entry!r}; give one another name=")
+            signature: Signature[Any] = Signature(task.name, args, kwargs, options, app=self)
+            self._periodic[entry] = make_periodic(
+                entry, signature, every=every, cron=cron, tz=tz, catch_up=catch_up
+            )
+            return cast(FunctionT, task)
+
+        return register
 
     @property
     def periodic_tasks(self) -> "Sequence[Periodic]":
         """The app's periodic tasks, in the order of their definition."""
-        return list(self._timetable.entries.values()) if "_timetable" in vars(self) else []
-
-    @cached_property
-    def _timetable(self) -> "Timetable":
-        from umbel.app.cluster.periodic import Timetable  # with a library that few apps need
-
-        return Timetable(self)
+        return list(self._periodic.values())
 
     def lease(
         self, name: str, *, ttl: float = 15.0, timeout: float | None = None
@@ -395,35 +405,6 @@ class App(AsyncSending):
         from umbel.app.cluster.elections import hold_lease
 
         return hold_lease(self.broker_settings(), name, ttl=ttl, timeout=timeout)
-
-    # -- the broker -------------------------------------------------------------------------------
-
-    def broker_settings(self) -> BrokerSettings:
-        """The settings with which every client of this app opens its broker."""
-        return self.settings.for_broker()
-
-    @property
-    def producer(self) -> Producer:
-        """The blocking producer, opened when it is first needed."""
-        opened = self._producer  # usually it is open, and that check needs no lock
-        if opened is not None:
-            return opened
-        with self._opening:
-            if self._producer is None:
-                self._producer = open_producer(self.broker_settings())
-            return self._producer
-
-    @property
-    def eager_runner(self) -> EagerRunner | None:
-        """Runs what is sent in this process; None where messages go to the broker."""
-        mode = self.eager_mode
-        return mode.runner if mode.was_entered or self.settings.task_always_eager else None
-
-    @property
-    def eager_backend(self) -> EagerBackend | None:
-        """The in-memory result backend of eager mode; None where messages go to the broker."""
-        runner = self.eager_runner
-        return None if runner is None else runner.backend
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -436,6 +417,23 @@ class App(AsyncSending):
         """Makes the result of a group from its id and its results; `restore` finds one that was saved."""
         return SavedGroups(self)
 
+    # -- connections -----------------------------------------------------------------------------
+
+    def broker_settings(self) -> BrokerSettings:
+        """The settings with which every client of this app opens its broker."""
+        return self.settings.for_broker()
+
+    @property
+    def producer(self) -> Producer:
+        """The blocking producer, opened when it is first needed."""
+        opened = self._producer  # usually it is open, and this check needs no lock
+        if opened is not None:
+            return opened
+        with self._opening:
+            if self._producer is None:
+                self._producer = open_producer(self.broker_settings())
+            return self._producer
+
     @property
     def backend(self) -> Backend:
         """The result backend, opened when it is first needed."""
@@ -445,6 +443,13 @@ class App(AsyncSending):
             if self._backend is None:
                 self._backend = open_backend(self.settings.backend, self.broker_settings())
             return self._backend
+
+    @cached_property
+    def clients(self) -> "Clients":
+        """The connections that are open for each event loop."""
+        from umbel.app.sending.loop_client import Clients  # with asyncio, which few apps and no child need
+
+        return Clients(self)
 
     def close(self) -> None:
         """Close the connections; the app opens them again when they are needed."""
@@ -459,11 +464,50 @@ class App(AsyncSending):
             self._producer = self._backend = None
         self.eager_mode.close()
 
+    async def aclose(self) -> None:
+        """Close what is open for this event loop; with the last loop, the blocking client's connections too.
+
+        Those are shared: the result backend is one object for all loops.
+        """
+        await self.clients.close_here()
+        if self.clients.are_open:
+            return
+        from asyncio import to_thread
+
+        await to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Open the connections of this event loop now, so that the first send is fast."""
+        if self.eager_backend is None:
+            await self.clients.here().load()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
+
     # -- eager mode ------------------------------------------------------------------------------
 
     def eager(self) -> AbstractContextManager[None]:
         """A block in which tasks run in this process, at once, through the same path as in a worker."""
         return self.eager_mode.block()
+
+    @property
+    def eager_runner(self) -> EagerRunner | None:
+        """Runs the tasks that are sent here; None if their messages go to the broker."""
+        mode = self.eager_mode
+        return mode.runner if mode.was_entered or self.settings.task_always_eager else None
+
+    @property
+    def eager_backend(self) -> EagerBackend | None:
+        """The in-memory result backend of eager mode; None if messages go to the broker."""
+        runner = self.eager_runner
+        return None if runner is None else runner.backend
 
     # -- in a child of a pool (pools.interface.Host) ---------------------------------------------
 
@@ -489,3 +533,12 @@ class App(AsyncSending):
 
     def __repr__(self) -> str:
         return f"<App {self.name} with {len(self.tasks)} tasks>"
+
+
+def make_tracer(app: App, context: ChildContext) -> Tracer:
+    """The tracer for a child: one that awaits tasks on the child's event loop, if it has one."""
+    if not context.on_loop:
+        return Tracer(app, hostname=context.node, send_event=context.tell)
+    from umbel.app.running.async_tracer import AsyncTracer  # brings asyncio along, which few children need
+
+    return AsyncTracer(app, hostname=context.node, send_event=context.tell)

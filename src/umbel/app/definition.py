@@ -1,32 +1,78 @@
-"""Definition: how a function becomes a task of an app. The task's name, the class it is made of, the modules
-of tasks that are imported when all tasks are needed, and the directory an app belongs to.
+"""Definition: makes a task of a function, and imports the modules in which tasks are defined.
+
+Modules are imported later than they are named: usually the module that makes the app names them, and they
+import the app from it.
 """
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
-from umbel.app.options import TASK_KEYWORDS, options_from
+from umbel.app.options import HOOK_NAMES, TASK_KEYWORDS, options_from
 from umbel.app.task import AsyncTask, Task
 from umbel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# ---- from a function to a task ---------------------------------------------------------------------
 
 
-# ---- naming ----------------------------------------------------------------------------------------
-#
-# The name of a task, and the directory of an app.
+class TaskDecorator:
+    """The decorator of `@app.task(...)`: makes a task of a function, with its parameters and result type.
+
+    The same function may be defined again, as when a notebook cell runs twice.
+    """
+
+    def __init__(self, app: "App", options: Mapping[str, Any], *, bind: bool) -> None:
+        self._app = app
+        self._options = options
+        self._bind = bind
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        """Register the function as a task; ConfigurationError if another function has its name."""
+        app = self._app
+        name = self._options.get("name") or task_name(function, app.name)
+        base = _checked_base(name, self._options.get("base"), app.Task)
+        given = {option: value for option, value in self._options.items() if option != "base"}
+        given = {**_options_of_class(base), **given}
+        options = options_from(name, given, bind=self._bind or given.pop("bind", False))
+        other = app.tasks.get(name)
+        if other is not None and home_of(other.run) != home_of(function):
+            raise ConfigurationError(f"two tasks are named {name!r}; give one of them another name=")
+        task = app.tasks[name] = _class_for(function, base)(app, name, function, options)
+        return task
+
+
+if TYPE_CHECKING:
+
+    class BoundTaskDecorator:
+        """A TaskDecorator with `bind=True`: callers do not see the first parameter of the function."""
+
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+        ) -> AsyncTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Task[P, R]: ...
+        def __call__(self, function: Any, /) -> Any:
+            """Register the function as a task."""
 
 
 def task_name(function: Callable[..., Any], app_name: str) -> str:
-    """The name `module.function` of a task; a function of a script gets the name under which others import
-    it.
+    """The name `module.function` of a task. A function of a script gets the name by which others import it.
 
     ConfigurationError: the function has no name.
     """
@@ -46,8 +92,43 @@ def _main_module(app_name: str) -> str:
     return app_name if file.startswith("<") else Path(file).stem
 
 
+def home_of(function: Callable[..., Any]) -> tuple[str, str]:
+    """The module and qualified name of a function, the same for each definition of it."""
+    return function.__module__, getattr(function, "__qualname__", repr(function))
+
+
+def _checked_base(name: str, base: object, app_base: type[Task[Any, Any]]) -> type[Task[Any, Any]]:
+    if base is None:
+        return app_base
+    if isinstance(base, type) and issubclass(base, app_base):
+        return base
+    wanted = "umbel.Task" if app_base is Task else "app.Task"
+    raise ConfigurationError(f"option 'base' of task {name!r} is {base!r}: it must be a subclass of {wanted}")
+
+
+def _options_of_class(base: type[Task[Any, Any]]) -> dict[str, Any]:
+    """The options that a base class and its own bases have as class attributes."""
+    options: dict[str, Any] = {}
+    for kind in reversed(base.__mro__[: base.__mro__.index(Task)]):
+        options |= {name: value for name, value in vars(kind).items() if name in _OPTIONS_OF_A_CLASS}
+    return options
+
+
+_OPTIONS_OF_A_CLASS = TASK_KEYWORDS - {"name", "base"} - HOOK_NAMES
+
+
+def _class_for(function: Callable[..., Any], base: type[Task[Any, Any]]) -> type[Task[Any, Any]]:
+    if not iscoroutinefunction(function) or issubclass(base, AsyncTask):
+        return base
+    import_module("asyncio")  # now, so that a worker's children share one copy of it
+    return AsyncTask if base is Task else type(base.__name__, (AsyncTask, base), {})
+
+
+# ---- the directory of an app -----------------------------------------------------------------------
+
+
 class AppsIn:
-    """A block in which new apps that name no directory get this one; a command imports apps inside it."""
+    """A block in which new apps without a directory get this one. A command imports apps in such a block."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -60,11 +141,11 @@ class AppsIn:
 
 
 def directory_of(given: str | Path | None) -> Path | None:
-    """The directory in which an app looks for its settings and its umbel.db: the given one, else the one from
-    which a command imports it. None: the current directory.
+    """The directory in which an app looks for its settings and its umbel.db. None: the current directory.
 
-    The module that makes the app is not considered: finding it takes a look at the caller's frame, and is
-    wrong where a function of another module makes the app.
+    It is the given directory, else that from which a command imports the app. The folder of the module that
+    makes the app is not used: to find it requires the caller's frame, and is wrong if a function of another
+    module makes the app.
     """
     if given is None:
         return _imported_from.get()
@@ -80,76 +161,7 @@ def directory_of(given: str | Path | None) -> Path | None:
 _imported_from: ContextVar[Path | None] = ContextVar("umbel_imported_from", default=None)
 
 
-def home_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """Where a function is defined, by which a second definition of the same function is recognized."""
-    return function.__module__, getattr(function, "__qualname__", repr(function))
-
-
-# ---- definition ------------------------------------------------------------------------------------
-#
-# Makes a task of an app from a function and its options.
-
-
-def define(
-    app: "SendingApp",
-    app_name: str,
-    known: Mapping[str, Task[Any, Any]],
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
-    *,
-    bind: bool,
-    above: type[Task[Any, Any]] = Task,
-) -> Task[Any, Any]:
-    """Make the task of a function. The same function defined again (a notebook cell run twice) is no second
-    task.
-
-    The task's class is `above`, the common base of the app's tasks, or a class derived from it.
-    """
-    name = given.get("name") or task_name(function, app_name)
-    base = _checked_base(name, given.get("base"), above)
-    stated = {**_options_of_class(base), **{word: value for word, value in given.items() if word != "base"}}
-    options = options_from(name, stated, bind=bind or stated.pop("bind", False))
-    other = known.get(name)
-    if other is not None and home_of(other.run) != home_of(function):
-        raise ConfigurationError(f"two tasks are named {name!r}; give one of them another name=")
-    return _kind(base, function)(app, name, function, options)
-
-
-def _checked_base(name: str, base: object, above: type[Task[Any, Any]]) -> type[Task[Any, Any]]:
-    if base is None:
-        return above
-    if isinstance(base, type) and issubclass(base, above):
-        return base
-    wanted = "umbel.Task" if above is Task else "app.Task"
-    raise ConfigurationError(f"option 'base' of task {name!r} is {base!r}: it must be a subclass of {wanted}")
-
-
-def _options_of_class(base: type[Task[Any, Any]]) -> dict[str, Any]:
-    """The options that a base class, or one above it, has as class attributes."""
-    stated: dict[str, Any] = {}
-    for kind in reversed(base.__mro__[: base.__mro__.index(Task)]):
-        stated |= {word: value for word, value in vars(kind).items() if word in TASK_KEYWORDS}
-    return {word: value for word, value in stated.items() if word not in _NOT_OF_A_CLASS}
-
-
-_NOT_OF_A_CLASS = frozenset(
-    {"name", "base", "before_start", "on_success", "on_failure", "on_retry", "after_return"}
-)
-
-
-def _kind(base: type[Task[Any, Any]], function: Callable[..., Any]) -> type[Task[Any, Any]]:
-    if not iscoroutinefunction(function) or issubclass(base, AsyncTask):
-        return base
-    import_module("asyncio")  # now, so that a worker's children share one copy of it
-    return AsyncTask if base is Task else type(base.__name__, (AsyncTask, base), {})
-
-
-# ---- discovery -------------------------------------------------------------------------------------
-#
-# The modules of tasks that are imported when all tasks of an app are needed.
-#
-# They are not imported when they are named: usually the module that makes the app names them, and they
-# import it.
+# ---- modules with tasks ----------------------------------------------------------------------------
 
 Packages = Iterable[str] | Callable[[], Iterable[str]] | None
 
@@ -180,7 +192,7 @@ def _listed(packages: Packages) -> list[str]:
 
 
 def _apps_of_django() -> list[str]:
-    """The installed apps, if Django is set up in this process, and not only partly imported."""
+    """The installed apps of Django; none if Django is not configured in this process."""
     django, conf = sys.modules.get("django.apps"), sys.modules.get("django.conf")
     is_named = "DJANGO_SETTINGS_MODULE" in os.environ or (conf is not None and conf.settings.configured)
     return (
@@ -189,7 +201,7 @@ def _apps_of_django() -> list[str]:
 
 
 def _import(package: str, related_name: str | None) -> None:
-    """The package, and its module of tasks if it has one."""
+    """Import the package, and its module of tasks if it has one."""
     if not related_name:
         import_module(package)
         return
@@ -197,6 +209,6 @@ def _import(package: str, related_name: str | None) -> None:
     try:
         import_module(name)
     except ModuleNotFoundError as error:
-        # The package has no module of tasks. A module that the tasks import and that is missing is an error.
+        # The package has no module of tasks. A missing module that the tasks import is an error.
         if error.name != name:
             raise

@@ -8,8 +8,8 @@ events.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
@@ -18,8 +18,11 @@ from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.protocol.delivery.states import FAILURE, REVOKED, SUCCESS
 from umbel.wire.event import decode_events
 
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
 EVENTS_MAX = 1000
-LAST_WORD_S = 0.5  # after the end of a task, its final event is waited for this long
+FINAL_EVENT_S = 0.5  # how long the final event of a task is waited for after its end
 _ENDINGS = {SUCCESS: "task-succeeded", FAILURE: "task-failed", REVOKED: "task-revoked"}
 _FINAL = frozenset({*_ENDINGS.values(), "task-rejected"})
 
@@ -118,10 +121,7 @@ class EventFeed:
 
 
 async def events_of(
-    task_id: str,
-    listen: Callable[[str], AbstractAsyncContextManager[EventSubscription]],
-    wait_for_end: Callable[[], Awaitable[str]],
-    timeout_s: float | None,
+    app: "App", task_id: str, wait_for_end: Callable[[], Awaitable[str]], timeout_s: float | None
 ) -> AsyncIterator[Event]:
     """The events of the task until it has ended. If the final event is missing, one is made from the result.
 
@@ -129,7 +129,7 @@ async def events_of(
     """
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
-    async with listen(task_id) as events:
+    async with app.clients.here().events.listen(task_id) as events:
         ended = asyncio.ensure_future(wait_for_end())
         try:
             while True:
@@ -149,14 +149,14 @@ async def events_of(
 async def _next(
     events: EventSubscription, ended: asyncio.Future[str], deadline: float | None, too_late: str
 ) -> Event | None:
-    """The next event; None when the task has ended and no event arrived within LAST_WORD_S."""
+    """The next event; None when the task has ended and no event arrived within FINAL_EVENT_S."""
     coming = asyncio.ensure_future(events.next())
     try:
         async with asyncio.timeout_at(deadline):
             both: set[asyncio.Future[Any]] = {coming, ended}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
-                await asyncio.wait([coming], timeout=LAST_WORD_S)
+                await asyncio.wait([coming], timeout=FINAL_EVENT_S)
     except TimeoutError:
         raise ResultTimeout(f"task {too_late}") from None
     finally:

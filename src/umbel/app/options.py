@@ -1,26 +1,21 @@
-"""Options: what can be stated of a task where it is defined, in `task_routes`, and where it is sent; and
-which parameters of the function the options `limit` and `sensitive` name.
+"""Options of a task, of a call and of a route. They are checked where users write them.
 
-An option that a send states comes before the route's, and that before the task's own.
-
-`task_routes` maps task names or shell patterns to a queue name or to options:
+`task_routes` maps names of tasks, or shell patterns, to a queue or to options:
 
     task_routes = {"billing.*": "billing", "reports.nightly": {"queue": "slow", "priority": 9}}
 
-The first pattern that matches wins, in the order written. A call's own option precedes the task's option,
-which precedes the route, which precedes the default.
+The first pattern that matches wins, in the order written. The value of an option is that of the call, else of
+the task, else of the route, else of the app's setting.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
 
 import msgspec
 
 from umbel.app.types import CallTypes
-from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.registry import check_limits_on
 from umbel.errors import BadSetting, ConfigurationError, nearest
 from umbel.patterns import fits_glob
 from umbel.protocol.delivery.limits import ClusterLimit, Concurrency, Field, Rate, check_names, parse_rate
@@ -31,12 +26,11 @@ from umbel.wire.show import brief
 from umbel.wire.steps import SignatureMap, Step
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
+    from umbel.app.task import Parameters
 
 
-# ---- task options ----------------------------------------------------------------------------------
-#
-# The options of `@app.task(...)`, checked when the task is defined.
+# ---- options of a task -----------------------------------------------------------------------------
 
 PRIORITY_MAX = 9
 
@@ -83,12 +77,12 @@ class TaskKeywords(TypedDict, total=False):
 
 _TYPES = get_type_hints(TaskKeywords, include_extras=True)
 TASK_KEYWORDS = frozenset(_TYPES)
-_HOOKS = frozenset({"before_start", "on_success", "on_failure", "on_retry", "after_return"})
+HOOK_NAMES = frozenset({"before_start", "on_success", "on_failure", "on_retry", "after_return"})
 _EXCEPTIONS = frozenset({"autoretry_for", "dont_autoretry_for", "throws"})
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The checked options of one task, with what is derived from them once its function is known."""
+    """The checked options of one task, and values derived from them and the task's function."""
 
     bind: bool = False
     queue: str | None = None
@@ -119,13 +113,13 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     hooks: Mapping[str, Callable[..., Any]] = {}
 
     def is_plain(self, serializer: str) -> bool:
-        """Whether headers of its calls differ in ids and arguments alone, and may show the arguments."""
+        """Whether the headers of its calls differ only in ids and arguments, and may show the arguments."""
         others = (self.expires_s, self.hides, self.cluster_limit)
         return serializer == "json" and all(option is None for option in others)
 
     def limit_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | msgspec.UnsetType:
-        """The key that a call counts under; computed by the sender, since a worker can read JSON arguments
-        alone.
+        """The key under which a call counts. Senders compute it, because workers decode only JSON
+        arguments.
         """
         return msgspec.UNSET if self.cluster_limit is None else self.cluster_limit.key_of(args, kwargs)
 
@@ -139,13 +133,15 @@ _OF_THE_POLICY = frozenset({"max_retries", "countdown"})
 
 
 def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOptions:
-    """Check the options of a definition and return them; TypeError or ConfigurationError names the wrong
-    option.
-    """
-    _refuse_unknown(task, given)
+    """The checked options of a definition; TypeError or ConfigurationError names an invalid option."""
+    for name in given:
+        if name not in _TYPES:
+            raise TypeError(f"unknown option {name!r} of task {task!r}{_hint(name, _TYPES)}")
     # None means "not given", except for max_retries, where it means "without limit".
     given = {name: value for name, value in given.items() if value is not None or name == "max_retries"}
-    _refuse_ill_typed(task, given)
+    for name, value in given.items():
+        if problem := _type_problem(name, value):
+            raise ConfigurationError(f"option {name!r} of task {task!r} is {value!r}: {problem}")
     backoff = given.get("retry_backoff", False)
     retry = RetryPolicy(
         max_retries=given.get("max_retries", 3),
@@ -155,75 +151,57 @@ def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOpti
         jitter=given.get("retry_jitter", True),
     )
     retry_kwargs = dict(given.get("retry_kwargs", {}))
+    unchanged: dict[str, Any] = {
+        _FIELD_OF[name]: tuple(value) if isinstance(value, list | set | frozenset) else value
+        for name, value in given.items()
+        if name in _FIELD_OF
+    }
     return TaskOptions(
+        **unchanged,
         bind=bind,
-        queue=given.get("queue"),
-        priority=given.get("priority"),
         acks_early=_acks_early(task, given.get("acks_late"), given.get("acks_early")),
-        ignore_result=given.get("ignore_result"),
-        autoretry_for=tuple(given.get("autoretry_for", ())),
-        dont_autoretry_for=tuple(given.get("dont_autoretry_for", ())),
         retry_kwargs=retry_kwargs,
-        throws=tuple(given.get("throws", ())),
         retry=retry,
         autoretry=retry.replaced(
             max_retries=retry_kwargs.get("max_retries", retry.max_retries),
             delay_s=retry_kwargs.get("countdown", retry.delay_s),
         ),
-        rate_limit=given.get("rate_limit"),
         rate_per_second=_rate(task, given.get("rate_limit")),
-        limit=given.get("limit"),
-        time_limit_s=given.get("time_limit"),
-        soft_time_limit_s=given.get("soft_time_limit"),
-        expires_s=given.get("expires"),
-        typing=given.get("typing", True),
-        serializer=given.get("serializer"),
-        track_started=given.get("track_started", False),
-        sensitive=tuple(given.get("sensitive", ())),
-        unique_for_s=given.get("unique_for"),
-        keep_failed=given.get("keep_failed", True),
-        hooks={name: value for name, value in given.items() if name in _HOOKS},
+        hooks={name: value for name, value in given.items() if name in HOOK_NAMES},
     )
 
 
+# Options that become fields of TaskOptions unchanged.
+_FIELD_OF = {name: name for name in TASK_KEYWORDS.intersection(TaskOptions.__struct_fields__)}
+_FIELD_OF |= {name: f"{name}_s" for name in ("time_limit", "soft_time_limit", "expires", "unique_for")}
+del _FIELD_OF["acks_early"], _FIELD_OF["retry_kwargs"]
+
+
 def checked_priority(priority: Any) -> Any:
-    """Return the priority unchanged, None included; ValueError if it is out of range."""
+    """Return the priority unchanged, also None; ValueError if it is out of range."""
     if priority is None or (type(priority) is int and 0 <= priority <= PRIORITY_MAX):
         return priority
     raise ValueError(f"priority {brief(priority)} is not a whole number from 0 to {PRIORITY_MAX}")
 
 
-def _refuse_unknown(task: str, given: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in _TYPES:
-            near = nearest(name, _TYPES)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise TypeError(f"unknown option {name!r} of task {task!r}{hint}")
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
-def _refuse_ill_typed(task: str, given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        if name == "rate_limit":  # parsed separately
-            continue
-        if name == "limit":
-            problem = (
-                ""
-                if isinstance(value, Rate | Concurrency)
-                else "write Rate('100/m', key='{customer}') or Concurrency(4, key='{customer}') of umbel"
-            )
-        elif name in _HOOKS:
-            problem = "" if callable(value) else "it must be callable"
-        elif name in _EXCEPTIONS:
-            problem = "" if _are_exceptions(value) else "it must be a tuple of exception classes"
-        else:
-            problem = _type_problem(value, _TYPES[name])
-        if problem:
-            raise ConfigurationError(f"option {name!r} of task {task!r} is {value!r}: {problem}")
-
-
-def _type_problem(value: object, wanted: Any) -> str:
+def _type_problem(name: str, value: object) -> str:
+    """The problem with the value of an option; "" without one."""
+    if name == "rate_limit":  # parsed separately
+        return ""
+    if name == "limit":
+        wanted = "write Rate('100/m', key='{customer}') or Concurrency(4, key='{customer}') of umbel"
+        return "" if isinstance(value, Rate | Concurrency) else wanted
+    if name in HOOK_NAMES:
+        return "" if callable(value) else "it must be callable"
+    if name in _EXCEPTIONS:
+        return "" if _are_exceptions(value) else "it must be a tuple of exception classes"
     try:
-        msgspec.convert(value, wanted)
+        msgspec.convert(value, _TYPES[name])
     except msgspec.ValidationError as error:
         return str(error)
     return ""
@@ -236,7 +214,7 @@ def _are_exceptions(value: object) -> bool:
 
 
 def _acks_early(task: str, late: bool | None, early: bool | None) -> bool | None:
-    """Two names for one choice: late is the default, early the option."""
+    """The value of `acks_early`, which is the opposite of `acks_late`; None without either."""
     if late is not None and early is not None and late == early:
         raise ConfigurationError(
             f"task {task!r} has both acks_late={late} and acks_early={early}; give one of them"
@@ -251,9 +229,7 @@ def _rate(task: str, limit: str | float | None) -> float:
         raise ConfigurationError(f"rate_limit of task {task!r}: {error}") from None
 
 
-# ---- send options ----------------------------------------------------------------------------------
-#
-# The options of one call, checked where they are written.
+# ---- options of a call -----------------------------------------------------------------------------
 
 
 class SendOptions(TypedDict, total=False):
@@ -289,20 +265,22 @@ class SendOptions(TypedDict, total=False):
     replaced_task_nesting: int
     unique_for: float
     unique_key: str
-    unique_token: str  # the key that is already taken; for the task's further attempts
+    unique_token: str  # the key that the task has taken already, for its further attempts
 
 
 _OPTION_NAMES = frozenset(SendOptions.__annotations__)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an option that is unknown, of the wrong type or out of bounds; the names of stamps are known.
+    """Refuse an option that is unknown, of the wrong type or out of bounds. Names of stamps are allowed.
 
-    Every worker would refuse such a header, so it is refused here, where it was written.
+    Every worker would refuse such a header, so the sender gets the error.
     """
     for name, value in options.items():
         if name not in _OPTION_NAMES:
-            _refuse_unknown_word(name, options)
+            if name not in (options.get("stamped_headers") or ()):
+                hint = _hint(name, sorted(_OPTION_NAMES))
+                raise TypeError(f"unknown option {name!r} for sending a task{hint}")
         elif name == "priority":
             checked_priority(value)
         elif (rule := broken_rule(name, value)) is not None:
@@ -311,25 +289,15 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a signature from a message that this version knows; unknown ones are left out."""
+    """The options of a signature from a message, without those that this version does not know."""
     known = _OPTION_NAMES.union(options.get("stamped_headers") or ())
     return {name: value for name, value in options.items() if name in known}
 
 
-def _refuse_unknown_word(name: str, options: Mapping[str, Any]) -> None:
-    if name in (options.get("stamped_headers") or ()):
-        return
-    near = nearest(name, sorted(_OPTION_NAMES))
-    hint = f"; did you mean {near!r}?" if near else ""
-    raise TypeError(f"unknown option {name!r} for sending a task{hint}")
-
-
-# ---- routing ---------------------------------------------------------------------------------------
-#
-# The queue of a task when neither the call nor the task names one.
+# ---- routes ----------------------------------------------------------------------------------------
 
 ROUTE_OPTIONS = frozenset({"queue", "priority"})
-NAMES_MAX = 10_000  # task names whose route is remembered; past this they are looked up again
+NAMES_MAX = 10_000  # task names whose route is cached; beyond this the cache is emptied
 _NO_ROUTE: Mapping[str, Any] = {}
 
 
@@ -348,11 +316,9 @@ class Router:
         if found is None:
             if len(self._found) >= NAMES_MAX:
                 self._found.clear()
-            found = self._found[task] = self._first_match(task)
+            matching = (options for pattern, options in self._routes if fits_glob(task, pattern))
+            found = self._found[task] = next(matching, _NO_ROUTE)
         return found
-
-    def _first_match(self, task: str) -> Mapping[str, Any]:
-        return next((options for pattern, options in self._routes if fits_glob(task, pattern)), _NO_ROUTE)
 
 
 def _options(pattern: str, route: str | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -376,36 +342,24 @@ def _problem(options: Mapping[str, Any]) -> str:
     return ""
 
 
-# ---- limits ----------------------------------------------------------------------------------------
-#
-# Cluster limits as a task states them, tied to the parameters of its function.
-
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# ---- parameters that options name ------------------------------------------------------------------
 
 
-def check_limit(own: TaskOptions, broker: BrokerSettings) -> None:
-    """Refuse to send a task with a cluster limit through a broker that cannot enforce it."""
-    if own.cluster_limit is not None:
-        check_limits_on(broker, own.cluster_limit.task)
-
-
-def limit_of(task: str, options: TaskOptions, parameters: Sequence[inspect.Parameter]) -> ClusterLimit | None:
-    """The cluster limit of a task, tied to its parameters as callers see them; None without one."""
-    stated = options.limit
-    if stated is None:
+def limit_of(options: TaskOptions, parameters: "Parameters") -> ClusterLimit | None:
+    """The cluster limit of a task, tied to the parameters of its function; None without one."""
+    limit, task = options.limit, parameters.task
+    if limit is None:
         return None
-    if isinstance(stated, Concurrency) and options.acks_early:
+    if isinstance(limit, Concurrency) and options.acks_early:
         raise ConfigurationError(
-            f"task {task!r} has limit={stated!r} and acks_early: a message that is acknowledged holds no "
+            f"task {task!r} has limit={limit!r} and acks_early: a message that is acknowledged holds no "
             "slot; leave acks_early out, or use Rate"
         )
-    named = {parameter.name: parameter for parameter in parameters if parameter.kind in _NAMED}
-    check_names(task, stated, tuple(named), options.sensitive)
-    places = {
-        parameter.name: place for place, parameter in enumerate(parameters) if parameter.kind is _NAMED[0]
-    }
-    fields = tuple(Field(name, places.get(name), *_default(named[name])) for name in stated.names)
-    return ClusterLimit(task, stated.key, fields, stated.terms)
+    by_name = {parameter.name: parameter for parameter in parameters.by_name}
+    check_names(task, limit, tuple(by_name), options.sensitive)
+    places = {parameter.name: place for place, parameter in enumerate(parameters.positional)}
+    fields = tuple(Field(name, places.get(name), *_default(by_name[name])) for name in limit.names)
+    return ClusterLimit(task, limit.key, fields, limit.terms)
 
 
 def _default(parameter: inspect.Parameter) -> tuple[object, bool]:
@@ -414,49 +368,31 @@ def _default(parameter: inspect.Parameter) -> tuple[object, bool]:
     return parameter.default, True
 
 
-# ---- secrecy ---------------------------------------------------------------------------------------
-#
-# Which parameters of a task's function are sensitive, from their names and its signature.
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def sensitive_of(
-    task: str, names: Sequence[str], parameters: Sequence[inspect.Parameter]
-) -> Sensitive | None:
-    """Which arguments of a call are sensitive, by the parameters that a caller sees.
+def sensitive_of(names: Sequence[str], parameters: "Parameters") -> Sensitive | None:
+    """The sensitive arguments of a task, which are named by the parameters of its function; None without any.
 
     ConfigurationError: the function has no parameter of a given name.
     """
     if not names:
         return None
-    known = {parameter.name: parameter for parameter in parameters}
-    takes_more = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    known = [parameter.name for parameter in parameters.every]
     for name in names:
-        if name not in known and not takes_more:
-            near = nearest(name, known)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigurationError(
-                f"task {task!r} has no parameter {name!r}, which `sensitive` names{hint}"
-            )
-    positional = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
-    rest = next(
-        (parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.VAR_POSITIONAL),
-        None,
-    )
-    others = next(
-        (parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.VAR_KEYWORD), None
-    )
-    plain = frozenset(known) - {rest, others}
+        if name not in known and parameters.others is None:
+            problem = f"task {parameters.task!r} has no parameter {name!r}, which `sensitive` names"
+            raise ConfigurationError(problem + _hint(name, known))
     return Sensitive(
         names=frozenset(names),
-        positions=frozenset(place for place, name in enumerate(positional) if name in names),
-        rest_from=len(positional) if rest in names else None,
-        other_names=plain if others in names else None,
+        positions=frozenset(
+            place for place, parameter in enumerate(parameters.positional) if parameter.name in names
+        ),
+        rest_from=len(parameters.positional) if parameters.rest in names else None,
+        other_names=(
+            frozenset(known) - {parameters.rest, parameters.others} if parameters.others in names else None
+        ),
     )
 
 
-def has_secrets(app: "SendingApp", task: str | None) -> bool:
+def has_secrets(app: "App", task: str | None) -> bool:
     """Whether the task of that name has sensitive arguments."""
     known = app.tasks.get(task or "")
     return known is not None and known.options.hides is not None

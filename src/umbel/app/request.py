@@ -1,19 +1,18 @@
-"""Request: what a running task knows about its own call.
+"""Request: the facts about the running call, for the task's code.
 
-The current request is in a context variable, so it is right in threads and in coroutines. A task called as a
-plain function has an empty request with `called_directly` set.
+The current request is in a context variable, so each thread and each coroutine has the right one. A task that
+is called as a plain function has an empty request with `called_directly` set.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from umbel.app.options import TaskOptions
 from umbel.app.settings import Settings
-from umbel.app.types import CallTypes
 from umbel.pools.interface import UserEvent
 from umbel.protocol.delivery.trust import UNSIGNED
 from umbel.wire.call import TaskCall, TaskHeaders
@@ -21,26 +20,14 @@ from umbel.wire.message import Outgoing
 from umbel.wire.steps import SignatureMap, step_map
 
 if TYPE_CHECKING:
+    from umbel.app.running.progress import Reports
     from umbel.protocol.delivery.sensitive import Secrets
 
-Teller = Callable[[UserEvent], None]
-
-
-class Reporting(Protocol):
-    """Where a running task reports custom states and events (`progress.py`)."""
-
-    def state(self, state: str, meta: Any) -> None:
-        """Store a custom state of the task and send its event."""
-
-    def event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool:
-        """Send a custom event; False when it was not sent."""
-
-    def flush(self) -> None:
-        """Send the last state that was held back, because the task has ended."""
+EventSender = Callable[[UserEvent], None]
 
 
 class Request(msgspec.Struct):
-    """The call that a task is running, with what its message said and what the run has sent."""
+    """The call that a task runs: the fields of its message, and what the run has sent so far."""
 
     id: str = ""
     task: str = ""
@@ -64,15 +51,14 @@ class Request(msgspec.Struct):
     call: TaskCall | None = None
     unsent: list[Outgoing] = []  # buffered while the broker is unavailable
     try_again_at: float = 0.0  # on the monotonic clock
-    reports: Reporting | None = None  # its states and events; made at the first one
-    tell: Teller | None = None
-    number: int = 0  # of its job
+    reports: "Reports | None" = None  # of its states and events; made with the first
+    send_event: EventSender | None = None  # to the worker; None outside of workers
+    number: int = 0  # of its job in the pool
     clock: int = 0  # the node's Lamport time when the task was given to a child
     secrets: "Secrets | None" = None  # of its sensitive arguments
     added_parts: int = 0  # to its chord, by `add_to_chord`
-    signs_for: str | None = (
-        None  # a cluster id; UNSIGNED: its message was unsigned; None: as the process signs
-    )
+    # A cluster id. UNSIGNED: its message was unsigned. None: the cluster for which the process signs.
+    signs_for: str | None = None
 
     @property
     def time_limit(self) -> float | None:
@@ -91,7 +77,7 @@ class Request(msgspec.Struct):
 
     @property
     def properties(self) -> dict[str, Any]:
-        """What the broker knows of the message."""
+        """The properties of the message in the broker."""
         return {
             "correlation_id": self.id,
             "reply_to": self.reply_to,
@@ -149,14 +135,14 @@ class Request(msgspec.Struct):
     @property
     def ignore_result(self) -> bool | None:
         """Whether the message asks for the result to be ignored; None if it does not say."""
-        return self.call.headers.ignore_result if self.call else False
+        return self.call.headers.ignore_result if self.call else None
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute by its name, as in Celery."""
         return getattr(self, name, default)
 
     def sent(self, task_ids: Iterable[str]) -> None:
-        """Record tasks that this one sent, up to CHILDREN_MAX."""
+        """Record tasks that this task has sent, up to CHILDREN_MAX."""
         self.children.extend(islice(task_ids, max(0, CHILDREN_MAX - len(self.children))))
 
 
@@ -174,7 +160,9 @@ def current_request() -> Request | None:
 
 
 def unsigned_run() -> Request | None:
-    """A running task of this process whose message was unsigned: code outside of tasks may be its thread."""
+    """A running task whose message was unsigned: code outside of tasks may run in a thread that it
+    started.
+    """
     return next(iter(_UNSIGNED_RUNS.copy().values()), None) if _UNSIGNED_RUNS else None
 
 
@@ -236,15 +224,8 @@ def request_of(
     )
 
 
-def parse_arguments(types: CallTypes, call: TaskCall, request: Request) -> None:
-    """Convert the arguments of the message to what the function takes; WrongType names the one that does not
-    fit.
-    """
-    call.args, call.kwargs = request.args, request.kwargs = types.parse(call.args, call.kwargs)
-
-
-def keeps_result(headers: TaskHeaders, own: TaskOptions | None, settings: Settings) -> bool:
-    """Whether a result is stored: by the message, else the task's option, else the app's setting."""
+def stores_result(headers: TaskHeaders, own: TaskOptions | None, settings: Settings) -> bool:
+    """Whether a result is stored: as the message states, else the task's option, else the app's setting."""
     ignored = headers.ignore_result
     if ignored is None and own is not None:
         ignored = own.ignore_result

@@ -1,83 +1,47 @@
-"""Results: handles of tasks and groups, for blocking and for async code. A handle is the task's id and the
-app whose result backend is asked; a final result is read once and retained by the handle.
+"""Results: handles of tasks and groups, for blocking and for async code.
+
+A handle is the id of a task and the app whose result backend is asked. A final result is read once and then
+retained by the handle.
 """
 
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from umbel.app.request import current_request
 from umbel.app.types import ResultTypes
-from umbel.app.waiting import (
-    Callback,
-    join,
-    join_async,
-    rebuild_exception,
-    refuse_join,
-    shown_result,
-    warn_on_loop,
-)
+from umbel.app.waiting import warn_on_loop
 from umbel.backends.interface import Backend
-from umbel.errors import BadValue, BrokerError, ConfigurationError, NotKept, ResultTimeout
+from umbel.errors import (
+    BadValue,
+    BrokerError,
+    ConfigurationError,
+    JoinWouldBlock,
+    NotKept,
+    RemoteError,
+    ResultTimeout,
+    WireError,
+)
+from umbel.pools.guard import Returned, call_guarded
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.message import StoredResult, parse_instant
-from umbel.wire.result import ResultMap, decode_result
+from umbel.wire.result import CELERY_ERRORS, ResultMap, decode_result
 from umbel.wire.show import brief
 from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.cluster.commands import Commands
-    from umbel.app.event_feed import EventSubscription
-    from umbel.app.running.eager import EagerBackend
-    from umbel.app.settings import Settings
+    from umbel.app.app import App
 
 R = TypeVar("R")
-T = TypeVar("T")
 STATE_S = 0.1
 RETRY_WAIT_S = 10.0  # for the broker
 UNANSWERED = "unknown: the result backend does not answer"
-
-
-class StoringApp(Protocol):
-    """An app that stores results."""
-
-    @property
-    def backend(self) -> Backend:
-        """The result backend, opened when it is first needed."""
-
-
-class AwaitedApp(Protocol):
-    """What an awaited result needs of its app."""
-
-    async def abackend(self) -> Backend:
-        """The result backend, ready to be awaited on this loop."""
-
-    async def abeside(self, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread."""
-        ...
-
-    def alisten(self, task_id: str) -> "AbstractAsyncContextManager[EventSubscription]":
-        """The events of a task, from now on."""
-        ...
-
-
-class ResultApp(StoringApp, AwaitedApp, Protocol):
-    """What a result needs of its app."""
-
-    @property
-    def settings(self) -> "Settings":
-        """The app's settings, read for `task_allow_join`."""
-
-    @property
-    def eager_backend(self) -> "EagerBackend | None":
-        """The in-memory result backend of eager mode; None outside it."""
-
-    @property
-    def control(self) -> "Commands[Any, Any]":
-        """Remote control, by which tasks are revoked and retried."""
+Callback = Callable[[str, Any], object]
+"""Called with the id of a task and its value when the result arrives."""
 
 
 class AsyncResult(Generic[R]):
@@ -89,15 +53,15 @@ class AsyncResult(Generic[R]):
         self,
         task_id: str,
         *,
-        app: "ResultApp",
+        app: "App",
         parent: Any = None,
         ignored: bool = False,
         types: ResultTypes | None = None,
     ) -> None:
         self.id = task_id
-        self._types = types  # of its task, where that is known: they convert the value
-        self.ignored = ignored  # no result will be stored: there is nothing to wait for
-        self.app: ResultApp = app
+        self._types = types  # of the task, where they are known: they convert the value
+        self.ignored = ignored  # no result will be stored, so there is nothing to wait for
+        self.app = app
         self.parent = parent
         self._eager = app.eager_backend
         self._final: ResultMap | None = None
@@ -127,7 +91,10 @@ class AsyncResult(Generic[R]):
         self._refuse_join(allow_join if disable_sync_subtasks else True)
         if self._final is None:
             self._warn("waiting for a result", "`await result`, or await result.aget(timeout=...)")
-            self._keep(self._backend.wait([self.id], timeout), timeout)
+            found = self._backend.wait([self.id], timeout)
+            if self.id not in found:
+                raise self._missing(timeout, self._last_state())
+            self._retain(found[self.id])
         value = self._value(propagate=propagate)
         if callback is not None:
             callback(self.id, value)
@@ -144,7 +111,7 @@ class AsyncResult(Generic[R]):
     @property
     def result(self) -> Any:
         """The return value, or the exception, or what `update_state` stored; None while pending."""
-        return shown_result(self._read(), self._types)
+        return self._shown(self._read())
 
     @property
     def info(self) -> Any:
@@ -167,7 +134,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def children(self) -> "list[AsyncResult[Any] | GroupResult] | None":
-        """The results of the tasks that this one sent; None until a result is stored."""
+        """The results of the tasks that this task sent; None until a result is stored."""
         found = self._read()
         if found is None:
             return None
@@ -176,7 +143,7 @@ class AsyncResult(Generic[R]):
     def collect(
         self, intermediate: bool = False, **options: Any
     ) -> "Iterator[tuple[AsyncResult[Any] | GroupResult, Any]]":
-        """Yield each result with its value: of this task, of those it sent, and so on. Waits for each."""
+        """Yield each result with its value: of this task, of the tasks it sent, and so on. Waits for each."""
         waiting: deque[AsyncResult[Any] | GroupResult] = deque([self])
         while waiting:
             result = waiting.popleft()
@@ -224,7 +191,7 @@ class AsyncResult(Generic[R]):
 
     async def aretry(self, *, timeout: float = RETRY_WAIT_S) -> Self:
         """The same as `retry` for async code."""
-        retried: Self = await self.app.abeside(lambda: self.retry(timeout=timeout))
+        retried: Self = await self.app.clients.here().in_thread(lambda: self.retry(timeout=timeout))
         return retried
 
     # -- for async code ---------------------------------------------------------------------------
@@ -244,19 +211,17 @@ class AsyncResult(Generic[R]):
             found = await backend.wait_async([self.id], timeout)
             if self.id not in found:
                 raise self._missing(timeout, await self._alast_state(backend))
-            self._keep(found, timeout)
+            self._retain(found[self.id])
         return self._value(propagate=propagate)
 
     async def astate(self) -> str:
-        """The same as `state`: PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a
-        custom one.
-        """
+        """PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a custom state."""
         found = await self._aread()
         return found.status if found else PENDING
 
     async def ainfo(self) -> Any:
         """The same as `info`: the return value, or the exception, or what `update_state` stored."""
-        return shown_result(await self._aread(), self._types)
+        return self._shown(await self._aread())
 
     async def aready(self) -> bool:
         """Whether the task has ended."""
@@ -264,11 +229,11 @@ class AsyncResult(Generic[R]):
 
     async def aforget(self) -> None:
         """Remove the stored result."""
-        await self.app.abeside(self.forget)
+        await self.app.clients.here().in_thread(self.forget)
 
     async def arevoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
         """Prevent the task from starting; `terminate` also ends it if it runs."""
-        await self.app.abeside(lambda: self.revoke(terminate=terminate, signal=signal))
+        await self.app.clients.here().in_thread(lambda: self.revoke(terminate=terminate, signal=signal))
 
     def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         return self.aevents()
@@ -280,9 +245,9 @@ class AsyncResult(Generic[R]):
         """
         from umbel.app.event_feed import events_of  # with a broker, which few clients listen to
 
-        return events_of(self.id, self.app.alisten, self._awaited_end, timeout)
+        return events_of(self.app, self.id, self._awaited_end, timeout)
 
-    # -- the parts of it ---------------------------------------------------------------------------
+    # -- steps of reading and waiting --------------------------------------------------------------
 
     @property
     def _backend(self) -> Backend:
@@ -293,20 +258,23 @@ class AsyncResult(Generic[R]):
         if self._final is not None:
             return self._final
         self._warn("reading the state of a result", "await result.astate()")
-        return self._noted(self._backend.read([self.id]).get(self.id))
+        return self._decoded(self._backend.read([self.id]))
 
-    def _noted(self, stored: StoredResult | None) -> ResultMap | None:
-        if stored is None:
-            return None
-        found = decode_result(stored.payload)
-        if found.status in READY_STATES:
-            self._final = found
-        return found
+    async def _aread(self) -> ResultMap | None:
+        if self._final is not None:
+            return self._final
+        return self._decoded(await (await self._abackend()).read_async([self.id]))
 
-    def _keep(self, found: Mapping[str, StoredResult], timeout: float | None) -> None:
+    def _decoded(self, found: Mapping[str, StoredResult]) -> ResultMap | None:
         if self.id not in found:
-            raise self._missing(timeout, self._last_state())
-        self._final = decode_result(found[self.id].payload)
+            return None
+        result = decode_result(found[self.id].payload)
+        if result.status in READY_STATES:
+            self._final = result
+        return result
+
+    def _retain(self, stored: StoredResult) -> None:
+        self._final = decode_result(stored.payload)
 
     def _missing(self, timeout: float | None, state: str) -> ResultTimeout:
         return ResultTimeout(
@@ -314,40 +282,44 @@ class AsyncResult(Generic[R]):
             "is a worker consuming its queue?"
         )
 
-    def _warn(self, what: str, remedy: str) -> None:
-        if self._eager is None:
-            warn_on_loop(what, remedy)
-
     def _last_state(self) -> str:
         """The state for an error message; the result backend gets a moment to answer."""
         try:
-            found = self._backend.read([self.id], timeout_s=STATE_S).get(self.id)
+            return self._state_in(self._backend.read([self.id], STATE_S))
         except BrokerError:
             return UNANSWERED
-        return found.status if found else PENDING
 
-    async def _aread(self) -> ResultMap | None:
-        if self._final is not None:
-            return self._final
-        backend = await self._abackend()
-        return self._noted((await backend.read_async([self.id])).get(self.id))
+    async def _alast_state(self, backend: Backend) -> str:
+        try:
+            return self._state_in(await backend.read_async([self.id], STATE_S))
+        except BrokerError:
+            return UNANSWERED
+
+    def _state_in(self, found: Mapping[str, StoredResult]) -> str:
+        return found[self.id].status if self.id in found else PENDING
 
     async def _awaited_end(self) -> str:
         """Wait for the final state."""
         found = await (await self._abackend()).wait_async([self.id], None)
-        self._keep(found, None)
+        self._retain(found[self.id])
         return found[self.id].status
 
     async def _abackend(self) -> Backend:
-        return self._eager or await self.app.abackend()
+        return self._eager or await self.app.clients.backend()
 
-    async def _alast_state(self, backend: Backend) -> str:
-        """The state for an error message; the result backend gets a moment to answer."""
-        try:
-            found = (await backend.read_async([self.id], STATE_S)).get(self.id)
-        except BrokerError:
-            return UNANSWERED
-        return found.status if found else PENDING
+    def _warn(self, what: str, remedy: str) -> None:
+        if self._eager is None:
+            warn_on_loop(what, remedy)
+
+    def _shown(self, found: ResultMap | None) -> Any:
+        """The value of a stored result: the return value, the exception, or what `update_state` stored."""
+        if found is None:
+            return None
+        if found.status in _WITH_EXCEPTION:
+            return rebuild_exception(found.result)
+        if self._types is None or found.status != SUCCESS:
+            return found.result
+        return self._types.parse_result(found.result)
 
     def _value(self, *, propagate: bool) -> R:
         assert self._final is not None
@@ -364,10 +336,17 @@ class AsyncResult(Generic[R]):
         raise error
 
     def _refuse_join(self, allow_join: bool | None) -> None:
+        """Raise JoinWouldBlock in a running task: its child could not run the task that it waits for."""
         request = current_request()
-        if request is not None:
-            allowed = self.app.settings.task_allow_join if allow_join is None else allow_join
-            refuse_join(request, self.id, allowed)
+        if request is None or request.is_eager:
+            return
+        if self.app.settings.task_allow_join if allow_join is None else allow_join:
+            return
+        raise JoinWouldBlock(
+            f"task {request.task}[{request.id}] waits for the result of {self.id}. If every child waits, "
+            "none is left to run the awaited tasks. Link the tasks instead (chain, link), "
+            "or pass allow_join=True"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AsyncResult) and other.id == self.id
@@ -390,12 +369,12 @@ class GroupResult:
         group_id: str,
         results: "Sequence[AsyncResult[Any] | GroupResult]",
         *,
-        app: ResultApp | None,
+        app: "App | None",
         parent: Any = None,
     ) -> None:
         self.id = group_id
         self.results: list[AsyncResult[Any] | GroupResult] = list(results)
-        self.app: ResultApp = cast("ResultApp", _NoApp()) if app is None else app
+        self.app = cast("App", _NoApp()) if app is None else app
         self.parent = parent
 
     def get(
@@ -408,12 +387,16 @@ class GroupResult:
         allow_join: bool | None = None,
         disable_sync_subtasks: bool = True,
     ) -> list[Any]:
-        """Wait for all; the first member that failed raises its exception here, as soon as it fails.
+        """Wait for all members. The first member that fails raises its exception here, as soon as it fails.
 
-        With a `callback` the values go there, one after another in their order, and the list is empty.
+        A `callback` is called with each task's id and value, in their order; the returned list is then empty.
         """
         allowed = allow_join if disable_sync_subtasks else True
-        values = join(self._flat(), timeout, propagate=propagate, allow_join=allowed)
+        joining = _Joining(self._flat(), timeout, propagate=propagate, allow_join=allowed)
+        for backend in joining.backends():
+            backend.wait(joining.waiting_at(backend), joining.left_s(), joining.take)
+            joining.check(backend)
+        values = joining.values()
         if callback is None:
             return self._nested(values)
         for result, value in zip(self._flat(), values, strict=True):
@@ -437,7 +420,7 @@ class GroupResult:
         backend.save_group(self.id, encode_json({"result": self.as_tuple()}))
 
     @classmethod
-    def restore(cls, group_id: str, *, app: ResultApp) -> "GroupResult | None":
+    def restore(cls, group_id: str, *, app: "App") -> "GroupResult | None":
         """The group that was saved under this id; None if there is none, or it has expired."""
         stored = app.backend.read_group(group_id)
         if stored is None:
@@ -497,9 +480,12 @@ class GroupResult:
         """The same as `get` for async code: the event loop is not blocked."""
         if not self.results:
             return []
-        await self.app.abackend()
-        values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
-        return self._nested(values)
+        await self.app.clients.backend()
+        joining = _Joining(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
+        for backend in joining.backends():
+            await backend.wait_async(joining.waiting_at(backend), joining.left_s(), joining.take)
+            joining.check(backend)
+        return self._nested(joining.values())
 
     async def aready(self) -> bool:
         """Whether all members have ended."""
@@ -507,17 +493,17 @@ class GroupResult:
 
     async def asave(self) -> None:
         """Store which results belong to the group, so that `restore` finds them by its id."""
-        await self.app.abeside(self.save)
+        await self.app.clients.here().in_thread(self.save)
 
     async def aforget(self) -> None:
         """Remove the stored results of its members."""
         if self.results:
-            await self.app.abeside(self.forget)
+            await self.app.clients.here().in_thread(self.forget)
 
     async def arevoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
         """Prevent its tasks from starting; `terminate` also ends those that run."""
         if self.results:
-            await self.app.abeside(lambda: self.revoke(terminate=terminate, signal=signal))
+            await self.app.clients.here().in_thread(lambda: self.revoke(terminate=terminate, signal=signal))
 
     # -- as a list ---------------------------------------------------------------------------------
 
@@ -573,7 +559,7 @@ class _NoApp:
         )
 
 
-def result_from_tuple(stored: Any, app: ResultApp) -> AsyncResult[Any] | GroupResult:
+def result_from_tuple(stored: Any, app: "App") -> AsyncResult[Any] | GroupResult:
     """The result of a task or of a group, from the form in which results name others (wire 6.1)."""
     match stored:
         case str():
@@ -591,7 +577,7 @@ def result_from_tuple(stored: Any, app: ResultApp) -> AsyncResult[Any] | GroupRe
 class SavedGroups:
     """The value of `app.GroupResult`, so that `app.GroupResult.restore(id)` needs no app."""
 
-    def __init__(self, app: ResultApp) -> None:
+    def __init__(self, app: "App") -> None:
         self._app = app
 
     def __call__(self, group_id: str, results: Sequence[AsyncResult[Any] | GroupResult]) -> GroupResult:
@@ -600,3 +586,118 @@ class SavedGroups:
     def restore(self, group_id: str) -> GroupResult | None:
         """The group that was saved under this id; None if there is none."""
         return GroupResult.restore(group_id, app=self._app)
+
+
+# ---- waiting for many results ----------------------------------------------------------------------
+
+
+class _Joining:
+    """The decisions of waiting for many results, blocking or awaited. Each result is read once."""
+
+    def __init__(
+        self,
+        results: Sequence[AsyncResult[Any]],
+        timeout: float | None,
+        *,
+        propagate: bool,
+        allow_join: bool | None,
+    ) -> None:
+        self._results = results
+        self._timeout = timeout
+        self._deadline = None if timeout is None else monotonic() + timeout
+        self._propagate = propagate
+        self._failed: AsyncResult[Any] | None = None
+        self._unread: WireError | None = None
+        self._waiting: dict[str, list[AsyncResult[Any]]] = {}  # by the id of the task
+        stored = [result for result in results if not result.ignored]
+        if stored:
+            stored[0]._refuse_join(allow_join)
+        for result in stored:
+            if result._final is None:
+                self._waiting.setdefault(result.id, []).append(result)
+            elif propagate:
+                result._value(propagate=True)
+
+    def backends(self) -> list[Backend]:
+        """The backends of the missing results, each once."""
+        by_identity = {
+            id(result._backend): result._backend for same in self._waiting.values() for result in same
+        }
+        return list(by_identity.values())
+
+    def waiting_at(self, backend: Backend) -> list[str]:
+        return [task_id for task_id, same in self._waiting.items() if same[0]._backend is backend]
+
+    def left_s(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - monotonic())
+
+    def take(self, found: Mapping[str, StoredResult]) -> bool:
+        """Store results that have arrived. True: no more waiting is needed, because a task has failed."""
+        for task_id in found:
+            for result in self._waiting.pop(task_id, ()):
+                try:
+                    result._retain(found[task_id])
+                except WireError as error:  # another program wrote it
+                    self._unread = error
+                    return True
+                if result._final is not None and result._final.status != SUCCESS:
+                    self._failed = self._failed or result
+        return self._propagate and self._failed is not None
+
+    def check(self, backend: Backend) -> None:
+        """Raise the exception of a failed task, or ResultTimeout."""
+        if self._unread is not None:
+            raise self._unread
+        if self._propagate and self._failed is not None:
+            self._failed._value(propagate=True)
+        if self.waiting_at(backend):
+            raise ResultTimeout(
+                f"{len(self._waiting)} of {len(self._results)} tasks had no result within {self._timeout} s; "
+                "is a worker consuming their queue?"
+            )
+
+    def values(self) -> list[Any]:
+        return [
+            None if result.ignored else result._value(propagate=self._propagate) for result in self._results
+        ]
+
+
+# ---- the exception of a failed task ----------------------------------------------------------------
+
+_OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
+_WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
+
+
+def rebuild_exception(described: Any) -> Exception:
+    """The exception that a worker described; a RemoteError when its class is not known in this process.
+
+    Only classes of modules that are already imported are used: a result is data, and data must not make this
+    process import code.
+    """
+    if not isinstance(described, dict) or "exc_type" not in described:
+        return RemoteError(
+            "the task failed, but its stored error cannot be read; see the log of the worker that ran it",
+            described,
+        )
+    name = str(described["exc_type"])
+    message = described.get("exc_message") or []
+    args = tuple(message) if isinstance(message, list | tuple) else (message,)
+    found = _find_class(str(described.get("exc_module")), name)
+    if found is None:
+        return RemoteError(name, *args)
+    made = call_guarded(found, *args)  # its constructor may want other arguments
+    if isinstance(made, Returned) and isinstance(made.value, Exception):
+        return made.value
+    return RemoteError(name, *args)
+
+
+def _find_class(module: str, name: str) -> type[Exception] | None:
+    ours = _OURS.get((module, name))
+    if ours is not None:
+        module, name = ours.__module__, ours.__qualname__
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        # Not getattr: a module may import on access, as our own does.
+        found = getattr(found, "__dict__", {}).get(part)
+    # SystemExit and its like would end the process that asks for a result.
+    return found if isinstance(found, type) and issubclass(found, Exception) else None

@@ -1,17 +1,20 @@
-"""Settings: every option of an app, typed, in one place; the only reader of environment and files.
+"""Settings: every option of an app, with its type, bounds and default. Only this module reads environment and
+files.
 
 Later sources win: the defaults below, `[tool.umbel]` of the nearest pyproject.toml, the constructor of `App`,
-`UMBEL_*` variables, and last the flags of a command. An operator can so change what a developer wrote without
-touching the code.
+`UMBEL_*` variables, and the flags of a command. So an operator can change what a developer wrote without
+touching the code. An unknown name or a value of the wrong type is refused at once, with the nearest known
+name.
 
-An unknown name or a value of the wrong type is refused at once, with the nearest known name.
+The comment above a setting becomes its text in docs/settings.md (`scripts/reference.py`).
 """
 
 import os
 import re
 from collections.abc import Iterator, Mapping
+from math import inf
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
@@ -21,35 +24,6 @@ from umbel.protocol.delivery.trust import SIGNING_WINDOW_MAX_S
 from umbel.text import lake_place, without_password
 from umbel.wire.message import TIME_LIMIT_MAX_S
 from umbel.wire.signing import Keyring, cluster_problem, key_problem, keyring_of, shown_keys
-
-# ---- sizes of memory as people write them ----------------------------------------------------------
-#
-# `200000` is in KiB, as in Celery; `200MB` has its unit.
-
-_UNITS = {"": 1024, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
-_UNITS |= {"k": 1024, "m": 1024**2, "g": 1024**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
-
-
-def size_bytes(name: str, size: int | str | None, *, source: str = "the settings") -> int | None:
-    """The bytes that the setting `name` stands for; None when it is not set."""
-    if size is None:
-        return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
-    if found is None or found[2] not in _UNITS or not float(found[1]):
-        problem = "must be a size: a number of KiB, or a number with its unit, such as 200MB or 1.5GiB"
-        raise BadSetting(name, size, problem, source=source)
-    return int(float(found[1]) * _UNITS[found[2]])
-
-
-# ---- settings --------------------------------------------------------------------------------------
-#
-# Every option of an app, typed, in one place; the only reader of environment and files.
-#
-# Later sources win: the defaults below, `[tool.umbel]` of the nearest pyproject.toml, the constructor of
-# `App`, `UMBEL_*` variables, and last the flags of a command. An operator can so change what a developer
-# wrote without touching the code.
-#
-# An unknown name or a value of the wrong type is refused at once, with the nearest known name.
 
 ENVIRONMENT_PREFIX = "UMBEL_"
 # Read by commands, not by the app: where to look and how to log, before an app is loaded.
@@ -63,100 +37,206 @@ ENVIRONMENT_RESERVED = frozenset(
 EMBEDDED_FILE = "umbel.db"
 
 
+class Bounds(NamedTuple):
+    """The smallest and the largest value of a setting."""
+
+    least: float
+    most: float = inf
+
+    def problem(self, value: float) -> str:
+        """The problem with the value; "" if it is within the bounds."""
+        if not value >= self.least:  # not `value < self.least`, which is false for NaN
+            return f"must be at least {self.least}"
+        return "" if value <= self.most else f"must be at most {self.most}"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every setting of an app, with its default. Names end in their unit; the comment says what is not
-    obvious.
-    """
+    """Every setting of an app, with its default. Names end in their unit."""
 
-    broker: str = ""  # "": the embedded broker in umbel.db
-    backend: str = ""  # "": where the broker is, if that can hold results
-    coordination_store: str = ""  # a second broker, which does what Pub/Sub cannot
-
-    task_default_queue: str = "celery"
-    task_default_priority: int = 0
-    task_routes: dict[str, str | dict[str, Any]] = {}
-    task_serializer: Literal["json", "msgpack", "pickle"] = "json"
-    accept_content: tuple[str, ...] = ("json",)
-    task_ignore_result: bool = False
-    task_acks_late: bool = True
-    task_time_limit_s: float | None = None
-    task_soft_time_limit_s: float | None = None
-    task_max_deliveries: int = 3  # starts that end in a dead process, before the dead letters
-    task_always_eager: bool = False
-    task_allow_join: bool = False  # let tasks wait for other tasks' results
-    task_send_sent_event: bool = False
-    task_send_events: bool = False  # the worker's -E
-    task_repr_max_chars: int = 1024  # of arguments and results, as events and logs show them
-    task_traceback_max_bytes: int = 64 * 1024
-    message_max_bytes: int = 16 * 1024 * 1024
-    publish_timeout_s: float = 4.0  # a sender waits so long for an unavailable broker; 0: not at all
-    publish_buffer_max: int = 1000  # messages that a running task may buffer meanwhile
-    signing_keys: tuple[str, ...] = ()  # ID:SECRET; the first signs, all verify
-    signing_cluster: str = ""  # what signatures are bound to; "": the id that the broker has
-    signing_window_s: float = 86_400.0  # a signed task may wait so long; each signature is known for longer
-    signing_accept_unbound: bool = True  # what Umbel 0.3 signed, for one window; off in the next release
-    accept_unsigned: tuple[str, ...] = ()  # queues whose messages need no signature; "*": all
-
-    result_expires_s: float = 86_400.0
-    result_extended: bool = False
-    failed_keep: int = 10_000  # messages of failed tasks, to be retried; 0: none
-    failed_keep_s: float = 7 * 86_400.0
-    failed_keep_max_bytes: int = 64 * 1024  # larger ones are not retained
-
-    worker_concurrency: int | None = None  # None: the number of cores
-    worker_pool: Literal["prefork", "solo", "threads", "asyncio", "gevent"] = "prefork"
-    worker_loop: Literal["auto", "asyncio", "uvloop"] = "auto"  # auto: uvloop's where it is installed
-    worker_gevent_children: int = 1  # processes that share the greenlets
-    worker_queues: tuple[str, ...] = ()  # (): the default queue
-    worker_prefetch_max: int = 1000
-    worker_grace_s: float = 30.0  # a stopping worker waits so long for running tasks
-    worker_soft_grace_s: float = 5.0  # after a second stop signal, for the interrupted tasks
-    worker_hook_timeout_s: float = 10.0  # for each of worker_init, worker_ready and worker_shutdown
-    worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
-    worker_autoscale: tuple[int, int] | None = None  # the most children and the least
-    worker_autoscale_cool_down_s: float = 30.0  # a surplus child idles so long before it is stopped
-    worker_redirect_stdouts: bool = True  # what tasks print goes to the log
-    worker_redirect_stdouts_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    worker_log_successes: bool = False  # at INFO; without it at DEBUG
-    worker_pool_restarts: bool = False  # allow the command pool_restart
-    worker_start_timeout_s: float = 60.0  # for a child to be ready
-    worker_start_attempts: int = 10  # failures in a row, with no child running: then the worker ends
-    worker_max_tasks_per_child: int | None = None
-    worker_max_memory_per_child: int | str | None = None  # in KiB, or "200MB": replaced after its task
-    worker_max_memory_hard: int | str | None = None  # likewise, but killed, and the task with it
-    control_mailbox: Literal["auto", "shared", "own"] = "auto"  # own: a connection and a thread for it
-    control_allow: tuple[str, ...] = ("all",)  # or "read-only" and names of commands
-    heartbeat_interval_s: float = 2.0  # at least; it grows with the cluster
-    without_heartbeat: bool = False
-    without_mingle: bool = False
-    mingle_wait_s: float = 1.0  # most seconds that a starting worker waits for its peers' answers
-    without_gossip: bool = False
-    gossip_interval_s: float | None = None  # None: lost nodes are found at once
-    gossip_mode: Literal["auto", "full", "observed"] = "auto"
-
-    without_schedule: bool = False  # this worker sends no periodic tasks
-    scheduler_lease_s: float = 10.0  # most seconds until a dead scheduler is replaced
-    election_protocol: Literal["v2", "v1"] = "v2"  # v1: Celery's, by events alone
-    election_v1_compat: Literal["auto", "always", "never"] = "auto"  # speak v1 next to Celery's workers
-
-    connect_timeout_s: float = 4.0  # for the broker to answer, or the embedded one's file to be free
-    broker_connection_wait_s: float = 60.0  # a starting worker waits so long for an unavailable broker
-    lease_s: float = 10.0  # after so much silence a worker's messages are redelivered
-    storage_max_bytes: int | None = None  # of the embedded broker's file
-    history_lake: str = "umbel-lake"  # a folder, relative to where the command runs, or s3://
-    lake_mode: str = "0700"  # octal: the mode of the lake's folders
-    worker_record: bool = False  # workers have the history written, one of them at a time
-    worker_metrics: str = ""  # PORT or HOST:PORT, where Prometheus finds what a worker counts
-    outbox: str | tuple[str, ...] = ()  # databases in which tasks are sent by transactions
+    # address of the broker, see [brokers](brokers.md); separate several with `;` for failover; empty: the
+    # embedded broker, in the file `umbel.db`
+    broker: str = ""
+    # address of the result backend, or `rpc://`; empty: the broker, if it can store results
+    backend: str = ""
+    # address of a second broker for what [Google Pub/Sub](brokers.md#google-pubsub) cannot do: leases,
+    # elections, delayed and unique tasks, limits
+    coordination_store: str = ""
+    # seconds for the broker to answer, or for the embedded broker's file to be unlocked
+    connect_timeout_s: Annotated[float, Bounds(0.01)] = 4.0
+    # seconds that a starting worker waits for an unavailable broker before it exits with 69; 0: do not wait
+    broker_connection_wait_s: Annotated[float, Bounds(0)] = 60.0
+    # seconds that a sender waits for an unavailable broker; 0: do not wait
+    publish_timeout_s: Annotated[float, Bounds(0)] = 4.0
+    # most messages that a running task may buffer while the broker is unavailable
+    publish_buffer_max: Annotated[int, Bounds(0)] = 1000
+    # largest size of a message; senders and workers refuse larger ones
+    message_max_bytes: Annotated[int, Bounds(1024)] = 16 * 1024 * 1024
+    # `ID:SECRET` entries; the first key signs, all keys verify: see [security](security.md)
+    signing_keys: tuple[str, ...] = ()
+    # the id of this cluster, to which signatures are bound; empty: the id of the broker (`umbel cluster-id`)
+    signing_cluster: str = ""
+    # seconds that a signed task stays valid after it was sent or due; a week at most
+    signing_window_s: Annotated[float, Bounds(1, SIGNING_WINDOW_MAX_S)] = 86_400.0
+    # verify what Umbel 0.3 signed, for `signing_window_s` after the cluster's id was made; the next release
+    # has this off
+    signing_accept_unbound: bool = True
+    # queues whose messages need no signature, for Celery clients; `*`: all queues
+    accept_unsigned: tuple[str, ...] = ()
+    # seconds of silence after which a worker's messages are redelivered to other workers
+    lease_s: Annotated[float, Bounds(0.1)] = 10.0
+    # size limit of the embedded broker's file
+    storage_max_bytes: Annotated[int | None, Bounds(64 * 1024)] = None
+    # folder of the [history](history.md), relative to the working directory, or `s3://bucket/prefix`
+    history_lake: str = "umbel-lake"
+    # octal mode of the lake's folders; files get the same mode without execute permission; `0750` lets the
+    # group read
+    lake_mode: str = "0700"
+    # have the history recorded if no other recorder runs, as with `--record`
+    worker_record: bool = False
+    # serve metrics for Prometheus at this port or HOST:PORT, as with `--metrics`
+    worker_metrics: str = ""
+    # address of the database with the [outbox](outbox.md), or a list of them: `postgresql://...`,
+    # `sqlite:///file`; workers publish what is written there
+    outbox: str | tuple[str, ...] = ()
+    # name of the outbox's table, with its schema if the search path does not have it
     outbox_table: str = "umbel_outbox"
-    outbox_poll_s: float = 0.25  # most seconds between looks into an idle outbox
-    event_log_max: int = 1_000_000
-    event_log_retention_s: float = 7 * 86_400.0
-    revokes_max: int = 1_000_000  # each worker holds them in memory
-    revoke_retention_s: float = 7 * 86_400.0  # a revoke holds so long
+    # most seconds between two looks into an empty outbox
+    outbox_poll_s: Annotated[float, Bounds(0.01)] = 0.25
+    # most events that the broker keeps for recorders
+    event_log_max: Annotated[int, Bounds(1)] = 1_000_000
+    # seconds that the broker keeps events for recorders
+    event_log_retention_s: Annotated[float, Bounds(0)] = 7 * 86_400.0
+    # most revokes in force; at this limit more are refused with `RevokesFull`. Each worker holds all of them
+    # in memory, about 300 bytes each
+    revokes_max: Annotated[int, Bounds(1, 5_000_000)] = 1_000_000
+    # seconds that a revoke holds; longer than the longest delay of a task that you may revoke. On RabbitMQ
+    # more than a week [needs a new stream](brokers.md#limits-of-rabbitmq)
+    revoke_retention_s: Annotated[float, Bounds(1, 365 * 86_400.0)] = 7 * 86_400.0
+    # queue for calls of tasks that name none
+    task_default_queue: str = "celery"
+    # priority of calls that have none, 0 to 9
+    task_default_priority: Annotated[int, Bounds(0, 9)] = 0
+    # queue and options by patterns of task names
+    task_routes: dict[str, str | dict[str, Any]] = {}
+    # how arguments are encoded
+    task_serializer: Literal["json", "msgpack", "pickle"] = "json"
+    # serializers that workers accept; others are refused
+    accept_content: tuple[str, ...] = ("json",)
+    # store no results
+    task_ignore_result: bool = False
+    # true: acknowledge a message after its task has run; false: before; a task's own option wins
+    task_acks_late: bool = True
+    # seconds after which the process of a task is killed; a task's own option wins
+    task_time_limit_s: Annotated[float | None, Bounds(0.001, TIME_LIMIT_MAX_S)] = None
+    # seconds after which `SoftTimeLimitExceeded` is raised in the task
+    task_soft_time_limit_s: Annotated[float | None, Bounds(0.001, TIME_LIMIT_MAX_S)] = None
+    # starts that may end with a dead process before the task becomes a dead letter
+    task_max_deliveries: Annotated[int, Bounds(1)] = 3
+    # length to which arguments and results are cut in events, logs and headers
+    task_repr_max_chars: Annotated[int, Bounds(64)] = 1024
+    # largest size of a stored traceback; of a longer one only the end is stored
+    task_traceback_max_bytes: Annotated[int, Bounds(1024)] = 64 * 1024
+    # let tasks wait for the results of other tasks
+    task_allow_join: bool = False
+    # run tasks in the process that sends them, at once
+    task_always_eager: bool = False
+    # workers send an event at every step of a task, as with `-E`
+    task_send_events: bool = False
+    # clients send an event for every task they send
+    task_send_sent_event: bool = False
+    # seconds until results expire
+    result_expires_s: Annotated[float, Bounds(0)] = 86_400.0
+    # store name, arguments, worker, retries and queue with each result
+    result_extended: bool = False
+    # messages of failed tasks that the broker keeps, so that they can be [retried](failures.md); the oldest
+    # make room; 0: none
+    failed_keep: Annotated[int, Bounds(0, 100_000)] = 10_000
+    # seconds until the messages of failed tasks expire; 49 days at most
+    failed_keep_s: Annotated[float, Bounds(1, 49 * 86_400.0)] = 7 * 86_400.0
+    # largest size of a retained message of a failed task
+    failed_keep_max_bytes: Annotated[int, Bounds(1024)] = 64 * 1024
+    # tasks that run at once; default: one per core, 100 in green pools
+    worker_concurrency: Annotated[int | None, Bounds(1)] = None
+    # where tasks run: see [pools](pools.md)
+    worker_pool: Literal["prefork", "solo", "threads", "asyncio", "gevent"] = "prefork"
+    # event loop of a worker; `auto`: uvloop if it is installed
+    worker_loop: Literal["auto", "asyncio", "uvloop"] = "auto"
+    # child processes that share the greenlets of the `gevent` pool
+    worker_gevent_children: Annotated[int, Bounds(1)] = 1
+    # queues to consume; empty: the default queue
+    worker_queues: tuple[str, ...] = ()
+    # most messages that a worker claims, running and waiting
+    worker_prefetch_max: Annotated[int, Bounds(1)] = 1000
+    # seconds that a stopping worker waits for running tasks
+    worker_grace_s: Annotated[float, Bounds(0)] = 30.0
+    # seconds that a worker waits after a second stop signal, when it has interrupted the running tasks
+    worker_soft_grace_s: Annotated[float, Bounds(0)] = 5.0
+    # seconds for each of your `worker_init`, `worker_ready` and `worker_shutdown` hooks; the worker goes on
+    # without a slower one
+    worker_hook_timeout_s: Annotated[float, Bounds(0)] = 10.0
+    # how child processes start; `auto`: fork from the loaded app, or spawn if its threads or sockets make a
+    # fork unsafe
+    worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
+    # `[10, 3]`: between 3 and 10 child processes, by load; replaces `worker_concurrency`
+    worker_autoscale: tuple[int, int] | None = None
+    # seconds without work after which a surplus child process is stopped
+    worker_autoscale_cool_down_s: Annotated[float, Bounds(0)] = 30.0
+    # log what tasks print in child processes, with the name of the task
+    worker_redirect_stdouts: bool = True
+    # log level of what tasks print
+    worker_redirect_stdouts_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    # log each task that succeeds, with its run time and result, as `umbel dev` does; limited in rate, like
+    # all lines about tasks
+    worker_log_successes: bool = False
+    # allow the command `pool_restart`, which replaces all child processes one by one; with `reload` it loads
+    # the app again
+    worker_pool_restarts: bool = False
+    # seconds for a child process to become ready before it is killed; also the limit for the start of a
+    # worker
+    worker_start_timeout_s: Annotated[float, Bounds(0.1)] = 60.0
+    # failed starts in a row, with no child process left, after which the worker exits with the reason; 3 if
+    # no child process ever started
+    worker_start_attempts: Annotated[int, Bounds(1)] = 10
+    # replace a child process after this many tasks
+    worker_max_tasks_per_child: Annotated[int | None, Bounds(1)] = None
+    # replace a child process that uses more memory, after its task; a plain number is in KiB, as in Celery;
+    # `"200MB"` and `"1GiB"` name their unit
+    worker_max_memory_per_child: int | str | None = None
+    # kill a child process that uses more memory; its task is redelivered, and becomes a dead letter after
+    # `task_max_deliveries` starts
+    worker_max_memory_hard: int | str | None = None
+    # connection and thread of remote control; `own`: separate, `shared`: the worker's, `auto`: separate in
+    # green pools
+    control_mailbox: Literal["auto", "shared", "own"] = "auto"
+    # remote control commands that a worker accepts: `all`, `read-only`, or names
+    control_allow: tuple[str, ...] = ("all",)
+    # least interval between heartbeats; longer in clusters of more than 400 nodes. Unread heartbeats expire
+    # after the same time
+    heartbeat_interval_s: Annotated[float, Bounds(0.05)] = 2.0
+    # send no heartbeats
+    without_heartbeat: bool = False
+    # do not exchange state with other nodes at the start
+    without_mingle: bool = False
+    # most seconds to wait for other nodes' answers at the start
+    mingle_wait_s: Annotated[float, Bounds(0.01)] = 1.0
+    # do not listen to the events of other nodes; with `election_protocol = "v1"` also no elections
+    without_gossip: bool = False
+    # `full`: every node reads every heartbeat; `observed`: three nodes read them for all
+    gossip_mode: Literal["auto", "full", "observed"] = "auto"
+    # how often to look for silent and lost nodes, and to review mode and observers; unset: silent and lost
+    # nodes are found at once, the rest is reviewed every 5 s
+    gossip_interval_s: Annotated[float | None, Bounds(0.05)] = None
+    # this worker never sends the periodic tasks
+    without_schedule: bool = False
+    # most seconds until another worker replaces a dead sender of periodic tasks
+    scheduler_lease_s: Annotated[float, Bounds(1)] = 10.0
+    # `v1`: elections by Celery's rules, with events alone
+    election_protocol: Literal["v2", "v1"] = "v2"
+    # speak `v1` too in elections that a Celery client starts; `auto`: while Celery workers are in the cluster
+    election_v1_compat: Literal["auto", "always", "never"] = "auto"
 
     def __repr__(self) -> str:
-        """Without passwords, because it is printed and logged."""
+        """The settings without passwords, because the text may be printed and logged."""
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.shown().items())})"
 
     def lake_mode_bits(self) -> int:
@@ -164,7 +244,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return int(self.lake_mode, 8)
 
     def shown(self) -> dict[str, Any]:
-        """Every setting as it may be shown to others: plain values, no passwords."""
+        """Every setting as a plain value, without passwords, so that it may be shown."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         plain |= {name: without_password(plain[name]) for name in ("broker", "backend", "coordination_store")}
         plain["outbox"] = [without_password(url) for url in self.outboxes]
@@ -183,83 +263,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def changed(self) -> frozenset[str]:
         """The names of settings that differ from their defaults."""
         defaults = Settings()
-        return frozenset(name for name in _TYPES if getattr(self, name) != getattr(defaults, name))
+        return frozenset(name for name in _FIELDS if getattr(self, name) != getattr(defaults, name))
 
     def for_broker(self) -> BrokerSettings:
         """The settings that brokers and result backends are opened with."""
-        return BrokerSettings(
-            message_max_bytes=self.message_max_bytes,
-            url=self.broker,
-            lease_s=self.lease_s,
-            connect_timeout_s=self.connect_timeout_s,
-            result_expires_s=self.result_expires_s,
-            event_log_max=self.event_log_max,
-            event_log_retention_s=self.event_log_retention_s,
-            revokes_max=self.revokes_max,
-            revoke_retention_s=self.revoke_retention_s,
-            failed_keep=self.failed_keep,
-            failed_keep_s=self.failed_keep_s,
-            storage_max_bytes=self.storage_max_bytes,
-            keyring=self.keyring,
-            signing_cluster=self.signing_cluster,
-            coordination_store=self.coordination_store,
-        )
+        shared = {name: getattr(self, name) for name in _OF_BROKER}
+        return BrokerSettings(url=self.broker, keyring=self.keyring, **shared)
 
 
-_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
-_AT_LEAST: Mapping[str, float] = {
-    "worker_concurrency": 1,
-    "worker_gevent_children": 1,
-    "worker_prefetch_max": 1,
-    "task_max_deliveries": 1,
-    "task_repr_max_chars": 64,
-    "task_traceback_max_bytes": 1024,
-    "message_max_bytes": 1024,
-    "publish_timeout_s": 0,
-    "publish_buffer_max": 0,
-    "signing_window_s": 1,
-    "connect_timeout_s": 0.01,
-    "broker_connection_wait_s": 0,
-    "lease_s": 0.1,
-    "scheduler_lease_s": 1,
-    "heartbeat_interval_s": 0.05,
-    "gossip_interval_s": 0.05,
-    "mingle_wait_s": 0.01,
-    "result_expires_s": 0,
-    "failed_keep": 0,
-    "failed_keep_s": 1,
-    "failed_keep_max_bytes": 1024,
-    "worker_grace_s": 0,
-    "worker_soft_grace_s": 0,
-    "worker_hook_timeout_s": 0,
-    "worker_start_timeout_s": 0.1,
-    "worker_start_attempts": 1,
-    "worker_autoscale_cool_down_s": 0,
-    "worker_max_tasks_per_child": 1,
-    "outbox_poll_s": 0.01,
-    "event_log_max": 1,
-    "event_log_retention_s": 0,
-    "revokes_max": 1,
-    "revoke_retention_s": 1,
-    "task_default_priority": 0,
-    "storage_max_bytes": 64 * 1024,
-    "task_time_limit_s": 0.001,
-    "task_soft_time_limit_s": 0.001,
-}
+def _split(kind: Any) -> tuple[Any, Bounds | None]:
+    """The plain type of a field, and the bounds that it is annotated with."""
+    return get_args(kind) if get_origin(kind) is Annotated else (kind, None)
+
+
+_FIELDS = {field.name: _split(field.type) for field in msgspec.structs.fields(Settings)}
+_OF_BROKER = frozenset(_FIELDS).intersection(BrokerSettings.__struct_fields__)
 _SECRET = frozenset({"signing_keys"})  # errors do not show their values
-_ADDRESSES = frozenset({"broker", "backend", "coordination_store", "outbox"})  # shown without passwords
+# Shown without passwords.
+_ADDRESSES = frozenset({"broker", "backend", "coordination_store", "outbox", "history_lake"})
 HIDDEN = "***"
-_SIZES = frozenset({"worker_max_memory_per_child", "worker_max_memory_hard"})
-_AT_MOST: Mapping[str, float] = {
-    "signing_window_s": SIGNING_WINDOW_MAX_S,
-    "failed_keep": 100_000,
-    "failed_keep_s": 49 * 86_400.0,  # RabbitMQ allows no longer time
-    "revokes_max": 5_000_000,  # RabbitMQ's stream of revokes holds about so many
-    "revoke_retention_s": 365 * 86_400.0,
-    "task_default_priority": 9,
-    "task_time_limit_s": TIME_LIMIT_MAX_S,
-    "task_soft_time_limit_s": TIME_LIMIT_MAX_S,
-}
 
 
 def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Settings:
@@ -295,12 +317,12 @@ def _current_directory() -> Path:
 
 
 def override(settings: Settings, **flags: Any) -> Settings:
-    """The settings with a command's flags on top; a flag that is None was not given."""
+    """The settings, overridden by the flags of a command; a flag that is None was not given."""
     return with_others(settings, flags, source="the command line")
 
 
 def with_others(settings: Settings, others: Mapping[str, Any], *, source: str) -> Settings:
-    """The settings with others on top, from `source`; None means not given."""
+    """The settings, overridden by others from `source`; None means not given."""
     given = {name: value for name, value in others.items() if value is not None}
     return msgspec.structs.replace(settings, **_checked(given, source=source))
 
@@ -318,41 +340,38 @@ def _checked(values: Mapping[str, Any], *, source: str, strict: bool = True) -> 
 
 
 def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
-    if name not in _TYPES:
-        raise UnknownSetting(name, _TYPES, source=source)
-    shown = _shown_value(name, value)
+    if name not in _FIELDS:
+        raise UnknownSetting(name, _FIELDS, source=source)
+    kind, bounds = _FIELDS[name]
     try:
-        converted = msgspec.convert(value, _TYPES[name], strict=strict)
+        converted = msgspec.convert(value, kind, strict=strict)
+        if name == "history_lake":
+            return lake_place(converted)
+        problem = _problem(name, converted, bounds)
+        if not problem:
+            return converted
     except msgspec.ValidationError as error:
-        raise BadSetting(name, shown, _wanted(name, value) or str(error), source=source) from None
-    if name == "signing_keys" and (problem := key_problem(converted)):
-        raise BadSetting(name, shown, problem, source=source)
-    if name == "signing_cluster" and converted and (problem := cluster_problem(converted)):
-        raise BadSetting(name, shown, problem, source=source)
-    if name in _SIZES:
-        size_bytes(name, converted, source=source)
-    if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
-        raise BadSetting(name, value, "must be MAX,MIN with MAX >= MIN >= 1", source=source)
-    if name == "history_lake":
-        return _lake(name, converted, source=source)
-    if name == "lake_mode" and not re.fullmatch("0?7[0-7]{2}", converted):
-        raise BadSetting(
-            name, value, "must be an octal mode that begins with 07, such as 0750", source=source
-        )
-    least, most = _AT_LEAST.get(name), _AT_MOST.get(name)
-    # Not `converted < least`, which is false for NaN.
-    if least is not None and converted is not None and not converted >= least:
-        raise BadSetting(name, value, f"must be at least {least}", source=source)
-    if most is not None and converted is not None and not converted <= most:
-        raise BadSetting(name, value, f"must be at most {most}", source=source)
-    return converted
+        problem = _wanted(name, value, kind) or str(error)
+    except ValueError as error:  # of `lake_place` or `size_bytes`
+        problem = str(error)
+    raise BadSetting(name, _shown_value(name, value), problem, source=source)
 
 
-def _lake(name: str, value: str, *, source: str) -> str:
-    try:
-        return lake_place(value)
-    except ValueError as error:
-        raise BadSetting(name, without_password(value), str(error), source=source) from None
+def _problem(name: str, value: Any, bounds: Bounds | None) -> str | None:
+    if value is None:
+        return None
+    match name:
+        case "signing_keys":
+            return key_problem(value)
+        case "signing_cluster":
+            return cluster_problem(value) if value else None
+        case "worker_max_memory_per_child" | "worker_max_memory_hard":
+            size_bytes(value)
+        case "worker_autoscale" if not 1 <= value[1] <= value[0]:
+            return "must be MAX,MIN with MAX >= MIN >= 1"
+        case "lake_mode" if not re.fullmatch("0?7[0-7]{2}", value):
+            return "must be an octal mode that begins with 07, such as 0750"
+    return None if bounds is None else bounds.problem(value)
 
 
 def _shown_value(name: str, value: Any) -> Any:
@@ -366,14 +385,14 @@ def _shown_value(name: str, value: Any) -> Any:
     return value if isinstance(value, int | float | None) and name in _ADDRESSES else HIDDEN
 
 
-def _wanted(name: str, value: Any) -> str:
-    """What a setting takes, where that fits in a few words."""
+def _wanted(name: str, value: Any, kind: Any) -> str:
+    """The values that a setting accepts, if a few words can say it."""
     if isinstance(value, str) and (name, value) in _REFUSED:
         return _REFUSED[name, value]
-    choices = get_args(_TYPES[name])
-    if get_origin(_TYPES[name]) is Literal:
+    choices = get_args(kind)
+    if get_origin(kind) is Literal:
         return f"must be one of {', '.join(choices)}"
-    kinds = {_KINDS[kind] for kind in choices or (_TYPES[name],) if kind in _KINDS}
+    kinds = {_KINDS[choice] for choice in choices or (kind,) if choice in _KINDS}
     return f"must be {' or '.join(sorted(kinds))}" if kinds else ""
 
 
@@ -389,6 +408,25 @@ _KINDS: Mapping[object, str] = {
     bool: "true or false",
     str: "a text",
 }
+
+
+_UNITS = {"": 1024, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
+_UNITS |= {"k": 1024, "m": 1024**2, "g": 1024**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
+
+
+def size_bytes(size: int | str | None) -> int | None:
+    """The bytes of a memory size: `200000` is in KiB, as in Celery; `200MB` has its unit.
+
+    ValueError: it is no size.
+    """
+    if size is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
+    if found is None or found[2] not in _UNITS or not float(found[1]):
+        raise ValueError(
+            "must be a size: a number of KiB, or a number with its unit, such as 200MB or 1.5GiB"
+        )
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def wrong_variables(environment: Mapping[str, str]) -> Iterator[ConfigurationError]:
@@ -423,7 +461,7 @@ def _parsed(name: str, text: str, source: str) -> Any:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise BadSetting(name, _shown_value(name, text), f"not JSON ({error})", source=source) from None
-    if str(_TYPES.get(name)).startswith("tuple"):
+    if name in _FIELDS and str(_FIELDS[name][0]).startswith("tuple"):
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
 

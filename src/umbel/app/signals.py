@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from umbel.control.state import describe_step
+from umbel.control.panel import describe_step
 from umbel.pools.guard import Raised, call_guarded
 
 # ---- signals ---------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
-"""Task: a function that can be called here, or sent to run on a worker. With it: what a base class may
-override (hooks), and the options of its definition, readable as attributes.
+"""Task: a function that can be called here, or sent to run on a worker.
+
+The decorated object keeps the function's signature for type checkers: `add.delay("x")` is an error in the
+editor, and at run time before anything is sent.
 """
 
 import inspect
@@ -7,292 +9,53 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from types import MethodType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    NoReturn,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
 from msgspec.structs import replace
 
 from umbel.app.canvas.group import MAP_TASK, STARMAP_TASK, Group, group, in_parts, map_signature
 from umbel.app.canvas.signature import Signature
-from umbel.app.options import SendOptions, TaskOptions, check_options, limit_of, sensitive_of
+from umbel.app.options import (
+    HOOK_NAMES,
+    TASK_KEYWORDS,
+    SendOptions,
+    TaskOptions,
+    check_options,
+    limit_of,
+    sensitive_of,
+)
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.running.retries import changed_attempt
+from umbel.app.running.retries import added_part, changed_attempt, replacement
 from umbel.app.sending.preparation import instant
-from umbel.app.types import CallTypes, signature_of, types_of
+from umbel.app.types import signature_of, types_of
 from umbel.backends.interface import Backend
 from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import ConfigurationError, Ignore, MaxRetriesExceeded, Retry
 from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.delivery.limits import Concurrency, Rate
-from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.wire.result import encode_state
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
-
-
-# ---- task attributes -------------------------------------------------------------------------------
-#
-# The options of a task's definition as attributes of the task.
-
-
-class TaskAttributes:
-    """The options of a task's definition, readable under the names they are given by.
-
-    A base class may state the same options as class attributes; the decorator's options override those.
-    """
-
-    options: TaskOptions
-
-    @property
-    def queue(self) -> str | None:
-        """The queue for calls that name none; None: by route, else the app's default."""
-        return self.options.queue
-
-    @property
-    def priority(self) -> int | None:
-        """The priority for calls that state none; None: by route, else the app's default."""
-        return self.options.priority
-
-    @property
-    def acks_late(self) -> bool | None:
-        """Whether messages are acknowledged after the run; None: by the app's setting."""
-        early = self.options.acks_early
-        return None if early is None else not early
-
-    @property
-    def ignore_result(self) -> bool | None:
-        """Whether results are not stored; None: by the app's setting."""
-        return self.options.ignore_result
-
-    @property
-    def autoretry_for(self) -> tuple[type[BaseException], ...]:
-        """The exceptions after which the task is retried automatically."""
-        return self.options.autoretry_for
-
-    @property
-    def dont_autoretry_for(self) -> tuple[type[BaseException], ...]:
-        """Exceptions among those of `autoretry_for` that are failures all the same."""
-        return self.options.dont_autoretry_for
-
-    @property
-    def retry_kwargs(self) -> Mapping[str, Any]:
-        """Options of automatic retries: `max_retries`, `countdown`, and options of a send."""
-        return self.options.retry_kwargs
-
-    @property
-    def max_retries(self) -> int | None:
-        """How often the task is retried; None: without limit."""
-        return self.options.retry.max_retries
-
-    @property
-    def default_retry_delay(self) -> float:
-        """Seconds before a retry, unless the retry states a time."""
-        return self.options.retry.delay_s
-
-    @property
-    def retry_backoff(self) -> bool | float:
-        """The first delay in seconds of retries whose delays double; False: delays do not grow."""
-        return self.options.retry.backoff_s or False
-
-    @property
-    def retry_backoff_max(self) -> float:
-        """The longest delay of a retry with backoff, in seconds."""
-        return self.options.retry.backoff_max_s
-
-    @property
-    def retry_jitter(self) -> bool:
-        """Whether delays with backoff are random up to their length."""
-        return self.options.retry.jitter
-
-    @property
-    def throws(self) -> tuple[type[BaseException], ...]:
-        """The exceptions that are expected: logged briefly, without a traceback."""
-        return self.options.throws
-
-    @property
-    def rate_limit(self) -> str | float | None:
-        """How often each worker starts the task, such as "100/m"; None: without limit."""
-        return self.options.rate_limit
-
-    @property
-    def limit(self) -> Rate | Concurrency | None:
-        """The limit that all workers of the cluster share; None: without limit."""
-        return self.options.limit
-
-    @property
-    def time_limit(self) -> float | None:
-        """Seconds after which the child process that runs the task is killed."""
-        return self.options.time_limit_s
-
-    @property
-    def soft_time_limit(self) -> float | None:
-        """Seconds after which SoftTimeLimitExceeded is raised in the task."""
-        return self.options.soft_time_limit_s
-
-    @property
-    def expires(self) -> float | None:
-        """Seconds after which an unstarted call is dropped."""
-        return self.options.expires_s
-
-    @property
-    def serializer(self) -> str | None:
-        """The serializer of its arguments; None: by the app's setting."""
-        return self.options.serializer
-
-    @property
-    def track_started(self) -> bool:
-        """Whether the state STARTED is stored when a run begins."""
-        return self.options.track_started
-
-    @property
-    def typing(self) -> bool:
-        """Whether arguments are checked against the function's signature when a call is sent."""
-        return self.options.typing
-
-
-# ---- hooks -----------------------------------------------------------------------------------------
-#
-# What a task does besides its function when it starts and when it ends.
-#
-# They are methods of a task's base class, or functions that were given with the task, and are called in the
-# child that runs it. A hook that raises is logged, and the task's outcome stays. Only `before_start` is
-# part of the run: what it raises is raised by the task.
+    from umbel.app.app import App
 
 log = logging.getLogger("umbel.task")
-
-_STATES = {"success": SUCCESS, "failure": FAILURE}
-
-
-class ExceptionInfo:
-    """An exception with its traceback as text; what hooks know as `einfo`."""
-
-    def __init__(self, exception: BaseException | None, traceback: str) -> None:
-        self.type = type(exception)
-        self.exception = exception
-        self.traceback = traceback
-
-    def __str__(self) -> str:
-        return self.traceback
-
-
-class TaskHooks:
-    """The hooks as methods that do nothing, for a task's base class to override."""
-
-    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Called before the function; what it raises is raised by the task."""
-
-    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Called when the task has succeeded."""
-
-    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Called when the task has failed; `str(einfo)` is the traceback."""
-
-    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Called when the task will be retried."""
-
-    def after_return(
-        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
-    ) -> None:
-        """Called last when the task has succeeded or failed; `retval` is its value or its exception."""
-
-
-HOOK_NAMES = ("before_start", "on_success", "on_failure", "on_retry", "after_return")
-
-
-class Hooks:
-    """The hooks that one task has."""
-
-    def __init__(self, found: Mapping[str, Callable[..., Any]]) -> None:
-        self._found = found
-
-    def before(self, request: "Request") -> None:
-        """Call `before_start`; its exception is the task's."""
-        before_start = self._found.get("before_start")
-        if before_start is not None:
-            before_start(request.id, request.args, request.kwargs)
-
-    def succeeded(self, request: "Request", value: Any) -> None:
-        """Call `on_success`."""
-        self._call("on_success", request, value, request.id, request.args, request.kwargs)
-
-    def failed(self, request: "Request", error: BaseException, traceback: str) -> None:
-        """Call `on_failure`."""
-        self._with_error("on_failure", request, error, traceback)
-
-    def retried(self, request: "Request", error: BaseException, traceback: str) -> None:
-        """Call `on_retry`."""
-        self._with_error("on_retry", request, error, traceback)
-
-    def returned(self, request: "Request", outcome: str, value: Any) -> None:
-        """Call `after_return`, after all others. A task that is retried or requeued has not returned."""
-        if outcome in _STATES:
-            state = _STATES[outcome]
-            self._call("after_return", request, state, value, request.id, request.args, request.kwargs, None)
-
-    def _with_error(self, name: str, request: "Request", error: BaseException, traceback: str) -> None:
-        if name in self._found:
-            about = ExceptionInfo(error, traceback)
-            self._call(name, request, error, request.id, request.args, request.kwargs, about)
-
-    def _call(self, name: str, request: "Request", *facts: Any) -> None:
-        hook = self._found.get(name)
-        happened = None if hook is None else call_guarded(hook, *facts)
-        if isinstance(happened, Raised):
-            log.error(
-                "task hook raised an exception",
-                extra={"hook": name, "task": request.task, "task_id": request.id},
-                exc_info=happened.error,
-            )
-
-
-def hooks_of(task: TaskHooks, given: Mapping[str, Callable[..., Any]]) -> Hooks | None:
-    """The hooks that the task's class overrides, and those given with it; None without any, as for most."""
-    found: dict[str, Callable[..., Any]] = {
-        name: getattr(task, name)
-        for name in HOOK_NAMES
-        if getattr(type(task), name) is not getattr(TaskHooks, name)
-    }
-    found |= {name: MethodType(function, task) for name, function in given.items()}
-    return Hooks(found) if found else None
-
-
-# ---- task ------------------------------------------------------------------------------------------
-#
-# A function that can be called here, or sent to run on a worker.
-#
-# The decorated object keeps the function's signature for the type checker: `add.delay("x")` is an error in
-# the editor, and at run time before anything is sent.
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Task(TaskAttributes, TaskHooks, Generic[P, R]):
+class Task(Generic[P, R]):
     """A function that can be called here, or sent to run on a worker."""
 
-    def __init__(
-        self, app: "SendingApp", name: str, function: Callable[..., Any], options: TaskOptions
-    ) -> None:
+    def __init__(self, app: "App", name: str, function: Callable[..., Any], options: TaskOptions) -> None:
         update_wrapper(self, function)
         self.app = app
         self.name = name
-        arguments = _Arguments(name, function, bound=options.bind)
-        hides = sensitive_of(name, options.sensitive, arguments.parameters)
-        types = arguments.types(function, options) if options.typing else None
-        limit = limit_of(name, options, arguments.parameters)
+        parameters = Parameters(name, function, bound=options.bind)
+        hides = sensitive_of(options.sensitive, parameters)
+        types = types_of(parameters, sensitive=options.sensitive) if options.typing else None
+        limit = limit_of(options, parameters)
         if hides is not None or types is not None or limit is not None:
             options = replace(options, hides=hides, types=types, cluster_limit=limit)
         self.options = options
@@ -301,8 +64,8 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         is_wrapped = type(self).__call__ not in (Task.__call__, AsyncTask.__call__)
         self.entry: Callable[..., Any] = self if is_wrapped else self.run
         self.is_async = inspect.iscoroutinefunction(function)
-        self.check_arguments = arguments.check if options.typing else _unchecked
-        self.hooks = hooks_of(self, options.hooks)
+        self.check_arguments = parameters.check if options.typing else _unchecked
+        self.hooks = _hooks_of(self)
         self.__dict__.update(_shadowed(self))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -439,8 +202,6 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         The replacement is sent in the step that settles this task. A group is replaced by the list of its
         results.
         """
-        from umbel.app.running.retries import replacement  # few tasks do this
-
         raise Ignore(
             "not a failure: self.replace() sent another task in place of this one",
             follow_ups=replacement(self.app, self.request, signature),
@@ -448,8 +209,6 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
 
     def add_to_chord(self, signature: Signature[Any], lazy: bool = False) -> Any:
         """Add a part to the chord that this task is a part of; with `lazy` it is returned and not sent."""
-        from umbel.app.running.retries import added_part
-
         added = added_part(self.app, self.request, signature)
         return added if lazy else added.apply_async()
 
@@ -493,6 +252,135 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
             return False
         return reports.event(event_type, fields, blind=blind)
 
+    # -- the options of the definition -----------------------------------------------------------
+    #
+    # A base class may state the same options as class attributes; the decorator's options override those.
+
+    @property
+    def queue(self) -> str | None:
+        """The queue for calls that name none; None: by route, else the app's default."""
+        return self.options.queue
+
+    @property
+    def priority(self) -> int | None:
+        """The priority for calls that state none; None: by route, else the app's default."""
+        return self.options.priority
+
+    @property
+    def acks_late(self) -> bool | None:
+        """Whether messages are acknowledged after the run; None: by the app's setting."""
+        early = self.options.acks_early
+        return None if early is None else not early
+
+    @property
+    def ignore_result(self) -> bool | None:
+        """Whether results are not stored; None: by the app's setting."""
+        return self.options.ignore_result
+
+    @property
+    def autoretry_for(self) -> tuple[type[BaseException], ...]:
+        """The exceptions after which the task is retried automatically."""
+        return self.options.autoretry_for
+
+    @property
+    def dont_autoretry_for(self) -> tuple[type[BaseException], ...]:
+        """Exceptions among those of `autoretry_for` that are failures all the same."""
+        return self.options.dont_autoretry_for
+
+    @property
+    def retry_kwargs(self) -> Mapping[str, Any]:
+        """Options of automatic retries: `max_retries`, `countdown`, and options of a send."""
+        return self.options.retry_kwargs
+
+    @property
+    def max_retries(self) -> int | None:
+        """How often the task is retried; None: without limit."""
+        return self.options.retry.max_retries
+
+    @property
+    def default_retry_delay(self) -> float:
+        """Seconds before a retry, unless the retry states a time."""
+        return self.options.retry.delay_s
+
+    @property
+    def retry_backoff(self) -> bool | float:
+        """The first delay in seconds of retries whose delays double; False: delays do not grow."""
+        return self.options.retry.backoff_s or False
+
+    @property
+    def retry_backoff_max(self) -> float:
+        """The longest delay of a retry with backoff, in seconds."""
+        return self.options.retry.backoff_max_s
+
+    @property
+    def retry_jitter(self) -> bool:
+        """Whether delays with backoff are random up to their length."""
+        return self.options.retry.jitter
+
+    @property
+    def throws(self) -> tuple[type[BaseException], ...]:
+        """The exceptions that are expected: logged briefly, without a traceback."""
+        return self.options.throws
+
+    @property
+    def rate_limit(self) -> str | float | None:
+        """How often each worker starts the task, such as "100/m"; None: without limit."""
+        return self.options.rate_limit
+
+    @property
+    def limit(self) -> Rate | Concurrency | None:
+        """The limit that all workers of the cluster share; None: without limit."""
+        return self.options.limit
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds after which the child process that runs the task is killed."""
+        return self.options.time_limit_s
+
+    @property
+    def soft_time_limit(self) -> float | None:
+        """Seconds after which SoftTimeLimitExceeded is raised in the task."""
+        return self.options.soft_time_limit_s
+
+    @property
+    def expires(self) -> float | None:
+        """Seconds after which an unstarted call is dropped."""
+        return self.options.expires_s
+
+    @property
+    def serializer(self) -> str | None:
+        """The serializer of its arguments; None: by the app's setting."""
+        return self.options.serializer
+
+    @property
+    def track_started(self) -> bool:
+        """Whether the state STARTED is stored when a run begins."""
+        return self.options.track_started
+
+    @property
+    def typing(self) -> bool:
+        """Whether arguments are checked against the function's signature when a call is sent."""
+        return self.options.typing
+
+    # -- hooks, for base classes to override -----------------------------------------------------
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Called before the function; what it raises is raised by the task."""
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Called when the task has succeeded."""
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Called when the task has failed; `str(einfo)` is the traceback."""
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Called when the task will be retried."""
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Called last when the task has succeeded or failed; `retval` is its value or its exception."""
+
     def __repr__(self) -> str:
         return f"<task {self.name}>"
 
@@ -506,79 +394,128 @@ class AsyncTask(Task[P, R]):
 
 
 def _unchecked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Any arguments do: the task was defined with `typing=False`."""
+    """Accept any arguments: the task was defined with `typing=False`."""
 
 
 def _shadowed(task: Task[Any, Any]) -> dict[str, Any]:
-    """The values of options that a base class also has as class attributes, for this task."""
-    ours = {name for name, value in vars(TaskAttributes).items() if isinstance(value, property)}
+    """The task's values of options whose properties are hidden by class attributes of a base class."""
+    properties = {name: value for name, value in vars(Task).items() if isinstance(value, property)}
     return {
-        name: getattr(TaskAttributes, name).__get__(task)
+        name: properties[name].__get__(task)
         for kind in type(task).__mro__
-        if kind not in (Task, AsyncTask, TaskAttributes)
-        for name in ours.intersection(vars(kind))
+        if kind not in (Task, AsyncTask)
+        for name in TASK_KEYWORDS.intersection(properties, vars(kind))
     }
 
 
-class _Arguments:
-    """Whether a call fits the function. Plain positional calls are judged by their number alone."""
+# ---- the parameters of a task ----------------------------------------------------------------------
 
-    def __init__(self, name: str, function: Callable[..., Any], *, bound: bool) -> None:
-        self._name = name
-        stated = signature_of(function)
-        parameters = list(stated.parameters.values())
-        self._returns = None if stated.return_annotation is stated.empty else stated.return_annotation
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Parameters:
+    """The parameters of a task's function as callers of the task see them."""
+
+    def __init__(self, task: str, function: Callable[..., Any], *, bound: bool = False) -> None:
+        """`bound`: the first parameter takes the task itself, and callers do not see it."""
+        signature = signature_of(function)
+        every = list(signature.parameters.values())
         if bound:
-            parameters = _without_first(name, parameters)
-        self.parameters = parameters  # as callers see them
-        self._signature = inspect.Signature(parameters)
-        positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
-        self._least = sum(parameter.default is parameter.empty for parameter in positional)
-        self._most = len(positional)
-        self._only_positional = len(positional) == len(parameters)
-
-    def types(self, function: Callable[..., Any], options: TaskOptions) -> CallTypes | None:
-        return types_of(self._name, function, self.parameters, self._returns, sensitive=options.sensitive)
+            every = _without_first(task, every)
+        self.task = task
+        self.function = function
+        self.every = every
+        self.returns = None if signature.return_annotation is signature.empty else signature.return_annotation
+        self.positional = [parameter for parameter in every if parameter.kind in _POSITIONAL]
+        self.by_name = [parameter for parameter in every if parameter.kind in _BY_NAME]
+        self.rest = self._name_of(inspect.Parameter.VAR_POSITIONAL)  # of `*args`
+        self.others = self._name_of(inspect.Parameter.VAR_KEYWORD)  # of `**kwargs`
+        self._signature = inspect.Signature(every)
+        self._least = sum(parameter.default is parameter.empty for parameter in self.positional)
+        self._most = len(self.positional)
+        self._only_positional = self._most == len(every)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise TypeError when the function could not be called like this."""
+        """Raise TypeError if the function does not take these arguments.
+
+        The number of arguments is enough to judge a call without keyword arguments.
+        """
         if not kwargs and self._only_positional and self._least <= len(args) <= self._most:
             return
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"cannot send {self._name}{self._signature}: {error}") from None
+            raise TypeError(f"cannot send {self.task}{self._signature}: {error}") from None
+
+    def _name_of(self, kind: Any) -> str | None:
+        return next((parameter.name for parameter in self.every if parameter.kind is kind), None)
 
 
-def _without_first(name: str, parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """What callers of a bound task see: all but the parameter that takes the task itself."""
+def _without_first(task: str, parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
     if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
         return parameters
     if not parameters or parameters[0].kind not in _POSITIONAL:
         raise ConfigurationError(
-            f"task {name!r} has bind=True, but its function has no first parameter for the task"
+            f"task {task!r} has bind=True, but its function has no first parameter for the task"
         )
     return parameters[1:]
 
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+# ---- the hooks of a task ---------------------------------------------------------------------------
 
 
-class TaskDecorator(Protocol):
-    """What `@app.task(...)` returns: it keeps the function's parameters and result type."""
+class ExceptionInfo:
+    """An exception with its traceback as text; hooks get it as `einfo`."""
 
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __init__(self, exception: BaseException | None, traceback: str) -> None:
+        self.type = type(exception)
+        self.exception = exception
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return self.traceback
 
 
-class BoundTaskDecorator(Protocol):
-    """The same for `bind=True`: callers do not see the function's first parameter."""
+class Hooks:
+    """The hooks of one task: methods that its class overrides, and functions that were given with it.
 
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Task[P, R]: ...
+    They are called in the child that runs the task. A hook that raises is logged, and the task's outcome
+    stays. Only `before_start` is a part of the run: its exceptions are those of the task.
+    """
+
+    def __init__(self, hooks: Mapping[str, Callable[..., Any]]) -> None:
+        self._hooks = hooks
+
+    def before(self, request: Request) -> None:
+        """Call `before_start`; its exception is the task's."""
+        if (hook := self._hooks.get("before_start")) is not None:
+            hook(request.id, request.args, request.kwargs)
+
+    def call(self, name: str, request: Request, *facts: Any, error_info: tuple[Any, ...] = ()) -> None:
+        """Call the named hook with these facts, the task's id and arguments, and the `error_info`."""
+        hook = self._hooks.get(name)
+        if hook is None:
+            return
+        happened = call_guarded(hook, *facts, request.id, request.args, request.kwargs, *error_info)
+        if isinstance(happened, Raised):
+            log.error(
+                "task hook raised an exception",
+                extra={"hook": name, "task": request.task, "task_id": request.id},
+                exc_info=happened.error,
+            )
+
+    def call_with_error(self, name: str, request: Request, error: BaseException, traceback: str) -> None:
+        """Call the named hook with an exception and its traceback."""
+        self.call(name, request, error, error_info=(ExceptionInfo(error, traceback),))
+
+
+def _hooks_of(task: Task[Any, Any]) -> Hooks | None:
+    """The hooks of a task; None without any, as for most tasks."""
+    hooks: dict[str, Callable[..., Any]] = {
+        name: getattr(task, name)
+        for name in HOOK_NAMES
+        if getattr(type(task), name) is not getattr(Task, name)
+    }
+    hooks |= {name: MethodType(function, task) for name, function in task.options.hooks.items()}
+    return Hooks(hooks) if hooks else None

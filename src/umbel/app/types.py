@@ -1,9 +1,11 @@
-"""Types: what the annotations of a task's function say about its arguments and its return value.
+"""Types: checks and converts arguments and return values by the annotations of a task's function.
 
-`CallTypes` checks and converts by them: arguments where a call is sent and where it runs, the return value
-where it is stored and where it is read. An annotation that cannot be checked is left alone: nothing is
-checked and nothing is converted. This is the only module that imports pydantic, for tasks whose annotations
-name it.
+The sender lowers the arguments to values that a message can carry, and refuses those that the worker could
+not parse. The child parses them, in one compiled step for all parameters. For a return value, the child
+lowers and the caller parses. A value whose annotation cannot be checked is neither checked nor converted; a
+task with only such annotations has no `CallTypes`.
+
+This is the only module that imports pydantic, and it does so only for tasks whose annotations name it.
 """
 
 import collections.abc
@@ -18,7 +20,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, NamedTuple, Optional, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, Union, get_args, get_origin
 from uuid import UUID
 
 import msgspec
@@ -27,16 +29,18 @@ from umbel.errors import BadValue, ConfigurationError, WrongType
 from umbel.wire.show import brief
 from umbel.wire.typed import PYDANTIC_FORM, from_tree, to_tree
 
-# ---- pydantic type ---------------------------------------------------------------------------------
-#
-# A type that pydantic understands, for one parameter or result.
-#
-# Its values travel as pydantic's own JSON, so that its rules for JSON apply on the other side, strict
-# models included. The only place that imports pydantic: for tasks whose annotations name it.
+if TYPE_CHECKING:
+    from umbel.app.task import Parameters
+
+# ---- types of pydantic ------------------------------------------------------------------------------
 
 
 class PydanticType:
-    """Converts the values of one parameter or result by pydantic's rules."""
+    """Converts the values of one parameter or result by pydantic's rules.
+
+    The values are sent as pydantic's JSON, so its rules for JSON apply where they are parsed, also for strict
+    models.
+    """
 
     def __init__(self, annotation: Any) -> None:
         from pydantic import PydanticUserError, TypeAdapter
@@ -53,7 +57,7 @@ class PydanticType:
         return self._adapter.dump_python(value, warnings=False, **PYDANTIC_FORM)
 
     def parse(self, tree: Any) -> Any:
-        """The value from its tree; ValueError says what does not fit."""
+        """The value from its tree; ValueError names the part that does not fit."""
         try:
             return self._adapter.validate_json(_as_json(tree))
         except ValueError as error:
@@ -90,11 +94,9 @@ def _first_problem(error: Any) -> str:
 
 # ---- annotations -----------------------------------------------------------------------------------
 #
-# The types that a task's function states, as far as they matter on the wire.
-#
-# An annotation is *plain* if JSON carries its values by itself (`int`, `list[str]`, `dict[str, Any]`, an
-# unknown class): then nothing is checked or converted. Otherwise `convertible` makes the type that msgspec
-# converts to.
+# An annotation is *plain* if JSON carries its values unchanged (`int`, `list[str]`, `dict[str, Any]`), or if
+# its class is unknown. Then nothing is checked or converted. For any other annotation `convertible` returns
+# the type that msgspec converts to.
 
 PLAIN_TYPES = frozenset({int, str, float, bool, None, type(None), list, dict, Any, object})
 _LEAVES = (datetime.date, datetime.time, datetime.timedelta, Decimal, UUID, bytes, PurePath)
@@ -117,9 +119,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def resolved(function: Callable[..., Any], annotation: Any) -> Any:
-    """The annotation with the names in it looked up; NameError when one is not known (yet)."""
+    """The annotation with its names resolved; NameError if a name is not known (yet)."""
     if isinstance(annotation, type):
-        return annotation  # most annotations: there is no name to look up
+        return annotation  # most annotations contain no name
 
     def holder() -> None: ...
 
@@ -130,15 +132,15 @@ def resolved(function: Callable[..., Any], annotation: Any) -> Any:
 
 
 def _enclosing(function: Any) -> dict[str, Any]:
-    """The names of the functions around this one, as far as it uses them."""
+    """The variables of enclosing functions that this function uses."""
     try:
         return dict(inspect.getclosurevars(function).nonlocals)
-    except (TypeError, ValueError):  # no function of Python, or a name that has no value yet
+    except (TypeError, ValueError):  # not a Python function, or a variable without a value
         return {}
 
 
 def is_plain(annotation: Any) -> bool:
-    """Whether JSON carries such values by itself, or the type is unknown."""
+    """Whether JSON carries such values unchanged, or the type is unknown."""
     if _is_one_of(annotation, PLAIN_TYPES):
         return True
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -156,7 +158,7 @@ def is_plain(annotation: Any) -> bool:
 
 
 def is_pydantic(annotation: Any) -> bool:
-    """Whether only pydantic understands it: its models, its dataclasses, its validators."""
+    """Whether only pydantic can convert it: models, dataclasses and validators of pydantic."""
     if (stands_for := _stands_for(annotation)) is not None:
         return is_pydantic(stands_for)
     inner = get_args(annotation)
@@ -193,7 +195,7 @@ def convertible(annotation: Any) -> Any:
 
 def _union(members: Iterable[Any]) -> Any:
     made = [convertible(member) for member in members]
-    if str in made:  # where text is accepted too, a path may stay the text that it is sent as
+    if str in made:  # a path is sent as text, and may stay text where text is accepted
         made = [member for member in made if not (isinstance(member, type) and issubclass(member, PurePath))]
     tagged = [member for member in made if _is_one_of(member, _TAGGED)]
     is_carried = all(_is_one_of(member, PLAIN_TYPES | _TAGGED) for member in made)
@@ -213,7 +215,7 @@ _SIMPLE = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "p
 
 
 def _constraints(metadata: Iterable[Any]) -> dict[str, Any]:
-    """What msgspec.Meta, annotated-types and the simple part of pydantic's Field demand of a value."""
+    """The constraints of msgspec.Meta, annotated-types, and simple fields of pydantic."""
     found: dict[str, Any] = {}
     for item in metadata:
         if _is_field(item):
@@ -227,7 +229,7 @@ def _constraints(metadata: Iterable[Any]) -> dict[str, Any]:
 
 
 def _of_pydantic(metadata: Iterable[Any]) -> bool:
-    """Whether one of these is pydantic's and more than a simple constraint."""
+    """Whether the metadata of pydantic contains more than simple constraints."""
     return any(_module_of(item) == "pydantic" and not _is_simple(item) for item in metadata)
 
 
@@ -261,10 +263,10 @@ def _is_checkable(values: Iterable[Any]) -> bool:
 
 
 def _is_known(kind: Any) -> bool:
-    """Whether this is a type that does not survive JSON by itself, and that can be rebuilt."""
+    """Whether values of this type change in JSON and can be rebuilt from it."""
     if not isinstance(kind, type) or kind.__module__.startswith("umbel."):  # errbacks are given a Request
         return False
-    if issubclass(kind, enum.Flag):  # combined flags are no members: they stay numbers
+    if issubclass(kind, enum.Flag):  # combined flags are not members, so they stay numbers
         return False
     if kind in _SETS or kind is tuple or _has_validator(kind) or issubclass(kind, (*_LEAVES, enum.Enum)):
         return True
@@ -289,86 +291,44 @@ def _is_one_of(annotation: Any, known: frozenset[Any]) -> bool:
         return False
 
 
-# ---- call types ------------------------------------------------------------------------------------
-#
-# The types of one task's parameters and of its result, ready to check and to convert.
-#
-# The sender lowers its arguments to what travels, and is refused what the worker could not parse. The child
-# parses them, in one compiled step for all parameters. The result goes the same way back. A task whose
-# annotations are all plain has no CallTypes.
+# ---- types of a call -------------------------------------------------------------------------------
 
 RESULT = "return"
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def types_of(
-    task: str,
-    function: Callable[..., Any],
-    parameters: Sequence[inspect.Parameter],
-    returns: Any,
-    *,
-    sensitive: Collection[str] = (),
-) -> "CallTypes | None":
-    """The types of a task; None if there is nothing to check. Names that are unknown yet are resolved at the
-    first call.
+def types_of(parameters: "Parameters", *, sensitive: Collection[str] = ()) -> "CallTypes | None":
+    """The types of a task; None if there is nothing to check.
 
-    `parameters` are those that a caller sees; errors do not show the values of `sensitive` ones.
+    Names that are still unknown are resolved at the first call. Errors do not show `sensitive` arguments.
     """
-    types = CallTypes(task, function, parameters, returns, sensitive)
+    types = CallTypes(parameters, sensitive)
     try:
         return types if types.build() else None
     except NameError:
         return types
 
 
-class ResultTypes(Protocol):
-    """How the value of a result is made from what was stored."""
-
-    def parse_result(self, tree: Any) -> Any:
-        """The value, from the stored tree."""
-
-
-class EachResult:
-    """A result that is a list of results of one task, as `map` and `starmap` return it."""
-
-    def __init__(self, types: ResultTypes) -> None:
-        self._types = types
-
-    def parse_result(self, tree: Any) -> Any:
-        """The list with each result parsed; anything else unchanged."""
-        return [self._types.parse_result(item) for item in tree] if isinstance(tree, list) else tree
-
-
 class CallTypes:
     """Checks and converts the arguments and the result of one task."""
 
-    def __init__(
-        self,
-        task: str,
-        function: Callable[..., Any],
-        parameters: Sequence[inspect.Parameter],
-        returns: Any,
-        sensitive: Collection[str],
-    ) -> None:
-        self._task = task
-        self._sensitive = frozenset(sensitive)
-        self._function = function
+    def __init__(self, parameters: "Parameters", sensitive: Collection[str]) -> None:
+        self._task = parameters.task
         self._parameters = parameters
-        self._returns = returns
+        self._sensitive = frozenset(sensitive)
         self._arguments: _Arguments | None = None
         self._result: _Values | None = None
         self._is_ready = False
 
     def build(self) -> bool:
-        """Resolve all names and compile the types, once; whether calls have anything to check.
+        """Resolve all names and compile the types, once; returns whether calls have anything to check.
 
         NameError: a name is not known yet.
         """
         if not self._is_ready:
-            stated = {parameter.name: self._stated(parameter) for parameter in self._parameters}
-            returned = self._resolved(RESULT, self._returns)
-            typed = {name: kind for name, kind in stated.items() if not is_plain(kind)}
-            self._arguments = _arguments(self._task, self._parameters, typed) if typed else None
+            kinds = {parameter.name: self._kind_of(parameter) for parameter in self._parameters.every}
+            returned = self._resolved(RESULT, self._parameters.returns)
+            typed = {name: kind for name, kind in kinds.items() if not is_plain(kind)}
+            self._arguments = _arguments(self._parameters, typed) if typed else None
             if not is_plain(returned):
                 self._result = _values(self._task, {RESULT: returned})
             self._is_ready = True
@@ -387,14 +347,14 @@ class CallTypes:
     def lower(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str = "json"
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments as they travel; WrongType for one that the worker could not parse."""
+        """The arguments for the message; WrongType for an argument that the worker could not parse."""
         if not self._is_ready:
             self.require()
         if self._arguments is None:
             return args, kwargs
         given = self._arguments.given(args, kwargs)
         lowered = self._arguments.values.lower(given, self._refused, tags=serializer != "msgpack")
-        if serializer == "pickle":  # it carries the objects themselves
+        if serializer == "pickle":  # it needs no conversion
             return args, kwargs
         return self._arguments.put(args, kwargs, lowered)
 
@@ -425,12 +385,12 @@ class CallTypes:
         what = f"the result of {self._task}" if name == RESULT else f"argument {name!r} of {self._task}"
         if name in self._sensitive:
             return WrongType(f"{what} does not fit its type; the reason is hidden, as `sensitive` names it")
-        if not name:  # the argument is unknown, and with it whether the problem quotes a sensitive value
+        if not name:  # an unknown argument: the problem may quote a sensitive value
             hint = "" if self._sensitive else f": {problem}"
             return WrongType(f"an argument of {self._task} does not fit its type{hint}")
         return WrongType(f"{what} is {brief(value)}, which does not fit its type: {problem}")
 
-    def _stated(self, parameter: inspect.Parameter) -> Any:
+    def _kind_of(self, parameter: inspect.Parameter) -> Any:
         if parameter.annotation is parameter.empty:
             return Any
         found = self._resolved(parameter.name, parameter.annotation)
@@ -442,8 +402,8 @@ class CallTypes:
 
     def _resolved(self, name: str, annotation: Any) -> Any:
         try:
-            return resolved(self._function, annotation)
-        except AttributeError as error:  # of a module that is known: the attribute may be defined later
+            return resolved(self._parameters.function, annotation)
+        except AttributeError as error:  # of a module, which may define the attribute later
             raise NameError(str(error)) from None
         except (SyntaxError, TypeError) as error:
             raise ConfigurationError(
@@ -452,8 +412,20 @@ class CallTypes:
             ) from None
 
 
+class EachResult:
+    """The type of a list of results of one task, as `map` and `starmap` return it."""
+
+    def __init__(self, types: CallTypes) -> None:
+        self._types = types
+
+    def parse_result(self, tree: Any) -> Any:
+        """The list with each result parsed; anything else unchanged."""
+        return [self._types.parse_result(item) for item in tree] if isinstance(tree, list) else tree
+
+
+ResultTypes = CallTypes | EachResult
 Refusal = Callable[[str, Any, str], WrongType]
-"""Makes the error from the name of a value, the value and what is wrong with it."""
+"""Makes the error from the name of a value, the value and the problem."""
 
 
 class _Values:
@@ -508,7 +480,7 @@ class _Values:
 
 
 class _Arguments(NamedTuple):
-    """Where the typed parameters of a function are found in a call, and their types."""
+    """The places of the typed parameters in the arguments of a call, and their types."""
 
     values: _Values
     places: tuple[tuple[int, str], ...]  # positional ones
@@ -544,27 +516,18 @@ class _Arguments(NamedTuple):
         return new_args, new_kwargs
 
 
-def _arguments(task: str, parameters: Sequence[inspect.Parameter], typed: Mapping[str, Any]) -> _Arguments:
-    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
-    by_name = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
-    rest = next(
-        (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), None
-    )
-    others = next(
-        (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), None
-    )
+def _arguments(parameters: "Parameters", typed: Mapping[str, Any]) -> _Arguments:
+    positional, rest, others = parameters.positional, parameters.rest, parameters.others
+    by_name = frozenset(parameter.name for parameter in parameters.by_name)
     return _Arguments(
-        _values(task, typed),
+        _values(parameters.task, typed),
         tuple(
             (place, parameter.name) for place, parameter in enumerate(positional) if parameter.name in typed
         ),
-        frozenset(by_name).intersection(typed),
-        (len(positional), rest) if rest in typed and rest is not None else None,
-        (frozenset(by_name), others) if others in typed and others is not None else None,
+        by_name.intersection(typed),
+        (len(positional), rest) if rest is not None and rest in typed else None,
+        (by_name, others) if others is not None and others in typed else None,
     )
-
-
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _values(task: str, stated: Mapping[str, Any]) -> _Values:
@@ -597,7 +560,7 @@ def _what(name: str) -> str:
 
 
 def _placed(problem: str) -> tuple[str, str]:
-    """The parameter that a complaint of msgspec is about, and the complaint without it."""
+    """The parameter that an error of msgspec names, and the error without the parameter."""
     found = _PLACE.fullmatch(problem)
     if found is None:
         return "", problem

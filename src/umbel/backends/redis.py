@@ -57,8 +57,6 @@ READ_SHARE = 20.0  # reads take at most a twentieth of the time
 CHORD_CLAIM_S = 30
 CHORD_DONE_S = 300  # as in Celery 5.7: long enough for the last redelivery of a part
 
-_STORE, _BURY = script("store"), script("bury")
-
 
 class _Status(msgspec.Struct):
     status: str = PENDING
@@ -268,6 +266,7 @@ class RedisBackend(Backend):
         self._addresses = parse_addresses(url)
         self._keys = Keys.of(settings, self._addresses[0].database)
         self._bindings = Bindings(self._keys, settings.declared)
+        self._store_script = script("store", prefix=self._keys.result_prefix)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._chord_ttl_s = max(1, math.ceil(settings.result_expires_s))
         self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
@@ -296,7 +295,7 @@ class RedisBackend(Backend):
                 refused[some[0]] = f"it exceeds the limit of {BATCH_BYTES_MAX:,} bytes"
                 continue
             args = result_arguments(self._keys, [results[place] for place in some])
-            reply = self._pool.run(_STORE, self._keys.result_prefix, self._ttl_ms, *args)
+            reply = self._pool.run(self._store_script, self._ttl_ms, *args)
             for place, why in zip(reply[::2], reply[1::2], strict=True):
                 refused[some[place]] = why.decode(errors="replace")
         if refused:
@@ -467,7 +466,7 @@ class RedisBackend(Backend):
         for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
             args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
             args.append(sealed(outgoing, tag, outgoing.not_before))
-        reply = self._run_chord("end", group_id, CHORD_DONE_S, self._keys.prefix, *args)
+        reply = self._run_chord("end", group_id, CHORD_DONE_S, *args)
         refusals = reply[1:] if reply else ()
         refused = [
             Refused(batch[place], why.decode(errors="replace"))
@@ -479,14 +478,12 @@ class RedisBackend(Backend):
         """Return the messages with their queues, and the unroutable messages, which are dead letters now."""
         if self._bindings.are_plain(batch):
             return batch, []
-        exchanges = self._bindings.exchanges(batch)
-        read, tables = self._bindings.read(exchanges), []
-        if read:
-            tables = self._pool.use(lambda connection: connection.call_all(read))
-        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
+        read = self._bindings.read(batch)
+        found = self._pool.use(lambda connection: connection.call_all(read)) if read else []
+        routed = self._bindings.route(batch, found)
         unroutable = [Refused(batch[place], why) for place, why in routed.refused.items()]
         for args in bury_arguments(self._keys, unroutable):
-            self._pool.run(_BURY, *args)
+            self._pool.run(self._keys.script("bury"), *args)
         return routed.batch, unroutable
 
     def _run_chord(self, verb: str, group_id: str, *args: object) -> Any:

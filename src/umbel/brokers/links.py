@@ -12,12 +12,11 @@ broker that lost its id would otherwise get a new one, and refuse every signed m
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from umbel.backoff import Backoff
 from umbel.brokers.interface import Broadcast, BrokerSettings, ClusterRecord, Replaced
-from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, ConfigurationError, NoClusterId
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.delivery.trust import ClusterId
 from umbel.protocol.shutdown import Closed, LinkChange, LinkLost, LinkRestored
 from umbel.text import without_password
@@ -82,17 +81,16 @@ class LastingSubscription:
         self.arrived = asyncio.Event()  # set when a broadcast arrives, and when the connection is lost
 
     async def __aiter__(self) -> AsyncIterator[Broadcast]:
-        failures = 0
+        backoff = Backoff()
         while True:
             while (broadcast := self.next_broadcast()) is not None:
                 yield broadcast
             self.arrived.clear()
             try:
                 await self.wait_or_reconnect()
-                failures = 0
+                backoff.reset()
             except BrokerError:
-                failures += 1
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                await backoff.pause()
 
     def next_broadcast(self) -> Broadcast | None:
         """Return the next broadcast that has arrived, if any."""

@@ -12,7 +12,7 @@ from umbel.brokers.interface.connection import why_reserved
 from umbel.errors import BadURL, BrokerRefused, NotSupported
 
 if TYPE_CHECKING:
-    from umbel.brokers.sqlite.clients import PendingWork
+    from umbel.brokers.sqlite.cluster_store import PendingWork
 
 
 def need_redis_extra(url: str) -> None:
@@ -48,7 +48,7 @@ class _Parts(NamedTuple):
 
 _SQLITE = _Parts(
     "sqlite.broker:SqliteBroker",
-    "sqlite.clients:SqliteProducer",
+    "sqlite.cluster_store:SqliteProducer",
     "sqlite.thread:SqliteAsyncProducer",
     "sqlite.store:CAPABILITIES",
 )
@@ -118,7 +118,7 @@ def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
 
 def look_into(settings: BrokerSettings) -> "PendingWork":
     """Return a view of the pending work in the embedded broker's file, for tests that wait for it."""
-    from umbel.brokers.sqlite.clients import PendingWork
+    from umbel.brokers.sqlite.cluster_store import PendingWork
 
     return PendingWork(settings)
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.worker import control as celerys
@@ -21,10 +21,12 @@ from msgspec.structs import replace
 
 from umbel.control.commands import builtin_panel, ids_in
 from umbel.control.panel import Command, Panel, UsersPanel
-from umbel.control.state import ControlState
 from umbel.errors import NotSupported
 from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.pidbox import Request
+
+if TYPE_CHECKING:
+    from umbel.worker.remote.view import WorkerView
 
 # ---- revoking --------------------------------------------------------------------------------------
 #
@@ -51,7 +53,7 @@ def revoking_panel() -> Panel:
 
 def _and_stored(handler: Handler) -> Handler:
     async def call(
-        state: ControlState, task_id: list[Any], *, request: Request, **arguments: Any
+        state: "WorkerView", task_id: list[Any], *, request: Request, **arguments: Any
     ) -> dict[str, str]:
         names = _waiting(state, ids_in(task_id))
         reply = await handler(state, task_id, request=request, **arguments)
@@ -67,7 +69,7 @@ def _and_stored(handler: Handler) -> Handler:
     return call
 
 
-def _waiting(state: ControlState, task_ids: list[str]) -> dict[str, str]:
+def _waiting(state: "WorkerView", task_ids: list[str]) -> dict[str, str]:
     """The tasks that do not run here, each with its name if that is known."""
     found = state.find(task_ids)
     return {
@@ -132,7 +134,7 @@ def users_commands() -> Iterator[Command]:
 class CeleryState:
     """The `state` of a handler: Celery's names, and everything that Umbel's commands see."""
 
-    def __init__(self, state: ControlState) -> None:
+    def __init__(self, state: "WorkerView") -> None:
         self._state = state
         self.app = state.app
         self.hostname = state.node
@@ -143,7 +145,7 @@ class CeleryState:
         """Raises NotSupported: there is no consumer of Celery's here."""
         raise NotSupported(
             "state.consumer is Celery's consumer, which a worker of Umbel's does not have; "
-            "use state.app, state.hostname, or what umbel.control.state.ControlState offers"
+            "use state.app, state.hostname, or what umbel.worker.remote.view.WorkerView offers"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -167,7 +169,7 @@ def _command(name: str) -> Command:
 
 def _with_state(handler: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(handler)
-    def call(state: ControlState, **arguments: Any) -> Any:
+    def call(state: "WorkerView", **arguments: Any) -> Any:
         return handler(CeleryState(state), **arguments)
 
     return call

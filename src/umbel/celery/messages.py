@@ -21,7 +21,7 @@ from kombu import Producer
 from kombu.compression import decompress
 from kombu.serialization import loads
 
-from umbel.app.sending.preparation import signed
+from umbel.app.sending.signing import signed
 from umbel.celery.configuration import app_for, settings_of
 from umbel.clock import cluster_now
 from umbel.protocol.delivery.trust import UNSIGNED

@@ -19,7 +19,7 @@ from kombu.utils.imports import symbol_by_name
 from umbel.celery.messages import Capture, signed_here
 from umbel.errors import BrokerUnavailable, ConfigurationError
 from umbel.wire.values import UNREADABLE
-from umbel.worker.foreign_scheduler import Leadership
+from umbel.worker.foreign_scheduler import SchedulerTerm
 
 log = logging.getLogger("umbel.celery.schedule")
 TICK_MAX_S = 5.0  # a changed row or an added entry is seen within this time
@@ -33,9 +33,9 @@ class LeaseLost(Exception):
 
 
 class CelerySchedule:
-    """A `ForeignScheduler`: one term of one leader."""
+    """The scheduler of a Celery project (`worker/foreign_scheduler.py`): one term of one leader."""
 
-    def __init__(self, app: Any, leadership: Leadership) -> None:
+    def __init__(self, app: Any, leadership: SchedulerTerm) -> None:
         self._app = app
         self._leadership = leadership
         self._scheduler: Any = None
@@ -100,7 +100,7 @@ def _is_custom(kind: Any) -> bool:
     return kind not in (Scheduler, PersistentScheduler)
 
 
-def _make(app: Any, leadership: Leadership) -> Any:
+def _make(app: Any, leadership: SchedulerTerm) -> Any:
     """The project's scheduler, fenced by the lease. The default scheduler of Celery runs here without
     its file.
     """
@@ -137,7 +137,7 @@ class _Fenced:
     writes whole rows then, which would overwrite concurrent edits.
     """
 
-    umbel_leadership: Leadership
+    umbel_leadership: SchedulerTerm
     umbel_times: _Times
     umbel_has_sent = False
     producer = None  # nothing is sent over a separate connection

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from msgspec.structs import asdict
 
-from umbel.brokers.interface import DeadLetter, Queues
+from umbel.brokers.interface import Broker, DeadLetter, Queues
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.history.lake import Moment
@@ -27,7 +27,6 @@ from umbel.control.failures import (
     ANY_CONTENT,
     FIELDS,
     FailedTask,
-    FailureBroker,
     FailureFilter,
     FilterCondition,
     RetryOutcome,
@@ -311,7 +310,7 @@ def retry(
         click.confirm(one_line(f"Retry {_counted(found)}?"), err=True, abort=True)
     accept = _accepted(app_name, url)
 
-    async def send(broker: FailureBroker) -> RetryOutcome:
+    async def send(broker: Broker) -> RetryOutcome:
         return await retry_failed(broker, found, accept=accept, even_if_used=even_if_used)
 
     done = ask_broker(app_name, send, url=url)

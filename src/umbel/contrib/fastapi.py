@@ -1,4 +1,4 @@
-"""Umbel in FastAPI: the app's async client opens and closes with the site, and endpoints depend on it.
+"""Umbel in FastAPI: the app's async client opens and closes with the site; endpoints get it as a dependency.
 
     site = FastAPI(lifespan=lifespan(tasks))
 
@@ -23,16 +23,16 @@ from umbel.errors import ConfigurationError
 __all__ = ["Umbel", "lifespan", "umbel_app"]
 
 STATE = "umbel"  # the attribute of `request.state`
-FULL_RARER = 10  # how many times rarer full collections become
+FULL_RARER = 10  # the factor by which full collections become rarer
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
 
 def lifespan(
     app: App, own: Lifespan | None = None
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
-    """For `FastAPI(lifespan=...)`. A lifespan of your `own` runs inside: it may send tasks until its end.
+    """The value for `FastAPI(lifespan=...)`. Your `own` lifespan runs inside it, and may send tasks.
 
-    Objects that the site has loaded by then are excluded from later garbage collections, and full collections
+    Objects that are loaded before the site starts are excluded from garbage collection, and full collections
     become rarer (`seldom_collected`).
     """
 
@@ -49,8 +49,8 @@ def lifespan(
 def seldom_collected() -> Iterator[None]:
     """Avoid full garbage collections while many requests wait.
 
-    An unresponsive broker keeps requests waiting. Their objects make the collector go through everything
-    again and again, which blocks the event loop for up to a tenth of a second each time.
+    While the broker does not answer, requests wait, and their objects trigger one full collection after the
+    other. Each blocks the event loop for up to a tenth of a second.
     """
     young, middle, old = gc.get_threshold()
     gc.collect()
@@ -64,7 +64,7 @@ def seldom_collected() -> Iterator[None]:
 
 
 def umbel_app(connection: HTTPConnection) -> App:
-    """The dependency: the app that the lifespan opened. ConfigurationError if there is none."""
+    """The dependency: the app that the lifespan opened; ConfigurationError if there is none."""
     found = getattr(connection.state, STATE, None)
     if not isinstance(found, App):
         raise ConfigurationError(

@@ -11,7 +11,7 @@
         umbel.init_app(app)
         return app
 
-A worker is given a module that holds both: `umbel worker -A wsgi`.
+The worker needs a module that contains both: `umbel worker -A wsgi`.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ SOURCE = 'app.config["UMBEL"]'
 
 
 class FlaskTask(Task[P, R]):
-    """Runs in the application context. A direct call runs the plain function."""
+    """A task that runs in the application context. A direct call runs the plain function."""
 
     def __init__(self, app: "Umbel", *definition: Any) -> None:
         super().__init__(app, *definition)
@@ -46,7 +46,7 @@ class FlaskTask(Task[P, R]):
 
 
 class Umbel(App):
-    """The app of a Flask site. `settings` apply where `app.config["UMBEL"]` says nothing."""
+    """The app of a Flask site. `app.config["UMBEL"]` overrides `settings`."""
 
     Task = FlaskTask
 
@@ -61,7 +61,7 @@ class Umbel(App):
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Take the settings of this site, and run tasks in its context. The last site counts."""
+        """Use the settings of this site, and run tasks in its context. A later call replaces the site."""
         given = app.config.get("UMBEL", {})
         if not isinstance(given, Mapping):
             raise ConfigurationError(
@@ -74,7 +74,7 @@ class Umbel(App):
         self._take({**self._constructed, **given})
 
     def context(self) -> AppContext:
-        """The application context that a task runs in; ConfigurationError without an application."""
+        """The application context for a task; ConfigurationError without an application."""
         if self._flask is None:
             raise ConfigurationError(
                 "no Flask application is known here: call umbel.init_app(app) in the module that -A names"
@@ -82,7 +82,7 @@ class Umbel(App):
         return self._flask.app_context()
 
     def before_children(self, node: str, *, forks: bool) -> None:
-        """ConfigurationError without an application: a worker does not start then."""
+        """Raise ConfigurationError without an application, so that a worker does not start."""
         self.context()
 
     def _take(self, given: Mapping[str, Any]) -> None:

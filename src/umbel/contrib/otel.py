@@ -5,15 +5,15 @@
     instrument(app)
 
 A send makes a span of kind producer, `apply_async/NAME`, and writes its context into the message's headers
-(`traceparent`, `tracestate`, or what the configured propagator writes). The run of the message is a span of
+(`traceparent`, `tracestate`, or the fields of the configured propagator). The run of the message is a span of
 kind consumer, `run/NAME`, below it. Names, headers and the main attributes are those of OpenTelemetry's
-instrumentation of Celery, so that traces go through clusters of both.
+instrumentation of Celery, so that traces continue through clusters with both kinds of workers.
 
-The spans are made by handlers of the app's signals: without `instrument` nothing is imported and no task does
-more. The producer's span covers the making of the message, because what a task sends at its end is sent by
-another process; how long the message travelled and waited is the gap before the run. All attempts of a task
-are below the span that sent it. The run of a process that is killed has no span: no process is left to export
-it.
+Handlers of the app's signals make the spans: without `instrument` nothing is imported, and tasks have no
+extra cost. The producer's span covers the making of the message only, because messages that a task sends at
+its end are published by another process. The gap between the span of the send and that of the run is the time
+on the way and in the queue. All attempts of a task are below the span that sent it. A run whose process is
+killed has no span, because nothing can export it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,7 @@ from typing import Any
 
 from umbel.app.app import App
 from umbel.app.request import Request, current_request
-from umbel.app.sending.preparation import Prepared
-from umbel.app.sending.publication import arrange
+from umbel.app.sending.preparation import Prepared, arrange
 from umbel.errors import BrokerError, ConfigurationError, WireError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.version import VERSION
@@ -93,7 +92,7 @@ _RUN: ContextVar[_Run | None] = ContextVar("umbel_otel_run", default=None)
 
 
 class Spans:
-    """The handlers of the app's signals that begin and end spans."""
+    """The signal handlers that begin and end spans."""
 
     def __init__(self, app: App, provider: trace.TracerProvider | None) -> None:
         self._app = app
@@ -103,7 +102,7 @@ class Spans:
     # -- sending ---------------------------------------------------------------------------------
 
     def sending(self, task: str, task_id: str, queue: str, headers: dict[str, Any], **_: Any) -> None:
-        """Make the producer's span, and write its context into the headers."""
+        """Make the span of a send, and write its context into the headers."""
         request = current_request()
         if request is not None and request.id == task_id and PARENT in headers:
             return  # a retry, which keeps the context of the first attempt
@@ -118,13 +117,13 @@ class Spans:
         span.end()
 
     def sending_chord(self, group_id: str, parts: Sequence[Prepared], **_: Any) -> None:
-        """Store the contexts of the parts, for the task that sends the body."""
+        """Store the contexts of the chord's parts, for the task that sends the body."""
         parents = [read_header_map(item.outgoing.message.headers).get(PARENT) for item in parts[:LINKS_MAX]]
         if found := [item for item in parents if item]:
             arrange(self._app, lambda backend: backend.save_group(_key(group_id), encode_json(found)))
 
     def _parts(self, request: Request | None, task_id: str) -> list[trace.Link]:
-        """Links to the parts of the chord, if this is its body, sent by the task that ended last."""
+        """Links to the parts of the chord, if this call is the body of a chord."""
         if request is None or request.chord is None or not request.group:
             return []
         if (request.chord.get("options") or {}).get("task_id") != task_id:
@@ -139,7 +138,7 @@ class Spans:
     # -- running ---------------------------------------------------------------------------------
 
     def begin(self, task: Any, task_id: str, **_: Any) -> None:
-        """Begin the consumer's span of a run, below the span in the message's headers."""
+        """Begin the span of a run, below the span in the message's headers."""
         request = current_request()
         assert request is not None, "a task runs with its request in place"
         parent = extract(request.headers, context=Context(), getter=_TEXTS)
@@ -155,7 +154,7 @@ class Spans:
         contexts.attach(trace.set_span_in_context(span, parent))
 
     def failed(self, task: Any, error: BaseException, traceback: str, **_: Any) -> None:
-        """Record the exception with texts in which sensitive arguments are replaced."""
+        """Record the exception, with sensitive arguments replaced in its texts."""
         run = _RUN.get()
         if run is None or isinstance(error, task.options.throws):
             return
@@ -176,11 +175,11 @@ class Spans:
         run.span.set_attribute("celery.state", state.upper())
         run.span.end()
         _RUN.set(run.around)
-        # Not by a token: an awaited task may end in another thread, where the token of `begin` is invalid.
+        # Not with a token: an awaited task may end in another thread, where the token of `begin` is invalid.
         contexts.attach(run.before)
 
     def flush(self, **_: Any) -> None:
-        """Export what is buffered, before the process ends."""
+        """Export the buffered spans before the process ends."""
         provider: Any = self._provider or trace.get_tracer_provider()
         if hasattr(provider, "force_flush"):
             provider.force_flush(FLUSH_MS)
@@ -216,7 +215,9 @@ def _text(error: BaseException) -> str:
 
 
 def _key(group_id: str) -> str:
-    """The key next to the chord's; if a Celery worker ends the last part, it stays until results expire."""
+    """The key of the stored contexts. If a Celery worker ends the last part, it stays until results
+    expire.
+    """
     return f"traces-{group_id}"
 
 
@@ -232,7 +233,7 @@ def _links(stored: bytes) -> list[trace.Link]:
 
 
 class _Texts(Getter[Mapping[str, Any]]):
-    """Headers as a peer wrote them: values that are not texts are ignored."""
+    """Reads headers of any sender; values that are not texts are ignored."""
 
     def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
         value = carrier.get(key)

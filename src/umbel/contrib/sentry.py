@@ -1,4 +1,4 @@
-"""Sentry: failures of an app's tasks as events, runs of its periodic tasks as check-ins.
+"""Sentry: reports failures of an app's tasks as events, and runs of its periodic tasks as check-ins.
 
     import sentry_sdk
     from umbel.contrib.sentry import instrument
@@ -6,18 +6,16 @@
     sentry_sdk.init(dsn=...)
     instrument(app)
 
-It connects to the app's signals. Each run has a separate scope, with the task's name and id as tags, so that
-nothing of one task shows in the event of another. Every event, log line and metric of a run is stripped of
-the task's `sensitive` arguments and of what reads like a secret (`redaction.py`). Values are replaced
-wherever they are; names only where they are the user's. The names of Sentry's own protocol stay, and so do
-the fields that its SDK fills: without them nothing is sent, or an event without its exception. If every
-argument is sensitive, an event contains only the kind of error and the task.
+The reports are made by handlers of the app's signals. Each run has a separate scope, with the task's name and
+id as tags, so that nothing of one task shows in the event of another. In every event, log line and metric of
+a run, the task's `sensitive` arguments and texts that look like secrets (`redaction.py`) are replaced. Values
+are replaced everywhere, names only where users choose them. The names of Sentry's protocol and the fields
+that its SDK fills stay: without them Sentry would drop the event or its exception. If every argument is
+sensitive, an event contains only the kind of error and the task.
 
-Logs and metrics of a thread that the task started itself are not stripped: such a thread does not know its
-task.
-
-It stops being right where no process can report: a task whose process is killed, by its time limit or from
-outside, appears in the worker's log, events and metrics only.
+Limits: logs and metrics of a thread that the task started are not changed, because such a thread does not
+know its task. A task whose process is killed, by its time limit or from outside, is not reported; it appears
+in the worker's log, events and metrics.
 """
 
 import re
@@ -32,7 +30,7 @@ from umbel.app.app import App
 from umbel.app.cluster.periodic import PERIODIC_HEADER, Cron, Periodic
 from umbel.app.request import Request, current_request
 from umbel.errors import ConfigurationError
-from umbel.pools.guard import Raised, Returned, call_guarded
+from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.delivery.redaction import is_secret, redact
 from umbel.protocol.delivery.sensitive import DEPTH_MAX, MASK, Secrets
 from umbel.protocol.leadership.schedule import Every
@@ -41,20 +39,12 @@ if TYPE_CHECKING:
     from sentry_sdk.types import Event, MonitorConfig
 
 
-# ---- sentry secrets --------------------------------------------------------------------------------
-#
-# What leaves to Sentry without the sensitive arguments of the run that made it: events, logs, metrics.
-#
-# What reads like a secret goes too, of runs without sensitive arguments as well (`redaction.py`).
-#
-# Values are struck wherever they are; names only where they are the user's. The names of Sentry's own
-# protocol stay, and so do the fields that its SDK fills: without them nothing is sent, or an event without
-# its exception. Where everything is secret, an event says what kind of error it is, and of which task.
+# ---- secrets ---------------------------------------------------------------------------------------
 
 TASK, TASK_ID, NODE, ABOUT = "umbel.task", "umbel.task_id", "umbel.node", "umbel-task"
 Fields = dict[str, Any]
 
-_OURS = frozenset({TASK, TASK_ID, NODE, ABOUT})  # no argument of a task
+_OURS = frozenset({TASK, TASK_ID, NODE, ABOUT})  # names that Umbel adds
 _BY_SDK = frozenset({"event_id", "timestamp", "start_timestamp", "platform", "level", "type", "sdk"})
 _BY_SETUP = frozenset({"release", "environment", "dist", "server_name", "transaction", "transaction_info"})
 _OF_TRACE = frozenset({"trace_id", "span_id", "parent_span_id", "op", "origin", "status", "type"})
@@ -66,8 +56,8 @@ _WITH_USERS_NAMES = frozenset(
 
 
 def struck_event(event: Fields, secrets: Secrets) -> Fields:
-    """The event without sensitive arguments. Local variables are left out: a shortened value may not be
-    recognisable.
+    """The event without sensitive arguments, and without local variables, whose shortened values may hide
+    parts of a secret.
     """
     if secrets.is_everything:
         return _bare(event)
@@ -89,6 +79,8 @@ def struck_log(log: Fields, secrets: Secrets) -> Fields:
 
 
 class _Striking:
+    """Replaces secrets in the fields of events, logs and metrics."""
+
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
 
@@ -100,7 +92,7 @@ class _Striking:
         return struck
 
     def value(self, value: Any, *, names: bool, depth: int = 0) -> Any:
-        """`names`: those of this mapping, and of what is below, are the user's."""
+        """A value without secrets. `names`: users choose the names in this mapping and in those below."""
         if depth > DEPTH_MAX:
             return MASK
         if isinstance(value, list | tuple):
@@ -117,17 +109,17 @@ class _Striking:
             return value
         if isinstance(value, str):
             return self._clean(value)
-        shown = [call_guarded(form, value) for form in (str, repr)]  # either is what the SDK would send
-        return value if all(self._is_clean(form_shown) for form_shown in shown) else MASK
-
-    def _is_clean(self, shown: Returned[str] | Raised) -> bool:
-        return isinstance(shown, Returned) and self._clean(shown.value) == shown.value
+        for form in (str, repr):  # the SDK would send either
+            shown = call_guarded(form, value)
+            if isinstance(shown, Raised) or self._clean(shown.value) != shown.value:
+                return MASK
+        return value
 
     def _clean(self, text: str) -> str:
         return redact(self._secrets.strike(text))
 
     def named(self, name: str, value: Any) -> Any:
-        """A value under a name of the user's; replaced if the name reads like a secret."""
+        """A value under a name that users choose; replaced if the name looks like that of a secret."""
         is_logged = name.startswith("sentry.")
         return MASK if value and not is_logged and is_secret(name) else self.value(value, names=True)
 
@@ -167,9 +159,7 @@ def _of_trace(trace: Fields) -> Fields:
     return {name: field for name, field in trace.items() if name in _OF_TRACE}
 
 
-# ---- sentry ----------------------------------------------------------------------------------------
-#
-# Failures of an app's tasks as events, runs of its periodic tasks as check-ins.
+# ---- reports ---------------------------------------------------------------------------------------
 
 try:
     import sentry_sdk
@@ -188,10 +178,10 @@ STATUS = {
     "failure": MonitorStatus.ERROR,
     "rejected": MonitorStatus.ERROR,
     "cancelled": MonitorStatus.ERROR,
-}  # a retry or a return to the queue is not the end of a run
+}  # after a retry or a requeue the slot's run has not ended
 
 HOOKS = ("before_send_log", "before_send_metric")
-NOTHING = Secrets(())  # what reads like a secret is replaced all the same
+NOTHING = Secrets(())  # texts that look like secrets are still replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +195,9 @@ _RUN: ContextVar[_Run | None] = ContextVar("umbel_sentry_run", default=None)
 
 
 def instrument(app: App, *, arguments: bool = True, check_ins: bool = True) -> None:
-    """Report failures of `app`'s tasks to Sentry, and runs of its periodic ones; further calls do nothing.
+    """Report failures of `app`'s tasks and runs of its periodic tasks to Sentry; further calls do nothing.
 
-    `arguments`: include those of the task that failed, except the sensitive ones.
+    With `arguments`, events contain the arguments of the task that failed, except the sensitive ones.
     """
     signals = app.signals
     if any(
@@ -269,7 +259,7 @@ class _Reports:
             return
         entry = next((periodic for periodic in self._app.periodic_tasks if periodic.name == name), None)
         config = _config(entry) if entry is not None else None
-        # The same for all attempts: together they are the run of one slot.
+        # The same id for all attempts, which together are the run of one slot.
         check_in_id = uuid5(NAMESPACE_OID, request.id).hex
         capture_checkin(_slug(name), check_in_id, status, monitor_config=config)
 
@@ -285,9 +275,7 @@ def _without(event: "Event", secrets: Secrets) -> "Event":
 
 
 def _strike_logs() -> None:
-    """Hook into the current client: logs and metrics pass through no scope's processors, only the
-    client's.
-    """
+    """Hook into the current client, because processors of a scope do not see logs and metrics."""
     client = sentry_sdk.get_client()
     for name in HOOKS if client.is_active() else ():
         theirs = client.options.get(name) or (client.options.get("_experiments") or {}).get(name)
@@ -297,7 +285,7 @@ def _strike_logs() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """Runs before the user's hook, which sees no secret either."""
+    """Removes secrets from logs and metrics, before the user's hook."""
 
     theirs: Callable[[Any, Any], Any] | None
 
@@ -309,14 +297,12 @@ class _Hook:
 
 
 def _slug(name: str) -> str:
-    """The name as Sentry allows it for monitors."""
+    """The name in the form that Sentry accepts for monitors."""
     return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-")[:SLUG_MAX_CHARS]
 
 
 def _config(entry: Periodic) -> "MonitorConfig | None":
-    """The configuration with which Sentry creates the monitor; it knows only slots that are whole minutes
-    apart.
-    """
+    """The configuration with which Sentry creates the monitor; None if intervals are not whole minutes."""
     rule = entry.entry.rule
     if isinstance(rule, Cron):
         return {
@@ -329,5 +315,5 @@ def _config(entry: Periodic) -> "MonitorConfig | None":
 
 
 def _flush(**_: Any) -> None:
-    """Send what is buffered, before the process ends."""
+    """Send the buffered reports before the process ends."""
     sentry_sdk.flush(timeout=FLUSH_S)

@@ -116,6 +116,7 @@ class ControlClient:
         expires: bool,
         signed: bool,
     ) -> None:
+        """Open a reply address, send the request, and collect replies until all expected have come."""
         loop = asyncio.get_running_loop()
         async with self._turns:
             limits.waits_for = "opening a reply address"

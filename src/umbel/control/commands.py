@@ -8,26 +8,20 @@ import signal as signals
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from shutil import which
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from umbel.control.panel import Panel
-from umbel.control.state import (
-    ClusterSection,
-    InspectionSection,
-    LimitsSection,
-    NodeSection,
-    PoolSection,
-    QueuesSection,
-    TasksSection,
-)
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.delivery.limits import parse_rate, show_rate
 from umbel.protocol.pidbox import Request
 from umbel.wire.message import TIME_LIMIT_MAX_S, is_name
 
-# ---- commands that only read a worker's state ------------------------------------------------------
-#
-# Whether it answers, its settings, its counters.
+if TYPE_CHECKING:
+    from umbel.worker.remote.view import WorkerView
+
+log = logging.getLogger("umbel.control")
+
+# ---- the state of a worker -------------------------------------------------------------------------
 
 panel = Panel()  # all families of commands register here
 
@@ -36,44 +30,44 @@ DEFAULT_ITEMS = ("exchange", "routing_key", "rate_limit")
 
 
 @panel.inspect_command(stateless=True)
-def ping(_state: NodeSection, **_: Any) -> dict[str, str]:
+def ping(_state: "WorkerView", **_: Any) -> dict[str, str]:
     """Check whether a worker answers."""
     return {"ok": "pong"}
 
 
 @panel.inspect_command
-def clock(state: NodeSection, **_: Any) -> dict[str, int]:
+def clock(state: "WorkerView", **_: Any) -> dict[str, int]:
     """The logical clock."""
     return {"clock": state.clock.value}
 
 
 @panel.inspect_command
-def stats(state: InspectionSection, **_: Any) -> dict[str, Any]:
+def stats(state: "WorkerView", **_: Any) -> dict[str, Any]:
     """Counters, pool, broker and resources."""
     return state.stats()
 
 
 @panel.inspect_command
-def health(state: InspectionSection, **_: Any) -> dict[str, Any]:
+def health(state: "WorkerView", **_: Any) -> dict[str, Any]:
     """Whether it can fetch and settle messages, and its counters."""
     return state.health()
 
 
 @panel.inspect_command(alias="dump_conf", args=[("with_defaults", bool)], signature="[with_defaults]")
-def conf(state: InspectionSection, with_defaults: bool = False, **_: Any) -> dict[str, Any]:
+def conf(state: "WorkerView", with_defaults: bool = False, **_: Any) -> dict[str, Any]:
     """The settings of its app, passwords masked."""
     return state.conf(with_defaults=with_defaults)
 
 
 @panel.inspect_command
-def report(state: InspectionSection) -> dict[str, str]:
+def report(state: "WorkerView") -> dict[str, str]:
     """Versions and settings, for a bug report."""
     return {"ok": state.report()}
 
 
 @panel.inspect_command(alias="dump_tasks", variadic="taskinfoitems", signature="[ATTRIBUTE ...]")
 def registered(
-    state: LimitsSection, taskinfoitems: list[Any] | None = None, builtins: bool = False, **_: Any
+    state: "WorkerView", taskinfoitems: list[Any] | None = None, builtins: bool = False, **_: Any
 ) -> list[str]:
     """The tasks that the worker can run."""
     items = [str(item) for item in taskinfoitems or DEFAULT_ITEMS]
@@ -96,11 +90,7 @@ def _described(name: str, rules: TaskRules, items: list[str]) -> str:
     return f"{name} [{' '.join(shown)}]" if shown else name
 
 
-# ---- cluster ---------------------------------------------------------------------------------------
-#
-# Commands by which nodes exchange what all must know: members, leases, elections, events.
-
-log = logging.getLogger("umbel.control")
+# ---- members, leases, elections, events ------------------------------------------------------------
 
 REVOKED_AT_ONCE_MAX = 50_000
 TASK_ID_MAX = 1000
@@ -109,26 +99,26 @@ LEASE_NAME_MAX, LEASES_AT_ONCE_MAX = 200, 100
 
 
 @panel.inspect_command(args=[("from_node", str)], hidden=True)
-async def hello(state: ClusterSection, from_node: str, revoked: Any = None, **more: Any) -> Any:
+async def hello(state: "WorkerView", from_node: str, revoked: Any = None, **more: Any) -> Any:
     """Exchange revokes, clock and members with a node that starts."""
     return await state.hello({**more, "from_node": from_node, "revoked": revoked})
 
 
 @panel.inspect_command
-def members(state: ClusterSection, **_: Any) -> list[Any]:
+def members(state: "WorkerView", **_: Any) -> list[Any]:
     """Every node that this one knows, with its state."""
     return list(state.members())
 
 
 @panel.inspect_command(variadic="names", signature="[NAME ...]")
-async def leases(state: ClusterSection, names: list[Any] | None = None, **_: Any) -> list[dict[str, Any]]:
+async def leases(state: "WorkerView", names: list[Any] | None = None, **_: Any) -> list[dict[str, Any]]:
     """The holder of each lease, its term, and how long it is valid."""
     return await state.leases([str(name)[:LEASE_NAME_MAX] for name in names or ()][:LEASES_AT_ONCE_MAX])
 
 
 @panel.control_command(args=[("id", str), ("topic", str)], hidden=True)
 def election(
-    state: ClusterSection, id: str, topic: str, action: Any = None, **more: Any
+    state: "WorkerView", id: str, topic: str, action: Any = None, **more: Any
 ) -> dict[str, str] | None:
     """Take part in an election. Celery's form of the command has no answer, as with Celery."""
     problem = state.elect({"id": id, "topic": topic, "action": action, **more})
@@ -141,25 +131,25 @@ def election(
 
 
 @panel.inspect_command(args=[("limit", int)], signature="[LIMIT]")
-async def dlq(state: QueuesSection, limit: int = 20, **_: Any) -> list[dict[str, Any]]:
+async def dlq(state: "WorkerView", limit: int = 20, **_: Any) -> list[dict[str, Any]]:
     """The newest dead letters of the broker."""
     return await state.dead_letters(max(1, min(limit, DEAD_LETTERS_MAX)))
 
 
 @panel.control_command
-def enable_events(state: ClusterSection) -> dict[str, str]:
+def enable_events(state: "WorkerView") -> dict[str, str]:
     """Send task events."""
     return {"ok": f"task events {'' if state.enable_task_events() else 'already '}enabled"}
 
 
 @panel.control_command
-def disable_events(state: ClusterSection) -> dict[str, str]:
+def disable_events(state: "WorkerView") -> dict[str, str]:
     """Stop sending the task events that `enable_events` asked for."""
     return {"ok": f"task events {'' if state.disable_task_events() else 'already '}disabled"}
 
 
 @panel.control_command
-async def heartbeat(state: ClusterSection) -> None:
+async def heartbeat(state: "WorkerView") -> None:
     """Send a heartbeat event now, into the event log too if a recorder runs."""
     await state.look_for_recorders()
     state.beat()
@@ -175,47 +165,45 @@ def ids_in(given: Any) -> list[str]:
     return list(dict.fromkeys(ids))[:REVOKED_AT_ONCE_MAX]
 
 
-# ---- commands about single tasks -------------------------------------------------------------------
-#
-# Running, waiting, revoked.
+# ---- tasks -----------------------------------------------------------------------------------------
 
 DEFAULT_SIGNAL = "SIGTERM"
 SHOWN_REVOKED_MAX = 50_000
 
 
 @panel.inspect_command(alias="dump_active", args=[("safe", bool)], signature="[safe]")
-def active(state: TasksSection, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
+def active(state: "WorkerView", safe: bool = False, **_: Any) -> list[dict[str, Any]]:
     """The tasks that run on the worker."""
     return state.active(safe=safe)
 
 
 @panel.inspect_command(alias="dump_reserved")
-def reserved(state: TasksSection, **_: Any) -> list[dict[str, Any]]:
+def reserved(state: "WorkerView", **_: Any) -> list[dict[str, Any]]:
     """The tasks that the worker has claimed and not started."""
     return state.reserved()
 
 
 @panel.inspect_command(alias="dump_schedule")
-def scheduled(state: TasksSection, **_: Any) -> list[dict[str, Any]]:
+def scheduled(state: "WorkerView", **_: Any) -> list[dict[str, Any]]:
     """The tasks that the worker parked in the broker until they are due."""
     return state.scheduled()
 
 
 @panel.inspect_command(alias="dump_revoked")
-def revoked(state: TasksSection, **_: Any) -> list[str]:
+def revoked(state: "WorkerView", **_: Any) -> list[str]:
     """The ids of tasks that must not start."""
     return list(state.revoked_ids())[-SHOWN_REVOKED_MAX:]
 
 
 @panel.inspect_command(variadic="ids", signature="ID [ID ...]")
-def query_task(state: TasksSection, ids: list[Any], **_: Any) -> Mapping[str, Any]:
+def query_task(state: "WorkerView", ids: list[Any], **_: Any) -> Mapping[str, Any]:
     """The state of these tasks on the worker."""
     return {task_id: list(found) for task_id, found in state.find(ids_in(ids)).items()}
 
 
 @panel.control_command(variadic="task_id", signature="ID [ID ...]")
 async def revoke(
-    state: TasksSection,
+    state: "WorkerView",
     task_id: list[Any],
     terminate: bool = False,
     signal: Any = None,
@@ -235,7 +223,7 @@ async def revoke(
 
 @panel.control_command(variadic="task_id", signature="ID [ID ...]")
 async def unrevoke(
-    state: TasksSection, task_id: list[Any], recorded: bool = False, *, request: Request, **_: Any
+    state: "WorkerView", task_id: list[Any], recorded: bool = False, *, request: Request, **_: Any
 ) -> dict[str, str]:
     """Undo a revoke: tasks that were not refused yet may start."""
     task_ids = ids_in(task_id)
@@ -245,7 +233,7 @@ async def unrevoke(
 
 @panel.control_command(args=[("signal", str)], variadic="task_id", signature="SIGNAL ID [ID ...]")
 async def terminate(
-    state: TasksSection, signal: Any, task_id: list[Any], *, request: Request, **_: Any
+    state: "WorkerView", signal: Any, task_id: list[Any], *, request: Request, **_: Any
 ) -> dict[str, str]:
     """Revoke tasks and end the processes that run them."""
     return await revoke(state, task_id, terminate=True, signal=signal, request=request)
@@ -253,7 +241,7 @@ async def terminate(
 
 @panel.control_command(variadic="headers", signature="KEY=VALUE [KEY=VALUE ...]")
 async def revoke_by_stamped_headers(
-    state: TasksSection,
+    state: "WorkerView",
     headers: Any,
     terminate: bool = False,
     signal: Any = None,
@@ -303,12 +291,10 @@ def signal_name(given: Any) -> str:
 
 
 # ---- limits ----------------------------------------------------------------------------------------
-#
-# Commands that change the limits of tasks while the worker runs.
 
 
 @panel.control_command(args=[("task_name", str), ("rate_limit", str)], signature="TASK RATE")
-def rate_limit(state: LimitsSection, task_name: str, rate_limit: Any, **_: Any) -> dict[str, str]:
+def rate_limit(state: "WorkerView", task_name: str, rate_limit: Any, **_: Any) -> dict[str, str]:
     """Limit how often each worker starts a task: 10/s, 100/m, 500/h; 0 removes the limit."""
     rules = state.task_rules.get(task_name)
     try:
@@ -327,7 +313,7 @@ def rate_limit(state: LimitsSection, task_name: str, rate_limit: Any, **_: Any) 
     args=[("task_name", str), ("soft", float), ("hard", float)], signature="TASK SOFT_S [HARD_S]"
 )
 def time_limit(
-    state: LimitsSection, task_name: str, hard: float | None = None, soft: float | None = None, **_: Any
+    state: "WorkerView", task_name: str, hard: float | None = None, soft: float | None = None, **_: Any
 ) -> dict[str, str]:
     """End a task after this many seconds; at the soft limit it is asked to end by itself."""
     rules = state.task_rules.get(task_name)
@@ -343,14 +329,12 @@ def time_limit(
 
 
 # ---- queues ----------------------------------------------------------------------------------------
-#
-# Commands about what a worker consumes.
 
 QUEUE_NAME_MAX = 200
 
 
 @panel.inspect_command
-async def active_queues(state: QueuesSection) -> list[dict[str, Any]]:
+async def active_queues(state: "WorkerView") -> list[dict[str, Any]]:
     """The queues that the worker consumes, and which of them are paused."""
     paused = await state.paused_queues()
     return [queue_map(name) | ({"paused": True} if name in paused else {}) for name in state.queues]
@@ -361,7 +345,7 @@ async def active_queues(state: QueuesSection) -> list[dict[str, Any]]:
     signature="QUEUE",
 )
 def add_consumer(
-    state: QueuesSection,
+    state: "WorkerView",
     queue: str,
     exchange: str | None = None,
     exchange_type: str | None = None,
@@ -378,7 +362,7 @@ def add_consumer(
 
 
 @panel.control_command(args=[("queue", str)], signature="QUEUE")
-async def cancel_consumer(state: QueuesSection, queue: str, **_: Any) -> dict[str, str]:
+async def cancel_consumer(state: "WorkerView", queue: str, **_: Any) -> dict[str, str]:
     """Stop consuming a queue; its running tasks go on."""
     await state.cancel_queue(queue)
     return {"ok": f"no longer consuming from {queue}"}
@@ -424,9 +408,7 @@ def queue_map(name: str) -> dict[str, Any]:
     }
 
 
-# ---- commands about the process itself -------------------------------------------------------------
-#
-# Its pool, its memory, its shutdown.
+# ---- the process: pool, memory, shutdown -----------------------------------------------------------
 
 GROW_MAX = 1000
 GRAPHED_MAX, GRAPH_DEPTH_MAX = 1000, 20
@@ -434,7 +416,7 @@ _AUTOSCALED = "{} is not supported with autoscale. Adjust autoscale range instea
 
 
 @panel.control_command(args=[("n", int)], signature="[N=1]")
-def pool_grow(state: PoolSection, n: int = 1, **_: Any) -> dict[str, str]:
+def pool_grow(state: "WorkerView", n: int = 1, **_: Any) -> dict[str, str]:
     """Start more children."""
     if state.is_autoscaled:
         return {"error": _AUTOSCALED.format("pool_grow")}
@@ -443,7 +425,7 @@ def pool_grow(state: PoolSection, n: int = 1, **_: Any) -> dict[str, str]:
 
 
 @panel.control_command(args=[("n", int)], signature="[N=1]")
-def pool_shrink(state: PoolSection, n: int = 1, **_: Any) -> dict[str, str]:
+def pool_shrink(state: "WorkerView", n: int = 1, **_: Any) -> dict[str, str]:
     """End idle children, or busy ones as soon as they are idle."""
     if state.is_autoscaled:
         return {"error": _AUTOSCALED.format("pool_shrink")}
@@ -452,40 +434,40 @@ def pool_shrink(state: PoolSection, n: int = 1, **_: Any) -> dict[str, str]:
 
 
 @panel.control_command(args=[("reload", bool)], signature="[RELOAD]")
-def pool_restart(state: PoolSection, reload: bool = False, **_: Any) -> dict[str, str]:
+def pool_restart(state: "WorkerView", reload: bool = False, **_: Any) -> dict[str, str]:
     """Replace the children one by one, as they become idle; with RELOAD, load the app again first."""
     state.restart_pool(reload=bool(reload))
     return {"ok": "reload started"}
 
 
 @panel.control_command(args=[("max", int), ("min", int)], signature="[MAX [MIN]]")
-def autoscale(state: PoolSection, max: int | None = None, min: int | None = None) -> dict[str, str]:
+def autoscale(state: "WorkerView", max: int | None = None, min: int | None = None) -> dict[str, str]:
     """Let the pool grow and shrink between these sizes."""
     most, least = state.autoscale(max, min)
     return {"ok": f"autoscale now max={most} min={least}"}
 
 
 @panel.control_command(args=[("msg", str)], answered=False)
-def shutdown(state: PoolSection, msg: str = "", **_: Any) -> None:  # noqa: ARG001 (Celery sends it)
+def shutdown(state: "WorkerView", msg: str = "", **_: Any) -> None:  # noqa: ARG001 (Celery sends it)
     """Finish running tasks and shut down."""
     state.stop()
 
 
 @panel.inspect_command
-async def stacks(state: PoolSection, **_: Any) -> dict[str, dict[str, str]]:
+async def stacks(state: "WorkerView", **_: Any) -> dict[str, dict[str, str]]:
     """The stack trace of each child, for a task that is stuck."""
     return await state.stacks()
 
 
 @panel.inspect_command
-def memsample(state: PoolSection, **_: Any) -> str | None:
+def memsample(state: "WorkerView", **_: Any) -> str | None:
     """How much memory the main process uses."""
     samples = state.memory_samples(1)
     return _shown(samples[-1]) if samples else None
 
 
 @panel.inspect_command(args=[("samples", int)], signature="[N=10]")
-def memdump(state: PoolSection, samples: int = 10, **_: Any) -> str:
+def memdump(state: "WorkerView", samples: int = 10, **_: Any) -> str:
     """The memory samples that `memsample` took."""
     taken = [_shown(sample) for sample in state.memory_samples(max(1, samples))] or ["unknown"]
     return "\n".join(
@@ -497,7 +479,7 @@ def memdump(state: PoolSection, samples: int = 10, **_: Any) -> str:
     args=[("num", int), ("max_depth", int), ("type", str)], signature="[NUM [DEPTH [TYPE]]]"
 )
 async def objgraph(
-    _state: NodeSection, num: int = 200, max_depth: int = 10, type: str = "Request"
+    _state: "WorkerView", num: int = 200, max_depth: int = 10, type: str = "Request"
 ) -> dict[str, str]:
     """Draw what refers to objects of TYPE in the main process, into a file there; needs objgraph."""
     if not (1 <= num <= GRAPHED_MAX and 1 <= max_depth <= GRAPH_DEPTH_MAX):
@@ -544,11 +526,6 @@ def _checked(n: int) -> int:
 
 def _shown(mebibytes: float) -> str:
     return f"{mebibytes:.3f}MB"
-
-
-# ---- commands --------------------------------------------------------------------------------------
-#
-# The built-in commands; the shapes of replies are Celery's (wire 5.3 to 5.5).
 
 
 def builtin_panel() -> Panel:

@@ -7,10 +7,9 @@ that of the letter, so a retry that is repeated after a lost reply is the same t
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID, uuid5
 
-from umbel.brokers.interface import DeadLetter, Failures, Queues, Resend
+from umbel.brokers.interface import Broker, DeadLetter, Resend
 from umbel.clock import cluster_now
 from umbel.errors import BadMessage, BrokerRefused, NotKept, WireError
 from umbel.patterns import fits_glob
@@ -31,10 +30,6 @@ _NAMESPACE = UUID("8a1f5a55-6b1f-5a0e-9b53-2d6a1d0f6f2e")
 def hides_everything(_name: str | None) -> bool:
     """Return True: without an app it is unknown which arguments are sensitive, so all are hidden."""
     return True
-
-
-class FailureBroker(Failures, Queues, Protocol):
-    """Both places where messages of failed tasks are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +53,7 @@ class FailedTask:
 
     def text(self, name: str) -> str:
         """Return a field as text, for filters."""
-        match name:
-            case "queue" | "reason":
-                return str(getattr(self.letter, name))
-            case _:
-                return str(getattr(self, name))
+        return str(getattr(self.letter if name in ("queue", "reason") else self, name))
 
 
 FIELDS = ("task_id", "task", "queue", "reason", "root_id", "retry_of", "args", "kwargs", "sender", "kind")
@@ -128,7 +119,7 @@ class RetryOutcome:
 
 
 async def find_failed(
-    broker: FailureBroker, wanted: FailureFilter, hides: Hides = hides_nothing
+    broker: Broker, wanted: FailureFilter, hides: Hides = hides_nothing
 ) -> list[FailedTask]:
     """Return matching failed tasks, newest first. `hides`: whose unmasked arguments are hidden."""
     letters: list[DeadLetter] = []
@@ -144,7 +135,7 @@ async def find_failed(
 
 
 def failed_task(letter: DeadLetter, hides: Hides = hides_nothing) -> FailedTask | None:
-    """Return what the letter says of its task; None if it is not a task's message."""
+    """Return the task of a dead letter; None if it is not a task's message."""
     try:
         headers = read_headers(to_v2(letter.message))
     except WireError:
@@ -164,7 +155,7 @@ def failed_task(letter: DeadLetter, hides: Hides = hides_nothing) -> FailedTask 
 
 
 async def retry_failed(
-    broker: FailureBroker,
+    broker: Broker,
     chosen: Iterable[FailedTask],
     *,
     accept: Collection[str] = ANY_CONTENT,
@@ -172,7 +163,7 @@ async def retry_failed(
     even_if_used: bool = False,
     only_verified: bool = False,
 ) -> RetryOutcome:
-    """Retry each task once, however many of its messages there are; options as for `again`."""
+    """Retry each task once, however many of its messages there are; options as for `retry_message`."""
     done = RetryOutcome()
     newest: list[tuple[FailedTask, Outgoing]] = []
     older: list[Resend] = []
@@ -222,7 +213,7 @@ def _age_of(failed: FailedTask) -> float:
 
 
 async def retry_one(
-    broker: FailureBroker, task_id: str, *, accept: Collection[str], reply_to: str | None = None
+    broker: Broker, task_id: str, *, accept: Collection[str], reply_to: str | None = None
 ) -> str:
     """Return the id of the new task. NotKept: the task has no message. BrokerRefused: it was not sent."""
     found = await find_failed(broker, FailureFilter(ids=(task_id,)))

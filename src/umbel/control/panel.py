@@ -2,7 +2,7 @@
 
 A command is a function of the worker's state and of keyword arguments; its return value is the reply. Whether
 it changes anything decides which workers allow it (`control_allow`). Its arguments have types, so that a
-command line can convert them and a wrong one is answered with what is wrong.
+command line can convert them, and the reply to a wrong argument is an error that names it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 import msgspec
 from msgspec.structs import replace
 
-from umbel.errors import ConfigurationError
+from umbel.errors import BadBootsteps, ConfigurationError
 from umbel.protocol.pidbox import Request
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
@@ -22,6 +22,11 @@ READ_ONLY, EVERYTHING = "read-only", "all"
 NO_ANSWER = object()  # returned by a handler that leaves the answer to others
 REQUEST = "request"
 NAME_CHARS_MAX = 100  # of an unknown command, in the reply
+
+# What clients and workers agree on.
+ELECTION_REFUSED = "elections are disabled on this worker"
+NO_HANDLER = "no handler for topic"
+NOT_NOW = "this worker is starting or stopping; ask again"
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -150,7 +155,7 @@ class Panel:
 class UsersPanel(Panel):
     """Commands that users add, `@app.panel.inspect_command`: each runs in a new thread.
 
-    The first parameter is the worker's `ControlState`; what the function returns is the reply.
+    The first parameter is the worker's `WorkerView`; what the function returns is the reply.
     """
 
     def add(self, command: Command) -> None:
@@ -171,6 +176,20 @@ def refusal(panel: Panel, method: str, allow: Sequence[str]) -> str:
     if EVERYTHING in allow or command.name in allow or (READ_ONLY in allow and not command.changes):
         return ""
     return f"{command.name} is not allowed here; this worker's control_allow is {', '.join(allow) or 'empty'}"
+
+
+def describe_step(kind: object) -> tuple[str, tuple[str, ...]]:
+    """Return the name and the requirements of a user's bootstep; raises BadBootsteps for an invalid class."""
+    name: Any = getattr(kind, "name", None)
+    if not isinstance(kind, type) or not isinstance(name, str) or not name.isidentifier():
+        raise BadBootsteps(f'bootstep {kind!r} is not a class with a name; write a class with name = "mine"')
+    requires: Any = getattr(kind, "requires", ())
+    if not isinstance(requires, tuple | list) or not all(isinstance(required, str) for required in requires):
+        raise BadBootsteps(
+            f"requires of bootstep {name!r} is {requires!r}; it must be a tuple of names, as in "
+            'requires = ("tasks",)'
+        )
+    return name, tuple(requires)
 
 
 def _command(

@@ -3,26 +3,22 @@
 Umbel's workers read the pause at the broker whenever they claim. Celery's workers do not: those that consume
 the queue are sent `cancel_consumer` and, at the resume, `add_consumer`. The pause at the broker names them
 from before the first command until after the second, so a worker that obeys late, or whose pause was
-interrupted half-way, is not left idle for ever. A Celery worker that starts while the queue is paused
+interrupted half-way, does not stay idle for ever. A Celery worker that starts while the queue is paused
 consumes it; pausing again stops it.
 """
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import PAUSED_MAX, Pause, QueueControl, Queues
+from umbel.brokers.interface import PAUSED_MAX, Broker, Pause, Queues
 from umbel.clock import cluster_now
 from umbel.control.client import ControlClient
 from umbel.control.commands import queue_name_problem
 from umbel.errors import BrokerRefused, ConfigurationError
 from umbel.protocol.pidbox import Answers
-
-
-class QueueBroker(Queues, QueueControl, Protocol):
-    """The broker's calls that pausing and moving need."""
 
 
 class PauseOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +39,7 @@ class PauseOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def pause_queue(
-    broker: QueueBroker, asker: ControlClient, queue: str, *, timeout_s: float | None
+    broker: Broker, asker: ControlClient, queue: str, *, timeout_s: float | None
 ) -> PauseOutcome:
     """Pause the queue: no worker claims from it until it is resumed; running tasks go on."""
     _check_names(queue)
@@ -66,7 +62,7 @@ async def pause_queue(
 
 
 async def resume_queue(
-    broker: QueueBroker, asker: ControlClient, queue: str, *, timeout_s: float | None
+    broker: Broker, asker: ControlClient, queue: str, *, timeout_s: float | None
 ) -> PauseOutcome:
     """Resume the queue, and send `add_consumer` to the nodes that were sent `cancel_consumer`."""
     _check_names(queue)
@@ -87,7 +83,7 @@ async def count_waiting(broker: Queues, queue: str) -> int:
 
 
 async def move_messages(
-    broker: QueueBroker,
+    broker: Broker,
     source: str,
     target: str,
     *,
@@ -147,6 +143,7 @@ def _unanswered(answers: Answers) -> set[str]:
 def _outcome(
     queue: str, changed: bool, obeyed: Sequence[str], asked: Sequence[Answers], *, paused: bool, again: str
 ) -> PauseOutcome:
+    """Return the outcome, with the command to repeat if nodes were silent or refused."""
     silent = {known.node for answers in asked for known in answers.silent}
     refused = {node: why for answers in asked for node, why in answers.refusals.items()}
     return PauseOutcome(

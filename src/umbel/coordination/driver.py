@@ -1,21 +1,23 @@
 """Drivers: the asyncio shells that the worker, the app and the monitor share.
 
-drive() runs any machine of the cluster, fairly() keeps a busy subscription from starving the loop, and
-LeaseKeeper campaigns for one lease.
+drive() runs a machine of the cluster, listen() a subscription, LeaseKeeper a campaign for a lease; Inquiries
+asks about silent nodes.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn, TypeVar
 
+from umbel.backoff import Backoff
 from umbel.brokers.coordination import CoordinationStore
-from umbel.brokers.interface import ClusterRecord
+from umbel.brokers.interface import Broadcast, ClusterRecord
 from umbel.chance import uniform
 from umbel.clock import boot_time_s
 from umbel.control.client import ControlClient
-from umbel.errors import BrokerError
+from umbel.errors import AccessRefused, BrokerError
 from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.leadership.lease import (
     AcquireReplied,
@@ -38,12 +40,10 @@ from umbel.protocol.machine import ClusterMachine, Tick
 from umbel.protocol.membership.members import Answered, Member, MemberState, Probed
 from umbel.protocol.membership.members import Event as MembersEvent
 
-# ---- drive() ---------------------------------------------------------------------------------------
+# ---- machines and subscriptions --------------------------------------------------------------------
 #
-# The asyncio shell around any machine of the cluster; fairly(): the same for a subscription.
-#
-# Neither occupies the loop for longer than TURN_S when input comes faster than it is handled: an await that
-# returns at once does not let other tasks run.
+# drive() and fairly() occupy the loop for TURN_S at most when input comes faster than it is handled: an await
+# that returns at once does not let other tasks run.
 #
 # Deadlines are on the boot clock, which counts the time a machine was suspended; the loop's clock does not.
 # So a wait for a deadline checks the boot clock at least every RECHECK_S.
@@ -65,16 +65,25 @@ async def drive(
     perform: Callable[[EffectT], Awaitable[None]],
     *,
     now: Callable[[], Instant] = instant,
+    on_fault: Callable[[Exception], None] | None = None,
 ) -> NoReturn:
     """Feed one machine from one inbox until cancelled.
 
     Exactly one task drives a machine: step() never awaits, so the machine needs no lock, and its effects are
-    performed in the order it asked for them.
+    performed in the order in which it returns them. `on_fault` gets an exception of the machine, which costs
+    one event then, and not the process: for machines whose events come from other nodes.
     """
     turn_ends = time.monotonic() + TURN_S
     while True:
         event = await _next_event(machine, inbox, now)
-        for effect in machine.step(event, now()):
+        try:
+            effects = machine.step(event, now())
+        except Exception as error:  # of the machine: an internal error
+            if on_fault is None:
+                raise
+            on_fault(error)
+            effects = []
+        for effect in effects:
             await perform(effect)
         if time.monotonic() >= turn_ends:
             await asyncio.sleep(0)
@@ -96,6 +105,34 @@ async def fairly(
             turn_ends, used_s = time.monotonic() + TURN_S, time.thread_time()
 
 
+async def listen(
+    subscribe: Callable[[], AbstractAsyncContextManager[AsyncIterable[Broadcast]]],
+    take: Callable[[Broadcast], Awaitable[None]],
+    *,
+    is_open: asyncio.Event,
+    report: Callable[[BrokerError | None], None],
+) -> NoReturn:
+    """Hand each broadcast of a subscription to `take` until cancelled; subscribe again after each failure.
+
+    `report` is called with None whenever a subscription is open, else with its error. `is_open` is set by the
+    first that is open; an AccessRefused before that is raised, because a retry would not help.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            async with subscribe() as subscription:
+                is_open.set()
+                backoff.reset()
+                report(None)
+                async for broadcast in fairly(subscription):
+                    await take(broadcast)
+        except BrokerError as error:
+            if isinstance(error, AccessRefused) and not is_open.is_set():
+                raise
+            report(error)
+            await backoff.pause()
+
+
 async def _next_event(
     machine: ClusterMachine[EventT, EffectT], inbox: asyncio.Queue[EventT], now: Callable[[], Instant]
 ) -> EventT | Tick:
@@ -115,8 +152,6 @@ async def _next_event(
 
 
 # ---- lease keeper ----------------------------------------------------------------------------------
-#
-# One campaign for one lease; the shell of `protocol/leadership/lease.py`.
 
 log = logging.getLogger("umbel.leases")
 INBOX_MAX = 100
@@ -125,7 +160,10 @@ Change = LeaseAcquired | LeadershipLost | LeaseReleased
 
 
 class LeaseKeeper:
-    """A campaign. `holder` must be a name that no other campaign has. `changed` is called on the loop."""
+    """One campaign for one lease; the shell of `protocol/leadership/lease.py`.
+
+    `holder` must be a name that no other campaign has. `changed` is called on the loop.
+    """
 
     def __init__(
         self,
@@ -162,7 +200,7 @@ class LeaseKeeper:
         """Return whether the lease is certainly held now, by the local clock."""
         return self._lease.still_mine(instant())
 
-    def release_heard(self) -> None:
+    def note_release(self) -> None:
         """Try to acquire the lease now, because its holder announced a release."""
         if not self._inbox.full():
             self._inbox.put_nowait(ReleaseReceived())
@@ -205,11 +243,6 @@ class LeaseKeeper:
 
 
 # ---- inquiries -------------------------------------------------------------------------------------
-#
-# Asks about a node that is new or silent, and gives the answers to the membership machine.
-#
-# The machine does not wait: a suspect's time runs during the requests. The number of waiting and of running
-# requests is limited, and newcomers leave room for suspects.
 
 inquiry_log = logging.getLogger("umbel.coordination")
 
@@ -220,15 +253,20 @@ TIMEOUT_S = 2.0
 
 
 class Inquiries:
-    """Asks the broker and nodes. `under_way`: tasks, which the owner cancels when it stops."""
+    """Asks about a node that is new or silent, and gives the answers to the membership machine.
+
+    The machine does not wait: a suspect's time runs during the requests. The number of waiting and of running
+    requests is limited, and newcomers leave room for suspects. `under_way`: tasks, which the owner cancels
+    when it stops.
+    """
 
     def __init__(
-        self, asker: ControlClient, cluster: ClusterRecord, tell: Callable[[MembersEvent], None]
+        self, asker: ControlClient, cluster: ClusterRecord, report: Callable[[MembersEvent], None]
     ) -> None:
         self.under_way: set[asyncio.Task[None]] = set()
         self._asker = asker
         self._cluster = cluster
-        self._tell = tell
+        self._report = report
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def probe(self, member: Member, group: asyncio.TaskGroup) -> None:
@@ -263,7 +301,7 @@ class Inquiries:
             inquiry_log.debug("cannot ping a silent node", extra={"suspect": member.node, "why": str(error)})
             return
         if member.node in answers.replies:
-            self._tell(Answered(member.node))
+            self._report(Answered(member.node))
 
     async def _probe(self, member: Member) -> None:
         try:
@@ -273,4 +311,4 @@ class Inquiries:
             fields = {"suspect": member.node, "why": str(error)}
             inquiry_log.debug("cannot ask other nodes about a silent node", extra=fields)
             return
-        self._tell(Probed(member.node, member.inc, member.pid, evidence.value))
+        self._report(Probed(member.node, member.inc, member.pid, evidence.value))

@@ -49,7 +49,7 @@ class FoundApp:
         return CeleryProject(self.celery)
 
     def worker_settings(self, node: str) -> Settings:
-        """The settings of a worker with this name, before a command's flags."""
+        """Return the settings of a worker with this name, before a command's flags."""
         if self.celery is None:
             return self.app.settings
         from umbel.celery.loading import worker_settings
@@ -57,7 +57,7 @@ class FoundApp:
         return worker_settings(self.celery, node)
 
     def children_may_be_copies(self) -> bool:
-        """Whether a child may be a copy of the main process as it was when the app was imported.
+        """Return whether a child may be a copy of the main process as it was when the app was imported.
 
         Umbel's log was set up by then, so code of the app that configures an unused log had no effect. That
         matters if a Celery project configures the log itself.
@@ -66,9 +66,7 @@ class FoundApp:
 
 
 def find_app(wanted: str | None) -> FoundApp:
-    """Load the app that a command works for, with what children need to load the same; AppNotFound if there
-    is none.
-    """
+    """Load the app that -A names, with what children need to load the same app; raises AppNotFound."""
     target = wanted or os.environ.get("UMBEL_APP") or _guess()
     module, attribute = _split(target)
     if module.endswith(".py"):
@@ -92,7 +90,7 @@ def load_app(target: str, *search_path: str) -> App:
 
 
 def _load(target: str, *search_path: str) -> App | FoundApp:
-    """The App that the module contains, or what represents the Celery app in it."""
+    """Return the App in the module, or the app that represents the Celery app in it."""
     for directory in search_path:
         if directory not in sys.path:
             sys.path.insert(0, directory)
@@ -127,7 +125,7 @@ def _load(target: str, *search_path: str) -> App | FoundApp:
 
 
 def _discovered(app: App, target: str) -> App:
-    """The app with the tasks of the modules that it names (`autodiscover_tasks`)."""
+    """Return the app, after importing the modules that it names (`autodiscover_tasks`)."""
     happened = call_guarded(app.discovery.run)
     if isinstance(happened, Raised):
         error = happened.error
@@ -152,13 +150,13 @@ def _celery_project(target: str, search_path: tuple[str, ...]) -> FoundApp | Non
 
 
 def _has_celery_module(module: str) -> bool:
-    """Whether there is a `proj/celery.py`, which Celery looks into when -A names the package `proj`."""
+    """Return whether there is a `proj/celery.py`, where Celery looks if -A names the package `proj`."""
     is_package = hasattr(sys.modules.get(module), "__path__")
     return is_package and find_spec(f"{module}.celery") is not None
 
 
 def _as_module(path: Path) -> tuple[str, str]:
-    """The directory to search and the dotted name, so that a task has one name however it is loaded."""
+    """Return the directory to search and the dotted name: a task has one name however it is loaded."""
     package, names = path.parent, [path.stem]
     while (package / "__init__.py").is_file():
         names.insert(0, package.name)
@@ -167,7 +165,7 @@ def _as_module(path: Path) -> tuple[str, str]:
 
 
 def _place_of(error: BaseException) -> str:
-    """Where in the user's code an import failed, as ` (tasks.py, line 3)`."""
+    """Return where in the user's code an import failed, as ` (tasks.py, line 3)`."""
     if isinstance(error, SyntaxError):
         return ""  # its text names the place; the frames are those of the importer
     passed_over = ("<", str(Path(__file__).parents[1]))  # importlib, and Umbel itself

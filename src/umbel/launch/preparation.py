@@ -24,13 +24,12 @@ from umbel.pools.registry import make_pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.wire.message import is_name
 
-# ---- node names ------------------------------------------------------------------------------------
-#
-# The name of a node, from what the command line says.
-
 
 def node_name(given: str | None) -> str:
-    """`name@host`; a bare name gets this host, no name becomes `umbel@host`. BadSetting if it is invalid."""
+    """Return `name@host` for the option -n; raises BadSetting if it is invalid.
+
+    A name without a host gets the name of this machine, and no name becomes `umbel@host`.
+    """
     host = socket.gethostname()
     name = (given or "umbel").replace("%h", host).replace("%n", host.partition(".")[0])
     name = name.replace("%d", host.partition(".")[2])
@@ -42,8 +41,6 @@ def node_name(given: str | None) -> str:
 
 
 # ---- pool choice -----------------------------------------------------------------------------------
-#
-# The pool of a worker, from its settings; what the chosen pool cannot do is refused here.
 
 GREEN_CONCURRENCY = 100  # waiting tasks are cheap, but the services they call may be overloaded
 
@@ -65,14 +62,14 @@ def choose_pool(
     logs: ChildLogs,
     first_server: "StartedServer | None" = None,
 ) -> Pool:
-    """The pool that the settings name; BadSetting if it cannot honour an option or a task's limit."""
+    """Return the pool that the settings name; raises BadSetting if it cannot honour an option or a limit."""
     refuse_unsupported(settings)
     refuse_unenforceable(settings.worker_pool, tasks)
     return make_pool(settings.worker_pool, pool_settings(settings, host, node, logs), first_server)
 
 
 def pool_settings(settings: Settings, host: HostSpec, node: str, logs: ChildLogs) -> PoolSettings:
-    """The settings of the pool, from those of the worker."""
+    """Return the settings of the pool, from those of the worker."""
     return PoolSettings(
         host=host,
         node=node,
@@ -86,13 +83,13 @@ def pool_settings(settings: Settings, host: HostSpec, node: str, logs: ChildLogs
         start_timeout_s=settings.worker_start_timeout_s,
         start_attempts=settings.worker_start_attempts,
         max_tasks_per_child=settings.worker_max_tasks_per_child,
-        max_memory_bytes=size_bytes("worker_max_memory_per_child", settings.worker_max_memory_per_child),
-        max_memory_hard_bytes=size_bytes("worker_max_memory_hard", settings.worker_max_memory_hard),
+        max_memory_bytes=size_bytes(settings.worker_max_memory_per_child),
+        max_memory_hard_bytes=size_bytes(settings.worker_max_memory_hard),
     )
 
 
 def _concurrency(settings: Settings) -> int:
-    """The size at the start; a pool that scales automatically starts at its minimum."""
+    """Return the size at the start; a pool that scales automatically starts at its minimum."""
     if settings.worker_autoscale is not None:
         return settings.worker_autoscale[1]
     default = GREEN_CONCURRENCY if settings.worker_pool in GREEN else os.cpu_count() or 1
@@ -100,13 +97,11 @@ def _concurrency(settings: Settings) -> int:
 
 
 def refuse_unenforceable(pool: str, tasks: Mapping[str, TaskRules]) -> None:
-    """A pool that cannot end a task at its limit must not take a task that has one.
+    """Raise BadSetting if the pool cannot end a task at its time limit, or cannot run it.
 
     `tasks` are those of the queues that the worker serves; a message that a call sent there explicitly is
-    checked when it arrives.
-
-    Umbel's own tasks (map, starmap, chunks) are plain functions and have a limit when all tasks have one. Few
-    apps send them, so they do not count here: the worker refuses such a message when it arrives.
+    checked when it arrives. So are messages of map, starmap and chunks: they have a limit when all tasks have
+    one, and few apps send them.
     """
     for task, rules in sorted(tasks.items()):
         if task in BUILTIN_TASKS:
@@ -120,7 +115,7 @@ def refuse_unenforceable(pool: str, tasks: Mapping[str, TaskRules]) -> None:
 
 
 def refuse_few_descriptors(settings: Settings) -> None:
-    """ConfigurationError if the worker may open too few files for its child processes; before any is made."""
+    """Raise ConfigurationError if the worker may open too few files for its child processes."""
     match settings.worker_pool:
         case "prefork":
             children = settings.worker_autoscale[0] if settings.worker_autoscale else _concurrency(settings)
@@ -133,7 +128,7 @@ def refuse_few_descriptors(settings: Settings) -> None:
 
 
 def refuse_unsupported(settings: Settings) -> None:
-    """BadSetting for an option that the pool cannot honour, rather than ignoring it."""
+    """Raise BadSetting for an option that the pool cannot honour, rather than ignoring it."""
     changed, pool = settings.changed(), settings.worker_pool
     for option, ability in OPTIONS.items():
         if option in changed and (reason := lacks(pool, ability)):
@@ -145,17 +140,16 @@ def _beyond(pool: str, what: str, reason: str) -> BadSetting:
     return BadSetting("worker_pool", pool, f"it {what}: {reason}; {remedy}", source="the worker's settings")
 
 
-# ---- first server ----------------------------------------------------------------------------------
-#
-# The first fork server of a worker, started before the worker: see `pools/prefork/server_process.py`.
+# ---- first fork server -----------------------------------------------------------------------------
 
 
 @contextmanager
 def started_early(
     point: ForkPoint, found: FoundApp, settings: Settings, node: str, logs: ChildLogs
 ) -> Iterator[StartedServer | None]:
-    """The first fork server, running inside this block; None if the pool has none, or starts it as a new
-    program.
+    """Run the first fork server inside this block; None if the pool has none, or starts it as a new program.
+
+    Why it is started before the worker: `pools/prefork/server_process.py`.
     """
     server = None
     if settings.worker_pool == "prefork" and found.children_may_be_copies():

@@ -10,7 +10,7 @@ from time import time
 from typing import Any, Protocol
 
 from umbel.app.app import App
-from umbel.app.request import Request, RequestScope, keeps_result, request_of
+from umbel.app.request import Request, RequestScope, request_of, stores_result
 from umbel.app.running.follow_ups import after_failure, part_ended, steps_that_never_run
 from umbel.app.sending.preparation import queue_of
 from umbel.app.settings import Settings
@@ -28,17 +28,15 @@ from umbel.worker.context import Ending, EndWithoutRunning, PeriodicTask
 from umbel.worker.user_code import HookQueue, LifeHooks
 
 # ---- project ---------------------------------------------------------------------------------------
-#
-# What a worker asks of the app it runs, whichever library that app was written with.
 
 
 class Project(Protocol):
-    """Implemented for an `umbel.App` and for a `celery.Celery`."""
+    """What a worker asks of its app, an `umbel.App` or a `celery.Celery`."""
 
     def begin(self, settings: Settings, node: str) -> Settings:
-        """Called first: load the app, refuse what a worker cannot honour, log the rest.
+        """Load the app, refuse what a worker cannot honour, and return the settings of the worker.
 
-        Returns the settings with which the worker runs.
+        It is called before all other methods.
         """
         ...
 
@@ -49,39 +47,37 @@ class Project(Protocol):
         ...
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
-        """What the worker's main process must know of each task; `settings` include the flags."""
+        """Return what the main process must know of each task; `settings` include the command's flags."""
         ...
 
     def task_names(self) -> Collection[str]:
-        """The names of all tasks."""
+        """Return the names of all tasks."""
 
     def queue_of(self, task: str) -> str:
-        """The queue for calls of the task that name none."""
+        """Return the queue for calls of the task that name none."""
         ...
 
     def for_broker(self, settings: Settings) -> BrokerSettings:
-        """The settings with which the broker is opened."""
+        """Return the settings with which the broker is opened."""
 
     def open_backend(self, settings: Settings) -> Backend:
-        """Where results are stored."""
+        """Open the result backend."""
 
     def end_without_running(self) -> EndWithoutRunning:
-        """What is called for tasks that never run to their end."""
+        """Return the function that is called for tasks that do not run to their end."""
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
-        """Users' hooks at the start, when ready, and at shutdown; each has `timeout_s`."""
+        """Return users' hooks at the start, when ready, and at shutdown; each has `timeout_s`."""
 
     def control_commands(self) -> Panel:
-        """The control commands that users have written."""
+        """Return the control commands that users have written."""
 
     def written_by_users(self, node: str) -> Mapping[str, Any]:
-        """Their control commands, election handlers, periodic tasks, steps and hooks of nodes."""
+        """Return users' control commands, election handlers, periodic tasks, steps and hooks of nodes."""
         ...
 
 
 # ---- native project --------------------------------------------------------------------------------
-#
-# What a worker asks of an `umbel.App`.
 
 
 class NativeProject:
@@ -91,41 +87,41 @@ class NativeProject:
         self._app = app
 
     def begin(self, settings: Settings, node: str) -> Settings:
-        """The settings, unchanged: the app is loaded."""
+        """Return the settings unchanged: the app is loaded already."""
         return settings
 
     def logging(
         self, level: str, logfile: str | None, node: str, *, as_json: bool
     ) -> AbstractContextManager[None]:
-        """Nothing to do: the command has set up the log."""
-        return nullcontext()  # the command has set it up
+        """Do nothing: the command has set up the log."""
+        return nullcontext()
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
-        """The rules of each task, by its options and the settings."""
+        """Return the rules of each task, from its options and the settings."""
         return task_rules(self._app, settings)
 
     def task_names(self) -> Collection[str]:
-        """The names of all tasks."""
+        """Return the names of all tasks."""
         return self._app.tasks
 
     def queue_of(self, task: str) -> str:
-        """The queue for calls of this task that name none."""
+        """Return the queue for calls of the task that name none."""
         return queue_of(self._app, task, self._app.all_tasks()[task].options)
 
     def for_broker(self, settings: Settings) -> BrokerSettings:
-        """The broker settings of the app."""
+        """Return the broker settings of the app."""
         return settings.for_broker()
 
     def open_backend(self, settings: Settings) -> Backend:
-        """The backend of the settings."""
+        """Open the backend that the settings name."""
         return open_backend(settings.backend, settings.for_broker())
 
     def end_without_running(self) -> EndWithoutRunning:
-        """What is called for tasks that never run to their end."""
+        """Return the function that is called for tasks that do not run to their end."""
         return NativeEndings(self._app)
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
-        """Hooks that send the app's signals of a worker's life."""
+        """Return hooks that send the app's signals worker_init, worker_ready and worker_shutdown."""
         signals = self._app.signals
         return LifeHooks(
             init=partial(signals.worker_init.send, node=node),
@@ -135,11 +131,11 @@ class NativeProject:
         )
 
     def control_commands(self) -> Panel:
-        """The commands that the app has registered."""
+        """Return the commands that the app has registered."""
         return self._app.panel
 
     def written_by_users(self, node: str) -> Mapping[str, Any]:
-        """The app's commands, election handlers, periodic tasks, steps and hooks."""
+        """Return the app's commands, election handlers, periodic tasks, steps and hooks."""
         app = self._app
         return {
             "app": app,
@@ -152,7 +148,7 @@ class NativeProject:
 
 
 def task_rules(app: App, settings: Settings) -> dict[str, TaskRules]:
-    """The rules of each task; raises if a task's argument types cannot be resolved."""
+    """Return the rules of each task; raises if a task's argument types cannot be resolved."""
     late = settings.task_acks_late
     for task in app.all_tasks().values():
         if task.options.types is not None:
@@ -173,7 +169,7 @@ def task_rules(app: App, settings: Settings) -> dict[str, TaskRules]:
 
 
 class NativeEndings:
-    """What a task that never ran to its end stores and sends: revoked, lost, unknown, timed out."""
+    """Returns what to store and send for a task that did not run to its end: revoked, lost, timed out."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -189,7 +185,7 @@ class NativeEndings:
         headers = read_headers(message)
         results: list[StoredResult] = []
         known = self._app.tasks.get(headers.task)
-        if keeps_result(headers, known.options if known else None, self._app.settings):
+        if stores_result(headers, known.options if known else None, self._app.settings):
             results.append(encode_failure(headers.id, described, None, status=status, done_at=done_at))
         try:
             call = decode_task(message, accept=self._app.settings.accept_content)

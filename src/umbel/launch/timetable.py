@@ -28,9 +28,7 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class PeriodicState:
-    """A periodic task of the app. `mark` is its last settled slot in microseconds, as the leader
-    recorded it.
-    """
+    """A periodic task of the app. `mark`: its last settled slot, in microseconds, in the leader's record."""
 
     periodic: "Periodic"
     mark: int | None
@@ -51,7 +49,7 @@ class PeriodicState:
 
     @property
     def missed(self) -> int:
-        """Slots since the last settled one that are past; counted up to MISSED_MAX."""
+        """How many slots are past since the last settled slot; counted up to MISSED_MAX."""
         if self.mark is None or self.paused:
             return 0
         slot, count = self.mark, 0
@@ -64,7 +62,7 @@ class PeriodicState:
         return {
             "name": self.periodic.name,
             "task": self.periodic.signature.task,
-            "rule": self.periodic.said,
+            "rule": self.periodic.rule_text,
             "catch_up": str(self.periodic.entry.catch_up),
             "last": None if self.last_us is None else _iso(self.last_us),
             "next": None if self.paused else _iso(self.next_us),
@@ -73,7 +71,7 @@ class PeriodicState:
 
 
 async def read_timetable(app: App, broker: ClusterRecord) -> tuple[LeaseReply, list[PeriodicState]]:
-    """The leader's lease, and every periodic task of the app."""
+    """Return the leader's lease, and every periodic task of the app."""
     store = broker.coordination
     lease, pauses = await store.read_lease(SCHEDULER_LEASE), await store.read_lease(PAUSES_LEASE)
     marks, paused = decode_marks(lease.data), decode_pauses(pauses.data)
@@ -85,13 +83,12 @@ async def read_timetable(app: App, broker: ClusterRecord) -> tuple[LeaseReply, l
 
 
 def leader_of(lease: LeaseReply) -> str:
-    """The name of the node that holds the lease."""
+    """Return the name of the node that holds the lease."""
     return lease.holder.rsplit(".", 2)[0]  # without process and incarnation
 
 
 async def change_pauses(broker: ClusterRecord, edit: Callable[[Names], Names]) -> bool:
-    """Edit the pauses under their lease, so that no concurrent change is lost; False if that failed."""
-
+    """Edit the pauses under their lease, so that no concurrent change is lost; return whether that worked."""
     store, holder = broker.coordination, f"cli.{new_id()}"
     for _ in range(CHANGE_TRIES):
         taken = await store.acquire_lease(PAUSES_LEASE, holder, ttl_s=CHANGE_TTL_S)

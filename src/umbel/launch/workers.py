@@ -40,7 +40,7 @@ def make_worker(
     choose: Callable[..., Pool] = choose_pool,
     recorder: Sidecar | None = None,
 ) -> Worker:
-    """A worker for the app. Must be called on the event loop it will run on."""
+    """Build a worker for the app. Must be called on the event loop on which the worker will run."""
     project, name = project or found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
@@ -74,7 +74,7 @@ def make_worker(
         control_mailbox=settings.control_mailbox,
         open_broker=lambda: open_broker(replace(of_broker, connection_name=MAILBOX)),
         control_allow=settings.control_allow,
-        outbox=outbox_settings(settings, of_broker, found.app.tell_sent),
+        outbox=outbox_settings(settings, of_broker, found.app.sent_events.send),
         scheduler_lease_s=settings.scheduler_lease_s,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
@@ -82,9 +82,10 @@ def make_worker(
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
         hooks=project.life_hooks(name, settings.worker_hook_timeout_s),
-        **_among_nodes(settings),
-        **_told_by(settings),
-        **_sent_here(settings, project.written_by_users(name)),
+        send_task_events=settings.task_send_events,
+        metrics_address=metrics_address(settings.worker_metrics),
+        **_cluster_settings(settings),
+        **_code_of_users(settings, project.written_by_users(name)),
     )
     backend = project.open_backend(settings)
     return Worker(worker_settings, broker=open_broker(of_broker), backend=backend, pool=pool)
@@ -93,13 +94,10 @@ def make_worker(
 def outbox_settings(
     settings: Settings, of_broker: BrokerSettings, tell_sent: "TellSent"
 ) -> OutboxSettings | None:
-    """The settings of the outbox relay; None if the app names no outbox."""
+    """Return the settings of the outbox relay; None if the app names no outbox."""
     if not settings.outboxes:
         return None
-    from umbel.outbox.database import (
-        need_driver,
-        parse_address,  # few workers have one
-    )
+    from umbel.outbox.database import need_driver, parse_address  # few workers have an outbox
     from umbel.outbox.table import check_table
 
     addresses = tuple(map(parse_address, settings.outboxes))
@@ -127,8 +125,8 @@ def _check_limits(tasks: Mapping[str, TaskRules], broker: BrokerSettings) -> Non
             )
 
 
-def _among_nodes(settings: Settings) -> dict[str, Any]:
-    """Settings of heartbeats, mingle and gossip."""
+def _cluster_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings of heartbeats, mingle and gossip."""
     return {
         "heartbeat_interval_s": settings.heartbeat_interval_s,
         "without_heartbeat": settings.without_heartbeat,
@@ -140,16 +138,8 @@ def _among_nodes(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _told_by(settings: Settings) -> dict[str, Any]:
-    """Settings of what a worker reports about itself: events and metrics."""
-    return {
-        "send_task_events": settings.task_send_events,
-        "metrics_address": metrics_address(settings.worker_metrics),
-    }
-
-
-def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]:
-    """What users wrote, without the schedule if this worker is to send none."""
+def _code_of_users(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what users wrote, without the schedule if this worker sends no periodic tasks."""
     left_out = {"periodic", "scheduler"} if settings.without_schedule else set()
     return {name: value for name, value in written.items() if name not in left_out}
 
@@ -157,12 +147,12 @@ def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]
 def tasks_for(
     project: Project, tasks: Mapping[str, TaskRules], queues: Collection[str]
 ) -> dict[str, TaskRules]:
-    """The tasks whose calls go to one of the queues, unless a call names another queue."""
+    """Return the tasks whose calls go to one of the queues, unless a call names another queue."""
     return {name: rules for name, rules in tasks.items() if project.queue_of(name) in queues}
 
 
 def metrics_address(given: str) -> tuple[str, int] | None:
-    """(host, port) from PORT or HOST:PORT; without a host, this machine only. BadSetting if it is invalid."""
+    """Return host and port of PORT or HOST:PORT; raises BadSetting. Without a host: this machine only."""
     if not given:
         return None
     host, _, port = given.rpartition(":")

@@ -1,6 +1,6 @@
 """Outbox: tasks that are sent in the caller's database transaction (`docs/outbox.md`).
 
-Pure: `table.py` (the SQL, and what a row holds). Shells: `block.py` writes, in the caller's transaction;
-`database.py` (which database is meant, and the relay's connection to it) and `relay.py` publish what was
-committed.
+Pure: `table.py` (the SQL statements, and the contents of a row). Shells: `block.py` writes rows in the
+caller's transaction; `relay.py` publishes the committed rows; `database.py` has the address of the database
+and the relay's connection.
 """

@@ -1,29 +1,26 @@
 """Block: `with app.outbox(connection):`, inside which tasks are written into a table instead of sent.
 
-A block belongs to the context it was opened in (contextvars): to that thread, or that asyncio task and those
-started inside it, and to one app. Other threads and other apps send as usual. After its end a block has no
+A block belongs to one app and to the context in which it was opened (contextvars): a thread, or an asyncio
+task and the tasks started inside it. Other threads and other apps send as usual. After its end a block has no
 effect, also in contexts that inherited it.
 
-The library of the caller's connection is known by the module of the connection's class, so no library is
-imported that the caller has not. Database errors pass through unchanged, because they are about the caller's
-transaction; only a missing table and a connection without a transaction get an error of ours, which says what
-to do.
+The module of a connection's class tells which library made it, so a library that the caller does not use is
+never imported. Database errors pass through unchanged, because they concern the caller's transaction; only a
+missing table and a connection without a transaction raise OutboxError, which says what to do.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from contextvars import Token
 from sys import modules
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from umbel.errors import OutboxError
-from umbel.outbox.current import OPEN, OpenBlock, open_block
+from umbel.outbox.current import OPEN, open_block
 from umbel.outbox.table import POSTGRESQL, SQLITE, Dialect, Statements, encode_rows
 from umbel.wire.message import Outgoing
 
-# ---- connections -----------------------------------------------------------------------------------
-#
-# How the outbox writes through a connection that the caller has, whatever library made it.
+# ---- connections of the caller ---------------------------------------------------------------------
 
 Rows = Sequence[tuple[str, bytes]]
 _IDLE = 0  # PQTRANS_IDLE: no transaction has begun
@@ -33,22 +30,21 @@ ACCEPTED = (
 )
 
 
-class Target(Protocol):
-    """A caller's connection. `write` is for blocking ones, `awrite` for async ones."""
+class Target:
+    """A caller's connection. `write` is for blocking connections, `awrite` for async ones."""
 
-    @property
-    def is_async(self) -> bool:
-        """Whether its calls are awaited."""
+    is_async = False
 
     def check(self) -> None:
         """Raise OutboxError if the connection is closed."""
-        ...
 
     def write(self, rows: Rows) -> None:
-        """Insert rows; OutboxError without an open transaction or without the table."""
+        """Insert rows; OutboxError if no transaction is open or the table is missing."""
+        raise NotImplementedError
 
     async def awrite(self, rows: Rows) -> None:
-        """The same as `write`, awaited where the connection is async."""
+        """The same as `write`, for async connections."""
+        raise NotImplementedError
 
 
 def target_of(connection: Any, table: str) -> Target:
@@ -68,7 +64,7 @@ def target_of(connection: Any, table: str) -> Target:
 _DRIVERS = {"sqlite3": SQLITE, "psycopg": POSTGRESQL, "psycopg2": POSTGRESQL}
 
 
-class DriverTarget:
+class DriverTarget(Target):
     """A DB-API connection of sqlite3, psycopg or psycopg2; also psycopg's AsyncConnection."""
 
     def __init__(self, connection: Any, dialect: Dialect, table: str) -> None:
@@ -85,35 +81,22 @@ class DriverTarget:
     def write(self, rows: Rows) -> None:
         """Insert rows with a cursor of the driver."""
         check_transaction(self._connection)
-        cursor = self._connection.cursor()
-        try:
-            # For a single row sqlite3 takes twice as long by executemany.
-            cursor.execute(self._insert, rows[0]) if len(rows) == 1 else cursor.executemany(
-                self._insert, rows
-            )
-        except self._connection.Error as error:
-            _say_if_missing(error, self._table)
-            raise
-        finally:
-            cursor.close()
+        with closing(self._connection.cursor()) as cursor, _table_check(self._connection.Error, self._table):
+            if len(rows) == 1:  # executemany of sqlite3 takes twice as long for a single row
+                cursor.execute(self._insert, rows[0])
+            else:
+                cursor.executemany(self._insert, rows)
 
     async def awrite(self, rows: Rows) -> None:
-        """Insert rows with an async cursor; with a blocking connection as `write` does."""
-        if not self.is_async:
-            return self.write(rows)
+        """Insert rows with an async cursor."""
         check_transaction(self._connection)
-        try:
+        with _table_check(self._connection.Error, self._table):
             async with self._connection.cursor() as cursor:
                 await cursor.executemany(self._insert, rows)
-        except self._connection.Error as error:
-            _say_if_missing(error, self._table)
-            raise
 
 
-class DjangoTarget:
-    """`django.db.connection`, or one of `django.db.connections`; it opens itself when it is used."""
-
-    is_async = False
+class DjangoTarget(Target):
+    """`django.db.connection`, or one of `django.db.connections`, which opens itself when it is used."""
 
     def __init__(self, connection: Any, table: str) -> None:
         dialect = {"postgresql": POSTGRESQL, "sqlite": SQLITE}.get(connection.vendor)
@@ -121,32 +104,21 @@ class DjangoTarget:
             raise _wrong_database(connection.vendor)
         self._connection = connection
         self._table = table
-        self._insert = Statements(dialect, table, mark="%s").insert()
-
-    def check(self) -> None:
-        """Nothing to check: Django reopens its connection when it is used."""
+        self._insert = Statements(dialect, table, placeholder="%s").insert()
 
     def write(self, rows: Rows) -> None:
         """Insert rows with a cursor of Django, inside `transaction.atomic()`."""
         if self._connection.get_autocommit() and not self._connection.in_atomic_block:
             raise _no_transaction("open one with transaction.atomic()")
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.executemany(self._insert, rows)
-        except modules["django.db"].Error as error:
-            _say_if_missing(error.__cause__ or error, self._table)
-            raise
-
-    async def awrite(self, rows: Rows) -> None:
-        """Insert rows; Django's connections block."""
-        self.write(rows)
+        with _table_check(modules["django.db"].Error, self._table), self._connection.cursor() as cursor:
+            cursor.executemany(self._insert, rows)
 
 
-class AlchemyTarget:
+class AlchemyTarget(Target):
     """A Connection or Session of SQLAlchemy (also scoped), or its async counterpart."""
 
     def __init__(self, given: Any, table: str) -> None:
-        # A scoped session is a proxy; the kind is that of the session behind it.
+        # A scoped session is a proxy of another session, whose class decides.
         session = given() if type(given).__name__.endswith("scoped_session") else given
         kinds = type(session).__mro__
         self.is_async = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
@@ -155,9 +127,7 @@ class AlchemyTarget:
         self._table = table
 
     def check(self) -> None:
-        """Raise OutboxError if the connection is closed; sessions are exempt, because they open one
-        themselves.
-        """
+        """Raise OutboxError if the connection is closed; a session opens one itself."""
         if not self._is_session and self._given.closed:
             raise OutboxError(f"app.outbox() was given a closed connection ({_kind(self._given)})")
 
@@ -167,25 +137,17 @@ class AlchemyTarget:
 
         connection = self._given.connection() if self._is_session else self._given
         _check_alchemy(connection)
-        try:
+        with _table_check(DBAPIError, self._table):
             connection.execute(*self._statement(connection.dialect.name, rows))
-        except DBAPIError as error:
-            _say_if_missing(error.orig or error, self._table)
-            raise
 
     async def awrite(self, rows: Rows) -> None:
-        """Insert rows through the async connection; with a blocking one as `write` does."""
-        if not self.is_async:
-            return self.write(rows)
+        """Insert rows through the async connection."""
         from sqlalchemy.exc import DBAPIError
 
         connection = await self._given.connection() if self._is_session else self._given
         _check_alchemy(connection.sync_connection)
-        try:
+        with _table_check(DBAPIError, self._table):
             await connection.execute(*self._statement(connection.dialect.name, rows))
-        except DBAPIError as error:
-            _say_if_missing(error.orig or error, self._table)
-            raise
 
     def _statement(self, dialect_name: str, rows: Rows) -> tuple[Any, list[dict[str, object]]]:
         from sqlalchemy import text
@@ -204,7 +166,7 @@ def check_transaction(driver: Any) -> bool:
     """
     roots = _roots(driver)
     if "sqlite3" in roots:
-        mode = getattr(driver, "autocommit", None)  # True, False, or that of before Python 3.12
+        mode = getattr(driver, "autocommit", None)  # True, False, or the legacy mode
         commits_itself = mode is True or (mode is not False and driver.isolation_level is None)
         if commits_itself and not driver.in_transaction:
             raise _no_transaction("begin one with BEGIN")
@@ -220,7 +182,7 @@ def _check_alchemy(connection: Any) -> None:
     if check_transaction(connection.connection.driver_connection):
         return
     level = connection.get_execution_options().get("isolation_level")
-    # A level given to create_engine is known to the dialect alone.
+    # A level that was given to create_engine is stored in the dialect only.
     level = level or getattr(connection.dialect, "_on_connect_isolation_level", None)
     if level == "AUTOCOMMIT":
         raise _no_transaction("use another isolation level than AUTOCOMMIT")
@@ -232,14 +194,22 @@ def missing_table(error: BaseException, table: str) -> OutboxError | None:
     if state != _UNDEFINED_TABLE and not str(error).startswith("no such table"):
         return None
     return OutboxError(
-        f"the table {table} is missing in this database: make it with `umbel outbox create`, or in a "
+        f"the table {table} is missing in this database: create it with `umbel outbox create`, or in a "
         "migration with the statements that `umbel outbox sql` prints"
     )
 
 
-def _say_if_missing(error: BaseException, table: str) -> None:
-    if (ours := missing_table(error, table)) is not None:
-        raise ours from error
+@contextmanager
+def _table_check(errors: type[Exception], table: str) -> Iterator[None]:
+    """A block that raises OutboxError if the database reports that the table is missing."""
+    try:
+        yield
+    except errors as error:
+        # Django and SQLAlchemy wrap the error of the driver.
+        reported = getattr(error, "orig", None) or error.__cause__ or error
+        if (missing := missing_table(reported, table)) is not None:
+            raise missing from reported
+        raise
 
 
 def _roots(connection: Any) -> set[str]:
@@ -252,7 +222,7 @@ def _is_closed(connection: Any) -> bool:
     if closed is not None:
         return bool(closed)
     try:
-        connection.total_changes  # noqa: B018 (sqlite3 says it is closed only when it is used)
+        connection.total_changes  # noqa: B018 (sqlite3 reports a closed connection only on use)
     except connection.ProgrammingError:
         return True
     return False
@@ -274,17 +244,6 @@ def _kind(value: object) -> str:
 
 
 # ---- block -----------------------------------------------------------------------------------------
-#
-# `with app.outbox(connection):`, inside which tasks are written into a table instead of sent.
-#
-# A block belongs to the context it was opened in (contextvars): to that thread, or that asyncio task and
-# those started inside it, and to one app. Other threads and other apps send as usual. After its end a block
-# has no effect, also in contexts that inherited it.
-#
-# The library of the caller's connection is known by the module of the connection's class, so no library is
-# imported that the caller has not. Database errors pass through unchanged, because they are about the
-# caller's transaction; only a missing table and a connection without a transaction get an error of ours,
-# which says what to do.
 
 
 class Block:
@@ -292,10 +251,10 @@ class Block:
 
     def __init__(self, app: object, connection: Any, table: str) -> None:
         self.app = app
-        self.outer: OpenBlock | None = None
+        self.outer: Block | None = None  # of another app, around this block
         self.is_open = False
         self._target = target_of(connection, table)
-        self._token: Token[OpenBlock | None] | None = None
+        self._token: Token[Block | None] | None = None
 
     def write(self, batch: Sequence[Outgoing]) -> None:
         """Insert the messages in the caller's transaction; OutboxError for an async connection."""
@@ -309,8 +268,10 @@ class Block:
 
     async def awrite(self, batch: Sequence[Outgoing]) -> None:
         """Insert the messages in the caller's transaction, awaited where the connection is async."""
-        if batch:
+        if batch and self._target.is_async:
             await self._target.awrite(encode_rows(batch))
+        else:
+            self.write(batch)
 
     def __enter__(self) -> Self:
         if self._target.is_async:

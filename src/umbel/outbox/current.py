@@ -1,31 +1,17 @@
-"""The outbox block that is open here. Every send asks, so the answer is one lookup of a context variable."""
+"""The outbox block that is open in this context. Every send looks it up: one read of a context variable."""
 
-from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from umbel.errors import OutboxError
-from umbel.wire.message import Outgoing
+
+if TYPE_CHECKING:
+    from umbel.outbox.block import Block
+
+OPEN: "ContextVar[Block | None]" = ContextVar("umbel_outbox", default=None)
 
 
-class OpenBlock(Protocol):
-    """`block.Block`, as senders know it."""
-
-    app: object
-    outer: "OpenBlock | None"  # that of another app, around it
-    is_open: bool
-
-    def write(self, batch: Sequence[Outgoing]) -> None:
-        """Insert the messages in the caller's transaction."""
-
-    async def awrite(self, batch: Sequence[Outgoing]) -> None:
-        """Insert the messages in the caller's transaction, without blocking the loop."""
-
-
-OPEN: ContextVar[OpenBlock | None] = ContextVar("umbel_outbox", default=None)
-
-
-def open_block(app: object) -> OpenBlock | None:
+def open_block(app: object) -> "Block | None":
     """The block of this app that is open in this context; None without one."""
     block = OPEN.get()
     while block is not None and not (block.is_open and block.app is app):
@@ -34,9 +20,7 @@ def open_block(app: object) -> OpenBlock | None:
 
 
 def refuse_unique(app: object, task: str) -> None:
-    """Raise OutboxError in an open block: a unique task's key would stay held if the transaction is rolled
-    back.
-    """
+    """Raise OutboxError in an open block: a rollback could not release the key of a unique task."""
     if open_block(app) is not None:
         raise OutboxError(
             f"task {task!r} is unique and cannot be sent in an outbox block: its key is taken in the broker, "

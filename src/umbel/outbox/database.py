@@ -1,12 +1,12 @@
-"""Database: which database an outbox is in, the lease of its relay, and the relay's own connection.
+"""Database: the address of an outbox, the name of its relay's lease, and the relay's connection.
 
 Workers that name the same database in the same way compete for one lease. A file, a socket and a loopback
 address mean another database on every host, so the host is part of their lease. A database that is named in
 two ways (`db`, `db.example.com`) has two leases, and its rows may be published twice, under the same ids.
 
-Every call of `OutboxDatabase` blocks, and is one statement or one short transaction. None is open while the
-relay waits for the broker, so no row of the caller's is locked for longer than a delete takes. A connection
-that failed is dropped, and the next call opens another.
+Every call of `OutboxDatabase` blocks, and is one statement or one short transaction. No transaction is open
+while the relay waits for the broker, so rows of users are locked no longer than a delete takes. A connection
+is closed after an error, and the next call opens another.
 """
 
 import json
@@ -34,13 +34,6 @@ from umbel.outbox.table import POSTGRESQL, SQLITE, Dialect, Problem, Statements,
 from umbel.text import without_password
 
 # ---- addresses -------------------------------------------------------------------------------------
-#
-# Which database an outbox is in, and the lease of its relay.
-#
-# Workers that name the same database in the same way compete for one lease. A file, a socket and a loopback
-# address mean another database on every host, so the host is part of their lease. A database that is named
-# in two ways (`db`, `db.example.com`) has two leases, and its rows may be published twice, under the same
-# ids.
 
 LEASE_PREFIX = "outbox."
 UNREADABLE = (
@@ -54,7 +47,7 @@ _HOST = re.compile(r"\[(?P<v6>[^\]]*)\](?::(?P<v6_port>.*))?|(?P<name>[^:]*)(?::
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where an outbox is. `target`: what the database's library gets: a file, or a URL with its password."""
+    """The address of an outbox. `target` is for the driver: a file, or a URL with its password."""
 
     dialect: Dialect
     target: str
@@ -91,7 +84,7 @@ def _place(url: str, target: str) -> str:
     try:
         parts = urlsplit(target)
         _, at, hosts = parts.netloc.rpartition("@")
-    except ValueError:  # its text may quote the password
+    except ValueError:  # its text may contain the password
         raise BadURL(url, UNREADABLE) from None
     if _BAD_ESCAPE.search(target) or parts.netloc.count("@") > len(at) or "@" in parts.path:
         raise BadURL(url, UNREADABLE)
@@ -100,14 +93,14 @@ def _place(url: str, target: str) -> str:
     database = given.get("dbname") or unquote(parts.path.removeprefix("/"))
     service = given.get("service", "")
     named = ",".join(f"{host}:{port}" for host, port in servers)
-    # A service without a host: its file names the host.
+    # With a service and no host, libpq reads the host from the service file.
     addresses = [given.get("hostaddr") or host for host, _ in servers if host or not service]
     here = socket.gethostname() if any(map(_is_local, addresses)) else ""
     return " ".join(filter(None, ("postgresql", here, named, database, service and f"service={service}")))
 
 
 def _servers(hosts: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Host and port of each server. An empty host means the socket of this host's own server."""
+    """Host and port of each server. An empty host means the local server, by its socket."""
     found = [_server(unquote(server)) for server in hosts.split(",")]
     named = given.get("host") or (not hosts and (given.get("hostaddr") or environ.get("PGHOST")))
     if named:
@@ -132,7 +125,7 @@ def _canonical(host: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    """A socket (a directory, or an abstract name) or an address of the loopback."""
+    """Whether it is a socket (a directory, or an abstract name) or a loopback address."""
     if not host or host.startswith(("/", "@")) or host == "localhost":
         return True
     try:
@@ -141,13 +134,7 @@ def _is_local(host: str) -> bool:
         return False
 
 
-# ---- outbox database -------------------------------------------------------------------------------
-#
-# The relay's own connection to the database of an outbox. Every call blocks.
-#
-# Each call is one statement or one short transaction; none is open while the relay waits for the broker, so
-# no row of the caller's is locked for longer than a delete takes. A connection that failed is dropped, and
-# the next call opens another.
+# ---- the relay's connection ------------------------------------------------------------------------
 
 CONNECT_S = 5
 STATEMENT_S = 10
@@ -180,7 +167,7 @@ class SetAside(NamedTuple):
 
 
 class OutboxDatabase:
-    """The relay's connection. Its calls come from changing threads, and wait for one another."""
+    """The relay's connection. Calls come from several threads, and run one after another."""
 
     def __init__(self, address: Address, table: str) -> None:
         self.address = address
@@ -198,9 +185,7 @@ class OutboxDatabase:
         return is_new
 
     def fetch(self, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX) -> list[StoredRow]:
-        """The next committed rows by their ids, as many as fit; a row that is larger than the limit comes
-        alone.
-        """
+        """The next committed rows by id, as many as fit; a row above the limit comes alone."""
         with self._session() as execute:
             found = execute(self._sql.fetch(), (rows_max, bytes_max)).fetchall()
         return [StoredRow(row_id, message or b"") for row_id, message in found]
@@ -260,9 +245,7 @@ class OutboxDatabase:
 
 
 def need_driver(address: Address) -> None:
-    """Raise ConfigurationError if psycopg is missing for PostgreSQL, and BadURL if it cannot read the
-    address.
-    """
+    """Raise ConfigurationError if PostgreSQL lacks psycopg, and BadURL if psycopg cannot read the address."""
     if address.dialect is SQLITE:
         return
     if find_spec("psycopg") is None:
@@ -274,7 +257,7 @@ def need_driver(address: Address) -> None:
 
     try:
         conninfo_to_dict(address.target)
-    except psycopg.Error:  # its text may quote the password
+    except psycopg.Error:  # its text may contain the password
         raise BadURL(address.target, UNREADABLE) from None
 
 
@@ -283,7 +266,7 @@ def _is_missing(path: str) -> bool:
         os.stat(path)
     except FileNotFoundError:
         return True
-    except OSError:  # no permission: SQLite reports what is not allowed
+    except OSError:  # no permission, which SQLite reports better
         return False
     return False
 
@@ -294,14 +277,14 @@ def _connect_file(address: Address, *, may_create: bool) -> Any:
     path = Path(address.target).absolute()
     lacking = "folder" if may_create else "file"
     if _is_missing(str(path.parent if may_create else path)):
-        remedy = "make it" if may_create else "make it with `umbel outbox create`"
+        remedy = "create it" if may_create else "create it with `umbel outbox create`"
         raise OutboxUnavailable(
             f"outbox {address.shown}: the {lacking} does not exist: {remedy}, or correct `outbox`"
         )
-    # Creating an empty file would hide a wrong address. The relay's calls come from changing threads.
+    # A new, empty file would hide a wrong address. Calls of the relay come from several threads.
     uri = f"{path.as_uri()}?mode={'rwc' if may_create else 'rw'}"
     made = sqlite3.connect(uri, uri=True, timeout=CONNECT_S, isolation_level=None, check_same_thread=False)
-    made.text_factory = partial(str, encoding="utf-8", errors="replace")  # a task's id, for people
+    made.text_factory = partial(str, encoding="utf-8", errors="replace")  # the task's id is only shown
     return made
 
 

@@ -1,13 +1,13 @@
-"""Relay: publishes the committed rows of one outbox, in their order, and deletes them. One term of one
-leader.
+"""Relay: publishes the committed rows of one outbox in order, and deletes them. A relay runs while its node
+holds the lease of the outbox.
 
-A round reads some rows, publishes them in one step of the broker, and deletes them. A relay that dies between
-the last two leaves rows that the next relay publishes again, under the same ids: brokers that remember ids
-take them once (`AsyncProducer.repeats`). Right before publishing, a relay checks that it still holds the
-lease, so two relays overlap by what is in flight at that moment.
+A round reads some rows, publishes them in one step of the broker, and deletes them. If a relay dies between
+publishing and deleting, the next relay publishes those rows again, under the same ids: brokers that remember
+ids store them once (`AsyncProducer.repeats`). A relay checks right before publishing that it still holds the
+lease, so two relays overlap only by the rows that are in flight at that moment.
 
-What can never be published is set aside with the reason: a row that cannot be read, a message that the broker
-refuses or its client cannot send. While the broker or the database is unavailable, the relay retries.
+A row that can never be published is set aside with the reason: it cannot be read, or the broker or its client
+refuses it. While the broker or the database is unavailable, the relay retries.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ from umbel.errors import (
     OutboxUnavailable,
     StorageFull,
 )
-from umbel.outbox.table import Problem, Readable, StoredRow, problem, read_rows
+from umbel.outbox.database import OutboxDatabase
+from umbel.outbox.table import Problem, Readable, problem, read_rows
 from umbel.pools.event_loop import OffLoop
 from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.delivery.states import reconnect_wait_s
@@ -34,31 +35,18 @@ from umbel.wire.message import Outgoing
 
 R = TypeVar("R")
 log = logging.getLogger("umbel.outbox")
-POLL_FIRST_S = 0.02  # after the last row; it doubles up to `poll_s`
+POLL_FIRST_S = 0.02  # after the last row; doubles up to `poll_s`
 RETRY_MAX_S = 5.0
 PUBLISH_S = 10.0
 CLOSE_S = 2.0
-TELL_S = 10.0
-CALL_S = 30.0  # of the database: more than its own limits take
+EVENTS_S = 10.0
+CALL_S = 30.0  # of the database: longer than CONNECT_S and STATEMENT_S
 
 TellSent = Callable[[Sequence[tuple[Sequence[Outgoing], float]]], None]
 
 
-class RelayedDatabase(Protocol):
-    """What a relay needs of `OutboxDatabase`."""
-
-    def fetch(self) -> list[StoredRow]:
-        """The next committed rows."""
-
-    def settle(self, published: Sequence[int], problems: Sequence[Problem] = ()) -> None:
-        """Delete the published rows and set the unpublishable ones aside."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
 class Listener(Protocol):
-    """Holds the lease, and reports to people. Called on the loop."""
+    """The worker's part of a relay, which knows the lease and logs outages. Called on the loop."""
 
     def still_mine(self) -> bool:
         """Whether the lease is still held."""
@@ -74,15 +62,15 @@ class Listener(Protocol):
 
 
 class Relay:
-    """The loop that publishes. `open_database` is called again when a call did not return in time; the old
-    connection is left to that call.
+    """The loop that publishes.
 
-    `signed` adds the signature that a message is published with, where there are keys.
+    After a database call that did not return in time, `open_database` makes another connection, and the call
+    keeps the old one. `signed` signs a message if there are keys.
     """
 
     def __init__(
         self,
-        open_database: Callable[[], RelayedDatabase],
+        open_database: Callable[[], OutboxDatabase],
         producer: AsyncProducer,
         listener: Listener,
         *,
@@ -97,7 +85,7 @@ class Relay:
         self._poll_s = poll_s
         self._tell_sent = tell_sent
         self._signed = signed
-        # Published, but not yet deleted in the database: at most one round.
+        # Published and not yet deleted in the database: the rows of at most one round.
         self._unsettled: tuple[list[int], list[Problem]] = ([], [])
 
     async def run(self) -> None:
@@ -106,7 +94,7 @@ class Relay:
         while True:
             try:
                 count = await self.round()
-            except (OutboxUnavailable, BrokerUnavailable, StorageFull):  # reported to the listener already
+            except (OutboxUnavailable, BrokerUnavailable, StorageFull):  # the listener has logged it
                 failures += 1
                 wait_s = reconnect_wait_s(failures, random(), most_s=RETRY_MAX_S)
             else:
@@ -128,15 +116,17 @@ class Relay:
         if not rows or not self._listener.still_mine():
             return 0
         began = time()
-        refused = await self._publish(readable)
-        set_aside = [*problems, *refused]
-        sent = _without(readable, refused)
-        self._unsettled = [row.row_id for row in sent], set_aside
+        problems += await self._publish(readable)
+        refused = {found.row_id for found in problems}
+        sent = [row for row in readable if row.row_id not in refused]
+        self._unsettled = [row.row_id for row in sent], problems
         await self._settle()
-        self._report(set_aside)
-        self._listener.published(len(sent), len(set_aside))
+        for found in problems:
+            fields = {"row": found.row_id, "why": found.why}
+            log.error("outbox row cannot be published; set aside until `umbel outbox retry`", extra=fields)
+        self._listener.published(len(sent), len(problems))
         if self._tell_sent is not None and sent:
-            await self._tell([row.outgoing for row in sent], began, self._tell_sent)
+            await self._send_events([row.outgoing for row in sent], began, self._tell_sent)
         return len(rows)
 
     async def _settle(self) -> None:
@@ -144,8 +134,6 @@ class Relay:
         if published or problems:
             await self._call(lambda: self._database.settle(published, problems))
             self._unsettled = [], []
-
-    # -- to the broker ---------------------------------------------------------------------------
 
     async def _publish(self, batch: Sequence[Readable]) -> list[Problem]:
         """Publish a batch; returns the problems of the rows that the broker refuses."""
@@ -161,16 +149,10 @@ class Relay:
             raise error
         if isinstance(error, BrokerRefused) and error.places:
             return [problem(batch[place].row_id, error) for place in error.places]
-        return await self._one_by_one(batch, error)  # whatever a row makes the client raise
-
-    async def _one_by_one(self, batch: Sequence[Readable], error: BaseException) -> list[Problem]:
-        """Some row of the batch made the broker or its client refuse all: find out which."""
         if len(batch) == 1:
             return [problem(batch[0].row_id, error)]
-        refused: list[Problem] = []
-        for row in batch:
-            refused += await self._publish([row])
-        return refused
+        # Some rows made the broker or its client refuse the whole batch: find them.
+        return [found for row in batch for found in await self._publish([row])]
 
     async def _attempt(self, batch: Sequence[Readable]) -> None:
         try:
@@ -181,17 +163,15 @@ class Relay:
                 f"the broker did not answer the outbox within {PUBLISH_S:g} s; retrying"
             ) from None
 
-    # -- to the database -------------------------------------------------------------------------
-
     async def _call(self, function: Callable[[], R]) -> R:
-        """Run a database call in a thread that is given up after CALL_S, and at the end of the process."""
+        """Run a database call in a daemon thread, and wait for it for at most CALL_S."""
         try:
             happened = await OffLoop("umbel-outbox", function).ended(CALL_S)
         except TimeoutError:
             self._database = self._open_database()
-            unheard = OutboxUnavailable(f"the outbox's database did not answer within {CALL_S:g} s; retrying")
-            self._listener.database_answered(unheard)
-            raise unheard from None
+            silent = OutboxUnavailable(f"the outbox's database did not answer within {CALL_S:g} s; retrying")
+            self._listener.database_answered(silent)
+            raise silent from None
         if isinstance(happened, Raised):
             if isinstance(happened.error, OutboxUnavailable):
                 self._listener.database_answered(happened.error)
@@ -199,22 +179,10 @@ class Relay:
         self._listener.database_answered(None)
         return happened.value
 
-    # -- to people -------------------------------------------------------------------------------
-
-    async def _tell(self, sent: Sequence[Outgoing], began: float, tell: TellSent) -> None:
+    async def _send_events(self, sent: Sequence[Outgoing], began: float, send: TellSent) -> None:
         why = "no answer in time"
         with suppress(TimeoutError):
-            happened = await OffLoop("umbel-outbox-events", lambda: tell([(sent, began)])).ended(TELL_S)
+            happened = await OffLoop("umbel-outbox-events", lambda: send([(sent, began)])).ended(EVENTS_S)
             why = str(happened.error) if isinstance(happened, Raised) else ""
         if why:
             log.warning("tasks sent, but their task-sent events could not be sent", extra={"why": why})
-
-    def _report(self, problems: Sequence[Problem]) -> None:
-        for refused in problems:
-            fields = {"row": refused.row_id, "why": refused.why}
-            log.error("outbox row cannot be published; set aside until `umbel outbox retry`", extra=fields)
-
-
-def _without(batch: Sequence[Readable], refused: Sequence[Problem]) -> list[Readable]:
-    out = {row.row_id for row in refused}
-    return [row for row in batch if row.row_id not in out]

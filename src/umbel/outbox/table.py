@@ -1,8 +1,8 @@
-"""Table: the outbox's table in PostgreSQL and SQLite, what a row of it holds, and how far its relay is.
+"""Table: the SQL of the outbox in PostgreSQL and SQLite, the contents of its rows, and the relay's progress.
 
-The order of a transaction is that of its rows' ids: each is drawn when the row is inserted, and is never used
-again. Ids of different transactions say nothing about their order, and a lower id may be committed after a
-higher one; so a reader asks for the lowest ids in the table, and remembers no position.
+Within a transaction, row ids follow the order of the inserts, and an id is never reused. Between transactions
+ids show no order: a lower id may be committed after a higher one. So a reader selects the lowest ids in the
+table, and remembers no position.
 
 A row is a prepared message in one form for all brokers. The relay only publishes it: queue or exchange,
 headers, properties, body and the task's id are fixed when the row is written.
@@ -19,33 +19,27 @@ from umbel.wire.call import read_headers
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.values import UNREADABLE, decode_json_as
 
-# ---- dialects --------------------------------------------------------------------------------------
-#
-# The SQL of the outbox, for PostgreSQL and SQLite.
-#
-# The order of a transaction is that of its rows' ids: each is drawn when the row is inserted, and is never
-# used again. Ids of different transactions say nothing about their order, and a lower id may be committed
-# after a higher one; so a reader asks for the lowest ids in the table, and remembers no position.
+# ---- SQL -------------------------------------------------------------------------------------------
 
 DEFAULT_TABLE = "umbel_outbox"
 COUNT_MAX = 100_000  # counting stops above this
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
-_NAME_MAX = 63  # PostgreSQL cuts longer names
+_NAME_MAX = 63  # PostgreSQL truncates longer names
 _WAITING = "_waiting"
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """The differences between the databases in the SQL of an outbox."""
+    """How the SQL of the outbox differs between databases."""
 
     name: str
     row_id: str
     blob: str
-    message: str  # the column as bytes, whatever type its value has
+    message: str  # the column as bytes, for values of any type
     written_at: str
     age_s: str  # seconds since the lowest `written_at`, by the database's clock
     storage: str  # storage options of the table
-    chosen: str  # the condition on ids, given as one parameter
-    mark: str  # the placeholder of a parameter
+    chosen: str  # the condition that selects ids, given as one parameter
+    placeholder: str  # of a parameter
 
 
 POSTGRESQL = Dialect(
@@ -55,10 +49,10 @@ POSTGRESQL = Dialect(
     message="message",
     written_at="timestamptz NOT NULL DEFAULT now()",
     age_s="extract(epoch FROM clock_timestamp() - min(written_at))::float8",
-    # Every row is deleted soon: vacuum by the number of dead rows, not by their share of an empty table.
+    # Every row is deleted soon, so vacuum after a number of dead rows, not at their share of a small table.
     storage=" WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)",
-    chosen="id = ANY({mark})",
-    mark="%s",
+    chosen="id = ANY({})",
+    placeholder="%s",
 )
 SQLITE = Dialect(
     name="sqlite",
@@ -68,8 +62,8 @@ SQLITE = Dialect(
     written_at="REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0)",
     age_s="(julianday('now') - 2440587.5) * 86400.0 - min(written_at)",
     storage="",
-    chosen="id IN (SELECT value FROM json_each({mark}))",
-    mark="?",
+    chosen="id IN (SELECT value FROM json_each({}))",
+    placeholder="?",
 )
 
 
@@ -88,22 +82,22 @@ def _quoted(schema: str, name: str) -> str:
 
 
 class Statements:
-    """The statements for one table. `mark`: the placeholder of a parameter, as the library that runs them
-    writes it.
-    """
+    """The statements for one table. `placeholder`: that of the library which runs them, if it differs."""
 
-    def __init__(self, dialect: Dialect, table: str = DEFAULT_TABLE, *, mark: str | None = None) -> None:
+    def __init__(
+        self, dialect: Dialect, table: str = DEFAULT_TABLE, *, placeholder: str | None = None
+    ) -> None:
         self.dialect = dialect
         self.table = check_table(table)
         self._schema, _, self._name = table.rpartition(".")
         self._quoted = _quoted(self._schema, self._name)
-        self._mark = mark or dialect.mark
+        self._placeholder = placeholder or dialect.placeholder
 
     def create(self) -> tuple[str, ...]:
         """Create the table and its index; has no effect if they exist."""
         kind = self.dialect
         index = f"{self._name[: _NAME_MAX - len(_WAITING)]}{_WAITING}"
-        # PostgreSQL puts an index where its table is; SQLite wants the schema before the index alone.
+        # PostgreSQL creates an index in the schema of its table. SQLite takes the schema before the index.
         named, on = (
             (_quoted(self._schema, index), _quoted("", self._name))
             if kind is SQLITE
@@ -122,28 +116,26 @@ class Statements:
 
     def insert(self, task_id: str = "", message: str = "") -> str:
         """Insert one row; with named parameters where names are given."""
-        values = f"{task_id or self._mark}, {message or self._mark}"
+        values = f"{task_id or self._placeholder}, {message or self._placeholder}"
         return f"INSERT INTO {self._quoted} (task_id, message) VALUES ({values})"
 
     def fetch(self) -> str:
-        """Select the next rows: at most this many (first parameter), until they exceed this many bytes
-        (second).
-        """
+        """Select the next rows. Parameters: the most rows, and the bytes at which the selection ends."""
         chosen = f"SELECT id, {self.dialect.message} AS message FROM {self._quoted} WHERE problem IS NULL"
-        first = f"{chosen} ORDER BY id LIMIT {self._mark}"
+        first = f"{chosen} ORDER BY id LIMIT {self._placeholder}"
         ahead = "sum(length(message)) OVER (ORDER BY id) - length(message)"
         return (
             f"SELECT id, message FROM (SELECT id, message, {ahead} AS ahead FROM ({first}) AS lowest) "
-            f"AS sized WHERE ahead < {self._mark} ORDER BY id"
+            f"AS sized WHERE ahead < {self._placeholder} ORDER BY id"
         )
 
     def remove(self) -> str:
         """Delete the rows with the given ids."""
-        return f"DELETE FROM {self._quoted} WHERE {self._chosen()}"
+        return f"DELETE FROM {self._quoted} WHERE {self.dialect.chosen.format(self._placeholder)}"
 
     def set_aside(self) -> str:
         """Set the problem of one row, so that it is not fetched again."""
-        return f"UPDATE {self._quoted} SET problem = {self._mark} WHERE id = {self._mark}"
+        return f"UPDATE {self._quoted} SET problem = {self._placeholder} WHERE id = {self._placeholder}"
 
     def retry(self) -> str:
         """Clear the problems of all rows that were set aside."""
@@ -159,31 +151,23 @@ class Statements:
         )
 
     def problems(self) -> str:
-        """Select the first rows that were set aside, at most this many (parameter)."""
+        """Select the first rows that were set aside. Parameter: the most rows."""
         return (
             f"SELECT id, task_id, problem FROM {self._quoted} WHERE problem IS NOT NULL "
-            f"ORDER BY id LIMIT {self._mark}"
+            f"ORDER BY id LIMIT {self._placeholder}"
         )
-
-    def _chosen(self) -> str:
-        return self.dialect.chosen.format(mark=self._mark)
 
     def _some(self, condition: str) -> str:
         return f"SELECT 1 FROM {self._quoted} WHERE problem {condition} LIMIT {COUNT_MAX + 1}"
 
 
 # ---- rows ------------------------------------------------------------------------------------------
-#
-# A prepared message as the outbox stores it, in one form for all brokers.
-#
-# The relay only publishes: queue or exchange, headers, properties, body and the task's id are fixed when
-# the row is written. A row that cannot be read raises `BadMessage`, which says why.
 
 PROBLEM_MAX_CHARS = 500
 
 
 class StoredRow(NamedTuple):
-    """A committed row: `row_id` is its place in the table and never used again."""
+    """A committed row. Its `row_id` is never reused."""
 
     row_id: int
     message: bytes
@@ -228,7 +212,7 @@ def decode_row(data: bytes) -> Outgoing:
 
 
 def _check_maps(message: Message) -> None:
-    """Refuse headers and properties that a broker could not hold, such as values that are nested too deep."""
+    """Refuse headers and properties that a broker cannot store, such as values that are nested too deep."""
     read_headers(message)
     decode_json_as(_MAP, message.headers, what="the map of headers")
     if message.properties:
@@ -251,20 +235,17 @@ def problem(row_id: int, error: BaseException) -> Problem:
     """The reason for which a row is set aside, cut to PROBLEM_MAX_CHARS."""
     kind = type(error).__name__
     text = str(error) if isinstance(error, UmbelError) else f"{kind}: {error}"
-    # PostgreSQL's text holds no NUL.
+    # A text of PostgreSQL cannot contain NUL.
     return Problem(row_id, text.replace("\0", "")[:PROBLEM_MAX_CHARS] or kind)
 
 
 # ---- progress --------------------------------------------------------------------------------------
 #
-# What a relay stores in the data of its lease, for `umbel outbox status` and for the next relay.
+# A relay stores its progress in the data of its lease, for `umbel outbox status` and for the next relay.
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How much of one outbox was published since its lease was first held.
-
-    `at`: Unix time of the last message; 0: none yet.
-    """
+    """How many messages of an outbox were published, over all relays, and when the last was (Unix time)."""
 
     published: int = 0
     at: float = 0.0
@@ -274,18 +255,14 @@ class Progress(msgspec.Struct, frozen=True):
         return Progress(self.published + count, at) if count else self
 
 
-_encode_json = msgspec.json.Encoder().encode
-_decode_json = msgspec.json.Decoder(Progress).decode
-
-
 def encode_progress(progress: Progress) -> bytes:
     """The bytes that are stored with the lease."""
-    return _encode_json(progress)
+    return msgspec.json.encode(progress)
 
 
 def decode_progress(data: bytes) -> Progress:
-    """The stored progress; an empty one where nothing was stored, or it cannot be read."""
+    """The stored progress; an empty one if nothing was stored or it cannot be read."""
     try:
-        return _decode_json(data)
+        return msgspec.json.decode(data, type=Progress)
     except UNREADABLE:
         return Progress()

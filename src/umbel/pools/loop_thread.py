@@ -21,7 +21,7 @@ from typing import Any, assert_never, cast
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.event_loop import Reports, loop_factory
-from umbel.pools.guard import Raised, await_guarded, await_to_the_end
+from umbel.pools.guard import await_guarded
 from umbel.pools.interface import AsyncRunner, Job, LoopChoice
 from umbel.pools.threads import JobBegan, JobEnded, RunnerFailed
 
@@ -200,14 +200,19 @@ class LoopThread:
 
     async def _run(self, job: Job) -> None:
         self._report(JobBegan(job, time.time(), 0))
+        report: Report
         try:
-            ran = await await_to_the_end(self._runner.run, job)
+            report = JobEnded(await self._runner.run(job))
         except asyncio.CancelledError:
-            self._report(JobCancelled(job))
-            return  # nothing awaits this asyncio task
+            report = JobCancelled(job)  # nothing awaits this asyncio task
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # a task may raise anything, and the loop runs other tasks
+            report = RunnerFailed(job, error)
         finally:
             del self._tasks[job.number]
-        self._report(RunnerFailed(job, ran.error) if isinstance(ran, Raised) else JobEnded(ran.value))
+        self._report(report)
+        del report  # its error's traceback refers to this frame
 
 
 class _Interruptible(Coroutine[Any, Any, None]):

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from umbel.errors import NotSupported, SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.event_loop import Reports, start_host, stop_host
-from umbel.pools.guard import Raised, call_to_the_end, interrupted_by_loop, is_guarded, soft_limit_of
+from umbel.pools.guard import interrupted_by_loop, is_guarded, soft_limit_of
 from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Runner, UserEvent
 from umbel.pools.reporting import GuardedListener, apart, broken, cut_off, not_started, resized, until_idle
 from umbel.protocol.pool.slots import BRIEF_S
@@ -179,10 +179,14 @@ class ThreadWorkers:
         while (job := self._jobs.get()) is not None:
             self._report(JobBegan(job, time.time(), thread))
             run = self._running[job.number] = _ThreadRun(ident)
-            ran = call_to_the_end(_run, self._runner, job, run, self.interruptions)
+            report: Report
+            try:
+                report = JobEnded(_run(self._runner, job, run, self.interruptions))
+            except BaseException as error:  # a task may raise anything, and this thread has more jobs to run
+                report = RunnerFailed(job, error)
             del self._running[job.number]
-            self._report(RunnerFailed(job, ran.error) if isinstance(ran, Raised) else JobEnded(ran.value))
-            del job, ran  # otherwise an idle thread would keep its last job's values in memory
+            self._report(report)
+            del job, report  # otherwise an idle thread would keep its last job's values in memory
         self._report(ThreadEnded(thread))
 
 

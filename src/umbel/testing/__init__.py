@@ -1,7 +1,7 @@
-"""Testing: what tests of a project use. `plugin.py` has the fixtures, which pytest finds by itself.
+"""Testing: tools for the tests of a project. `plugin.py` has the fixtures, which pytest finds by itself.
 
-Names are loaded when they are first used: pytest imports the plugin in every project that has Umbel
-installed, and those that do not use it must not pay for it.
+Names are loaded when they are first used, because pytest imports the plugin in every environment that has
+Umbel installed, also for projects that do not use it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,5 +30,5 @@ def _load(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-if not TYPE_CHECKING:  # to a type checker, a name that is not listed above is a mistake
+if not TYPE_CHECKING:  # a type checker must reject other names
     __getattr__ = _load

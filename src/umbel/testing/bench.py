@@ -1,11 +1,19 @@
-"""Bench and clock: one test's app, what runs the tasks that it sends, and time that the test moves."""
+"""Bench: joins the fixtures of one test: its app, its clock, and the stage or worker that runs its tasks.
+
+While the clock is used, the time by which Umbel decides what is due or expired stands still in this process
+(`umbel/clock.py`). `advance` visits the moments at which something is due, one after another. At each moment
+it sends the periodic tasks of that moment, and runs all due calls and those that they send. So a retry that a
+task requests on the way runs at its own moment.
+
+The clock does not change `time.time()` and `datetime.now()` in the code of tasks, time limits, leases, and
+the clocks of other processes.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
 
 from umbel.app.app import App
 from umbel.app.cluster.periodic import Periodic
@@ -15,31 +23,7 @@ from umbel.testing.inbox import Stage
 from umbel.testing.worker import EmbeddedWorker
 from umbel.wire.message import Outgoing
 
-# ---- clock -----------------------------------------------------------------------------------------
-#
-# Time that a test moves. Countdowns, retries and periodic tasks come due without anybody waiting.
-#
-# While it is in use, the time by which Umbel judges what is due or expired stands still in this process
-# (`umbel/clock.py`). `advance` goes through the moments at which something is due, one after the other. At
-# each it sends the periodic tasks of that moment and runs everything that is due, with what follows from
-# it. So a retry that a task requests on the way runs at its own moment.
-#
-# What it does not move: `time.time()` and `datetime.now()` in the code of tasks, time limits, leases, and
-# the clocks of other processes.
-
-MOMENTS_MAX = 10_000  # at which something may be due in one move
-
-
-class Runs(Protocol):
-    """What runs due calls: the stage of eager mode, or a worker."""
-
-    def next_due(self) -> float | None:
-        """The time at which the next call is due, in Unix time; None if there is none."""
-        ...
-
-    def catch_up(self) -> None:
-        """Run everything that is due now."""
-        ...
+MOMENTS_MAX = 10_000  # at which something may be due in one move of the clock
 
 
 @dataclass
@@ -51,11 +35,11 @@ class _Slot:
 
 
 class Clock:
-    """The fixture `umbel_clock`: the cluster's time of this process, moved by the test."""
+    """The fixture `umbel_clock`: the cluster's time in this process, which the test moves."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._runs: Runs | None = None
+        self.runner: Stage | EmbeddedWorker | None = None  # runs due calls when the clock moves
         stand_still(cluster_now())
 
     @property
@@ -71,7 +55,7 @@ class Clock:
         stand_still(instant(moment))
 
     def advance(self, by: float | timedelta) -> None:
-        """Let so many seconds pass: everything that is due on the way has run when this returns."""
+        """Let so many seconds pass; when this returns, everything that was due on the way has run."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"umbel_clock.advance({by!r}): it cannot be negative; use set() to go back")
@@ -86,12 +70,8 @@ class Clock:
             )
         self._pass_to(until)
 
-    def used_by(self, runs: Runs) -> None:
-        """Set what runs due calls when the clock moves."""
-        self._runs = runs
-
     def close(self) -> None:
-        """Let the time pass again."""
+        """Return to the real time."""
         stand_still(None)
 
     def _pass_to(self, until: float) -> None:
@@ -115,13 +95,13 @@ class Clock:
         stand_still(until)
 
     def _catch_up(self) -> None:
-        if self._runs is not None:
-            self._runs.catch_up()
+        if self.runner is not None:
+            self.runner.catch_up()
 
-    def _next_due(self, slots: "Sequence[_Slot]") -> float | None:
-        """The next moment at which something is due. Overdue calls have run, or other code runs them."""
+    def _next_due(self, slots: Sequence[_Slot]) -> float | None:
+        """The next moment at which something is due. Overdue calls have run, or run elsewhere."""
         now = cluster_now()
-        delayed = self._runs.next_due() if self._runs is not None else None
+        delayed = self.runner.next_due() if self.runner is not None else None
         moments = [delayed] if delayed is not None and delayed > now else []
         return min([*moments, *(slot.at_us / 1e6 for slot in slots)], default=None)
 
@@ -137,29 +117,25 @@ def _us(at_s: float) -> int:
     return round(at_s * 1e6)
 
 
-# ---- bench -----------------------------------------------------------------------------------------
-#
-# One test's app, its clock, and what runs the tasks that it sends. Joins the fixtures, in any order.
-
 RUN_FIRST = "call umbel_inbox.run() first"
 ADVANCE_FIRST = "move umbel_clock to its time first"
 
 
 class Bench:
-    """Joins the fixtures of one test: its app, its clock, and the stage or worker that runs its tasks."""
+    """Joins the fixtures of one test, in any order."""
 
     def __init__(self, app: App, directory: Path) -> None:
         self.app = app
         self._directory = directory
         self._clock: Clock | None = None
-        self._runs: Stage | EmbeddedWorker | None = None
-        self._named = ""
+        self._runner: Stage | EmbeddedWorker | None = None
+        self._fixture = ""
 
     @contextmanager
     def clock(self) -> Iterator[Clock]:
         """A clock for the test, stopped at the current time."""
         clock = self._clock = Clock(self.app)
-        self._meet()
+        self._connect()
         try:
             yield clock
         finally:
@@ -184,18 +160,18 @@ class Bench:
         finally:
             worker.stop()
 
-    def _take(self, fixture: str, runs: Stage | EmbeddedWorker) -> None:
-        if self._runs is not None:
+    def _take(self, fixture: str, runner: Stage | EmbeddedWorker) -> None:
+        if self._runner is not None:
             raise ValueError(
-                f"a test cannot use both {self._named} and {fixture}: "
+                f"a test cannot use both {self._fixture} and {fixture}: "
                 "each decides what happens to sent tasks; use one"
             )
-        self._runs, self._named = runs, fixture
-        self._meet()
+        self._runner, self._fixture = runner, fixture
+        self._connect()
 
-    def _meet(self) -> None:
-        if self._clock is None or self._runs is None:
+    def _connect(self) -> None:
+        if self._clock is None or self._runner is None:
             return
-        self._clock.used_by(self._runs)
-        if isinstance(self._runs, Stage):
-            self._runs.keeps_time = True
+        self._clock.runner = self._runner
+        if isinstance(self._runner, Stage):
+            self._runner.has_clock = True

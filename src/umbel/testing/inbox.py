@@ -1,5 +1,13 @@
-"""Inbox: what was sent and has not run, as a test sees it; and the stage that holds and runs it in this
-process.
+"""Inbox: the calls that a test has sent, and the stage that holds and runs them in this process.
+
+The stage stands behind `umbel_inbox`, where calls wait until the test runs them, and `umbel_eager`, where
+they run when they are sent. Both work like `app.eager()`: calls are encoded, decoded and traced as by a
+worker, in the thread that runs them. The checks of a worker before a run are made here too: revoked or
+expired calls end without running.
+
+Without a clock nothing waits: countdowns and retries are due at once. With `umbel_clock` a call waits until
+the clock has been moved to its time. Due calls run in the order of their times, and at the same time in the
+order of sending. Rate limits and priorities have no effect.
 """
 
 import asyncio
@@ -30,21 +38,22 @@ from umbel.wire.show import show_value
 from umbel.wire.steps import step_map
 from umbel.wire.values import SERIALIZERS, decode_json, encode_json
 
-# ---- sent call -------------------------------------------------------------------------------------
-#
-# One call of a task as it was sent, for assertions. It shows what a worker will receive.
+# ---- calls -----------------------------------------------------------------------------------------
 
 VALUE_MAX_CHARS = 200
 
 
 @dataclass(eq=False)
 class SentCall:
-    """One call that was sent. `ended`: `success`, `failure`, `retry`, ...; "" if it has not run."""
+    """One call that was sent, as a worker receives it.
+
+    `ended`: how it ended (`success`, `failure`, `retry`, ...); "" if it has not run.
+    """
 
     app: App
     outgoing: Outgoing
     number: int  # in the order of sending
-    returns: int = 0  # how often the task requeued it
+    returns: int = 0  # how often the task has requeued it
     ended: str = field(default="", init=False)
     error: str = field(default="", init=False)  # if it failed
 
@@ -130,7 +139,7 @@ class SentCall:
         return sent.keys() == wanted.keys() and all(_alike(sent[name], wanted[name]) for name in sent)
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
-        """The arguments by the names of the function's parameters, where that is known here."""
+        """The arguments by the names of the function's parameters, if the function is known here."""
         task = self.app.find_task(self.task)
         try:
             bound = None if task is None else inspect.signature(task.run).bind(*args, **kwargs)
@@ -165,7 +174,7 @@ def _moment(at_s: float) -> datetime:
 
 
 def _alike(sent: Any, wanted: Any) -> bool:
-    """Whether two values are equal, directly or once encoded and decoded: a tuple arrives as a list."""
+    """Whether two values are equal, directly or after encoding and decoding, which makes a tuple a list."""
     if sent == wanted:
         return True
     try:
@@ -175,32 +184,21 @@ def _alike(sent: Any, wanted: Any) -> bool:
 
 
 # ---- stage -----------------------------------------------------------------------------------------
-#
-# Takes what is sent in place of a broker, keeps it, and runs it in this process.
-#
-# Behind `umbel_inbox`, where calls wait until the test runs them, and `umbel_eager`, where they run as they
-# are sent. Both work like `app.eager()`: calls are encoded, decoded and traced as by a worker, in the
-# thread that runs them. Decisions of a worker before a message runs are made here too: revoked or expired
-# calls end without running.
-#
-# Without a clock nothing waits: a countdown is over at once, a retry follows at once. With `umbel_clock` a
-# call waits until the clock has been moved to its time. Calls that are due run in the order of their times,
-# then in that of their sending. Rates and priorities have no effect here.
 
-CALLS_MAX = 100_000  # that one test may send
-RUNS_MAX = 10_000  # that one run may take: a task that sends itself would have no end
+CALLS_MAX = 100_000  # in one test
+RUNS_MAX = 10_000  # in one run of calls, which would never end if a task sends itself
 
 
 class Stage(EagerRunner):
-    """Holds and runs the calls of one test. `at_once`: due calls run when they are sent.
+    """Holds and runs the calls of one test. With `at_once`, due calls run when they are sent.
 
-    `how`: a hint for error texts: what a test does to run a waiting call.
+    `how` is a hint for error messages: how a test runs a waiting call.
     """
 
     def __init__(self, app: App, *, at_once: bool, how: str) -> None:
         super().__init__(app, StagedResults(self))
         self.how = how
-        self.keeps_time = False  # calls that are not due wait
+        self.has_clock = False  # then calls wait until they are due
         self.calls: list[SentCall] = []
         self._waiting: dict[int, SentCall] = {}
         self._running: dict[int, SentCall] = {}
@@ -210,10 +208,10 @@ class Stage(EagerRunner):
         self._leave = NativeProject(app).end_without_running()
         self._sent = count(1)
 
-    # -- what the app asks of a runner -----------------------------------------------------------
+    # -- for the app -----------------------------------------------------------------------------
 
     def run(self, batch: Iterable[Outgoing]) -> None:
-        """Take what the app sends; run due calls at once, if `at_once`."""
+        """Take the messages that the app sends; with `at_once`, run due calls."""
         sent = [self._taken(outgoing) for outgoing in batch]
         if self._at_once:
             self._work([call for call in sent if self.is_due(call)], self.is_due)
@@ -226,11 +224,11 @@ class Stage(EagerRunner):
             else:  # an expired revoke undoes an earlier one
                 self._revoked.discard(entry.task_id)
 
-    # -- what a test asks for --------------------------------------------------------------------
+    # -- for the test ----------------------------------------------------------------------------
 
     def is_due(self, call: SentCall) -> bool:
         """Whether the time of a call has come, by the test's clock if there is one."""
-        return not self.keeps_time or call.outgoing.not_before <= cluster_now()
+        return not self.has_clock or call.outgoing.not_before <= cluster_now()
 
     @property
     def waiting(self) -> list[SentCall]:
@@ -239,12 +237,12 @@ class Stage(EagerRunner):
 
     @property
     def unended(self) -> list[SentCall]:
-        """Calls that run or wait."""
+        """Calls that are running or waiting."""
         return [*self._running.values(), *self._waiting.values()]
 
     def next_due(self) -> float | None:
         """The earliest time of the calls that this stage runs by itself; None if there is none."""
-        if not self._at_once or not self.keeps_time:
+        if not self._at_once or not self.has_clock:
             return None
         return min((call.outgoing.not_before for call in self.waiting), default=None)
 
@@ -266,7 +264,7 @@ class Stage(EagerRunner):
         return call
 
     def run_call(self, call: SentCall) -> list[SentCall]:
-        """Run a call, and return the calls that follow from it and still have to run."""
+        """Run a call, and return the calls that it causes and that have not run."""
         sent_before = len(self.calls)
         why = self._refusal(call)
         if why is not None:
@@ -287,8 +285,6 @@ class Stage(EagerRunner):
         self.calls.clear()
         self._waiting.clear()
 
-    # -- running------------------------------------------------------------------------------------
-
     def _taken(self, outgoing: Outgoing, returns: int = 0) -> SentCall:
         call = SentCall(self._app, outgoing, next(self._sent), returns)
         if len(self.calls) >= CALLS_MAX:
@@ -305,7 +301,7 @@ class Stage(EagerRunner):
         heapify(todo)
         while todo:
             call = self._waiting.pop(heappop(todo)[1], None)
-            if call is None:  # another thread has it
+            if call is None:  # another thread runs it
                 continue
             if len(ran) >= RUNS_MAX:
                 raise RuntimeError(f"{RUNS_MAX} calls ran, and more wait, next {call}: does it send itself?")
@@ -322,7 +318,7 @@ class Stage(EagerRunner):
         return Refusal.EXPIRED if expires is not None and cluster_now() > expires.timestamp() else None
 
     def _end(self, call: SentCall, why: Refusal) -> list[SentCall]:
-        """End a call without running it, as a worker does; return the calls that follow from it."""
+        """End a call without running it, as a worker does; return the calls that this causes."""
         call.ended = why.value
         ending = self._leave(call.outgoing.message, call.queue, TaskRevoked(why.value), REVOKED)
         endings = [ending] if ending.before is None else [ending, ending.before()]
@@ -345,7 +341,7 @@ class StagedResults(EagerBackend):
     def wait(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """Return results without waiting; ResultTimeout for a call that has not run, as nothing else runs
+        """Return results without waiting. ResultTimeout: a call has not run, and nothing else would run
         it.
         """
         wanted = list(task_ids)
@@ -363,8 +359,6 @@ def _error_text(outcome: Outcome) -> str:
 
 
 # ---- inbox -----------------------------------------------------------------------------------------
-#
-# Calls that were sent and have not run. A test checks them, then runs them.
 
 SHOWN_MAX = 20
 
@@ -374,8 +368,8 @@ AnyTask = Task[Any, Any] | str
 class Inbox:
     """The calls that wait, in the order of sending: `len(inbox)`, `inbox[0]`, `for call in inbox`.
 
-    Everything that the app's tasks, signatures and `send_task` send is here, from any thread and from async
-    code, and nothing runs before `run`.
+    It collects all calls that tasks, signatures and `send_task` of the app send, from any thread and from
+    async code. Nothing runs before `run`.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -399,22 +393,21 @@ class Inbox:
 
     @property
     def sent(self) -> list[SentCall]:
-        """Everything that was sent, whether it has run or not."""
+        """All calls that were sent, run or not."""
         return list(self._stage.calls)
 
     # -- assertions ------------------------------------------------------------------------------
 
     def assert_sent(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> SentCall:
-        """Assert that it was sent, with these arguments if any are given; return the first such call, run or
-        not.
+        """Assert that the task was sent, with these arguments if any are given; return the first such call.
 
-        `unittest.mock.ANY` stands for any value.
+        `unittest.mock.ANY` matches any value. Calls that have run count too.
         """
         __tracebackhide__ = True
         return self._matching(task, args, kwargs)[0]
 
     def assert_sent_once(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> SentCall:
-        """Assert that it was sent once, with these arguments if any are given. Retries do not count."""
+        """Assert that the task was sent once, with these arguments if any are given. Retries do not count."""
         __tracebackhide__ = True
         found = self._matching(task, args, kwargs)
         first = [call for call in found if not call.retries] or found
@@ -425,7 +418,7 @@ class Inbox:
         return first[0]
 
     def assert_not_sent(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> None:
-        """Assert that it was not sent; if arguments are given, not with these."""
+        """Assert that the task was not sent; if arguments are given, not with these."""
         __tracebackhide__ = True
         found = self._found(task, args, kwargs)
         if found:
@@ -444,10 +437,10 @@ class Inbox:
     # -- running ---------------------------------------------------------------------------------
 
     def run(self, *tasks: AnyTask, propagate: bool = True) -> list[SentCall]:
-        """Run calls that are due, and those that they send, until none is; return the calls that ran.
+        """Run due calls, and those that they send, until no call is due; return the calls that ran.
 
-        With `tasks`, only calls of these tasks run. If a call failed, its exception is raised when all have
-        run; not with `propagate=False`. Afterwards the results of the calls are available.
+        With `tasks`, only calls of these tasks run. If a call failed, its exception is raised after all have
+        run, unless `propagate` is false. Then the results of the calls are available.
         """
         ran = self._stage.run_waiting(self._chosen(tasks))
         if propagate:
@@ -455,11 +448,11 @@ class Inbox:
         return ran
 
     async def arun(self, *tasks: AnyTask, propagate: bool = True) -> list[SentCall]:
-        """Like `run`, in a thread, for tests whose event loop the tasks must not block."""
+        """The same as `run`, in a thread, so that the tasks do not block the event loop of the test."""
         return await asyncio.to_thread(self.run, *tasks, propagate=propagate)
 
     def run_next(self, *tasks: AnyTask, propagate: bool = True) -> SentCall:
-        """Run the first call that is due, and none that it sends; AssertionError if none is due."""
+        """Run the first due call, but no call that it sends; AssertionError if no call is due."""
         ran = self._stage.run_first(self._chosen(tasks))
         if ran is None:
             raise AssertionError(
@@ -471,7 +464,7 @@ class Inbox:
         return ran
 
     def clear(self) -> None:
-        """Forget everything that was sent."""
+        """Forget all calls."""
         self._stage.forget()
 
     def __repr__(self) -> str:
@@ -523,4 +516,4 @@ def _raise_first(ran: list[SentCall]) -> None:
             continue
         if call.result.state == FAILURE:
             call.result.get()
-        raise TaskError(f"{call!r}: {call.error}")  # of which no result is stored
+        raise TaskError(f"{call!r}: {call.error}")  # no result of it is stored

@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures for projects that use Umbel. pytest finds it by the entry point `pytest11`.
 
-It is imported wherever Umbel is installed, so it imports nothing of Umbel before a test asks for a fixture.
+pytest imports it wherever Umbel is installed, so it imports nothing of Umbel before a test uses a fixture.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def umbel_settings() -> dict[str, Any]:
-    """Settings of the app that tests change; to be overridden."""
+    """Settings of the app under test; override this fixture to change them."""
     return {}
 
 
@@ -51,21 +51,21 @@ def _umbel_bench(umbel_app: "App", tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def umbel_worker(_umbel_bench: "Bench") -> "Iterator[EmbeddedWorker]":
-    """A worker that runs what is sent, in threads of this process."""
+    """A worker that runs the sent calls in threads of this process."""
     with _umbel_bench.worker("umbel_worker") as worker:
         yield worker
 
 
 @pytest.fixture
 def umbel_eager(_umbel_bench: "Bench") -> "Iterator[App]":
-    """Tasks run where they are sent, at once. Gives the app."""
+    """The app; its tasks run at once, in the thread that sends them."""
     with _umbel_bench.stage("umbel_eager", at_once=True):
         yield _umbel_bench.app
 
 
 @pytest.fixture
 def umbel_inbox(_umbel_bench: "Bench") -> "Iterator[Inbox]":
-    """What was sent and has not run: to look at, and then to run."""
+    """The calls that were sent and have not run: a test checks them, then runs them."""
     from umbel.testing.inbox import Inbox
 
     with _umbel_bench.stage("umbel_inbox", at_once=False) as stage:
@@ -74,6 +74,6 @@ def umbel_inbox(_umbel_bench: "Bench") -> "Iterator[Inbox]":
 
 @pytest.fixture
 def umbel_clock(_umbel_bench: "Bench") -> "Iterator[Clock]":
-    """Time that the test moves: countdowns, retries and periodic tasks come due without waiting."""
+    """A clock that the test moves: countdowns, retries and periodic tasks come due without waiting."""
     with _umbel_bench.clock() as clock:
         yield clock

@@ -1,5 +1,10 @@
-"""The app under test (the app that pytest's settings name, or one on a broker in a folder), and the worker
-that runs its tasks in threads.
+"""Worker: the app under test on an embedded broker, and a worker that runs its tasks in threads.
+
+The worker claims, admits, runs and settles messages as any worker does. Its tasks run in threads of the
+test's process, so they see the objects that the test has patched. Left out are: child processes (a task that
+crashes ends the tests too, and hard time limits are not enforced), other nodes (no mingle, gossip or
+heartbeats), and the schedule: `umbel_clock` sends periodic tasks, so that none runs in the middle of a test
+by chance.
 """
 
 import asyncio
@@ -7,7 +12,6 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -34,9 +38,7 @@ from umbel.pools.threads import ThreadsPool
 from umbel.worker.user_code import LifeHooks
 from umbel.worker.worker import Worker
 
-# ---- embedded() ------------------------------------------------------------------------------------
-#
-# An app that works on an embedded broker in a folder, for as long as a test takes.
+# ---- the app under test ----------------------------------------------------------------------------
 
 SOURCE = "umbel_settings"
 
@@ -45,8 +47,8 @@ SOURCE = "umbel_settings"
 def embedded(app: App, directory: Path, **settings: Any) -> Iterator[App]:
     """Inside this block messages and results of the app are in a file in `directory`.
 
-    `settings` override those of the app. Afterwards they are restored, connections are closed, and tasks
-    that a test has defined in a function are removed.
+    `settings` override those of the app. Afterwards the settings are restored, connections are closed, and
+    tasks that a test has defined in a function are removed.
     """
     before, known = (app.settings, app.router), frozenset(app.tasks)
     url = f"sqlite:///{directory.resolve() / EMBEDDED_FILE}"
@@ -71,11 +73,6 @@ def _is_local(task: Task[Any, Any]) -> bool:
     return "<locals>" in home_of(task.run)[1]
 
 
-# ---- the app under test ----------------------------------------------------------------------------
-#
-# The one that pytest's settings name, else a new one.
-
-
 def app_under_test(target: str, directory: Path) -> App:
     """Load the app `module:attribute` as the tests import it; a new app if `target` is empty."""
     if not target:
@@ -86,26 +83,18 @@ def app_under_test(target: str, directory: Path) -> App:
         raise AppNotFound(f"umbel_app = {target} in pytest's settings: {error}") from error
 
 
-# ---- embedded worker -------------------------------------------------------------------------------
-#
-# A real worker in threads of the test's process, started in a moment.
-#
-# It claims, admits, runs and settles messages as every worker does; its tasks run in threads, so they see
-# what the test has patched. It leaves out: a process for each child (a task that crashes takes the tests
-# along, and hard time limits are not enforced), other nodes (no mingle, gossip or heartbeats), and the
-# schedule: periodic tasks are sent by `umbel_clock`, not in the middle of a test that happens to run at
-# that time.
+# ---- the worker ------------------------------------------------------------------------------------
 
 THREADS = 4
 START_S, IDLE_S, STOP_S = 30.0, 30.0, 10.0
-FIRST_LOOK_S, LOOK_S = 0.001, 0.02
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02
 _hosts: dict[str, "_Host"] = {}
 
 
 class EmbeddedWorker:
-    """Consumes every queue to which the app routes its tasks or sends one while the worker runs.
+    """Consumes all queues to which the app routes its tasks, and those to which it sends one meanwhile.
 
-    Tasks that are defined meanwhile are known when they are sent.
+    It learns a task that is defined while it runs when the task is sent.
     """
 
     def __init__(self, app: App, directory: Path) -> None:
@@ -155,7 +144,7 @@ class EmbeddedWorker:
 
     def wait_idle(self, timeout: float = IDLE_S) -> None:
         """Wait until every call that is due has run; UmbelError after `timeout` seconds."""
-        ends, pause_s = monotonic() + timeout, FIRST_LOOK_S
+        ends, pause_s = monotonic() + timeout, FIRST_PAUSE_S
         look = look_into(self._app.broker_settings())
         try:
             while remaining := look.left(self._queues):
@@ -166,12 +155,12 @@ class EmbeddedWorker:
                 if monotonic() >= ends:
                     raise UmbelError(f"umbel_worker still has {remaining} tasks to run after {timeout:g} s")
                 sleep(pause_s)
-                pause_s = min(2 * pause_s, LOOK_S)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         finally:
             look.close()
 
     def _prepare_for(self, *, task: str, queue: str, **_context: object) -> None:
-        """Learn a new task or queue, in the sending thread, before the message can be claimed."""
+        """Learn a new task or queue in the sending thread, before the message can be claimed."""
         new = {task} & self._app.tasks.keys() - self._known
         if self._worker is not None and (new or queue not in self._queues):
             rules = task_rules(self._app, self._settings)
@@ -225,7 +214,7 @@ def find_host(token: str) -> "_Host":
 
 
 class _Host:
-    """The app as the pool sees it. The test owns logging and the app's connections."""
+    """The app as the pool sees it. The test configures logging and closes the app's connections."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -250,18 +239,19 @@ class _Project(NativeProject):
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
         hooks = super().life_hooks(node, timeout_s)
-        return replace(hooks, ready=partial(self._tell_ready, hooks))
 
-    def _tell_ready(self, hooks: LifeHooks) -> None:
-        try:
-            hooks.ready()
-        finally:
-            self._on_ready()
+        def ready() -> None:
+            try:
+                hooks.ready()
+            finally:
+                self._on_ready()
+
+        return replace(hooks, ready=ready)
 
 
 class _Threads(ThreadsPool):
-    """A pool of threads that accepts tasks with a hard limit and ignores the limit, which threads cannot
-    enforce.
+    """A pool of threads that ignores hard time limits, which threads cannot enforce, instead of refusing
+    them.
     """
 
     def __init__(self, settings: PoolSettings) -> None:

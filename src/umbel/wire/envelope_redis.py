@@ -228,7 +228,7 @@ class _ReadProperties(_LooseProperties, frozen=True, gc=False, forbid_unknown_fi
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
-    """The map `umbel`, with the limits of `is_mark` in `marks.lua`; a map beyond them is not Umbel's."""
+    """The map `umbel`, with the limits of `is_mark` in `messages.lua`; a map beyond them is not Umbel's."""
 
     starts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     redelivered: bool = False

@@ -27,7 +27,7 @@ def attempt(
     """Call a function with this argument; if it raises, return what `otherwise` returns for the error."""
     try:
         return call(argument)
-    except Exception as error:
+    except Exception as error:  # of the repr of a user's value
         return otherwise(error)
 
 

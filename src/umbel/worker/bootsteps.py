@@ -1,26 +1,27 @@
 """Bootsteps: the parts a worker is built from, Umbel's and users', and the order they start in (S1).
 
-Each step names the steps it requires; the order follows from that graph, and stopping is the reverse.
+Each step names the steps it requires; the order follows from that graph, and stopping is the reverse. Steps
+that do not depend on one another start in the order in which they were given, so the order is always the
+same.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from umbel.control.state import ControlState, describe_step
+from umbel.control.panel import describe_step
 from umbel.errors import BadBootsteps
-from umbel.pools.guard import Raised, call_guarded
 from umbel.worker.user_code import HookRun
 
-# ---- bootsteps -------------------------------------------------------------------------------------
-#
-# The parts a worker is built from, and the order they start in (S1).
-#
-# Each step names the steps it requires; the order follows from that graph, and stopping is the reverse.
-# Steps that do not depend on one another start in the order they were given, so that the order is always
-# the same.
+if TYPE_CHECKING:
+    from umbel.worker.context import WorkerContext
+    from umbel.worker.remote.view import WorkerView
+
+log = logging.getLogger("umbel.worker.steps")
+
+# ---- steps -----------------------------------------------------------------------------------------
 
 
 class Step:
@@ -29,7 +30,8 @@ class Step:
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, context: "WorkerContext") -> None:
+        self._context = context
         self._group: asyncio.TaskGroup | None = None
         self._background: list[asyncio.Task[None]] = []
 
@@ -41,7 +43,7 @@ class Step:
         """Begin to work; the worker awaits this before it starts the next step."""
 
     async def stop(self) -> None:
-        """End in good order; called once, also after a start that failed half-way."""
+        """End the step's work; called once, also after a start that failed half-way."""
         await self.end_background()
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -90,28 +92,28 @@ def starting_order(steps: Sequence[Step]) -> list[Step]:
     return order
 
 
-# ---- user step -------------------------------------------------------------------------------------
-#
-# A bootstep that users wrote (`app.steps`), in the worker's graph of steps.
-#
-# A class with a `name`, the steps it `requires`, and `start(worker)` and `stop(worker)`, each of which may
-# be missing. Its methods are users' code: they run in threads, for up to `worker_hook_timeout_s`. What they
-# raise is logged, and the worker goes on. A step whose `start` raised or did not return is not stopped.
-
-log = logging.getLogger("umbel.worker.steps")
+# ---- steps of users --------------------------------------------------------------------------------
 
 
 class UserStep(Step):
-    """Runs the class's methods in threads."""
+    """A bootstep that users wrote (`app.steps`).
+
+    It is a class with a `name`, the steps it `requires`, and the methods `start(worker)` and `stop(worker)`,
+    each of which may be missing. The methods run in threads, for up to `worker_hook_timeout_s`. What they
+    raise is logged, and the worker continues. A step whose `start` raised or did not return is not stopped.
+    """
 
     def __init__(
-        self, kind: type[Any], worker: ControlState, *, timeout_s: float, wait_for: "Callable[[HookRun], Any]"
+        self,
+        kind: type[Any],
+        context: "WorkerContext",
+        worker: "WorkerView",
+        wait_for: Callable[[HookRun], Awaitable[None]],
     ) -> None:
-        super().__init__()
+        super().__init__(context)
         self.name, self.requires = describe_step(kind)  # type: ignore[misc]
         self._kind = kind
         self._worker = worker
-        self._timeout_s = timeout_s
         self._wait_for = wait_for
         self._made: Any = None
         self._started = False
@@ -126,34 +128,31 @@ class UserStep(Step):
             await self._run("stop", self._stop)
 
     async def _run(self, what: str, work: Callable[[], None]) -> None:
-        name = f"{self.name}.{what}"
-        await self._wait_for(HookRun(name, work, timeout_s=self._timeout_s))
+        timeout_s = self._context.settings.hooks.timeout_s
+        await self._wait_for(HookRun(f"{self.name}.{what}", work, timeout_s=timeout_s))
 
     def _start(self) -> None:
-        made = call_guarded(self._kind)
-        if isinstance(made, Raised):
-            self._complain("cannot be created", made.error)
-            return
-        self._made = made.value
-        self._started = self._call("start")
+        try:
+            self._made = self._kind()
+        except (Exception, SystemExit) as error:  # of a class that users wrote
+            self._log_error("cannot be created", error)
+        else:
+            self._started = self._call("start")
 
     def _stop(self) -> None:
         self._call("stop")
 
     def _call(self, method: str) -> bool:
-        happened = call_guarded(getattr(self._made, method, _nothing), self._worker)
-        if isinstance(happened, Raised):
-            self._complain(f"raised an exception in {method}()", happened.error)
-        return not isinstance(happened, Raised)
+        try:
+            getattr(self._made, method, _nothing)(self._worker)
+        except (Exception, SystemExit) as error:  # of a method that users wrote
+            self._log_error(f"raised an exception in {method}()", error)
+            return False
+        return True
 
-    def _complain(self, problem: str, error: BaseException) -> None:
+    def _log_error(self, problem: str, error: BaseException) -> None:
         text = "bootstep %s; worker continues without it"
         log.error(text, problem, extra={"step": self.name}, exc_info=error)
-
-
-def step_graph(steps: Sequence[Step]) -> dict[str, list[str]]:
-    """Return the steps in the order in which they start, each with what it requires."""
-    return {step.name: list(step.requires) for step in steps}
 
 
 def _nothing(_: object) -> None:

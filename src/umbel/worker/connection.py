@@ -6,7 +6,7 @@ retries with growing pauses; `Outages` logs the beginning and the end once each.
 once, including idle ones. At the start the worker waits for the broker up to `broker_connection_wait_s`.
 
 If the broker's data was replaced (emptied, deleted, restored from a backup), that is logged once, with the
-number of messages that only this worker knows. Their tasks go on, and their results are stored (see
+number of messages that only this worker knows. Their tasks continue, and their results are stored (see
 `Settler`).
 """
 
@@ -15,10 +15,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from time import time
 
-from umbel.brokers.interface import BrokerConnection, Replaced
-from umbel.chance import random
+from umbel.backoff import Backoff
+from umbel.brokers.interface import Replaced
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.shutdown import LinkChange, LinkLost
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
@@ -47,9 +46,8 @@ class Connection(Step):
         on_replaced: Sequence[Callable[[], object]],
         on_lease_ended: Callable[[], None],
     ) -> None:
-        super().__init__()
-        self._context = context
-        self._broker: BrokerConnection = context.broker
+        super().__init__(context)
+        self._broker = context.broker
         self._owner = context.identity.owner
         self._opened = False
         self.problem = ""  # why the lease cannot be renewed now
@@ -76,7 +74,7 @@ class Connection(Step):
 
     async def _open(self) -> None:
         """Open the broker, with retries only while it is unreachable."""
-        loop, failures = asyncio.get_running_loop(), 0
+        loop, backoff = asyncio.get_running_loop(), Backoff(most_s=OPEN_PAUSE_MAX_S)
         wait_s = self._context.settings.broker_connection_wait_s
         deadline = loop.time() + wait_s
         while True:
@@ -88,13 +86,12 @@ class Connection(Step):
             except BrokerUnavailable as error:
                 if isinstance(error, AccessRefused) or loop.time() >= deadline:
                     raise
-                if not failures:
+                if not backoff.failures:
                     fields = {"why": str(error), "wait_s": wait_s}
                     log.warning("cannot connect to the broker; retrying", extra=fields)
-            failures += 1
-            await asyncio.sleep(reconnect_wait_s(failures, random(), most_s=OPEN_PAUSE_MAX_S))
-        if failures:
-            log.info("connected to the broker", extra={"after_failures": failures})
+            await backoff.pause()
+        if backoff.failures:
+            log.info("connected to the broker", extra={"after_failures": backoff.failures})
 
     async def stop(self) -> None:
         """Give claimed messages back to the broker, and disconnect."""
@@ -132,16 +129,14 @@ class Connection(Step):
         while True:
             await self._relink.wait()
             self._relink.clear()
-            failures = 0
+            backoff = Backoff()
             while not outages.is_linked:
                 try:
                     await self._broker.reconnect()
-                except BrokerError as error:
-                    failures += 1
-                    outages.failed(self.name, error)
-                    await asyncio.sleep(reconnect_wait_s(failures, random()))
-                else:
                     break
+                except BrokerError as error:
+                    outages.failed(self.name, error)
+                    await backoff.pause()
             outages.worked(self.name)
 
     async def _renew(self) -> None:
@@ -162,15 +157,16 @@ class Connection(Step):
             )
 
     async def _repeat(self, part: str, work: Callable[[], Awaitable[object]], *, every_s: float) -> None:
-        failures, outages = 0, self._context.outages
+        """Call the work periodically; after a failure the next call comes sooner, with growing pauses."""
+        backoff, wait_s, outages = Backoff(), every_s, self._context.outages
         while True:
-            wait_s = every_s if not failures else min(every_s, reconnect_wait_s(failures, random()))
             await asyncio.sleep(wait_s)
             try:
                 await work()
             except BrokerError as error:
                 outages.failed(part, error)
-                failures += 1
+                wait_s = min(every_s, backoff.wait_s())
             else:
                 outages.worked(part)
-                failures = 0
+                backoff.reset()
+                wait_s = every_s

@@ -1,38 +1,36 @@
-"""What the steps of one worker share: its identity, counters and settings, and the guard around machines."""
+"""What the steps of one worker share: its identity, counters and settings."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import AsyncProducer, Broker, Delivery
+from umbel.brokers.interface import AsyncProducer, Broker, Delivery, ready_for
 from umbel.control.panel import EVERYTHING, Panel
-from umbel.pools.guard import Raised, call_guarded
+from umbel.errors import BrokerError
 from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.delivery.trust import UNSIGNED
-from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.leadership.schedule import Entry
-from umbel.protocol.machine import ClusterMachine, Tick
 from umbel.protocol.membership.observers import GossipMode
 from umbel.protocol.pool.autoscale import COOL_DOWN_S
 from umbel.protocol.shutdown import Shutdown
-from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.foreign_scheduler import FOREIGN_LEASE, MakeScheduler
-from umbel.worker.sidecar import Outages, Sidecar
+from umbel.worker.outages import Outages
+from umbel.worker.sidecar import Sidecar
 from umbel.worker.user_code import Handler, LifeHooks, NoticeHooks, Notices
 
 if TYPE_CHECKING:
     from umbel.outbox.database import Address
     from umbel.outbox.relay import TellSent
 
+log = logging.getLogger("umbel.worker")
 
 # ---- worker settings -------------------------------------------------------------------------------
-#
-# What a worker is handed; `launch/workers.py` fills it from the app's settings.
 
 AfterSettle = Callable[[Sequence[bytes]], None]
 
@@ -57,28 +55,19 @@ class Ending(msgspec.Struct, frozen=True):
     joins: bool = False
 
 
-class EndWithoutRunning(Protocol):
-    """Provided by the app: the failure's result, that of chain steps after it, the errbacks.
-
-    It is called on the loop and must not block: what does is its `before`. `status` is FAILURE or REVOKED.
-    The error says why, as an object of `umbel.errors` that an app may replace by its own class:
-
-    - `TimeLimitExceeded`: `limit_s` is the hard limit that the task ran into;
-    - `WorkerLost(text)`: what happened to the process (`process 4711 was killed by SIGKILL while ...`);
-    - `TaskRevoked(reason)`: "revoked", "expired" or "terminated" (it was running);
-    - `NotRegistered(text)`: there is no such task here; `NotSupported(text)`: this pool cannot run it;
-      `PoolError(text)`: it broke the pool; `BrokerRefused(text)`: its queue refused it; `UmbelError(text)`: a
-      fault of the worker.
-    """
-
-    def __call__(
-        self, message: Message, queue: str, error: Exception, status: str, *, signs_for: str | None = UNSIGNED
-    ) -> Ending:
-        """Return what to store and send.
-
-        `signs_for`: what follow-ups are signed for, as for a `Job`; else they are unsigned.
-        """
-        ...
+# Provided by the app, for a task that does not run to its end: (message, queue, error, status, *, signs_for).
+# It returns the failure's result, that of chain steps after it, and the errbacks. It is called on the loop
+# and must not block: what blocks is its `before`. `status` is FAILURE or REVOKED. `signs_for`: what
+# follow-ups are signed for, as for a `Job`. The error says why, as an object of `umbel.errors`; an app
+# may store an error of another class:
+#
+# - `TimeLimitExceeded`: `limit_s` is the hard limit that the task exceeded;
+# - `WorkerLost(text)`: what happened to the process (`process 4711 was killed by SIGKILL while ...`);
+# - `TaskRevoked(reason)`: "revoked", "expired" or "terminated" (it was running);
+# - `NotRegistered(text)`: there is no such task here; `NotSupported(text)`: this pool cannot run it;
+#   `PoolError(text)`: it broke the pool; `BrokerRefused(text)`: its queue refused it; `UmbelError(text)`: an
+#   internal error of the worker.
+EndWithoutRunning = Callable[..., Ending]
 
 
 class PeriodicTask(msgspec.Struct, frozen=True):
@@ -111,9 +100,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Mapping[str, TaskRules]
     end_without_running: EndWithoutRunning
     run_directory: Path
-    after_settle: AfterSettle | None = (
-        None  # does off the loop the work that outcomes and endings left for it
-    )
+    after_settle: AfterSettle | None = None  # called off the loop with the `after` of settled messages
     log_successes: bool = False  # at INFO
     children_log_endings: bool = False  # the children log how tasks end, so the worker does not
     app: Any = None  # for users' control commands; the worker itself does not use it
@@ -127,9 +114,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     signing_window_s: float = 86_400.0
     unbound_s: float = 86_400.0  # how long after the cluster got its id signatures of Umbel 0.3 are valid
     accept_unsigned: tuple[str, ...] = ()  # queues; "*": all
-    learn_cluster: Callable[[str], None] = lambda _: (
-        None
-    )  # called with the cluster id that signatures are bound to
+    # Called with the cluster id that signatures are bound to.
+    learn_cluster: Callable[[str], None] = lambda _: None
     heartbeat_interval_s: float = 2.0
     without_heartbeat: bool = False
     without_mingle: bool = False
@@ -165,9 +151,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     node_hooks: Mapping[str, Callable[..., None]] = {}  # on_node_join and so on
 
 
-# ---- what the steps of one worker share ------------------------------------------------------------
-#
-# Its identity, counters and settings.
+# ---- identity, counters, context -------------------------------------------------------------------
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -260,40 +244,23 @@ class WorkerContext(msgspec.Struct, frozen=True):
         signer = self.broker.signer
         return UNSIGNED if delivery.unsigned or signer is None else signer.cluster.id
 
+    async def ready_messages(self) -> int | None:
+        """Return how many messages are ready in this worker's queues; None if the broker cannot be asked."""
+        try:
+            return ready_for(self.queues, await self.broker.queues(self.queues))
+        except BrokerError:
+            return None
+
+    def log_leadership(self, logger: logging.Logger, what: str, phase: str, term: int, **fields: str) -> None:
+        """Log that this node acquired, lost or released a lease; during an outage that is counted instead."""
+        text, known = f"{what} {phase}", self.log_fields(**fields, term=term)
+        self.outages.consequence(logger, logging.INFO, text, named=text, **known)
+
+    def note_election_fault(self, error: Exception) -> None:
+        """Count and log an internal error in a machine of elections, which another node's event may cause."""
+        self.counters.election_errors += 1
+        log.error("internal error; please report it", exc_info=error)
+
     def log_fields(self, **fields: Any) -> dict[str, Any]:
         """Return log fields with the node's name."""
         return {"node": self.identity.node, **fields}
-
-
-# ---- guarded machine -------------------------------------------------------------------------------
-#
-# A machine whose internal errors cost one input, not the worker.
-#
-# Events of other nodes are the machine's input, so an error in it could be triggered from outside. It is
-# counted and logged, and the worker goes on.
-
-log = logging.getLogger("umbel.worker")
-EventT = TypeVar("EventT")
-EffectT = TypeVar("EffectT")
-
-
-class GuardedMachine(Generic[EventT, EffectT]):
-    """A machine of elections whose exceptions are counted as election errors."""
-
-    def __init__(self, machine: ClusterMachine[EventT, EffectT], counters: Counters) -> None:
-        self._machine = machine
-        self._counters = counters
-
-    @property
-    def deadline(self) -> float | None:
-        """When the machine wants its next tick."""
-        return self._machine.deadline
-
-    def step(self, event: EventT | Tick, now: Instant) -> list[EffectT]:
-        """Return the machine's effects; none after an internal error."""
-        happened = call_guarded(self._machine.step, event, now)
-        if not isinstance(happened, Raised):
-            return happened.value
-        self._counters.election_errors += 1
-        log.error("internal error; please report it", exc_info=happened.error)
-        return []

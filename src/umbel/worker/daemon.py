@@ -1,6 +1,7 @@
-"""The process of a worker as an init system and a shell see it: detached, with a pid file, as another user.
+"""The process of a worker for an init system or a shell: detached, with a pid file, as another user.
 
-SIGUSR1 to the main process writes the stacks of the worker and of its children to the log.
+The options and their meaning are those of `celery worker`, so that service files need not change. SIGUSR1 to
+the main process writes the stacks of the worker and of its children to the log.
 """
 
 import grp
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 
 # ---- daemon ----------------------------------------------------------------------------------------
-#
-# The process of a worker as an init system sees it: detached, with a pid file, as another user.
-#
-# The options and their meaning are those of `celery worker`, so that service files need not change.
 
 SOURCE = "the command line"
 _DETACH = ("-D", "--detach")
@@ -147,7 +144,7 @@ def _group(given: str) -> int:
 
 
 def _umask(given: str) -> int:
-    """Octal where it begins with 0, as in Celery."""
+    """Return the mask; a text that begins with 0 is octal, as in Celery."""
     try:
         mask = int(given, 8 if given.startswith("0") else 10)
     except ValueError:
@@ -176,8 +173,6 @@ def _lives(pid: int) -> bool:
 
 
 # ---- stack dump ------------------------------------------------------------------------------------
-#
-# SIGUSR1 to the main process writes the stacks of the worker and its children to the log.
 #
 # A thread examines the main process, because its event loop may be blocked, which is the usual reason for a
 # dump. The children are asked on the loop (`pools/prefork/kernel.py`).
@@ -232,6 +227,7 @@ def _log_own_stacks_soon() -> None:
 
 
 def _log_own_stacks() -> None:
+    """Log the stack of every thread except this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = [
         f"thread {names.get(number, number)} (innermost call last)\n{''.join(traceback.format_stack(frame))}"

@@ -9,7 +9,7 @@ long when it cannot be written (`logged`).
 
 Events carry this node's clock. It begins above the broker's high-water mark of the clock, and that mark is
 raised ahead of it, by a block, before events leave (`ClockReservation`). If raising it fails, events leave
-all the same: a node whose heartbeats are delayed is taken for lost.
+all the same, because a node whose heartbeats are late is declared lost.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from contextlib import suppress
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Broadcast, ClusterRecord, EventLog, FanOut
+from umbel.brokers.interface import Broadcast
 from umbel.errors import AccessRefused, BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, TASK_GROUP, EventStamper
 from umbel.events.types import TaskEvent, tag_of
@@ -60,11 +60,7 @@ class Events(Step):
     requires = ("connection",)
 
     def __init__(self, context: WorkerContext) -> None:
-        super().__init__()
-        self._context = context
-        self._fan_out: FanOut = context.broker
-        self._event_log: EventLog = context.broker
-        self._cluster: ClusterRecord = context.broker
+        super().__init__(context)
         self._asked_for = context.settings.send_task_events
         self._enabled = False
         self.recorded = False  # whether a recorder runs
@@ -75,7 +71,7 @@ class Events(Step):
         self._beat_ttl_s = BEAT_TTL_MIN_S
         self._arrived = asyncio.Event()
         self._failing = self._has_sent = False
-        self._told = 0  # how many events were ever queued
+        self._queued_count = 0  # how many events were ever queued
         self._logged = 0  # how many of these are in the log, without a gap
         self._log_grew = asyncio.Event()
         self._unlogged = 0  # outcomes settled before the log had them, not reported yet
@@ -86,7 +82,7 @@ class Events(Step):
             incarnation=context.identity.incarnation,
             clock=LamportClock(),
         )
-        self._teller = EventEncoder(stamper)
+        self._encoder = EventEncoder(stamper)
         self._reservation = ClockReservation(stamper.clock)
         self._headers = encode_event({"hostname": stamper.hostname})
         self._headers_logged = encode_event({"hostname": stamper.hostname, LOGGED: True})
@@ -94,11 +90,11 @@ class Events(Step):
     @property
     def clock(self) -> LamportClock:
         """The Lamport clock of this node."""
-        return self._teller.stamper.clock
+        return self._encoder.stamper.clock
 
     @property
     def clock_reserved(self) -> int:
-        """The highest clock value that an event of this node may have left with."""
+        """The highest clock value that an event of this node may have carried."""
         return max(self.clock.value, self._reservation.mark)
 
     def enable_task_events(self) -> bool:
@@ -127,7 +123,7 @@ class Events(Step):
 
     async def start(self) -> None:
         """Read the broker's clock, look for recorders, begin to send."""
-        self._reservation.begin(await self._cluster.coordination.raise_clock(0))
+        self._reservation.begin(await self._context.broker.coordination.raise_clock(0))
         await self.look_for_recorders()
         self.run_in_background(self._send_on())
         self.run_in_background(self._watch())
@@ -145,11 +141,11 @@ class Events(Step):
                 fields = {"why": str(error), "count": len(self._waiting)}
                 log.warning("last events could not be sent before shutdown; dropped", extra=fields)
 
-    def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
+    def send(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
         """Queue one event; never blocks."""
-        self.tell_fields(event_type, fields, at=at)
+        self.send_fields(event_type, fields, at=at)
 
-    def tell_fields(
+    def send_fields(
         self, event_type: str, fields: dict[str, Any], *, at: float | None = None, blind: bool = False
     ) -> None:
         """Queue one event with field names from outside. `blind`: without a clock value."""
@@ -160,16 +156,16 @@ class Events(Step):
             self._beat_ttl_s = max(BEAT_TTL_MIN_S, fields["freq"])
         when = time() if at is None else at
         try:
-            self._queue(self._teller.tell(event_type, fields, at=when, blind=blind))
+            self._queue(self._encoder.tell(event_type, fields, at=when, blind=blind))
         except WireError as error:
             self._drop_unsendable(event_type, error)
 
-    def tell_task(self, of: type[TaskEvent], at: float, *values: Any) -> None:
+    def send_task(self, of: type[TaskEvent], at: float, *values: Any) -> None:
         """Queue an event of a task: `values` are those of `told_fields`."""
         if not self._has_room():
             return
         try:
-            self._queue(self._teller.tell_task(of, at, *values))
+            self._queue(self._encoder.tell_task(of, at, *values))
         except WireError as error:
             self._drop_unsendable(tag_of(of), error)
 
@@ -177,13 +173,13 @@ class Events(Step):
         if self._waiting_bytes < QUEUE_MAX_BYTES + more_bytes:
             return True
         self._context.counters.events_dropped += 1
-        self._teller.stamper.skip()
+        self._encoder.stamper.skip()
         return False
 
     def _queue(self, event: EncodedEvent) -> None:
         self._waiting.append(event)
         self._waiting_bytes += len(event[1])
-        self._told += 1
+        self._queued_count += 1
         self._arrived.set()
 
     def _drop_unsendable(self, event_type: str, error: WireError) -> None:
@@ -201,7 +197,7 @@ class Events(Step):
         """
         if not self.recorded:
             return
-        place = self._told
+        place = self._queued_count
         try:
             async with asyncio.timeout(LOG_WAIT_MAX_S):
                 if all(task.done() for task in self._background):  # after an error the sending task is gone
@@ -215,6 +211,7 @@ class Events(Step):
             self._unlogged += 1
 
     async def _send_on(self) -> None:
+        """Send what is queued until cancelled. After a failure the queue stays, except older heartbeats."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -223,7 +220,7 @@ class Events(Step):
                     await self._send_waiting()
                 self._context.outages.worked(self.name)
                 self._failing, self._has_sent = False, True
-                self._tell_unlogged()
+                self._report_unlogged()
             except BrokerError as error:
                 if isinstance(error, AccessRefused) and not self._has_sent:
                     raise
@@ -234,7 +231,7 @@ class Events(Step):
                 self._arrived.set()
                 await asyncio.sleep(1.0)
 
-    def _tell_unlogged(self) -> None:
+    def _report_unlogged(self) -> None:
         """Report outcomes settled before they were logged, once the log works: an outage may be the cause."""
         if self._unlogged:
             self._context.outages.consequence(
@@ -250,6 +247,10 @@ class Events(Step):
         self._context.counters.events_dropped += len(beats[:-1])
 
     async def _send_waiting(self) -> None:
+        """Log and broadcast the queue in batches.
+
+        A batch that cannot be logged is broadcast all the same. It stays queued, and both are repeated.
+        """
         if self._unsendable:
             why = "; ".join(f"{event_type}: {why}" for event_type, why in sorted(self._unsendable.items()))
             log.error("events cannot be encoded; dropped", extra={"why": why})
@@ -276,7 +277,7 @@ class Events(Step):
         if (wanted := self._reservation.wanted) is not None:
             try:
                 async with asyncio.timeout(RESERVE_S):
-                    self._reservation.raised(await self._cluster.coordination.raise_clock(wanted))
+                    self._reservation.raised(await self._context.broker.coordination.raise_clock(wanted))
             except (BrokerError, TimeoutError) as error:
                 self._context.outages.failed(MARK, error)
                 return
@@ -288,7 +289,7 @@ class Events(Step):
 
     def _note_logged(self, count: int) -> None:
         """Note that the first `count` queued events are in the log, and all before them are gone."""
-        self._logged = self._told - len(self._waiting) + count
+        self._logged = self._queued_count - len(self._waiting) + count
         self._log_grew.set()
 
     async def _broadcast(self, batch: list[EncodedEvent], *, logged: bool) -> None:
@@ -300,31 +301,32 @@ class Events(Step):
         key = routing_key_of_list(TASK_GROUP)
         messages += [Broadcast(EVENT_EXCHANGE, key, body, headers) for body, _ in in_lists(of_tasks)]
         if messages:
-            await self._fan_out.broadcast(messages, ttl_s=EVENT_TTL_S)
+            await self._context.broker.broadcast(messages, ttl_s=EVENT_TTL_S)
         beats = [Broadcast(EVENT_EXCHANGE, key, body, headers) for key, body in alone if key == BEAT_KEY]
         if beats:
-            await self._fan_out.broadcast(beats, ttl_s=self._beat_ttl_s)
+            await self._context.broker.broadcast(beats, ttl_s=self._beat_ttl_s)
 
     async def _log(self, batch: list[EncodedEvent]) -> int:
         """Write a batch to the event log before it is broadcast, so that the header LOGGED is true."""
         if not self.recorded:
             return 0
         entries, counts = by_type(batch)
-        return await self._event_log.log_events(entries, counts=counts)
+        return await self._context.broker.log_events(entries, counts=counts)
 
     async def _watch(self) -> None:
+        """Check periodically for recorders, and whether the broker's clock has passed this node's."""
         while True:
             await asyncio.sleep(RECORDER_CHECK_S)
             try:
                 await self.look_for_recorders()
                 least = self._reservation.wanted or self._reservation.mark
-                self._reservation.catch_up(await self._cluster.coordination.raise_clock(least))
+                self._reservation.catch_up(await self._context.broker.coordination.raise_clock(least))
                 self._context.outages.worked(MARK)
             except BrokerError as error:
                 log.debug("cannot check whether a recorder is running; retrying", extra={"why": str(error)})
 
     async def look_for_recorders(self) -> None:
         """Log events from now on if a recorder is registered; a new recorder requests this check."""
-        if self._event_log.capabilities.event_log:
-            self.recorded = bool(await self._event_log.recorders())
+        if self._context.broker.capabilities.event_log:
+            self.recorded = bool(await self._context.broker.recorders())
             self._note_listeners()

@@ -11,19 +11,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from umbel.brokers.interface import ClusterRecord
+from umbel.brokers.interface import Broker
 from umbel.control.client import ControlClient
 from umbel.coordination.driver import Change, LeaseKeeper
 from umbel.errors import BrokerError, LakeBusy, LakeError
 from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
-from umbel.history.recorder import DEFAULT_NAME, RecordedBroker, Recorder, RecorderSettings
+from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
 from umbel.protocol.leadership.lease import LeaseAcquired, LeaseSettings
 from umbel.stores.interface import Where
 from umbel.text import without_password
-from umbel.worker.sidecar import Outages
+from umbel.worker.outages import Outages
 from umbel.worker.steps.recorder import RECORDER_LEASE
 
 log = logging.getLogger("umbel.history")
@@ -55,10 +54,6 @@ def recorder_lease(name: str) -> str:
     return RECORDER_LEASE if name == DEFAULT_NAME else f"{RECORDER_LEASE}.{name}"
 
 
-class CandidateBroker(RecordedBroker, ClusterRecord, Protocol):
-    """The recorded broker, with the lease of its recorder."""
-
-
 class RecorderCandidate:
     """Campaigns for the lease, and records while it has it.
 
@@ -69,7 +64,7 @@ class RecorderCandidate:
 
     def __init__(
         self,
-        broker: CandidateBroker,
+        broker: Broker,
         settings: RecordingSettings,
         owner: str,
         *,
@@ -113,6 +108,7 @@ class RecorderCandidate:
             self._outages.closed(PART)
 
     async def _wait_for_turn(self, campaign: asyncio.Task[None], stop: asyncio.Event) -> None:
+        """Return when this candidate holds the lease; report the process that records meanwhile, once."""
         reported = ""
         while not stop.is_set() and not (self._acquired.is_set() and self._keeper.still_mine()):
             if campaign.done():
@@ -126,6 +122,7 @@ class RecorderCandidate:
                     await stop.wait()
 
     async def _record(self, stop: asyncio.Event) -> None:
+        """Record while the lease is held, with a lake that is opened for this term."""
         lake = Lake(self._settings.lake, mode=self._settings.lake_mode)
         self.recorder = Recorder(
             self._broker,

@@ -34,14 +34,14 @@ def default_run_directory() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """Like `tempfile.gettempdir`, whose module would cost every worker half a megabyte."""
+    """Return what `tempfile.gettempdir` returns; importing `tempfile` costs every worker half a megabyte."""
     named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
     places = [*map(Path, filter(None, named)), Path(os.sep, "tmp"), Path(os.sep, "var", "tmp")]
     return next((place for place in places if os.access(place, os.W_OK | os.X_OK)), Path()).absolute()
 
 
 def state_file(directory: Path, node: str, broker: str) -> Path:
-    """Return the path of a node's status file; the broker's checksum tells clusters apart."""
+    """Return the path of a node's status file; the broker's checksum distinguishes clusters."""
     readable = re.sub(r"[^A-Za-z0-9@._-]", "_", node)
     return directory / f"{readable}-{crc32(broker.encode()):08x}{SUFFIX}"
 
@@ -96,7 +96,7 @@ def forget_dead(
     directory: Path, belongs: "Callable[[NodeState], bool]" = lambda _: True, *, of_any_user: bool = False
 ) -> int:
     """Remove the status files of workers that are gone; return how many."""
-    with _looked_at(directory, of_any_user) as folder:
+    with _open_to_read(directory, of_any_user) as folder:
         if folder is None:
             return 0
         states = ((name, _read(folder, name)) for name in folder.names(SUFFIX))
@@ -107,7 +107,7 @@ def forget_dead(
 
 
 class NodeState(NamedTuple):  # not a struct: `umbel health` starts without msgspec
-    """What a status file says of a worker, and whether its process lives."""
+    """The content of a worker's status file, and whether its process lives."""
 
     node: str
     alive: bool  # its process exists
@@ -123,13 +123,13 @@ def read_states(directory: Path, *, of_any_user: bool = False) -> list[NodeState
 
     `of_any_user`: for root, who named the directory of another user.
     """
-    with _looked_at(directory, of_any_user) as folder:
+    with _open_to_read(directory, of_any_user) as folder:
         return [] if folder is None else [_read(folder, name) for name in folder.names(SUFFIX)]
 
 
 @contextmanager
-def _looked_at(directory: Path, of_any_user: bool) -> Iterator[PrivateFolder | None]:
-    """None: there is no such directory."""
+def _open_to_read(directory: Path, of_any_user: bool) -> Iterator[PrivateFolder | None]:
+    """Open the directory for reading; None if there is no such directory."""
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(open_run_directory(directory, of_any_user=of_any_user))
@@ -144,6 +144,7 @@ def _looked_at(directory: Path, of_any_user: bool) -> Iterator[PrivateFolder | N
 
 
 def _read(folder: PrivateFolder, name: str) -> NodeState:
+    """Read a status file; one that is unreadable or stale counts as unhealthy, and `problem` says why."""
     stem = name.removesuffix(SUFFIX)
     try:
         fields = json.loads(folder.read(name))

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
@@ -34,18 +34,18 @@ from umbel.protocol.shutdown import (
     TasksRunning,
 )
 from umbel.text import without_password
-from umbel.worker.bootsteps import Step, UserStep, starting_order, step_graph
+from umbel.worker.bootsteps import Step, UserStep, starting_order
 from umbel.worker.connection import Connection
 from umbel.worker.context import Counters, Identity, WorkerContext, WorkerSettings
 from umbel.worker.daemon import receives_signals, stacks_on_signal
 from umbel.worker.delivery.take import Tasks
 from umbel.worker.delivery.task_events import TaskEvents
 from umbel.worker.events import Events
+from umbel.worker.outages import Outages
 from umbel.worker.remote.control import Control
 from umbel.worker.remote.mailbox import MailboxFigures
-from umbel.worker.remote.view import WorkerParts, WorkerState
+from umbel.worker.remote.view import WorkerParts, WorkerView
 from umbel.worker.run_directory import refuse_second
-from umbel.worker.sidecar import Outages
 from umbel.worker.steps.cluster_clock import ClusterClock
 from umbel.worker.steps.elections import ElectionsStep
 from umbel.worker.steps.gossip import Gossip
@@ -63,24 +63,23 @@ if TYPE_CHECKING:
     from umbel.events.meters import Meters
 
 
-# ---- stopping --------------------------------------------------------------------------------------
-#
-# The shell of `protocol/shutdown.py`: from signals and requests to an ordered shutdown.
-#
-# All other steps go on meanwhile: the worker sends heartbeats, holds its leases, answers remote control and
-# acknowledges tasks that end, until none runs.
-#
-# Signals win over everything else: a request cancels a start that is under way (`unless_asked`), and ends
-# the wait for a user's hook (`wait_for`).
+log = logging.getLogger("umbel.worker")
 
-TELL_EVERY_S = 10.0
+# ---- stopping --------------------------------------------------------------------------------------
+
+LOG_EVERY_S = 10.0
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 QUITTING = signal.SIGQUIT
 _HOW = {ShutdownPhase.WARM: "warm", ShutdownPhase.SOFT: "soft"}
 
 
 class Stopping:
-    """Takes stop requests, and tells the tasks step when to stop taking, interrupt or cut."""
+    """Turns signals and stop requests into an ordered shutdown.
+
+    All other steps continue meanwhile: the worker sends heartbeats, holds its leases, answers remote control
+    and acknowledges tasks that end, until no task runs. A request cancels a start that is under way
+    (`unless_asked`), and ends the wait for a user's hook (`wait_for`).
+    """
 
     def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
         self._machine = context.shutdown
@@ -102,9 +101,9 @@ class Stopping:
         self._hurry(True)
         self._step(QuitRequested())
 
-    def _heard(self, signum: signal.Signals) -> None:
+    def _take_signal(self, signum: signal.Signals) -> None:
         self.quit() if signum is QUITTING else self.ask()
-        self._notices.stopping(signum.name, _HOW.get(self._machine.phase, "cold"))
+        self._notices.call("stopping", signal=signum.name, how=_HOW.get(self._machine.phase, "cold"))
 
     async def asked(self) -> None:
         """Return when a stop was requested."""
@@ -129,14 +128,14 @@ class Stopping:
         """Wait until the hook has returned, its time is over, or a stop is requested (again)."""
         self._hook = hook
         if self._hurried:
-            hook.let_go()
+            hook.stop_waiting()
         await hook.ended()
         self._hook = None
 
     def _hurry(self, hurried: bool) -> None:
         self._hurried = self._hurried or hurried
         if self._hook is not None:
-            self._hook.let_go()
+            self._hook.stop_waiting()
 
     def _cancel_start(self) -> None:
         if self._start is not None:
@@ -160,10 +159,11 @@ class Stopping:
             self._step(Tick())
 
     async def _wait(self) -> None:
-        tell_at = self._loop.time() + TELL_EVERY_S
+        """Wait until a task ends or a deadline is due; log every ten seconds how many tasks still run."""
+        log_at = self._loop.time() + LOG_EVERY_S
         deadline = self._machine.deadline
         try:
-            async with asyncio.timeout_at(tell_at if deadline is None else min(deadline, tell_at)):
+            async with asyncio.timeout_at(log_at if deadline is None else min(deadline, log_at)):
                 await self._tasks.changed()
         except TimeoutError:
             left_s = round(self._machine.left_s(self._loop.time()) or 0.0, 1)
@@ -195,7 +195,7 @@ class Stopping:
         if wanted and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: ignore a closed terminal
             wanted.remove(signal.SIGHUP)
         for signum in wanted:
-            self._loop.add_signal_handler(signum, self._heard, signum)
+            self._loop.add_signal_handler(signum, self._take_signal, signum)
         try:
             yield
         finally:
@@ -204,17 +204,14 @@ class Stopping:
 
 
 # ---- worker ----------------------------------------------------------------------------------------
-#
-# Builds the steps, supervises them, runs until it is asked to stop.
-#
-# An error in any step's background work ends the worker: it stops its steps in order, logs the error and
-# exits non-zero. A worker never goes on with some of its steps failed.
-
-log = logging.getLogger("umbel.worker")
 
 
 class Worker:
-    """One worker process, built from its settings, broker, result backend and pool."""
+    """One worker process, built from its settings, broker, result backend and pool.
+
+    An error in any step's background work ends the worker: it stops its steps in order, logs the error and
+    exits non-zero. A worker never continues with some of its steps failed.
+    """
 
     def __init__(self, settings: WorkerSettings, *, broker: Broker, backend: Backend, pool: Pool) -> None:
         saved = read_saved_state(saved_state_file(settings.run_directory, settings.node, broker.url))
@@ -229,7 +226,7 @@ class Worker:
         asker = ControlClient(context.broker)
         gossip = Gossip(context, events, heart, asker)
         clock = ClusterClock(context, gossip, tasks)
-        mingle = Mingle(context, events, asker, tasks, gossip, heard_time=clock.answered)
+        mingle = Mingle(context, events, asker, tasks, gossip, take_time=clock.answered)
         elections = ElectionsStep(context, events, gossip, heart)
         autoscaler = Autoscaler(context)
         mailbox = MailboxFigures()
@@ -244,9 +241,9 @@ class Worker:
             mailbox,
             elect=elections.asked,
             stop=self._stopping.ask,
-            steps=self._step_graph,
+            steps=lambda: {step.name: list(step.requires) for step in self._order},
         )
-        self._state = state = WorkerState(parts)
+        self._view = view = WorkerView(parts)
         connection = Connection(
             context,
             # Peers may have declared this node lost: it comes online again, with a reserved clock.
@@ -261,28 +258,21 @@ class Worker:
             PoolStep(context, tasks),
             events,
             StateStore(context, events, saved),
-            Control(context, events.clock, state, mailbox, mingle.look_around, members=state.known),
+            Control(context, events.clock, view, mailbox, mingle.check_alone, members=view.known_members),
             mingle,
             heart,
             gossip,
             elections,
             tasks,
-            Scheduler(context, events, gossip),
-            ForeignSchedulerStep(context, events, gossip),
-            OutboxStep(context, events, gossip),
+            Scheduler(context, gossip),
+            ForeignSchedulerStep(context, gossip),
+            OutboxStep(context, gossip),
             Health(context, connection, tasks),
             Metrics(context, tasks, meters),
             Watchdog(context, tasks),
             autoscaler,
-            *map(self._user_step, settings.steps),
+            *(UserStep(kind, context, view, self._stopping.wait_for) for kind in settings.steps),
         ]
-
-    def _user_step(self, kind: type[Any]) -> UserStep:
-        timeout_s = self._context.settings.hooks.timeout_s
-        return UserStep(kind, self._state, timeout_s=timeout_s, wait_for=self._stopping.wait_for)
-
-    def _step_graph(self) -> dict[str, list[str]]:
-        return step_graph(self._order)
 
     @property
     def counters(self) -> Counters:
@@ -294,7 +284,7 @@ class Worker:
         for name, rules in tasks.items():
             self._tasks.policy.change(name, rules)
         for queue in queues:
-            self._state.add_queue(queue)
+            self._view.add_queue(queue)
 
     async def run(self) -> None:
         """Run until a stop is requested; raises the first error, after all steps have stopped."""
@@ -312,6 +302,7 @@ class Worker:
         self._stopping.ask()
 
     async def _run_steps(self, order: list[Step], group: asyncio.TaskGroup) -> None:
+        """Start the steps in order, wait for a stop request, drain, and stop them in the reverse order."""
         hooks, started = self._context.settings.hooks, list[Step]()
         with self._stopping.on_signals(), stacks_on_signal(self._context.pool):
             await self._stopping.wait_for(self._hook("worker_init", hooks.init))
@@ -328,21 +319,21 @@ class Worker:
                 await self._stopping.drain()  # while every step goes on
                 await self._stopping.wait_for(hook)
             finally:
-                await self._put_down(started)
+                await self._stop_steps(started)
                 if self._context.notices.wanted:
-                    await self._stopping.wait_for(self._hook("notices", self._tell_the_rest))
+                    await self._stopping.wait_for(self._hook("notices", self._wait_for_notices))
 
     def _hook(self, name: str, hook: Hook) -> HookRun:
         return HookRun(name, hook, timeout_s=self._context.settings.hooks.timeout_s)
 
     def _shut_down(self) -> None:
-        self._tell_the_rest()  # first: the notice of the stop request
+        self._wait_for_notices()  # first: the notice of the stop request
         self._context.settings.hooks.shutdown()
 
-    def _tell_the_rest(self) -> None:
-        self._context.notices.wait_told(self._context.settings.hooks.timeout_s)
+    def _wait_for_notices(self) -> None:
+        self._context.notices.wait_called(self._context.settings.hooks.timeout_s)
 
-    async def _put_down(self, started: list[Step]) -> None:
+    async def _stop_steps(self, started: list[Step]) -> None:
         for step in reversed(started):
             try:
                 await step.stop()
@@ -352,6 +343,7 @@ class Worker:
         log.info("worker stopped", extra=self._context.log_fields(**happened))
 
     async def _ready(self) -> None:
+        """Log that the worker takes tasks, and call the hook `worker_ready`."""
         settings, pool = self._context.settings, self._context.pool.describe()
         fields = self._context.log_fields(
             pid=self._context.identity.pid,
@@ -390,6 +382,6 @@ def _context(
 
 
 def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The plain error inside, so that a user reads one line and not a tree."""
+    """Return the plain error inside, so that a user reads one line and not a tree."""
     first = several.exceptions[0]
     return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first

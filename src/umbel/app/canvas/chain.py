@@ -1,7 +1,7 @@
-"""Chain: calls one after another, each given the result of the one before.
+"""Chain: calls that run one after another, each with the result of the one before.
 
-A chain is sent as the message of its first step, which contains the others. What follows a group waits for
-all of it: the two become a chord (`group.py`).
+A chain is sent as the message of its first step, which contains the other steps. A step behind a group waits
+for all members of the group: the two become a chord (`group.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from umbel.app.canvas.signature import (
     Signature,
     StampingVisitor,
-    listed,
-    merged,
-    register_combiner,
-    register_kind,
     signature_from,
-    stamp_links,
+    stamp_parts,
 )
 from umbel.app.options import SendOptions
 from umbel.app.request import Request
@@ -23,17 +19,18 @@ from umbel.app.sending.preparation import Prepared
 from umbel.wire.steps import SignatureMap
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
 
 CHAIN_TASK = "celery.chain"
-# Options of a chain that its first step does not take over.
+# Options of a chain that are not for its first step.
 _OF_THE_CHAIN = frozenset({"task_id", "chain", "chord", "link", "link_error"})
 
 
 class Chain(Signature[Any]):
-    """Calls one after another, each given the result of the one before.
+    """Calls that run one after another, each with the result of the one before.
 
-    An empty chain sends nothing. Neither does a chain of empty groups, which stands for the first of them.
+    An empty chain sends nothing. A chain of empty groups sends nothing either, and has the result of the
+    first.
     """
 
     subtask_type = "chain"
@@ -41,7 +38,7 @@ class Chain(Signature[Any]):
     def __init__(
         self,
         *steps: Signature[Any] | Iterable[Signature[Any]],
-        app: "SendingApp | None" = None,
+        app: "App | None" = None,
         options: SendOptions | None = None,
         immutable: bool = False,
     ) -> None:
@@ -77,7 +74,7 @@ class Chain(Signature[Any]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> Any:
-        """Send it; the result is that of its last step. None: it has no steps, and nothing is sent."""
+        """Send it; the result is that of the last step. None: it has no steps, and nothing is sent."""
         return super().apply_async(args, kwargs, **options) if self.steps else None
 
     async def aapply_async(
@@ -98,14 +95,18 @@ class Chain(Signature[Any]):
         return self.steps[-1].freeze(task_id or self.options.get("task_id"))
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The message of the first step, which contains the others, the next one last."""
+        """Make the message of the first step, which contains the others."""
         if not self.steps:
             return []
         self.freeze()
+        return self.first_step().prepare(sender=sender)
+
+    def first_step(self) -> Signature[Any]:
+        """The first step, which carries the others, the next step last."""
         first, *rest = steps_of(self)
-        behind = self.options.get("chain") or []  # of a chain that is itself a step of one
+        behind = self.options.get("chain") or []  # if the chain itself is a step of a chain
         first.options["chain"] = [*behind, *(step.to_map() for step in reversed(rest))]
-        return first.prepare(sender=sender)
+        return first
 
     def handle(self, parent: Any = None) -> Any:
         """The result handle of the last step; its `parent` is the step before. None without steps."""
@@ -136,11 +137,11 @@ class Chain(Signature[Any]):
         return all(step.sends_nothing for step in self.steps)
 
     def as_steps(self) -> list[Signature[Any]]:
-        """Its steps with the chain's options handed to them; none if it sends nothing."""
+        """Its steps, with the options of the chain; none if it sends nothing."""
         return [] if self.sends_nothing else steps_of(self)
 
     def absorb(self, following: Signature[Any]) -> Signature[Any] | None:
-        """What follows an empty group is given an empty list, as in Celery."""
+        """A successor of an empty group is given an empty list, as in Celery."""
         return self.steps[0].absorb(following) if self.steps and self.sends_nothing else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,13 +152,7 @@ class Chain(Signature[Any]):
         self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
     ) -> "Chain":
         """Stamp all its steps."""
-        added = None if visitor is None else visitor.on_chain_start(self, **stamps)
-        headers = merged(stamps, added, self.options, append=append_stamps)
-        stamp_links(self, visitor, append_stamps, headers)
-        for step in self.steps:
-            step.stamp(visitor, append_stamps, **headers)
-        if visitor is not None:
-            visitor.on_chain_end(self, **headers)
+        stamp_parts(self, self.steps, visitor, append_stamps, stamps, "chain")
         return self
 
     def to_map(self) -> SignatureMap:
@@ -169,27 +164,43 @@ class Chain(Signature[Any]):
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.steps))
 
+    @classmethod
+    def combined(cls, first: Signature[Any], second: Signature[Any]) -> "Chain":
+        """The chain of `first | second`. Unlike in a longer chain, a group of one member stays a group: its
+        successor is given a list.
+        """
+        following = second.as_steps()
+        whole = first.absorb(following[0]) if following else None
+        return Chain(first, second) if whole is None else Chain(whole, *following[1:])
+
+    @classmethod
+    def _from_map(cls, data: SignatureMap, app: "App | None") -> "Chain":
+        steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
+        options = cast(SendOptions, data["options"])
+        return Chain(*steps, app=app, options=options, immutable=data["immutable"])
+
 
 def chain(*steps: Signature[Any] | Iterable[Signature[Any]]) -> Chain:
-    """Calls one after another, each given the result of the one before."""
+    """Calls that run one after another, each with the result of the one before."""
     return Chain(*steps)
 
 
 def steps_of(signature: Chain) -> list[Signature[Any]]:
-    """The steps that it brings into a chain, with the options of the whole handed to them.
+    """The steps of a chain, with the options of the chain.
 
-    A callback of a chain follows its last step, an errback may follow any of them, the other options are for
-    its first step, as in Celery.
+    As in Celery, a callback of a chain follows its last step, an errback may follow any step, and the other
+    options are for the first step.
     """
     if not signature.options or not signature.steps:
         return signature.steps
     whole = signature.clone()
     steps, options = whole.steps, whole.options
-    for errback in listed(options.get("link_error")):
-        for step in steps:
-            step.link_error(signature_from(errback, signature._app))
-    for callback in listed(options.get("link")):
-        steps[-1].link(signature_from(callback, signature._app))
+    callbacks, errbacks = whole.take_links()
+    for step in steps:
+        for errback in errbacks:
+            step.link_error(errback)
+    for callback in callbacks:
+        steps[-1].link(callback)
     shared = {name: value for name, value in options.items() if name not in _OF_THE_CHAIN}
     steps[0].options = cast(SendOptions, {**shared, **steps[0].options})
     if "task_id" in options:
@@ -198,7 +209,7 @@ def steps_of(signature: Chain) -> list[Signature[Any]]:
 
 
 def _given(steps: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> Iterator[Signature[Any]]:
-    """The steps, flattened if they came in one list or generator."""
+    """The steps, also of lists and generators of steps."""
     for item in steps:
         if isinstance(item, Signature):
             yield item
@@ -217,7 +228,7 @@ def _nothing_of(given: Sequence[Signature[Any]]) -> list[Signature[Any]]:
 
 
 def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
-    """The steps of a chain; a group and its successor become one chord."""
+    """The steps of a chain. A group and its successor become one chord."""
     joined: list[Signature[Any]] = []
     for step in steps:
         merged_step = joined[-1].absorb(step) if joined else None
@@ -226,24 +237,3 @@ def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
         else:
             joined[-1] = merged_step
     return joined
-
-
-def _combined(first: Signature[Any], second: Signature[Any]) -> Chain:
-    """The signature of `first | second`. A group of one member stays a group here: its successor is given a
-    list.
-    """
-    following = second.as_steps()
-    merged_step = first.absorb(following[0]) if following else None
-    return Chain(first, second) if merged_step is None else Chain(merged_step, *following[1:])
-
-
-register_combiner(_combined)
-
-
-def _chain_from(data: SignatureMap, app: "SendingApp | None") -> Chain:
-    steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
-    options = cast(SendOptions, data["options"])
-    return Chain(*steps, app=app, options=options, immutable=data["immutable"])
-
-
-register_kind("chain", _chain_from)

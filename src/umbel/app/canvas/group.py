@@ -1,12 +1,12 @@
-"""Group and chord: calls that run in parallel, their results together, and one more call that is given those
-results. With them the tasks that every app has: `map`, `starmap`, and the one that collects a group's
-results.
+"""Group and chord: calls that run in parallel, and one more call that is given the list of their results.
+With them the tasks that every app has: `map`, `starmap`, and the task that collects the results of a group.
 
-A group is sent as its members' messages; each carries the group's id and its index in the group. A group
-inside a group is flattened: its tasks are members. What follows a group in a chain makes a chord of both: its
-parts carry the body, which is sent when the last of them has ended (`running/follow_ups.py`).
+A group is sent as the messages of its members; each carries the id of the group and its index in the group.
+The members of a group inside a group are members of the outer group. A group and its successor in a chain
+become a chord: its parts carry the body, which is sent when the last part has ended
+(`running/follow_ups.py`).
 
-A member that ends in a group brings several parts. They are counted one by one; the result backend records
+A member that ends in a group brings several parts. They are counted one by one. The result backend records
 which of them belong together, so that the body is given a list in that place.
 """
 
@@ -18,40 +18,26 @@ from umbel.app.canvas.chain import Chain
 from umbel.app.canvas.signature import (
     Signature,
     StampingVisitor,
-    listed,
     merged,
-    register_kind,
     signature_from,
-    stamp_links,
+    stamp_parts,
 )
 from umbel.app.options import SendOptions
 from umbel.app.request import Request
 from umbel.app.results import AsyncResult, GroupResult
-from umbel.app.sending.preparation import Prepared, new_id
-from umbel.app.sending.publication import announced_parts, arrange
+from umbel.app.sending.preparation import Prepared, arrange, new_id
 from umbel.app.types import EachResult
 from umbel.wire.steps import SignatureMap
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
 
-
-# ---- group and chord -------------------------------------------------------------------------------
-#
-# Calls that run in parallel, their results together, and one more call that is given those.
-#
-# A group is sent as its members' messages; each carries the group's id and its index in the group. A group
-# inside a group is flattened: its tasks are members. What follows a group in a chain makes a chord of both:
-# its parts carry the body, which is sent when the last of them has ended (`running/follow_ups.py`).
-#
-# A member that ends in a group brings several parts. They are counted one by one; the result backend
-# records which of them belong together, so that the body is given a list in that place.
 
 GROUP_TASK, CHORD_TASK = "celery.group", "celery.chord"
 
 
 class Group(Signature[list[Any]]):
-    """Calls that run in parallel. Arguments and options given when it is sent go to each member.
+    """Calls that run in parallel. Arguments and options that are given when it is sent go to each member.
 
     A group without members sends nothing, and its result is an empty list.
     """
@@ -61,7 +47,7 @@ class Group(Signature[list[Any]]):
     def __init__(
         self,
         *members: Signature[Any] | Iterable[Signature[Any]],
-        app: "SendingApp | None" = None,
+        app: "App | None" = None,
         options: SendOptions | None = None,
     ) -> None:
         self.members = _flattened(members)
@@ -83,7 +69,7 @@ class Group(Signature[list[Any]]):
         return self.members
 
     def delay(self, *args: Any, **kwargs: Any) -> GroupResult:  # type: ignore[override]
-        """Send all members with these arguments put first."""
+        """Send all members with these arguments in front."""
         return self.apply_async(args, kwargs)
 
     def apply_async(  # type: ignore[override]
@@ -92,7 +78,7 @@ class Group(Signature[list[Any]]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> GroupResult:
-        """Send all members; further arguments go first in each, further options are for each."""
+        """Send all members, each with these arguments in front and these options on top."""
         _refuse_links(options)
         return _outermost(super().apply_async(args, kwargs, **options))
 
@@ -122,7 +108,7 @@ class Group(Signature[list[Any]]):
     def link(self, callback: Signature[Any]) -> Any:
         """Send `callback` once the first member has succeeded; it is given no result.
 
-        No member knows the results of the others: what needs them follows the group in a chain.
+        No member knows the results of the others. A task that needs them must follow the group in a chain.
         """
         return self.members[0].link(callback.clone().set(immutable=True))
 
@@ -134,13 +120,7 @@ class Group(Signature[list[Any]]):
         self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
     ) -> "Group":
         """Stamp all its members."""
-        added = None if visitor is None else visitor.on_group_start(self, **stamps)
-        headers = merged(stamps, added, self.options, append=append_stamps)
-        stamp_links(self, visitor, append_stamps, headers)
-        for member in self.members:
-            member.stamp(visitor, append_stamps, **headers)
-        if visitor is not None:
-            visitor.on_group_end(self, **headers)
+        stamp_parts(self, self.members, visitor, append_stamps, stamps, "group")
         return self
 
     def freeze(self, task_id: str | None = None) -> str:
@@ -151,29 +131,33 @@ class Group(Signature[list[Any]]):
         return group_id
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The messages of all members, each with the group's id and its index."""
+        """Make the messages of all members, each with the id of the group and its index."""
         group_id = self.freeze()
         if not self.members:
             return []
         shared = {name: value for name, value in self.options.items() if name not in _OF_THE_GROUP}
-        prepared: list[Prepared] = []
+        batch: list[Prepared] = []
         if not self._is_part:
             self._number(group_id, 0)
-        self._hand_links_to_members()
+        callbacks, errbacks = self.take_links()
+        for callback in callbacks:
+            self.link(callback)
+        for errback in errbacks:
+            self.link_error(errback)
         for member in self.members:
             if shared:
                 member.options = cast(SendOptions, {**shared, **member.options})
-            prepared += member.prepare(sender=sender)
-        return prepared
+            batch += member.prepare(sender=sender)
+        return batch
 
     def join_group(self, group_id: str, place: int | None) -> None:
-        """Take this place in an outer group; its members are numbered from there if it is part of a chord."""
+        """Take this place in an outer group. As a part of a chord, its members are numbered from there."""
         super().join_group(group_id, place)
         if self._is_part and place is not None:
             self._number(group_id, place)
 
     def join_chord(self, body: SignatureMap) -> None:
-        """Make each of its tasks a part: the chord is given all their results."""
+        """Make each of its tasks a part, so that the chord is given all their results."""
         super().join_chord(body)
         for member in self.members:
             member.join_chord(body)
@@ -191,15 +175,8 @@ class Group(Signature[list[Any]]):
             member.join_group(group_id, place)
             place += member.parts()
 
-    def _hand_links_to_members(self) -> None:
-        """Link the callbacks and errbacks that were given as options of the whole."""
-        for callback in listed(self.options.pop("link", None)):
-            self.link(signature_from(callback, self._app))
-        for errback in listed(self.options.pop("link_error", None)):
-            self.link_error(signature_from(errback, self._app))
-
     def handle(self, parent: Any = None) -> Any:
-        """The GroupResult of a group whose members have their ids."""
+        """The GroupResult of a group that has its ids."""
         results = [member.handle() for member in self.members]
         return GroupResult(self.options["task_id"], results, app=self._app, parent=parent)
 
@@ -228,6 +205,11 @@ class Group(Signature[list[Any]]):
     def __repr__(self) -> str:
         return f"group({', '.join(map(repr, self.members))})"
 
+    @classmethod
+    def _from_map(cls, data: SignatureMap, app: "App | None") -> "Group":
+        members = [signature_from(member, app) for member in data["kwargs"].get("tasks", ())]
+        return Group(members, app=app, options=cast(SendOptions, data["options"]))
+
 
 def _refuse_links(options: SendOptions) -> None:
     if options.get("link") or options.get("link_error"):
@@ -235,7 +217,7 @@ def _refuse_links(options: SendOptions) -> None:
 
 
 def _outermost(sent: Any) -> GroupResult:
-    """If the only member ends in a group, the result of that group, as in Celery."""
+    """The result of the only member if that ends in a group, as in Celery; else the given result."""
     result = cast(GroupResult, sent)
     alone = result.results[0] if len(result) == 1 else None
     return alone if isinstance(alone, GroupResult) else result
@@ -254,7 +236,7 @@ class Chord(Signature[Any]):
         header: Iterable[Signature[Any]],
         body: Signature[Any],
         *,
-        app: "SendingApp | None" = None,
+        app: "App | None" = None,
         options: SendOptions | None = None,
     ) -> None:
         self.header = Group(header, app=app or body._app)
@@ -287,7 +269,7 @@ class Chord(Signature[Any]):
         return callback
 
     def link_error(self, errback: Signature[Any]) -> Any:
-        """Send `errback` if the body fails, as it also does when a part fails; inner chords link it too."""
+        """Send `errback` if the body fails, which it also does if a part fails; inner chords link it too."""
         for member in self.header.members:
             if isinstance(member, Chord):
                 member.link_error(errback)
@@ -298,17 +280,12 @@ class Chord(Signature[Any]):
         self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
     ) -> "Chord":
         """Stamp its header; the body as well, if there is a visitor, as in Celery."""
-        added = None if visitor is None else visitor.on_chord_header_start(self, **stamps)
-        headers = merged(stamps, added, self.options, append=append_stamps)
-        stamp_links(self, visitor, append_stamps, headers)
-        for member in self.header.members:
-            member.stamp(visitor, append_stamps, **headers)
+        members = self.header.members
+        headers = stamp_parts(self, members, visitor, append_stamps, stamps, "chord_header")
         if visitor is not None:
-            visitor.on_chord_header_end(self, **headers)
-            more = visitor.on_chord_body(self, **headers)
-            self.body.stamp(
-                visitor, append_stamps, **merged(headers, more, self.options, append=append_stamps)
-            )
+            added = visitor.on_chord_body(self, **headers)
+            headers = merged(headers, added, self.options, append=append_stamps)
+            self.body.stamp(visitor, append_stamps, **headers)
         return self
 
     def freeze(self, task_id: str | None = None) -> str:
@@ -317,15 +294,15 @@ class Chord(Signature[Any]):
         return self.body.freeze(task_id or self.options.get("task_id"))
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The messages of the header, each carrying the body; that of the body alone without a header."""
+        """Make the messages of the header, each carrying the body; without a header, that of the body."""
         self.freeze()
         self._hand_options_to_body()
         if not self.header.members:
             return self.body.clone([[]]).prepare(sender=sender)
-        if self.body.sends_nothing:  # nothing takes the results: the header is sent as a group
+        if self.body.sends_nothing:  # no call takes the results: the header is sent as a group
             return self.header.prepare(sender=sender)
         group_id = self.header.freeze()
-        if not self.body.is_member:  # a body that is itself a part stays one of the outer chord
+        if not self.body.is_member:  # a body that is a part of an outer chord stays its part
             self.body.join_group(group_id, None)
         body = self._travelling_body()
         for member in self.header.members:
@@ -333,18 +310,19 @@ class Chord(Signature[Any]):
         self._save_shape()
         size = sum(member.parts() for member in self.header.members)
         arrange(self.app, lambda backend: backend.start_chord(group_id, size))
-        return announced_parts(self.app, group_id, self.header.prepare(sender=sender))
+        parts = self.header.prepare(sender=sender)
+        if (signal := self.app.signals.before_chord_publish).receivers:
+            signal.send(group_id=group_id, parts=parts)
+        return parts
 
     def _travelling_body(self) -> SignatureMap:
-        """The map of the body. A chain travels as its first step with the others behind it: Celery's workers
-        then fail those too.
+        """The map of the body. A chain travels as its first step, so that workers of Celery can fail the
+        others too.
         """
-        if isinstance(self.body, Chain) and self.body.steps and self.body.steps[0].subtask_type is None:
-            first, *rest = self.body.as_steps()
-            behind = self.body.options.get("chain") or []
-            first.options["chain"] = [*behind, *(step.to_map() for step in reversed(rest))]
-            return first.to_map()
-        return self.body.to_map()
+        body = self.body
+        if isinstance(body, Chain) and body.steps and body.steps[0].subtask_type is None:
+            return body.first_step().to_map()
+        return body.to_map()
 
     def _save_shape(self) -> None:
         """Save the header's structure under Celery's key: a worker of either kind may bring the last part."""
@@ -397,12 +375,25 @@ class Chord(Signature[Any]):
     def __repr__(self) -> str:
         return f"chord({self.header!r}, {self.body!r})"
 
+    @classmethod
+    def _from_map(cls, data: SignatureMap, app: "App | None") -> "Chord":
+        contents = data["kwargs"]
+        header = contents.get("header", ())
+        members = header["kwargs"]["tasks"] if isinstance(header, dict) else header
+        return Chord(
+            [signature_from(member, app) for member in members],
+            signature_from(contents["body"], app),
+            app=app,
+            options=cast(SendOptions, data["options"]),
+        )
+
     def _hand_options_to_body(self) -> None:
-        """Options of the whole are meant for its end; the header gets the sending options."""
-        for callback in listed(self.options.pop("link", None)):
-            self.body.link(signature_from(callback, self._app))
-        for errback in listed(self.options.pop("link_error", None)):
-            self.body.link_error(signature_from(errback, self._app))
+        """Give the links and the end of the chain to the body, and the options for sending to the header."""
+        callbacks, errbacks = self.take_links()
+        for callback in callbacks:
+            self.body.link(callback)
+        for errback in errbacks:
+            self.body.link_error(errback)
         of_the_end = {name: value for name, value in self.options.items() if name in _OF_THE_END and value}
         self.body.options = cast(SendOptions, {**self.body.options, **of_the_end})
         of_each = {name: value for name, value in self.options.items() if name in _OF_EACH}
@@ -414,7 +405,7 @@ _OF_EACH = frozenset({"queue", "priority", "countdown", "eta", "expires"})
 
 
 def group(*members: Signature[Any] | Iterable[Signature[Any]]) -> Group:
-    """A group: calls that run in parallel, and whose result is the list of theirs."""
+    """A group: calls that run in parallel. Its result is the list of their results."""
     return Group(*members)
 
 
@@ -430,40 +421,12 @@ def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> 
     return flat
 
 
-def _app_of(members: Sequence[Signature[Any]]) -> "SendingApp | None":
+def _app_of(members: Sequence[Signature[Any]]) -> "App | None":
     return next((member._app for member in members if member._app is not None), None)
 
 
-def _group_from(data: SignatureMap, app: "SendingApp | None") -> Group:
-    members = [signature_from(member, app) for member in data["kwargs"].get("tasks", ())]
-    return Group(members, app=app, options=cast(SendOptions, data["options"]))
-
-
-register_kind("group", _group_from)
-
-
-def _chord_from(data: SignatureMap, app: "SendingApp | None") -> Chord:
-    contents = data["kwargs"]
-    header = contents.get("header", ())
-    members = header["kwargs"]["tasks"] if isinstance(header, dict) else header
-    return Chord(
-        [signature_from(member, app) for member in members],
-        signature_from(contents["body"], app),
-        app=app,
-        options=cast(SendOptions, data["options"]),
-    )
-
-
-register_kind("chord", _chord_from)
-
-
-# ---- open chord ------------------------------------------------------------------------------------
-#
-# What `chord` makes: a chord, or a header that waits for its body.
-
-
 class OpenChord:
-    """A header without a body yet: `chord(header)(body)` sends the two."""
+    """A header that waits for its body: `chord(header)(body)` sends both."""
 
     def __init__(self, header: Iterable[Signature[Any]]) -> None:
         self._header = list(header.members if isinstance(header, Group) else header)
@@ -484,16 +447,16 @@ def chord(header: Iterable[Signature[Any]], body: Signature[Any] | None = None) 
     return OpenChord(header) if body is None else Chord(header, body)
 
 
-# ---- builtin tasks ---------------------------------------------------------------------------------
+# ---- the tasks that every app has ------------------------------------------------------------------
 #
-# The tasks that every app has, under Celery's names: behind `map`, `starmap`, `chunks` and `replace`.
+# They have Celery's names, and run for `map`, `starmap`, `chunks` and `replace`.
 
 MAP_TASK, STARMAP_TASK, CHUNKS_TASK = "celery.map", "celery.starmap", "celery.chunks"
 ACCUMULATE_TASK, CLEANUP_TASK = "celery.accumulate", "celery.backend_cleanup"
 BUILTIN_TASKS = frozenset({MAP_TASK, STARMAP_TASK, CHUNKS_TASK, ACCUMULATE_TASK, CLEANUP_TASK})
 
 
-def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
+def builtin_functions(app: "App") -> dict[str, Callable[..., Any]]:
     """The functions of the tasks that every app has, by the tasks' names."""
 
     def run_map(task: Any, it: list[Any]) -> list[Any]:
@@ -511,7 +474,7 @@ def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
         return args if index is None else args[index]
 
     def clean_up() -> None:
-        """Do nothing: results expire by themselves. Celery's scheduler sends this once a day."""
+        """Do nothing, because results expire. Celery's scheduler sends this task once a day."""
 
     return {
         MAP_TASK: run_map,
@@ -522,9 +485,7 @@ def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
     }
 
 
-def map_signature(
-    app: "SendingApp", name: str, task: Signature[Any], items: Iterable[Any]
-) -> Signature[list[Any]]:
+def map_signature(app: "App", name: str, task: Signature[Any], items: Iterable[Any]) -> Signature[list[Any]]:
     """A call of a built-in task that calls `task` for each item; its result is parsed item by item."""
     made: Signature[list[Any]] = Signature(name, kwargs={"task": task.to_map(), "it": list(items)}, app=app)
     known = app.find_task(task.task)

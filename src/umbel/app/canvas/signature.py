@@ -1,34 +1,31 @@
-"""Signature: a call that is written down now and sent later, with its options, links and stamps.
+"""Signature: a call as a value, to be sent later, with its options, links and stamps.
+
+In messages a signature is the six-key map of Celery's protocol, so Umbel's and Celery's workers can run the
+signatures of each other.
 
 Stamps are headers on every message of a canvas, by which its tasks can be found and revoked. They are options
-of a signature; `stamped_headers` names those of its options that are stamps. A visitor may return other
-stamps for each signature; it is called in the order in which the parts would run.
+of a signature; `stamped_headers` names the options that are stamps. A visitor may return other stamps for
+each signature. It is called in the order in which the parts would run.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from umbel.app.options import SendOptions, check_options, known_options
 from umbel.app.request import CURRENT_REQUEST, Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.sending.preparation import Prepared, is_unique, new_id, new_ids
-from umbel.app.sending.publication import send_unique
+from umbel.app.sending.preparation import Prepared, first, is_unique, new_id, new_ids, prepare
 from umbel.app.types import ResultTypes
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.protocol.delivery.sensitive import HIDDEN
 from umbel.wire.steps import SignatureMap, check_signature
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
 
 
 # ---- stamping --------------------------------------------------------------------------------------
-#
-# Headers on every message of a canvas, by which its tasks can be found and revoked.
-#
-# Stamps are options of a signature; `stamped_headers` names those of its options that are stamps. A visitor
-# may return other stamps for each signature; it is called in the order in which the parts would run.
 
 Stamps = dict[str, Any]
 
@@ -75,47 +72,38 @@ class StampingVisitor:
         return None
 
 
-class Stamped(Protocol):
-    """What stamping needs of a signature."""
-
-    options: Any
-
-    def stamped(self, options: Mapping[str, Any]) -> None:
-        """Add these options, stamps among them."""
-        ...
-
-    def linked(self, name: str) -> "Sequence[Stamped]":
-        """Its callbacks (`link`) or errbacks (`link_error`), as signatures."""
-        ...
-
-    def stamp(
-        self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
-    ) -> Any:
-        """Stamp it, with all its parts."""
-        ...
+_NO_VISITOR = StampingVisitor()
 
 
-def stamp_signature(
-    signature: Stamped, visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
-) -> None:
-    """Stamp a single call, and the callbacks and errbacks linked to it."""
-    stamp_links(signature, visitor, append, stamps)
-    added = None if visitor is None else visitor.on_signature(signature, **stamps)
-    signature.stamped(merged(stamps, added, signature.options, append=append))
+def stamp_parts(
+    whole: "Signature[Any]",
+    parts: "Sequence[Signature[Any]]",
+    visitor: StampingVisitor | None,
+    append: bool,
+    stamps: Mapping[str, Any],
+    kind: str,
+) -> Stamps:
+    """Stamp the links and the parts of a chain, a group or the header of a chord; return the stamps of the
+    parts.
+    """
+    start, end = (getattr(visitor or _NO_VISITOR, f"on_{kind}_{moment}") for moment in ("start", "end"))
+    headers = merged(stamps, start(whole, **stamps), whole.options, append=append)
+    stamp_links(whole, visitor, append, headers)
+    for part in parts:
+        part.stamp(visitor, append, **headers)
+    end(whole, **headers)
+    return headers
 
 
 def stamp_links(
-    signature: Stamped, visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
+    signature: "Signature[Any]", visitor: StampingVisitor | None, append: bool, stamps: Mapping[str, Any]
 ) -> None:
-    """Stamp its callbacks and errbacks; they do not inherit the stamps in its own options."""
-    for name in ("link", "link_error"):
+    """Stamp the callbacks and errbacks of a signature; they do not inherit the stamps in its options."""
+    asked = visitor or _NO_VISITOR
+    for name, ask in (("link", asked.on_callback), ("link_error", asked.on_errback)):
         headers = dict(stamps)
         for linked in signature.linked(name):
-            added: Mapping[str, Any] | None = None
-            if visitor is not None:
-                ask = visitor.on_callback if name == "link" else visitor.on_errback
-                added = ask(linked, **headers)
-            headers = merged(headers, added, {}, append=append)
+            headers = merged(headers, ask(linked, **headers), {}, append=append)
             linked.stamp(visitor, append, **headers)
 
 
@@ -148,23 +136,24 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
-# ---- signature -------------------------------------------------------------------------------------
-#
-# A call as a value that can be stored, combined and sent later.
-#
-# A signature travels in messages as the six-key map of Celery's protocol, so that workers of both kinds can
-# run what the other composed.
+# ---- signatures ------------------------------------------------------------------------------------
 
 R = TypeVar("R")
 C = TypeVar("C", list[Any], dict[str, Any])
 _UNCHANGING = frozenset({type(None), bool, int, float, str, bytes})
 
 
-class Signature(Stamped, Generic[R]):
-    """One call: a task's name, arguments and options. An immutable one takes no result of the step before."""
+class Signature(Generic[R]):
+    """One call: a task's name, arguments and options. If it is immutable, it takes no result of the step
+    before.
+    """
 
     subtask_type: str | None = None
-    result_types: ResultTypes | None = None  # where the task's annotations do not describe its result
+    result_types: ResultTypes | None = None  # if the task's annotations do not describe its result
+
+    def __init_subclass__(cls) -> None:
+        if kind := vars(cls).get("subtask_type"):
+            _KINDS[kind] = cls
 
     def __init__(
         self,
@@ -174,7 +163,7 @@ class Signature(Stamped, Generic[R]):
         options: SendOptions | None = None,
         *,
         immutable: bool = False,
-        app: "SendingApp | None" = None,
+        app: "App | None" = None,
     ) -> None:
         self.task = task
         self.args = list(args)
@@ -184,19 +173,26 @@ class Signature(Stamped, Generic[R]):
         self._app = app
 
     @property
-    def app(self) -> "SendingApp":
+    def app(self) -> "App":
         """The app whose tasks it calls; ConfigurationError if it has none."""
         if self._app is None:
             raise ConfigurationError(f"signature of {self.task!r} belongs to no app; use app.signature(...)")
         return self._app
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], app: "SendingApp | None" = None) -> "Signature[Any]":
-        """The signature from its map, of whatever kind."""
+    def from_dict(cls, data: Mapping[str, Any], app: "App | None" = None) -> "Signature[Any]":
+        """The signature from its map: a call, a chain, a group or a chord."""
         return signature_from(data, app)
 
+    @classmethod
+    def _from_map(cls, data: SignatureMap, app: "App | None") -> "Signature[Any]":
+        options = cast(SendOptions, data["options"])
+        return Signature(
+            data["task"], data["args"], data["kwargs"], options, immutable=data["immutable"], app=app
+        )
+
     def set(self, immutable: bool | None = None, **options: Unpack[SendOptions]) -> "Signature[R]":
-        """Add sending options; returns itself, so calls can be strung together."""
+        """Add options for sending; returns itself, so that calls can be chained."""
         if immutable is not None:
             self.set_immutable(immutable)
         check_options(options)
@@ -213,7 +209,7 @@ class Signature(Stamped, Generic[R]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> "Signature[R]":
-        """A separate copy, with these arguments put first and these options on top."""
+        """A separate copy, with these arguments in front and these options on top."""
         if options:
             check_options(options)
         copy: Signature[R] = type(self).__new__(type(self))
@@ -249,34 +245,39 @@ class Signature(Stamped, Generic[R]):
     def stamp(
         self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
     ) -> "Signature[R]":
-        """Put these headers on its messages, by which they can be found and revoked; returns itself.
+        """Put these headers on its messages, by which its tasks can be found and revoked; returns itself.
 
         `visitor` adds stamps for each signature. A stamp that exists already is replaced, or with
         `append_stamps` joined with the new one in a list.
         """
-        stamp_signature(self, visitor, append_stamps, stamps)
-        return self
+        stamp_links(self, visitor, append_stamps, stamps)
+        added = (visitor or _NO_VISITOR).on_signature(self, **stamps)
+        headers = merged(stamps, added, self.options, append=append_stamps)
+        return self.set(**cast(SendOptions, headers))
 
-    def stamped(self, options: Mapping[str, Any]) -> None:
-        """Add these options, stamps among them."""
-        self.set(**cast(SendOptions, options))
-
-    def linked(self, name: str) -> "list[Stamped]":
+    def linked(self, name: str) -> "list[Signature[Any]]":
         """Its callbacks (`link`) or errbacks (`link_error`), as signatures."""
-        whole = cast(dict[str, Any], self.options)
-        if name not in whole:
+        options = cast(dict[str, Any], self.options)
+        if name not in options:
             return []
-        found = [signature_from(value, self._app) for value in listed(whole[name])]
-        whole[name] = found
+        found = options[name] = [signature_from(value, self._app) for value in listed(options[name])]
         return list(found)
+
+    def take_links(self) -> "tuple[list[Signature[Any]], list[Signature[Any]]]":
+        """Remove the callbacks and errbacks from its options, and return them as signatures."""
+        links = self.linked("link"), self.linked("link_error")
+        for name in ("link", "link_error"):
+            cast(dict[str, Any], self.options).pop(name, None)
+        return links
 
     def __or__(self, other: "Signature[Any]") -> "Signature[Any]":
         if not isinstance(other, Signature):
             return NotImplemented
-        return _combined(self, other)
+        combined: Signature[Any] = _KINDS["chain"].combined(self, other)  # type: ignore[attr-defined]
+        return combined
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
-        """Send it with these arguments put first."""
+        """Send it with these arguments in front."""
         return self.apply_async(args, kwargs)
 
     def apply_async(
@@ -285,10 +286,10 @@ class Signature(Stamped, Generic[R]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> AsyncResult[R]:
-        """Send it; further arguments go first, further options on top."""
+        """Send it, with these arguments in front and these options on top."""
         call = self.clone(args, kwargs, **options)
         if call.is_unique:
-            return send_unique(self.app, call.task, call.args, call.kwargs, call.options)
+            return self.app.send_unique(call.task, call.args, call.kwargs, call.options)
         call.freeze()
         if not call.sends_nothing:
             self.app.publish(call.prepare(sender=current_request()))
@@ -312,14 +313,15 @@ class Signature(Stamped, Generic[R]):
         call.freeze()
         if not call.sends_nothing:
             app, sender = self.app, current_request()
-            ends = app.send_ends()
-            await app.apublish(await app.aprepare(lambda: call.prepare(sender=sender), ends), ends)
+            deadline = app.send_deadline()
+            batch = await app.clients.prepare(lambda: call.prepare(sender=sender), deadline)
+            await app.apublish(batch, deadline)
         result: AsyncResult[R] = call.handle()
         return result
 
     @property
     def is_unique(self) -> bool:
-        """Whether it is not sent while another call with the same key waits or runs."""
+        """Whether it is a call of a unique task: not sent while a call with the same key waits or runs."""
         if type(self) is not Signature:
             return False
         known = self.app.tasks.get(self.task)
@@ -327,13 +329,13 @@ class Signature(Stamped, Generic[R]):
 
     @property
     def sends_nothing(self) -> bool:
-        """Whether it contains no call, as a group without members; its result is available at once."""
+        """Whether it contains no call, such as a group without members; its result is available at once."""
         return False
 
     def election(
         self, *, policy: str | None = None, expires: float | None = None, timeout: float = 0.0
     ) -> AsyncResult[R]:
-        """Have one elected worker send it, once, under one task id; the election has the same id."""
+        """Have an elected worker send it once. The election has the id of the task."""
         call = self.clone()
         task_id = call.freeze()
         self.app.control.election(
@@ -343,34 +345,39 @@ class Signature(Stamped, Generic[R]):
         return result
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The messages that sending it takes."""
+        """Make the messages that are sent for it."""
         return [self.prepare_as("", sender=sender)]
 
     def prepare_as(self, task_id: str, *, sender: Request | None = None) -> Prepared:
-        """The message of this one call, under that id if its options name none."""
+        """Make the message of this call, with that id if its options contain none."""
         app = self.app
         known = app.find_task(self.task)
         if known is not None:
             known.check_arguments(self.args, self.kwargs)
-        return app.prepare(self.task, self.args, self.kwargs, self.options, sender=sender, task_id=task_id)
+        return prepare(app, self.task, self.args, self.kwargs, self.options, sender=sender, task_id=task_id)
 
     def handle(self, parent: Any = None) -> Any:
         """The result handle of a signature that has its id."""
-        ignored = self.app.ignores_result(self.task, self.options)
-        known = self.app.find_task(self.task)
-        types = self.result_types or (known.options.types if known else None)
-        return AsyncResult(self.options["task_id"], app=self.app, parent=parent, ignored=ignored, types=types)
+        app = self.app
+        task = app.find_task(self.task)
+        ignored = first(
+            self.options.get("ignore_result"),
+            None if task is None else task.options.ignore_result,
+            app.settings.task_ignore_result,
+        )
+        types = self.result_types or (None if task is None else task.options.types)
+        return AsyncResult(self.options["task_id"], app=app, parent=parent, ignored=ignored, types=types)
 
     def absorb(self, following: "Signature[Any]") -> "Signature[Any] | None":
-        """The one signature that this and its successor in a chain merge into; None if they do not."""
+        """The signature into which this one and its successor in a chain merge; None if they stay two."""
         return None
 
     def as_steps(self) -> "list[Signature[Any]]":
-        """The steps that it brings into a chain."""
+        """The steps that it adds to a chain."""
         return [self]
 
     def join_group(self, group_id: str, place: int | None) -> None:
-        """Make it a member of a group: its last task carries the group's id and index."""
+        """Make it a member of a group: its last task carries the id of the group and the index."""
         self.options["group_id"] = group_id
         if place is not None:
             self.options["group_index"] = place
@@ -432,7 +439,7 @@ class Signature(Stamped, Generic[R]):
     __json__ = to_map  # as an argument or a result it arrives as this map
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without its app: pickled, it is what a message carries."""
+        """Pickle it without its app, as the map that a message carries."""
         return Signature.from_dict, (self.to_map(),)
 
     def __copy__(self) -> "Signature[R]":
@@ -452,8 +459,8 @@ class Signature(Stamped, Generic[R]):
         return f"{self.task}({', '.join(given)})"
 
     def _shown(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments without sensitive ones. Where a chain may put a result first, their positions are
-        unknown.
+        """The arguments without sensitive ones. A chain may put a result in front; then all positions are
+        hidden.
         """
         task = None if self._app is None else self._app.find_task(self.task)
         if task is None or (hides := task.options.hides) is None:
@@ -462,28 +469,11 @@ class Signature(Stamped, Generic[R]):
         return args if self.immutable else [HIDDEN] * len(args), kwargs
 
 
-Maker = Callable[[SignatureMap, "SendingApp | None"], Signature[Any]]
-Combiner = Callable[[Signature[Any], Signature[Any]], Signature[Any]]
-_MAKERS: dict[str, Maker] = {}
-_COMBINERS: list[Combiner] = []
+_KINDS: dict[str, type[Signature[Any]]] = {}  # chain, group and chord
 
 
-def register_kind(subtask_type: str, maker: Maker) -> None:
-    """Have signatures of this kind, which come in messages, made by `maker`."""
-    _MAKERS[subtask_type] = maker
-
-
-def register_combiner(combiner: Combiner) -> None:
-    """Have this function join two signatures for the operator `|`."""
-    _COMBINERS[:] = [combiner]
-
-
-def _combined(first: Signature[Any], second: Signature[Any]) -> Signature[Any]:
-    return _COMBINERS[0](first, second)
-
-
-def signature_from(value: object, app: "SendingApp | None") -> Signature[Any]:
-    """The signature from a map of a message or a user; a Signature is returned, with `app` if it has none."""
+def signature_from(value: object, app: "App | None") -> Signature[Any]:
+    """The signature from a map of a message or a user. A Signature is returned, with `app` if it has none."""
     if isinstance(value, Signature):
         if value._app is None and app is not None:
             value = value.clone()
@@ -491,13 +481,8 @@ def signature_from(value: object, app: "SendingApp | None") -> Signature[Any]:
         return value
     data = check_signature(value)
     data["options"] = known_options(data["options"])
-    maker = _MAKERS.get(data["subtask_type"] or "")  # a task may be named "group" as well
-    if maker is not None:
-        return maker(data, app)
-    options = cast(SendOptions, data["options"])
-    return Signature(
-        data["task"], data["args"], data["kwargs"], options, immutable=data["immutable"], app=app
-    )
+    kind = _KINDS.get(data["subtask_type"] or "", Signature)  # not by its name: a task may be named "group"
+    return kind._from_map(data, app)
 
 
 def _copied(values: C, items: Iterable[Any]) -> C:
@@ -506,7 +491,7 @@ def _copied(values: C, items: Iterable[Any]) -> C:
 
 
 def with_one_more(linked: Any, signature: Signature[Any]) -> list[Any]:
-    """The callbacks with this one added; a callback that is linked already is not added twice."""
+    """The callbacks with this one added, unless it is linked already."""
     known = listed(linked)
     return known if any(callback == signature for callback in known) else [*known, signature]
 
@@ -523,19 +508,20 @@ def _as_map(value: Any) -> SignatureMap:
 
 
 def prepare_many(signatures: Iterable[Signature[Any]]) -> tuple[list[Prepared], list[AsyncResult[Any]]]:
-    """The messages of many calls that are published together, and the result handles of the calls."""
+    """Make the messages of calls that are published together; return them and the result handles of the
+    calls.
+    """
     calls, sender = list(signatures), CURRENT_REQUEST.get()
-    prepared: list[Prepared] = []
+    batch: list[Prepared] = []
     results: list[AsyncResult[Any]] = []
     for call, task_id in zip(calls, new_ids(len(calls)), strict=True):
-        if type(call) is Signature:  # one message, and no copy of the call is needed to make it
-            message = call.prepare_as(task_id, sender=sender)
-            prepared.append(message)
-            ignored = message.ignores_result
-            results.append(AsyncResult(message.task_id, app=call.app, ignored=ignored, types=message.types))
+        if type(call) is Signature:  # its one message can be made without a copy of the call
+            prepared = call.prepare_as(task_id, sender=sender)
+            batch.append(prepared)
+            results.append(prepared.result(call.app))
         else:
             copy = call.clone()
             copy.freeze()
-            prepared += copy.prepare(sender=sender)
+            batch += copy.prepare(sender=sender)
             results.append(copy.handle())
-    return prepared, results
+    return batch, results

@@ -1,12 +1,13 @@
-"""Elections and leases that a client asks for: one worker is elected to perform an action; one holder at a
-time has a lease. Both await the coordination store of the cluster.
+"""Elections and leases that a client asks for: an elected worker performs an action; a lease has one holder
+at a time.
 
     async with app.lease("nightly-report") as lease:
         while lease.still_mine():
             ...
 
-The block begins when the lease is acquired. If it is lost later, `still_mine()` is false from then on, and
-`lost` is set. The lease is not acquired again inside the block, because the block's work belongs to one term.
+The block begins when the lease is acquired. If the lease is lost later, `still_mine()` is false from then on,
+and `lost` is set. The lease is not acquired again inside the block, because the block's work belongs to one
+term.
 """
 
 import asyncio
@@ -17,12 +18,12 @@ from time import time
 from typing import Any
 
 from umbel.app.canvas.signature import Signature
-from umbel.app.cluster.commands import Topics, checked_policy, unsigned_action
+from umbel.app.cluster.topics import Topics, checked_policy, unsigned_action
 from umbel.app.sending.preparation import new_id, origin
 from umbel.brokers.interface import BrokerSettings, ClusterRecord
 from umbel.brokers.registry import open_broker
 from umbel.control.client import ControlClient
-from umbel.control.state import NO_HANDLER, NOT_NOW
+from umbel.control.panel import NO_HANDLER, NOT_NOW
 from umbel.coordination.driver import LeaseKeeper
 from umbel.errors import ElectionError, ElectionTimeout, LeaseTimeout, UnknownTopic
 from umbel.protocol.election.events import outcome_text
@@ -42,25 +43,25 @@ from umbel.protocol.leadership.coordination import (
 from umbel.protocol.leadership.lease import LeadershipLost, LeaseAcquired, LeaseReleased, LeaseSettings
 from umbel.protocol.pidbox import Answers
 from umbel.wire.coordination import request_arguments, shown_outcome
+from umbel.wire.message import Outgoing
 from umbel.wire.values import encode_json
 
 # ---- elections -------------------------------------------------------------------------------------
 #
-# Elections that a client starts, and how they end.
-#
-# The client opens the election in the store first, and only then notifies the workers: it is decided even
-# if the notification is lost or every worker is down. A retry with the same id finds the same election.
+# The client opens the election in the store first and notifies the workers then. So the election is decided
+# even if the notification is lost or every worker is down, and a retry with the same id finds the same
+# election.
 
-OURS = ("@v2",)
+_OURS = ("@v2",)
 POLL_FIRST_S, POLL_MOST_S = 0.02, 0.5
-ASKED: dict[str, Any] = {"destination": OURS, "timeout_s": 1.0}
+_ASKED: dict[str, Any] = {"destination": _OURS, "timeout_s": 1.0}
 END_TTL_S = 5.0
-ASK_AFTER_S = 1.0  # an election without a holder by then may have a topic without a handler
+ASK_AFTER_S = 1.0  # if an election has no holder by then, its topic may have no handler
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionOutcome:
-    """How an election stands. `state`: open, held, done, failed or expired."""
+    """The status of an election. `state`: open, held, done, failed or expired."""
 
     election_id: str
     state: str
@@ -85,11 +86,11 @@ class ElectionOutcome:
 def make_election(
     topics: Topics, election_id: str, topic: str, action: Any, policy: str | None, expires_s: float | None
 ) -> ElectionRequest:
-    """Check a request for an election and return it; ElectionError says what is wrong with it."""
+    """The checked request for an election; ElectionError names the problem."""
     request = ElectionRequest(
         election_id=election_id,
         topic=topic,
-        action=encode_json(topics.asked(election_id, topic, action), root="action"),
+        action=encode_json(topics.action_of(election_id, topic, action), root="action"),
         policy=Policy(topics.policy(topic) if policy is None else checked_policy(policy)),
         asked_at=time(),
         expires_s=EXPIRES_S if expires_s is None else expires_s,
@@ -101,10 +102,10 @@ def make_election(
 
 
 async def hold_election(
-    broker: ClusterRecord, asker: ControlClient, request: ElectionRequest, timeout_s: float
+    broker: ClusterRecord, client: ControlClient, request: ElectionRequest, timeout_s: float
 ) -> ElectionOutcome:
-    """Open an election, notify workers, and wait for its end; without time to wait, only the first two."""
-    ends = asyncio.get_running_loop().time() + timeout_s
+    """Open an election, notify workers, and wait for its end if there is time to wait."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
     key = election_key(NAMESPACE, request.election_id)
     record = await broker.coordination.open_election(key, request)
     known = record.request
@@ -119,20 +120,20 @@ async def hold_election(
         )
     if record.state in CLOSED_STATES:
         return ElectionOutcome.of(record)
-    # The stored request: it has the store's time, and only that one counts.
+    # The stored request has the store's time, and only that time counts.
     arguments = request_arguments(known)
-    await asker.tell("election", arguments, destination=OURS)
+    await client.tell("election", arguments, destination=_OURS)
     if timeout_s <= 0:
         return ElectionOutcome.of(record)
     try:
-        async with asyncio.timeout_at(ends):
-            return await _until_closed(broker, asker, key, arguments)
+        async with asyncio.timeout_at(deadline):
+            return await _until_closed(broker, client, key, arguments)
     except TimeoutError:  # the election is stored, and continues without this client
         raise ElectionTimeout.after(request.election_id, record.state, timeout_s) from None
 
 
 async def _until_closed(
-    broker: ClusterRecord, asker: ControlClient, key: str, arguments: dict[str, Any]
+    broker: ClusterRecord, client: ControlClient, key: str, arguments: dict[str, Any]
 ) -> ElectionOutcome:
     loop = asyncio.get_running_loop()
     began, pause_s, asked = loop.time(), POLL_FIRST_S, False
@@ -147,7 +148,7 @@ async def _until_closed(
         if record.state is ElectionState.OPEN and loop.time() - began > ASK_AFTER_S and not asked:
             asked = True
             try:
-                answers = await asker.ask("election", arguments, **ASKED)
+                answers = await client.ask("election", arguments, **_ASKED)
                 refuse_untaken(arguments["topic"], answers, is_stored=True)
             except ElectionError as error:
                 await _end_as_failed(broker, key, record.request, error)
@@ -157,10 +158,10 @@ async def _until_closed(
 
 
 def refuse_untaken(topic: str, answers: Answers, *, is_stored: bool = False) -> None:
-    """Raise if all workers that replied cannot take the election (E3).
+    """Raise an error if no worker that replied can take the election (E3).
 
     UnknownTopic: they have no handler for its topic. ElectionError: they take part in no such election. A
-    stored election may still be taken by a worker that is starting.
+    worker that is starting may still take an election that is stored.
     """
     problems = list(answers.refusals.values())
     if not problems or len(problems) < len(answers.replies) or (is_stored and NOT_NOW in problems):
@@ -174,7 +175,7 @@ def refuse_untaken(topic: str, answers: Answers, *, is_stored: bool = False) -> 
 async def _end_as_failed(
     broker: ClusterRecord, key: str, request: ElectionRequest, error: ElectionError
 ) -> None:
-    """Close an election that no worker can take, or it would stay open until it expires.
+    """Close an election that no worker can take, because it would stay open until it expires.
 
     If a worker has taken it meanwhile, the store grants no claim here, and the election continues.
     """
@@ -184,16 +185,14 @@ async def _end_as_failed(
         await store.finish_election(key, holder, reply.term, outcome_text(False, str(error)))
 
 
-# ---- leases for users' code ------------------------------------------------------------------------
-#
-# Lead something for as long as the block runs (E6).
+# ---- leases (E6) -----------------------------------------------------------------------------------
 
 RENEWALS_PER_TTL = 3
 ASK_EVERY_S = 0.5  # a client is not notified of releases
 
 
 class HeldLease:
-    """A lease that this client held when the block began, and may have lost since."""
+    """A lease that this client held when the block began, and may have lost since then."""
 
     def __init__(self, broker: ClusterRecord, name: str, ttl_s: float) -> None:
         settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, ask_every_s=ASK_EVERY_S)
@@ -210,22 +209,25 @@ class HeldLease:
         )
 
     def still_mine(self) -> bool:
-        """Whether the lease is still held; check before each effect. For effects that cannot be undone, pass
-        on `term` as a fencing token too.
+        """Whether the lease is still held; check it before each effect. If an effect cannot be undone, also
+        pass on `term` as a fencing token.
         """
         return not self.lost.is_set() and self._keeper.still_mine()
 
     async def update(self, data: bytes) -> bool:
-        """Store a value for the next leader; False when the lease is no longer ours."""
+        """Store a value for the next leader; False if the lease is lost."""
         store = self._broker.coordination
         return await store.update_lease(self.name, self._keeper.holder, self.term, data)
 
     async def send(self, signatures: Sequence[Signature[Any]]) -> bool:
         """Send tasks only if the lease is still held, checked in the same step; False: nothing was sent."""
-        prepared = [message for signature in signatures for message in _frozen(signature).prepare()]
+        messages: list[Outgoing] = []
+        for signature in signatures:
+            call = signature.clone()
+            call.freeze()
+            messages += [prepared.outgoing for prepared in call.prepare()]
         store = self._broker.coordination
-        batch = [message.outgoing for message in prepared]
-        return await store.fenced_publish(self.name, self._keeper.holder, self.term, batch)
+        return await store.fenced_publish(self.name, self._keeper.holder, self.term, messages)
 
     async def acquire(self, timeout_s: float | None) -> None:
         """Wait for the lease; LeaseTimeout after `timeout_s`."""
@@ -273,9 +275,3 @@ async def hold_lease(
             await lease.release()
     finally:
         await broker.close()
-
-
-def _frozen(signature: Signature[Any]) -> Signature[Any]:
-    call = signature.clone()
-    call.freeze()
-    return call

@@ -7,37 +7,31 @@
     @app.periodic(cron="15 4 * * mon-fri", tz="Europe/Vienna", catch_up="all")
     def nightly(): ...
 
-The message of a slot has an id that follows from the entry's name and the slot, so that anyone can check
-which slots were sent, and `umbel task show` finds it.
+The id of the message of a slot is derived from the name of the entry and the slot. So every node can check
+which slots were sent, and `umbel task show` finds the task.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
 from umbel.app.canvas.signature import Signature
-from umbel.app.options import SendOptions
 from umbel.app.request import Request, RequestScope
-from umbel.app.task import Task
 from umbel.errors import ConfigurationError
 from umbel.protocol.leadership.schedule import CatchUp, Entry, Every, Rule
 from umbel.wire.message import Outgoing
 
-if TYPE_CHECKING:
-    from umbel.app.interfaces import DefiningApp
-
 EVERY_MIN_S = 0.1
 SLOT_IDS = "umbel:periodic"
 PERIODIC_HEADER = "periodic_task_name"  # of the message of a slot, as django-celery-beat names it
-# How far back the last slot of a cron expression is looked for, first near, then far: leap days are
-# at most eight years apart.
+# How far back to look for the last slot of a cron expression, first near, then far: leap days are at most
+# eight years apart.
 _LOOK_BACK = tuple(timedelta(days=days) for days in (1 / 720, 1 / 24, 1, 32, 366, 3000))
-TaskT = TypeVar("TaskT", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +49,10 @@ class Cron:
             return _us(datetime.max.replace(tzinfo=UTC))
 
     def until(self, at_us: int) -> int:
-        """The last slot up to this time; 0 if there is none. Looks forward from further and further back, so
-        that summer time is treated alike in both directions.
+        """The last slot up to this time; 0 if there is none.
+
+        It looks forward from further and further back, so that summer time is treated alike in both
+        directions.
         """
         for back in _LOOK_BACK:
             last = 0
@@ -75,17 +71,25 @@ class Periodic:
 
     entry: Entry
     signature: Signature[Any]
-    said: str  # the rule in words
 
     @property
     def name(self) -> str:
         """The name of the entry, unique in the app."""
         return self.entry.name
 
-    def messages(self, at_us: int) -> Sequence[Outgoing]:
-        """The messages of one slot: the task, under an id that follows from the slot.
+    @property
+    def rule_text(self) -> str:
+        """The rule in words."""
+        rule = self.entry.rule
+        if isinstance(rule, Every):
+            return f"every {rule.interval_us / 1_000_000:g} s"
+        assert isinstance(rule, Cron)
+        return f"{rule.expression} ({rule.zone})"
 
-        They have no sending task, whatever runs in this process, and so are signed where there are keys.
+    def messages(self, at_us: int) -> Sequence[Outgoing]:
+        """The messages of one slot, with an id that is derived from the slot.
+
+        They have no sending task, whatever runs in this process, so they are signed if there are keys.
         """
         given = self.signature.options.get("headers") or {}
         call = self.signature.clone(headers={**given, PERIODIC_HEADER: self.name})
@@ -95,83 +99,50 @@ class Periodic:
 
 
 def slot_id(name: str, at_us: int) -> str:
-    """The id of the task that is sent for a slot; the same on every node."""
+    """The id of the task that is sent for a slot, which is the same on every node."""
     return str(uuid5(uuid5(NAMESPACE_URL, SLOT_IDS), f"{name}@{at_us}"))
 
 
-class Timetable:
-    """An app's periodic tasks, by name."""
-
-    def __init__(self, app: "DefiningApp") -> None:
-        self.entries: dict[str, Periodic] = {}
-        self._app = app
-
-    def add(
-        self,
-        signature: Signature[Any],
-        *,
-        every: float | timedelta | None,
-        cron: str | None,
-        tz: str,
-        catch_up: str,
-        name: str | None,
-    ) -> None:
-        """Add an entry; ConfigurationError for a name that is taken, or an invalid rule."""
-        named = name or signature.task
-        if named in self.entries:
-            raise ConfigurationError(f"two periodic tasks are named {named!r}; give one another name=")
-        rule, words = _rule(named, every, cron, tz)
-        entry = Entry(named, rule, _catch_up(named, catch_up))
-        self.entries[named] = Periodic(entry, signature, words)
-
-    def decorator(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: SendOptions, **rule: Any
-    ) -> Callable[[TaskT], TaskT]:
-        """A decorator that makes a function a task, if it is none, and schedules it."""
-
-        def register(function: TaskT) -> TaskT:
-            task: Any = function if isinstance(function, Task) else self._app.task(function)
-            self.add(Signature(task.name, args, kwargs, options, app=self._app), **rule)
-            return cast(TaskT, task)
-
-        return register
+def make_periodic(
+    name: str,
+    signature: Signature[Any],
+    *,
+    every: float | timedelta | None,
+    cron: str | None,
+    tz: str,
+    catch_up: str,
+) -> Periodic:
+    """An entry of the schedule; ConfigurationError if its rule is invalid."""
+    if catch_up not in list(CatchUp):
+        raise _invalid(name, f"catch_up={catch_up!r} must be one of {', '.join(CatchUp)}")
+    return Periodic(Entry(name, _rule(name, every, cron, tz), CatchUp(catch_up)), signature)
 
 
-def _rule(name: str, every: float | timedelta | None, cron: str | None, tz: str) -> tuple[Rule, str]:
+def _rule(name: str, every: float | timedelta | None, cron: str | None, tz: str) -> Rule:
     if (every is None) == (cron is None):
-        raise ConfigurationError(f"periodic task {name!r}: give exactly one of every= and cron=")
+        raise _invalid(name, "give exactly one of every= and cron=")
     if every is not None:
         seconds = every.total_seconds() if isinstance(every, timedelta) else every
         if not EVERY_MIN_S <= seconds < float("inf"):
-            problem = f"every={every!r} must be a number of seconds, at least {EVERY_MIN_S}"
-            raise ConfigurationError(f"periodic task {name!r}: {problem}")
-        return Every(round(seconds * 1_000_000)), f"every {seconds:g} s"
+            raise _invalid(name, f"every={every!r} must be a number of seconds, at least {EVERY_MIN_S}")
+        return Every(round(seconds * 1_000_000))
     assert cron is not None
-    rule = Cron(cron, _zone(name, tz))
+    try:
+        zone = ZoneInfo(tz)
+    except (KeyError, ValueError, OSError):  # the zone is missing, its name is invalid or a folder
+        problem = f"tz={tz!r} is not a time zone that this machine knows; write it as Europe/Vienna"
+        raise _invalid(name, problem) from None
+    rule = Cron(cron, zone)
     try:
         rule.after(_us(datetime.now(UTC)))
     except CronSimError as error:
         problem = f"cron={cron!r} is not valid: {error}; write five fields: minute hour day month weekday"
-        raise ConfigurationError(f"periodic task {name!r}: {problem}") from None
-    return rule, f"{cron} ({tz})"
+        raise _invalid(name, problem) from None
+    return rule
 
 
-def _zone(name: str, tz: str) -> tzinfo:
-    try:
-        return ZoneInfo(tz)
-    except (KeyError, ValueError, OSError):  # missing, an invalid name, a folder
-        problem = f"tz={tz!r} is not a time zone that this machine knows; write it as Europe/Vienna"
-        raise ConfigurationError(f"periodic task {name!r}: {problem}") from None
-
-
-def _catch_up(name: str, given: str) -> CatchUp:
-    try:
-        return CatchUp(given)
-    except ValueError:
-        known = ", ".join(CatchUp)
-        raise ConfigurationError(
-            f"periodic task {name!r}: catch_up={given!r} must be one of {known}"
-        ) from None
+def _invalid(name: str, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"periodic task {name!r}: {problem}")
 
 
 def _when(at_us: int, zone: tzinfo) -> datetime:

@@ -1,11 +1,12 @@
-"""Awaiting: a coroutine run to its end from code that is not async.
+"""Awaiting: runs a coroutine to its end from code that is not async.
 
-A child has one loop for all its async tasks, so that clients made on it (connections, sessions) can be
-reused; where tasks run in threads, each thread has its own. Where a loop already runs in this thread (eager
-mode inside async code, an errback in the worker's main process), the coroutine gets a separate loop.
+A child has one loop for all its async tasks, so that clients that were made on it (connections, sessions) can
+be reused. If tasks run in threads, each thread has its own loop. If a loop already runs in this thread (eager
+mode inside async code, an errback in the worker's main process), the coroutine runs on a separate loop in
+another thread.
 
-asyncio is imported when the first coroutine comes: with the TLS library that it brings along it is a quarter
-of a child's memory, and most apps have no async task.
+asyncio is imported with the first coroutine. Together with the TLS library that it imports it is a quarter of
+a child's memory, and most apps have no async task.
 """
 
 import contextvars
@@ -41,8 +42,8 @@ class ThreadLoops:
             with cancelled_is_failed():
                 return loop.run(coroutine)
         except (SoftTimeLimitExceeded, TaskCancelled):
-            # It may have left the loop while the coroutine waited. That is still pending then, and would
-            # continue during the next task. Closing the loop cancels it.
+            # The exception may have left the loop while the coroutine waited. The coroutine is then still
+            # pending and would continue during the next task. Closing the loop cancels it.
             self._loops.pop(here).close()
             raise
 
@@ -77,7 +78,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @contextmanager
 def cancelled_is_failed() -> Iterator[None]:
-    """Around users' code: a cancellation by that code is a failure of the task.
+    """A block around code of users, in which a cancellation by that code is a failure of the task.
 
     CancelledError is no Exception and would end the process that runs the task. Only the task can have caused
     it, because these loops run nothing else.
@@ -89,18 +90,18 @@ def cancelled_is_failed() -> Iterator[None]:
 
 
 def cancelled_from_within() -> TaskError:
-    """The failure of a task that awaited something cancelled."""
+    """The failure of a task that awaited something that was cancelled."""
     return TaskError("the task awaited something that had been cancelled, and so failed")
 
 
 def cancelled_type() -> type[BaseException]:
-    """asyncio's CancelledError. It cannot have been raised where asyncio is not loaded."""
+    """asyncio's CancelledError; without asyncio, a class that is never raised."""
     exceptions = sys.modules.get("asyncio.exceptions")
     return _Never if exceptions is None else exceptions.CancelledError
 
 
 class _Never(BaseException):
-    """A type that is never raised."""
+    """Is never raised."""
 
 
 def _a_loop_runs_here() -> bool:

@@ -1,7 +1,7 @@
-"""Logging in a child: what a task logs or prints looks like the worker's own lines, and names the task.
+"""Logging in a child: what a task logs or prints looks like the worker's own log lines and names the task.
 
-Logging that the app has configured itself is left alone. Printed text is logged line by line; what a C
-library or a subprocess writes to the file descriptors themselves is not captured.
+If the app has configured logging itself, that is not changed. Printed text is logged line by line. What a C
+library or a subprocess writes to the file descriptors is not captured.
 """
 
 import io
@@ -15,7 +15,7 @@ from umbel.app.request import current_request
 from umbel.logs import set_up_logging
 from umbel.pools.interface import ChildContext
 
-LINE_MAX_CHARS = 16 * 1024  # the rest of a longer line is left out, and counted
+LINE_MAX_CHARS = 16 * 1024  # the rest of a longer line is left out and counted
 
 
 def set_up_child_logging(context: ChildContext) -> None:
@@ -50,7 +50,7 @@ def redirect_streams(level: str) -> None:
 
 
 class _Line(threading.local):
-    """The line that a thread has begun; at most as much of it as will be logged."""
+    """The line that a thread has begun, as far as it will be logged."""
 
     def __init__(self) -> None:
         self.is_logged = False
@@ -101,13 +101,13 @@ class LoggedStream(io.TextIOBase):
         return self._behind.fileno()
 
     def write(self, text: str) -> int:
-        """Log each finished line; the rest waits for its end."""
+        """Log each finished line; an unfinished line waits for its end."""
         if self._line.is_logged:  # a log handler writes here: do not log that again
             return self._behind.write(text)
         start = 0
         while (end := text.find("\n", start)) >= 0:
             self._line.add(text, start, end)
-            self._say(self._line.end())
+            self._log_line(self._line.end())
             start = end + 1
         if start < len(text):
             self._line.add(text, start, len(text))
@@ -115,16 +115,16 @@ class LoggedStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush the original stream. An unfinished line stays: `print(".", end="", flush=True)` logs no line
-        each time.
+        """Flush the original stream. An unfinished line is not logged, or each `print(".", end="",
+        flush=True)` would log a line.
         """
         self._behind.flush()
 
     def end_line(self) -> None:
         """Log the unfinished line."""
-        self._say(self._line.end())
+        self._log_line(self._line.end())
 
-    def _say(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         if not line.strip():
             return
         self._line.is_logged = True

@@ -1,7 +1,7 @@
 """Eager mode: tasks run where they are sent, for tests and for `Task.apply`.
 
-The call is encoded, decoded and traced as on its way through a broker and a child; only the waiting is left
-out: an ETA is due at once, a retry follows at once.
+A call is encoded, decoded and traced as on its way through a broker and a child. Only the waiting is left
+out: a call with an ETA is due at once, and a retry follows at once.
 """
 
 from collections import OrderedDict, deque
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.records import Revoke
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import RunningApp
+    from umbel.app.app import App
 
 RESULTS_MAX = 10_000
 EAGER_NODE = "eager@localhost"
@@ -40,14 +40,14 @@ class EagerBackend(Backend):
 
     url = "eager://"
 
-    def unique_holder(self, key: str) -> str | None:
-        """None: in eager mode a task has ended before another is sent."""
-        return None
-
     def __init__(self) -> None:
         self._results: OrderedDict[str, StoredResult] = OrderedDict()
         self._chords: OrderedDict[str, _Parts] = OrderedDict()
         self._groups: OrderedDict[str, bytes] = OrderedDict()
+
+    def unique_holder(self, key: str) -> str | None:
+        """None: in eager mode a task has ended before another is sent."""
+        return None
 
     def shares_settle(self, broker_url: str) -> bool:
         """False: there is no broker to settle messages with."""
@@ -59,8 +59,7 @@ class EagerBackend(Backend):
             known = self._results.get(result.task_id)
             if known is None or known.status != SUCCESS:
                 self._results[result.task_id] = result
-        while len(self._results) > RESULTS_MAX:
-            self._results.popitem(last=False)
+        _drop_oldest(self._results)
 
     def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
         """The results that are stored, by task id."""
@@ -69,9 +68,7 @@ class EagerBackend(Backend):
     def wait(
         self, task_ids: Iterable[str], timeout_s: float | None, take: Take | None = None
     ) -> Mapping[str, StoredResult]:
-        """The final results that are stored; a missing one stays missing, as no other process runs these
-        tasks.
-        """
+        """The final results that are stored. No other process runs these tasks, so nothing is waited for."""
         found = {
             task_id: result
             for task_id, result in self.read(task_ids).items()
@@ -101,8 +98,7 @@ class EagerBackend(Backend):
     def start_chord(self, group_id: str, size: int) -> None:
         """Expect this many parts of a chord."""
         self._chords[group_id] = _Parts(size)
-        while len(self._chords) > RESULTS_MAX:
-            self._chords.popitem(last=False)
+        _drop_oldest(self._chords)
 
     def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
         """Count a part; return all parts once the last one has ended."""
@@ -131,8 +127,7 @@ class EagerBackend(Backend):
     def save_group(self, group_id: str, payload: bytes) -> None:
         """Store the members of a group."""
         self._groups[group_id] = payload
-        while len(self._groups) > RESULTS_MAX:
-            self._groups.popitem(last=False)
+        _drop_oldest(self._groups)
 
     def read_group(self, group_id: str) -> bytes | None:
         """The stored members of a group; None without any."""
@@ -147,32 +142,38 @@ class EagerBackend(Backend):
         self._results.clear()
 
 
+def _drop_oldest(entries: OrderedDict[str, Any]) -> None:
+    while len(entries) > RESULTS_MAX:
+        entries.popitem(last=False)
+
+
 class EagerMode:
     """Whether tasks run where they are sent: always, by a setting, or inside a block of code.
 
-    `app.eager()` applies to the code inside its block and what that calls, `everywhere` to all threads.
+    `app.eager()` applies to the code inside its block and to what that code calls, `everywhere` to all
+    threads.
     """
 
-    def __init__(self, app: "RunningApp", name: str) -> None:
+    def __init__(self, app: "App") -> None:
         self._app = app
-        self.was_entered = False  # a block, ever; until then only the setting makes a runner
+        self.was_entered = False  # whether any block was entered; until then only the setting makes a runner
         self._lasting: EagerRunner | None = None
         self._everywhere: EagerRunner | None = None
-        self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
+        self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{app.name}", default=None)
 
     @property
     def runner(self) -> "EagerRunner | None":
-        """What runs sent tasks here; None where they go to the broker."""
-        taking = self._of_block.get() or self._everywhere
-        if taking is not None or not self._app.settings.task_always_eager:
-            return taking
+        """Runs the tasks that are sent here; None if they go to the broker."""
+        runner = self._of_block.get() or self._everywhere
+        if runner is not None or not self._app.settings.task_always_eager:
+            return runner
         if self._lasting is None:
             self._lasting = EagerRunner(self._app)
         return self._lasting
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """A block whose code, and what it calls, runs tasks at once."""
+        """A block in which tasks run at once, for its code and the code that it calls."""
         self.was_entered = True
         runner = self._of_block.get() or EagerRunner(self._app)
         token = self._of_block.set(runner)
@@ -185,7 +186,7 @@ class EagerMode:
 
     @contextmanager
     def everywhere(self, runner: "EagerRunner") -> Iterator[None]:
-        """A block in which tasks that any thread sends are run by `runner`."""
+        """A block in which `runner` runs the tasks that any thread sends."""
         self.was_entered = True
         before, self._everywhere = self._everywhere, runner
         try:
@@ -203,7 +204,7 @@ class EagerMode:
 class EagerRunner:
     """Runs messages in this process and stores their results in memory."""
 
-    def __init__(self, app: "RunningApp", backend: EagerBackend | None = None) -> None:
+    def __init__(self, app: "App", backend: EagerBackend | None = None) -> None:
         self.backend = backend or EagerBackend()
         self._tracer = Tracer(app, hostname=EAGER_NODE, is_eager=True)
         self._most_returns = app.settings.task_max_deliveries

@@ -1,8 +1,12 @@
-"""Follow-ups: the messages that the end of a run causes. Callbacks and errbacks, the next step of its chain,
-the body of a chord whose last part has ended, and the results of steps that can never run.
+"""Follow-ups: the messages that the end of a run causes. Callbacks and errbacks, the next step of the chain,
+the body of a chord whose last part has ended, and the results of steps that will never run.
 
-They go out with the run's result and acknowledgement. What follows a chord is counted in the result backend,
-once for each part.
+The child that ran the task makes them. The worker sends them in the step that settles the message, so a crash
+in between repeats the task and never loses what follows it.
+
+Order and fields are those of Celery: callbacks first, then the next step of the chain; both get the result as
+their first argument unless they are immutable. An errback gets the id of the failed task. If it can take
+three arguments more than it has, it is called at once, with (request, error, traceback).
 """
 
 import logging
@@ -17,10 +21,9 @@ import msgspec
 from umbel.app.canvas.group import Chord, Group
 from umbel.app.canvas.signature import Signature, listed, signature_from
 from umbel.app.request import Request
-from umbel.app.results import GroupResult
+from umbel.app.results import GroupResult, rebuild_exception
 from umbel.app.running.awaiting import run_to_end
-from umbel.app.sending.preparation import new_id
-from umbel.app.waiting import rebuild_exception
+from umbel.app.sending.preparation import Prepared, new_id
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import Refused
 from umbel.brokers.refusals import log_refused
@@ -35,21 +38,30 @@ from umbel.wire.steps import SignatureMap, readable_steps, step_map
 from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import SendingApp
+    from umbel.app.app import App
 
 
-# ---- unrun -----------------------------------------------------------------------------------------
+log = logging.getLogger("umbel.task")
+
+# ---- steps that never run --------------------------------------------------------------------------
 #
-# The tasks of a step that will never run, because one before it failed.
-#
-# Callers that wait for one of them must get a failure, and a chord must count it as failed. A step is a map
-# as it travels in messages; a map in another form has no tasks.
+# If a step fails, the steps behind it never run. Callers that wait for one of them must get a failure, and a
+# chord must count it as failed. A step is a map as it travels in messages; a map in another form has no
+# tasks.
 
 Options = Mapping[str, Any]
 
 
+def steps_that_never_run(
+    call: TaskCall, error: ExceptionMap, traceback: str, *, status: str, done_at: float
+) -> Iterable[StoredResult]:
+    """Failures for the rest of a chain, so that callers that wait for those tasks get an answer."""
+    for task_id in ids_in(readable_steps(call.embed.chain or ())):
+        yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
+
+
 def ids_in(steps: Iterable[object]) -> Iterator[str]:
-    """The ids of all tasks in these steps: of chains, of the members of groups, of headers and bodies."""
+    """The ids of all tasks in these steps, also inside chains, groups and chords."""
     for step in steps:
         whole = step if isinstance(step, dict) else {}
         kind, inside = whole.get("subtask_type"), _inside(whole)
@@ -61,16 +73,18 @@ def ids_in(steps: Iterable[object]) -> Iterator[str]:
 
 
 def parts_in(step: object, status: str, payload: bytes) -> tuple[list[ChordPart], SignatureMap | None]:
-    """The chord parts at the end of this step, with this status; and the body of their chord."""
-    found = [end for end in _ends_of(step) if end.get("group_id") and end.get("task_id")]
+    """The chord parts at the end of this step, with this status, and the body of their chord."""
+    ends = [end for end in _ends_of(step) if end.get("group_id") and end.get("task_id")]
     parts = [
-        ChordPart(end["group_id"], end.get("group_index"), end["task_id"], status, payload) for end in found
+        ChordPart(end["group_id"], end.get("group_index"), end["task_id"], status, payload) for end in ends
     ]
-    return parts, found[0]["chord"] if found else None
+    return parts, ends[0]["chord"] if ends else None
 
 
 def _ends_of(step: object) -> list[Options]:
-    """The options of the tasks at the end of a step that belong to a chord; of a group, of all members."""
+    """The options of the tasks with which a step ends, if they belong to a chord. A group ends with all
+    members.
+    """
     whole = step if isinstance(step, dict) else {}
     inside, options = _inside(whole), whole.get("options")
     match whole.get("subtask_type"):
@@ -89,7 +103,7 @@ _COMPOSED = frozenset({"chain", "group", "chord"})
 
 
 def _inside(whole: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What a chain, a group or a chord is made of, each as a list."""
+    """The signatures inside a chain, a group or a chord, as lists."""
     kwargs = whole.get("kwargs")
     if whole.get("subtask_type") not in _COMPOSED or not isinstance(kwargs, dict):
         return {}
@@ -98,21 +112,10 @@ def _inside(whole: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {name: [part for part in items if isinstance(part, dict)] for name, items in lists.items()}
 
 
-# ---- follow-ups ------------------------------------------------------------------------------------
-#
-# What is sent when a task ends.
-#
-# The child that ran the task works them out; the worker sends them in the same step that settles the
-# message, so a crash in between repeats the task and never loses what comes after it.
-#
-# Order and fields as in Celery: callbacks first, then the next step of the chain; both get the result as
-# their first argument unless they are immutable. An errback gets the id of the task that failed, or, if it
-# can take three arguments more than it has, is called at once with (request, error, traceback).
-
-log = logging.getLogger("umbel.task")
+# ---- callbacks and errbacks ------------------------------------------------------------------------
 
 
-def after_success(app: "SendingApp", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
+def after_success(app: "App", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
     """The messages of callbacks and of the chain's next step, which are given the value."""
     embed = call.embed
     sent: list[Outgoing] = []
@@ -128,17 +131,17 @@ def after_success(app: "SendingApp", call: TaskCall, request: Request, value: An
     return sent
 
 
-Runner = Callable[[Callable[[], object]], None]
-"""Runs what users wrote."""
+Runner = Callable[[Callable[[], object]], object]
+"""Runs code of users."""
 
 
-def run_here(work: Callable[[], object]) -> None:
-    """Run users' code directly, in this thread."""
-    work()
+def run_here(work: Callable[[], object]) -> object:
+    """Run code of users in this thread."""
+    return work()
 
 
 def after_failure(
-    app: "SendingApp",
+    app: "App",
     errbacks: Sequence[SignatureMap | Signature[Any]] | None,
     request: Request,
     error: BaseException,
@@ -146,13 +149,13 @@ def after_failure(
     *,
     run: Runner = run_here,
 ) -> list[Outgoing]:
-    """Call or prepare the errbacks; an errback that fails is logged, and the others are still sent.
+    """Call or prepare the errbacks. If one of them raises, that is logged, and the others are still sent.
 
-    `run` calls those that take the error itself: a worker's loop must not run users' code.
+    `run` calls the errbacks that take the error itself, because a worker's loop must not run code of users.
     """
     sent: list[Outgoing] = []
     for errback in errbacks or ():
-        happened = call_guarded(_fail_over, app, errback, request, error, traceback, run)
+        happened = call_guarded(_errback_ended, app, errback, request, error, traceback, run)
         if isinstance(happened, Raised):
             log.error(
                 "errback raised an exception",
@@ -164,8 +167,8 @@ def after_failure(
     return sent
 
 
-def _fail_over(
-    app: "SendingApp",
+def _errback_ended(
+    app: "App",
     errback: SignatureMap | Signature[Any],
     request: Request,
     error: BaseException,
@@ -181,50 +184,39 @@ def _fail_over(
 
 
 def _call(signature: Signature[Any], facts: tuple[object, ...]) -> None:
-    answer = signature(*facts)
-    if iscoroutine(answer):
-        run_to_end(answer)
+    value = signature(*facts)
+    if iscoroutine(value):
+        run_to_end(value)
 
 
-def _takes(app: "SendingApp", signature: Signature[Any], more: tuple[object, ...]) -> bool:
-    known = app.tasks.get(signature.task)
-    if known is None or signature.immutable:
+def _takes(app: "App", signature: Signature[Any], facts: tuple[object, ...]) -> bool:
+    """Whether the errback can be called with these facts in front of its arguments."""
+    task = app.tasks.get(signature.task)
+    if task is None or signature.immutable:
         return False
     try:
-        known.check_arguments([*more, *signature.args], signature.kwargs)
+        task.check_arguments([*facts, *signature.args], signature.kwargs)
     except TypeError:
         return False
     return True
 
 
-def steps_that_never_run(
-    call: TaskCall, error: ExceptionMap, traceback: str, *, status: str, done_at: float
-) -> Iterable[StoredResult]:
-    """Failures for the rest of a chain, so that callers that wait for those tasks get an answer."""
-    for task_id in ids_in(readable_steps(call.embed.chain or ())):
-        yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
-
-
-def _linked(app: "SendingApp", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:
+def _linked(app: "App", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:
     signature = signature_from(linked, app).clone(args)
     signature.options.setdefault("group_id", str(uuid4()))
     return _sent_by(request, signature.prepare(sender=request))
 
 
-def _sent_by(request: Request, prepared: Iterable[Any]) -> list[Outgoing]:
-    ready = list(prepared)
-    request.sent(message.task_id for message in ready)
-    return [message.outgoing for message in ready]
+def _sent_by(request: Request, batch: Sequence[Prepared]) -> list[Outgoing]:
+    request.sent(prepared.task_id for prepared in batch)
+    return [prepared.outgoing for prepared in batch]
 
 
-# ---- chord parts -----------------------------------------------------------------------------------
+# ---- parts of a chord ------------------------------------------------------------------------------
 #
-# They are counted as they end, and after the last one the body is sent.
-#
-# The backend counts the parts, each once however often it is delivered. The task that brings the last one
-# sends the body. Where broker and backend are one, sending the body and recording that it was sent are one
-# step, so the body is sent once. Keys and forms are Celery's: parts of one chord may run on both kinds of
-# worker.
+# The backend counts the parts, each of them once however often it is delivered. The task that brings the last
+# part sends the body. If broker and backend are one, sending the body and recording it are one step, so the
+# body is sent once. Keys and forms are Celery's: parts of one chord may run on both kinds of worker.
 
 STORE_WAIT_S = 60.0
 LIMIT_MARGIN_S = 0.5
@@ -246,7 +238,7 @@ NOTHING_FOLLOWS = BodyOutcome()
 
 
 def part_ended(
-    app: "SendingApp",
+    app: "App",
     call: TaskCall,
     request: Request,
     status: str,
@@ -254,57 +246,138 @@ def part_ended(
     *,
     run: Runner = run_here,
 ) -> BodyOutcome:
-    """Count a task that has its final state in its chord, and after the last part send the body.
+    """Count a task that has its final state in its chord, and send the body after the last part.
 
-    Called again after a failure it continues: a part counts once, and the body is sent once.
-    BrokerUnavailable says nothing of the task: wait, or leave it to redelivery. `run` calls errbacks that
-    take the error itself.
+    A call after a failure continues: a part counts once, and the body is sent once. `run` calls the errbacks
+    that take the error itself. BrokerUnavailable does not concern the task: wait, or leave it to redelivery.
     """
-    payload = encode_json(value)
+    payload, counting = encode_json(value), _Counting(app, request, run)
     if call.embed.chord is not None and request.group:
         part = ChordPart(request.group, request.group_index, request.id, status, payload)
-        return _counted(app, [part], call.embed.chord, request, run)
+        return counting.add([part], call.embed.chord)
     if status == SUCCESS or not call.embed.chain:
         return NOTHING_FOLLOWS
     # The end of its chain, which would have been the part, never runs.
     (last,) = readable_steps(call.embed.chain[:1]) or [None]
-    return _counted(app, *parts_in(last, status, payload), request, run)
+    return counting.add(*parts_in(last, status, payload))
 
 
-def _counted(
-    app: "SendingApp",
-    ended: Sequence[ChordPart],
-    body_map: SignatureMap | None,
-    request: Request,
-    run: Runner,
-) -> BodyOutcome:
-    parts: Sequence[ChordPart] | None = None
-    try:
-        for part in ended:
-            parts = app.backend.add_chord_part(part)
-        if parts is None or not app.backend.claim_chord(part.group_id, part.task_id):
-            return NOTHING_FOLLOWS
-        values, failed = _read(parts)
-        arranged = _arranged(app, part.group_id, values) if failed is None else []
-    except BrokerRefused as refused:  # the task keeps its outcome, and the body fails
-        error = ChordError(f"cannot count part {request.id} of the chord, so the chord fails: {refused}")
-        log.error(
-            "cannot count a finished chord part; the chord fails",
-            extra={"task_id": request.id, "why": str(refused)},
+def time_left_s(limits: Iterable[float | None], ran_s: float) -> float:
+    """Seconds that a task which has run may wait for an unavailable broker; after that it is redelivered."""
+    left_s = [limit_s - ran_s - LIMIT_MARGIN_S for limit_s in limits if limit_s and limit_s > ran_s]
+    return min([STORE_WAIT_S, *left_s])
+
+
+class _Counting:
+    """Counts parts of chords for the task of a request, and sends or fails the body after the last part."""
+
+    def __init__(self, app: "App", request: Request, run: Runner) -> None:
+        self._app = app
+        self._request = request
+        self._run = run
+
+    def add(self, ended: Sequence[ChordPart], body_map: SignatureMap | None) -> BodyOutcome:
+        backend, request = self._app.backend, self._request
+        parts: Sequence[ChordPart] | None = None
+        try:
+            for part in ended:
+                parts = backend.add_chord_part(part)
+            if parts is None or not backend.claim_chord(part.group_id, part.task_id):
+                return NOTHING_FOLLOWS
+            values, failed = _read(parts)
+            arranged = self._arranged(part.group_id, values) if failed is None else []
+        except BrokerRefused as refused:  # the task keeps its outcome, and the body fails
+            error = ChordError(f"cannot count part {request.id} of the chord, so the chord fails: {refused}")
+            log.error(
+                "cannot count a finished chord part; the chord fails",
+                extra={"task_id": request.id, "why": str(refused)},
+            )
+            return BodyOutcome(_failures(ids_in([body_map]), error))
+        assert body_map is not None, "parts name their body"
+        if failed is not None:
+            outcome = self._fail_body(body_map, failed)
+            backend.end_chord(part.group_id, ())
+            return outcome
+        batch = signature_from(body_map, self._app).clone([arranged]).prepare(sender=request)
+        request.children.extend(prepared.task_id for prepared in batch)
+        return self._send_once(part.group_id, [prepared.outgoing for prepared in batch])
+
+    def _arranged(self, group_id: str, values: dict[str, Any]) -> list[Any]:
+        """The results of the header. A member that ends in a group has a list in its place."""
+        try:
+            header = GroupResult.restore(group_id, app=self._app)
+        except WireError as error:  # written by another program
+            log.warning(
+                "cannot read the saved header of a chord; its results become one flat list",
+                extra={"group_id": group_id, "why": str(error)},
+            )
+            header = None
+        return list(values.values()) if header is None else header.arranged(values)
+
+    def _send_once(self, group_id: str, messages: Sequence[Outgoing]) -> BodyOutcome:
+        app, backend = self._app, self._app.backend
+        if app.eager_backend is not None:  # nothing can happen in between here
+            backend.end_chord(group_id, ())
+            return BodyOutcome(follow_ups=messages)
+        if backend.shares_settle(app.settings.broker):
+            refused = backend.end_chord(group_id, messages)
+            log_refused(refused)
+            return BodyOutcome(tuple(failure for refusal in refused for failure in _refused_body(refusal)))
+        # A crash in between may send the body again, under the same id.
+        try:
+            app.producer.publish(messages)
+            unsent: Sequence[Outgoing] = ()
+        except (
+            BrokerRefused
+        ) as error:  # refused again when the last part is settled, and becomes a dead letter
+            unsent = [messages[place] for place in error.places] or messages
+        backend.end_chord(group_id, ())
+        return BodyOutcome(follow_ups=unsent)
+
+    def _fail_body(self, body_map: SignatureMap, failed: ChordPart) -> BodyOutcome:
+        """Fail the body and all that follows it, and call its errbacks. An outer chord counts the failure."""
+        cause = rebuild_exception(decode_json(failed.payload))
+        error = ChordError(f"Dependency {failed.task_id} raised {_shown(cause)}")
+        error.__cause__ = cause
+        body = signature_from(body_map, self._app)
+        behind = body.options.get("chain") or []
+        reported: Exception = error
+        follow_ups: list[Outgoing] = []
+        if isinstance(body, Group):
+            reported = cause
+            for member in body.members:
+                follow_ups += self._call_errbacks(member, [*errbacks_of(member), *errbacks_of(body)], cause)
+        else:
+            follow_ups = self._call_errbacks(body, errbacks_of(body), error)
+        results = [*_failures(ids_in([body_map]), reported), *_failures(ids_in(behind), error)]
+        payload = encode_json(exception_map(reported))
+        outer = self.add(*parts_in(behind[0] if behind else body_map, FAILURE, payload))
+        return BodyOutcome([*results, *outer.results], [*follow_ups, *outer.follow_ups])
+
+    def _call_errbacks(
+        self, failed: Signature[Any], errbacks: Sequence[Any], error: BaseException
+    ) -> list[Outgoing]:
+        """Call the errbacks of a task that never ran, as if it had run and failed."""
+        if not errbacks:
+            return []
+        part = self._request
+        request = Request(
+            id=next(ids_in([failed.to_map()]), None) or new_id(),
+            task=failed.task,
+            args=failed.args,
+            kwargs=failed.kwargs,
+            root_id=part.root_id,
+            parent_id=part.id,
+            hostname=part.hostname,
+            called_directly=False,
+            is_eager=part.is_eager,
+            signs_for=part.signs_for,
         )
-        return BodyOutcome(_failures(ids_in([body_map]), error))
-    assert body_map is not None, "parts name their body"
-    if failed is not None:
-        outcome = _failed_body(app, body_map, request, failed, run)
-        app.backend.end_chord(part.group_id, ())
-        return outcome
-    prepared = signature_from(body_map, app).clone([arranged]).prepare(sender=request)
-    request.children.extend(message.task_id for message in prepared)
-    return _send_once(app, part.group_id, [message.outgoing for message in prepared])
+        return after_failure(self._app, errbacks, request, error, "", run=self._run)
 
 
 def _read(parts: Sequence[ChordPart]) -> tuple[dict[str, Any], ChordPart | None]:
-    """The results by task, and the first part that failed; so does one whose result cannot be read."""
+    """The results by task, and the first part that failed or whose result cannot be read."""
     values: dict[str, Any] = {}
     for part in parts:
         try:
@@ -317,99 +390,11 @@ def _read(parts: Sequence[ChordPart]) -> tuple[dict[str, Any], ChordPart | None]
     return values, None
 
 
-def _arranged(app: "SendingApp", group_id: str, values: dict[str, Any]) -> list[Any]:
-    """The results of the header. A member that ends in a group has a list in its place."""
-    try:
-        header = GroupResult.restore(group_id, app=app)
-    except WireError as error:  # written by another program
-        log.warning(
-            "cannot read the saved header of a chord; its results become one flat list",
-            extra={"group_id": group_id, "why": str(error)},
-        )
-        header = None
-    return list(values.values()) if header is None else header.arranged(values)
-
-
-def time_left_s(limits: Iterable[float | None], ran_s: float) -> float:
-    """Seconds that a task which has run may wait for an unavailable broker; after that it is redelivered."""
-    left_s = [limit_s - ran_s - LIMIT_MARGIN_S for limit_s in limits if limit_s and limit_s > ran_s]
-    return min([STORE_WAIT_S, *left_s])
-
-
-def _send_once(app: "SendingApp", group_id: str, batch: Sequence[Outgoing]) -> BodyOutcome:
-    if app.eager_backend is not None:  # nothing can happen in between here
-        app.backend.end_chord(group_id, ())
-        return BodyOutcome(follow_ups=batch)
-    if app.backend.shares_settle(app.settings.broker):
-        refused = app.backend.end_chord(group_id, batch)
-        log_refused(refused)
-        return BodyOutcome(tuple(failure for refusal in refused for failure in _refused_body(refusal)))
-    # A crash in between may send the body again, under the same id.
-    try:
-        app.producer.publish(batch)
-        left: Sequence[Outgoing] = ()
-    except BrokerRefused as error:  # refused again when the last part is settled, and becomes a dead letter
-        left = [batch[place] for place in error.places] or batch
-    app.backend.end_chord(group_id, ())
-    return BodyOutcome(follow_ups=left)
-
-
 def _refused_body(refused: Refused) -> list[StoredResult]:
     """A failure for callers that wait for a body that became a dead letter."""
     assert isinstance(refused.part, Outgoing)
     error = ChordError(f"queue {refused.part.queue!r} refused the chord's body: {refused.reason}")
     return _failures([refused.part.message.correlation_id], error)
-
-
-def _failed_body(
-    app: "SendingApp", body_map: SignatureMap, request: Request, failed: ChordPart, run: Runner
-) -> BodyOutcome:
-    """Fail the body and all that follows it, and call its errbacks; an outer chord counts it as failed."""
-    cause = rebuild_exception(decode_json(failed.payload))
-    error = ChordError(f"Dependency {failed.task_id} raised {_shown(cause)}")
-    error.__cause__ = cause
-    body = signature_from(body_map, app)
-    behind = body.options.get("chain") or []
-    follow_ups: list[Outgoing] = []
-    if isinstance(body, Group):
-        for member in body.members:
-            errbacks = [*errbacks_of(member), *errbacks_of(body)]
-            follow_ups += _errbacks_called(app, member, errbacks, request, cause, run)
-        results = _failures(ids_in([body_map]), cause)
-    else:
-        follow_ups = _errbacks_called(app, body, errbacks_of(body), request, error, run)
-        results = _failures(ids_in([body_map]), error)
-    results += _failures(ids_in(behind), error)
-    payload = encode_json(exception_map(cause if isinstance(body, Group) else error))
-    outer = _counted(app, *parts_in(behind[0] if behind else body_map, FAILURE, payload), request, run)
-    return BodyOutcome([*results, *outer.results], [*follow_ups, *outer.follow_ups])
-
-
-def _errbacks_called(
-    app: "SendingApp",
-    failed: Signature[Any],
-    errbacks: Sequence[Any],
-    part: Request,
-    error: BaseException,
-    run: Runner,
-) -> list[Outgoing]:
-    """Call the errbacks of a task that never ran, as if it had run and failed."""
-    if not errbacks:
-        return []
-    task_id = next(ids_in([failed.to_map()]), None) or new_id()
-    request = Request(
-        id=task_id,
-        task=failed.task,
-        args=failed.args,
-        kwargs=failed.kwargs,
-        root_id=part.root_id,
-        parent_id=part.id,
-        hostname=part.hostname,
-        called_directly=False,
-        is_eager=part.is_eager,
-        signs_for=part.signs_for,
-    )
-    return after_failure(app, errbacks, request, error, "", run=run)
 
 
 def errbacks_of(signature: Signature[Any]) -> list[Any]:
@@ -419,11 +404,11 @@ def errbacks_of(signature: Signature[Any]) -> list[Any]:
 
 
 def _shown(cause: Exception) -> str:
-    """The exception as its task would show it; a class that is unknown here by its name."""
+    """The exception as its task would show it; if its class is unknown here, the name of the class."""
     shown = call_guarded(str if isinstance(cause, RemoteError) else repr, cause)
     return f"<{type(cause).__name__}>" if isinstance(shown, Raised) else cut(shown.value, CAUSE_MAX_CHARS)
 
 
 def _failures(ids: Iterable[str], error: BaseException) -> list[StoredResult]:
-    described = exception_map(error)
-    return [encode_failure(task_id, described, None, done_at=time()) for task_id in ids]
+    what = exception_map(error)
+    return [encode_failure(task_id, what, None, done_at=time()) for task_id in ids]

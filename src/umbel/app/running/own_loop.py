@@ -1,8 +1,8 @@
-"""OwnLoop: an event loop that can be interrupted while no task's code runs.
+"""InterruptibleLoop: an event loop that can be interrupted while no task's code runs.
 
-An exception that is raised inside asyncio's code is logged and lost, or breaks the callback of a timer, and a
-task waits for ever. So it is stored until the loop next selects. There it leaves `run`, as a Ctrl-C does, and
-the loop stays consistent: closing it cancels what was running.
+An exception that is raised inside asyncio's own code is logged and lost, or breaks the callback of a timer,
+and a task waits for ever. So the exception is stored until the loop next selects. There it leaves `run`, like
+a Ctrl-C, and the loop stays consistent: closing it cancels what was running.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class InterruptibleLoop:
     def __init__(self) -> None:
         self._selector = _Selector()
         self._loop = asyncio.new_event_loop()
-        # A loop of another kind, if the app has chosen one, is interrupted at any point.
+        # A loop of another kind, which the app has chosen, can be interrupted anywhere.
         self._is_ours = type(self._loop) is asyncio.SelectorEventLoop
         if self._is_ours:
             self._loop.close()
@@ -52,7 +52,7 @@ class InterruptibleLoop:
             return self._runner.run(coroutine, context=contextvars.copy_context())
         finally:
             del on_loops[get_ident()]
-            self._selector.raise_error()  # it may have come after the coroutine ended
+            self._selector.raise_error()  # the interruption may have come after the coroutine ended
 
     def close(self) -> None:
         """Cancel what still runs on the loop, and close it."""
@@ -68,7 +68,7 @@ class InterruptibleLoop:
         return True
 
     def _runs_code(self) -> bool:
-        """Whether the code of a task runs at this moment, and not asyncio's before or after it."""
+        """Whether code of a task runs at this moment, and not the code of asyncio around it."""
         task = asyncio.current_task(self._loop)
         return task is not None and getattr(task.get_coro(), "cr_running", True)
 

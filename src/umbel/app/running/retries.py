@@ -1,5 +1,11 @@
-"""Retries and replacements: the message that follows a run instead of its result. A retry is the same call
-again, later; `Task.replace` puts other tasks into the place of the running one.
+"""Retries and replacements: the messages that follow a run in place of its result.
+
+Usually a retry changes only the headers, and the body is sent again in the bytes in which it came. If `retry`
+names other arguments or options, the call is encoded again from its message, with those on top.
+
+A replacement takes over everything by which others know the task: its id, its place in a group or chord, its
+callbacks and errbacks, and the rest of its chain. Callers that wait for the task get the result of the
+replacement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +19,7 @@ from umbel.app.canvas.group import ACCUMULATE_TASK, Group
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.options import PRIORITY_MAX, SendOptions
 from umbel.app.request import Request
+from umbel.app.sending.preparation import prepare
 from umbel.app.waiting import patiently
 from umbel.errors import ConfigurationError
 from umbel.wire.call import OF_ONE_COPY, TaskCall
@@ -20,29 +27,16 @@ from umbel.wire.message import Message, Outgoing, format_instant
 from umbel.wire.task import encode_headers
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import PreparingApp, SendingApp
+    from umbel.app.app import App
 
 
-# ---- attempts --------------------------------------------------------------------------------------
-#
-# A retried task is sent again, under its own id, with one more retry counted.
-#
-# Usually nothing else changes, and the body is sent on in the bytes it came in. When `retry` names other
-# arguments or options, the call is encoded again from its message, with those on top.
+# ---- retries ---------------------------------------------------------------------------------------
 
 
-def next_attempt(
-    message: Message,
-    call: TaskCall,
-    request: Request,
-    *,
-    due: float,
-    queue: str,
-) -> Outgoing:
-    """The same call again: same id, one more retry counted. A task without a parent becomes its own, as in
-    Celery. The message is not signed yet.
+def next_attempt(message: Message, call: TaskCall, request: Request, *, due: float, queue: str) -> Outgoing:
+    """The same call again, with the same id and one more retry counted, not signed yet.
 
-    Only the headers change; the body is sent on in the bytes it came in.
+    A task without a parent becomes its own parent, as in Celery.
     """
     headers = msgspec.structs.replace(
         call.headers,
@@ -56,7 +50,7 @@ def next_attempt(
 
 
 def changed_attempt(
-    app: "PreparingApp",
+    app: "App",
     request: Request,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -66,20 +60,21 @@ def changed_attempt(
 ) -> Outgoing:
     """The call again with other arguments or options; raises if it cannot be sent."""
     assert request.call is not None, "only a call that came as a message is retried"
-    stated = {**_stated(request.call, request), **options, "eta": due, "retries": request.retries + 1}
-    return app.prepare(
+    changed = {**_options_of(request.call, request), **options, "eta": due, "retries": request.retries + 1}
+    return prepare(
+        app,
         request.task,
         request.args if args is None else args,
         request.kwargs if kwargs is None else kwargs,
-        cast(SendOptions, stated),
+        cast(SendOptions, changed),
     ).outgoing
 
 
-def _stated(call: TaskCall, request: Request) -> dict[str, Any]:
-    """The message's contents as options of a call. Time limits stay, although they may be the task's own."""
+def _options_of(call: TaskCall, request: Request) -> dict[str, Any]:
+    """The contents of a message as options of a call, with the time limits, which the task may have set."""
     headers, embed = call.headers, call.embed
     hard_s, soft_s = headers.timelimit
-    stated = {
+    options = {
         "task_id": request.id,
         "root_id": request.root_id,
         "parent_id": request.parent_id or request.id,
@@ -102,18 +97,13 @@ def _stated(call: TaskCall, request: Request) -> dict[str, Any]:
         "stamps": headers.stamps,
         "unique_token": headers.umbel_unique or None,
     }
-    return {name: value for name, value in stated.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
-# ---- replacing -------------------------------------------------------------------------------------
-#
-# A running task has another signature run in its place, or adds a part to its chord.
-#
-# A replacement takes over everything by which others know the task: its id, its place in a group or chord,
-# its callbacks and errbacks, and the rest of its chain. Callers that wait for the task get its result.
+# ---- replacements ----------------------------------------------------------------------------------
 
 
-def replacement(app: "SendingApp", request: Request, signature: Signature[Any]) -> Sequence[Outgoing]:
+def replacement(app: "App", request: Request, signature: Signature[Any]) -> Sequence[Outgoing]:
     """The messages of `signature` in the place of the running task.
 
     ConfigurationError: the signature cannot replace a task.
@@ -140,15 +130,16 @@ def replacement(app: "SendingApp", request: Request, signature: Signature[Any]) 
         step.options["replaced_task_nesting"] = nesting
         if request.reply_to:
             step.options.setdefault("reply_to", request.reply_to)
-    prepared = patiently(lambda: steps.prepare(sender=request), app.settings.publish_timeout_s)
-    request.sent(message.task_id for message in prepared)
-    return [message.outgoing for message in prepared]
+    batch = patiently(lambda: steps.prepare(sender=request), app.settings.publish_timeout_s)
+    request.sent(prepared.task_id for prepared in batch)
+    return [prepared.outgoing for prepared in batch]
 
 
-def added_part(app: "SendingApp", request: Request, signature: Signature[Any]) -> Signature[Any]:
-    """The signature as a further part of the running task's chord, which waits for it from now on.
+def added_part(app: "App", request: Request, signature: Signature[Any]) -> Signature[Any]:
+    """Add the signature to the chord of the running task, which waits for it from now on; return the new
+    part.
 
-    Its id follows from the task's id, so that a redelivered task adds the same part again.
+    Its id is derived from the task's id, so that a redelivered task adds the same part again.
     """
     if request.chord is None or not request.group:
         raise ValueError(f"{request.task}[{request.id}] is not a part of a chord")
@@ -169,8 +160,8 @@ def _check(signature: Signature[Any]) -> None:
         raise ConfigurationError("a task cannot be replaced by an empty chain")
 
 
-def _with_one_result(app: "SendingApp", signature: Signature[Any]) -> Signature[Any]:
-    """A group has many results, and the task had one: they are gathered into a list for what follows."""
+def _with_one_result(app: "App", signature: Signature[Any]) -> Signature[Any]:
+    """The signature with one result, as the task has it: the results of a group are gathered into a list."""
     last = signature.steps[-1] if isinstance(signature, Chain) else signature
     if not isinstance(last, Group):
         return signature

@@ -1,6 +1,18 @@
-"""Loop client: the broker and result backend connections that one event loop uses, and sending on them
-without blocking it: which sends begin now (`SendTurns`, `InFlightLimit`), how a batch is published, and
-its `task-sent` events.
+"""Loop client: sends and reads results on an event loop without blocking it.
+
+A connection, a lock or a future belongs to the loop on which it was made, so each loop has a separate client
+(`LoopClient`). The client opens when it is first needed, in the thread of its loop. It is closed by
+`app.aclose()` or at the end of its loop: an async generator waits at its `yield` for that end, because every
+runner (`asyncio.run`, uvloop, uvicorn, pytest's plugins) finalizes the generators of its loop. The client of
+a loop that was closed without that is released when the next client is made.
+
+A closed client stays closed; later callers get another client from the app. Sends under way continue within
+their time, and the last of them closes the connection.
+
+A send has `publish_timeout_s` for everything: the result backend, its turn, the connection, the answer. An
+attempt that fails before anything was written to the broker is retried until then. After something was
+written the outcome is unknown: a broker that remembers message ids gets the messages again; for other brokers
+the sender gets `SendUnknown` at once.
 """
 
 import asyncio
@@ -12,29 +24,38 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from threading import Lock
 from time import monotonic
-from typing import ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from umbel.app.event_feed import EventFeed
 from umbel.app.request import Request
-from umbel.app.sending.publication import Publication
-from umbel.app.settings import Settings
+from umbel.app.sending.preparation import collected_steps
+from umbel.app.sending.publication import Batches, Publication
+from umbel.app.sending.signing import read_cluster_id
 from umbel.app.waiting import Patience
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import BATCH_MAX, AsyncProducer, Attempt, BrokerSettings
+from umbel.backends.registry import sends_results
+from umbel.brokers.interface import BATCH_MAX, AsyncProducer, Attempt
 from umbel.brokers.registry import open_async_producer
 from umbel.errors import BrokerError, BrokerUnavailable, BufferFull, SendUnknown, TooLarge
+from umbel.outbox.current import open_block
 from umbel.wire.message import Outgoing
 
-# ---- gate and turns --------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+# ---- how much is sent at once ----------------------------------------------------------------------
 #
-# How many messages an event loop has in flight to the broker, and how many sends begin at once.
+# `SendTurns` limits the sends that begin in one round of the loop. A thousand sends that begin together would
+# block the loop until the last message is made.
 #
-# `Turns` limits the sends that begin in one round of the loop. Each takes a part of a millisecond to make
-# its message, so a thousand that are started together would block the loop until the last one is made.
-#
-# `Gate` limits messages in flight. Without it a slow broker would let messages pile up in the buffers of a
-# connection. Sends wait here in order of arrival, within their time, and at most WAITING_MAX do: past that
-# a send fails at once, which tells the caller to slow down while there is still memory.
+# `InFlightLimit` limits the messages on their way to the broker. Without it a slow broker would let messages
+# pile up in the buffers of a connection. Sends wait here in order of arrival, within their time, and at most
+# WAITING_MAX do; past that a send fails at once, which tells the caller to slow down while there is still
+# memory.
 
 MESSAGES_MAX = 1000
 BYTES_MAX = 16 * 2**20
@@ -52,7 +73,7 @@ class SendTurns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        """Wait for this send's turn: no time, or until a later round of the loop."""
+        """Wait for the turn of this send, which may come in a later round of the loop."""
         if self._waiting or self._begun >= self._begin_max:
             turn = self._loop.create_future()
             self._waiting.append(turn)
@@ -84,13 +105,12 @@ class InFlightLimit:
         self._waiting: deque[tuple[asyncio.Future[None], int, int]] = deque()
 
     @asynccontextmanager
-    async def room(self, batch: Sequence[Outgoing]) -> AsyncIterator[None]:
-        """The block in which these messages are in flight. One batch alone may exceed the limit.
+    async def room(self, messages: Sequence[Outgoing]) -> AsyncIterator[None]:
+        """The block in which these messages are in flight. A single batch may exceed the limit.
 
         BufferFull: too many sends wait already.
         """
-        count = len(batch)
-        size = sum(len(outgoing.message.body) + len(outgoing.message.headers) for outgoing in batch)
+        count, size = len(messages), _size_bytes(messages)
         await self._enter(count, size)
         try:
             yield
@@ -136,16 +156,11 @@ class InFlightLimit:
                 turn.set_result(None)
 
 
-# ---- sent teller -----------------------------------------------------------------------------------
-#
-# Sends the events of awaited sends (`task_send_sent_event`) in a thread, after them.
-#
-# The task is sent already, so its sender does not wait for this, nor for earlier events: what has gathered
-# meanwhile is sent in one step. When more waits than WAITING_MESSAGES_MAX or WAITING_BYTES_MAX, because the
-# broker takes events more slowly than tasks, the events of further sends are dropped, and their number is
-# logged.
-#
-# The thread outlives the loop: events that wait then are sent, if that succeeds in time.
+def _size_bytes(messages: Sequence[Outgoing]) -> int:
+    return sum(len(outgoing.message.body) + len(outgoing.message.headers) for outgoing in messages)
+
+
+# ---- events of awaited sends -----------------------------------------------------------------------
 
 log = logging.getLogger("umbel.events")
 WAITING_MESSAGES_MAX = 10_000
@@ -153,39 +168,41 @@ WAITING_BYTES_MAX = 16 * 2**20
 
 
 class SentEventSender:
-    """A queue of batches whose events a thread sends with `tell`, which blocks."""
+    """Sends the events `task-sent` of awaited sends in a thread, with `send`, which blocks.
 
-    def __init__(self, tell: "Callable[[Sequence[tuple[Sequence[Outgoing], float]]], None]") -> None:
-        self._tell = tell
+    The task was sent already, so its sender waits neither for its event nor for earlier events. All waiting
+    events are sent in one step. If the broker takes events more slowly than tasks, the events beyond
+    WAITING_MESSAGES_MAX or WAITING_BYTES_MAX are dropped, and their number is logged.
+    """
+
+    def __init__(self, send: Callable[[Batches], None]) -> None:
+        self._send = send
         self._waiting: list[tuple[Sequence[Outgoing], float]] = []
         self._messages = self._bytes = self._dropped = 0
         self._is_closed = False
         self._changing = Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="umbel client events")
-        self._telling: Future[None] | None = None
+        self._sending: Future[None] | None = None
 
-    def add(self, batch: Sequence[Outgoing], at: float) -> None:
+    def add(self, messages: Sequence[Outgoing], at: float) -> None:
         """Queue a batch with the time at which its sending began; dropped when the queue is full."""
-        size = sum(len(outgoing.message.body) + len(outgoing.message.headers) for outgoing in batch)
+        count, size = len(messages), _size_bytes(messages)
         with self._changing:
-            fits = (
-                self._messages + len(batch) <= WAITING_MESSAGES_MAX
-                and self._bytes + size <= WAITING_BYTES_MAX
-            )
+            fits = self._messages + count <= WAITING_MESSAGES_MAX and self._bytes + size <= WAITING_BYTES_MAX
             if self._is_closed or (self._waiting and not fits):
-                self._dropped += len(batch)
+                self._dropped += count
                 return
-            self._waiting.append((batch, at))
-            self._messages += len(batch)
+            self._waiting.append((messages, at))
+            self._messages += count
             self._bytes += size
-            if self._telling is None or self._telling.done():
-                self._telling = self._thread.submit(self._tell_all)
+            if self._sending is None or self._sending.done():
+                self._sending = self._thread.submit(self._send_all)
 
     async def close(self, timeout_s: float) -> None:
         """Wait this long for the queue to empty; the rest is dropped."""
-        telling = self._telling
-        if telling is not None:
-            await asyncio.wait([asyncio.wrap_future(telling)], timeout=timeout_s)
+        sending = self._sending
+        if sending is not None:
+            await asyncio.wait([asyncio.wrap_future(sending)], timeout=timeout_s)
         self.abandon()
 
     def abandon(self) -> None:
@@ -198,16 +215,16 @@ class SentEventSender:
         _log_dropped(dropped)
         self._thread.shutdown(wait=False)
 
-    def _tell_all(self) -> None:
+    def _send_all(self) -> None:
         while True:
             with self._changing:
                 batches, (dropped, self._dropped) = self._take(), (self._dropped, 0)
                 if not batches:
-                    self._telling = None
+                    self._sending = None
                     return
             _log_dropped(dropped)
             try:
-                self._tell(batches)
+                self._send(batches)
             except BrokerError as error:  # the broker cannot be opened
                 log.warning(
                     "tasks sent, but their task-sent events could not be sent", extra={"why": str(error)}
@@ -224,56 +241,22 @@ def _log_dropped(count: int) -> None:
         log.warning("too many task-sent events are waiting; some were dropped", extra={"count": count})
 
 
-# ---- clients ---------------------------------------------------------------------------------------
-#
-# The connections that an app has open for each event loop.
-#
-# A connection, a lock or a future belongs to the loop it was made on, so each loop has its own client:
-# opened when it is first needed, in whatever thread that loop runs. It is closed by `app.aclose()`, or when
-# the loop ends: an async generator waits at its `yield` for that, because every runner (`asyncio.run`,
-# uvloop, uvicorn, pytest's plugins) finalizes the generators of its loop. A loop that was closed without
-# that is noticed when the next client is made.
-#
-# Blocking work (the embedded broker's chords, certificate files) runs in a few threads. A call whose caller
-# was cancelled occupies its thread until it ends.
-#
-# A closed client stays closed: later callers get another one from the app. Sends that are under way
-# continue within their time, and the last of them closes the connection.
+# ---- the client of a loop --------------------------------------------------------------------------
 
-P = ParamSpec("P")
-R = TypeVar("R")
 THREADS_MAX = 4
-TELL_EVERY_S = 1.0
-
-
-class ConnectedApp(Protocol):
-    """What a loop's client needs of its app."""
-
-    @property
-    def settings(self) -> Settings:
-        """The app's settings, read for timeouts."""
-
-    def broker_settings(self) -> BrokerSettings:
-        """The settings with which the broker is opened."""
-
-    @property
-    def backend(self) -> Backend:
-        """The result backend, shared by all loops."""
-
-    def tell_sent(self, sent: Sequence[tuple[Sequence[Outgoing], float]]) -> None:
-        """Send the events `task-sent` for batches, each with the time at which its sending began."""
+LOG_OUTAGE_EVERY_S = 1.0
 
 
 class LoopClient:
-    """The connections and threads of one event loop; every method is called on it."""
+    """The connections and threads of one event loop. Every method is called on that loop."""
 
-    def __init__(self, app: ConnectedApp, on_end: "Callable[[LoopClient], None]") -> None:
+    def __init__(self, app: "App", on_end: "Callable[[LoopClient], None]") -> None:
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
-        self.gate = InFlightLimit()
+        self._in_flight = InFlightLimit()
         self.turns = SendTurns()
         self.events = EventFeed(app.broker_settings)
-        self.sent = SentEventSender(app.tell_sent)
+        self.sent = SentEventSender(app.sent_events.send)
         self._app = app
         self._process = os.getpid()
         self._opening = asyncio.Lock()
@@ -283,12 +266,102 @@ class LoopClient:
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="umbel client")
         self._free = asyncio.Semaphore(THREADS_MAX)
         self._guard: AsyncGenerator[None, None] | None = None
-        self._tell_again_at = 0.0
+        self._log_outage_at = 0.0
         self.is_closed = False
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    async def publish(self, messages: Sequence[Outgoing], request: Request | None, deadline: float) -> bool:
+        """Publish messages before the deadline. False: they are buffered until the running task ends."""
+        if len(messages) > BATCH_MAX:
+            raise TooLarge(
+                f"{len(messages)} messages in one batch, over the limit of {BATCH_MAX}; send smaller batches"
+            )
+        if request is None or request.called_directly:
+            left_s = _left_s(deadline)
+            await self._send(messages, left_s, min(self._app.settings.publish_timeout_s, left_s))
+            return True
+        publication = Publication(messages, self._app.settings, request)
+        if publication.must_wait():
+            return False
+        try:
+            left_s = _left_s(deadline)
+            await self._send(publication.messages, left_s, min(publication.timeout_s, left_s))
+        except BrokerUnavailable as error:
+            return publication.failed(error)
+        return publication.succeeded()
+
+    async def patiently(self, work: Callable[[], Awaitable[T]], deadline: float, what: str) -> T:
+        """Retry while the broker is unavailable and time is left; BrokerUnavailable at the deadline."""
+        timeout_s = _left_s(deadline)
+        patience = Patience(timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        return await work()
+                    except BrokerUnavailable as error:
+                        pause_s = patience.pause_s(error)
+                    await asyncio.sleep(pause_s)
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"{what}: the server did not answer within {timeout_s:.3g} s; check it, or raise "
+                "'publish_timeout_s'"
+            ) from None
+
+    async def _send(self, messages: Sequence[Outgoing], timeout_s: float, retry_s: float) -> None:
+        attempt, patience = Attempt(), Patience(retry_s, self._may_log_outage)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._in_flight.room(messages),
+                self.producer() as producer,
+            ):
+                while True:
+                    try:
+                        return await producer.publish(messages, attempt)
+                    except BrokerUnavailable as error:
+                        if attempt.is_out and not producer.repeats:
+                            raise
+                        pause_s = patience.pause_s(error)
+                    await asyncio.sleep(pause_s)
+                    self.check_open()
+        except TimeoutError:
+            if not attempt.is_out:
+                raise BrokerUnavailable(f"the broker could not be reached within {timeout_s:.3g} s") from None
+            raise _unknown(messages, f"the broker did not answer within {timeout_s:.3g} s") from None
+        except BrokerUnavailable as error:
+            if not attempt.is_out:
+                raise
+            raise _unknown(messages, str(error)) from error
+
+    def _may_log_outage(self) -> bool:
+        """Whether an outage may be logged now. Hundreds of sends may fail at once; one a second is enough."""
+        now = self.loop.time()
+        if now < self._log_outage_at:
+            return False
+        self._log_outage_at = now + LOG_OUTAGE_EVERY_S
+        return True
+
+    async def learn_cluster(self, deadline: float) -> None:
+        """Ask the broker once, in a thread, for the id that signatures are bound to."""
+        settings = self._app.broker_settings()
+        found = await self.patiently(
+            lambda: self.in_thread(read_cluster_id, settings), deadline, "cannot read the cluster's id"
+        )
+        if found is not None:  # otherwise signing raises an error that says what to do
+            self._app.signing_cluster.learn(found.id)
+
+    async def on_backend(self, work: Callable[[Backend], object], what: str, deadline: float) -> None:
+        """Run work on the result backend in a thread, with retries until the deadline."""
+        backend = await self.backend()
+        await self.patiently(lambda: self.in_thread(work, backend), deadline, what)
+
+    # -- connections and threads -----------------------------------------------------------------
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[AsyncProducer]:
-        """The loop's producer; inside the block it stays open, even if the client is closed meanwhile."""
+        """The producer of the loop. In this block it stays open, even if the client is closed meanwhile."""
         producer = await self._opened()
         self._sending += 1
         try:
@@ -312,7 +385,10 @@ class LoopClient:
         return self._backend
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a blocking call in a thread; at most THREADS_MAX at once."""
+        """Run a blocking call in a thread, at most THREADS_MAX at once.
+
+        If the caller is cancelled, the call still occupies its thread until it returns.
+        """
         await self._free.acquire()
         try:
             self.check_open()
@@ -324,7 +400,7 @@ class LoopClient:
         return await asyncio.wrap_future(future)
 
     async def load(self) -> None:
-        """Load the modules that sending needs; connections are opened later."""
+        """Load the modules that sending needs, and open the connections."""
         await self._opened()
         await self.backend()
 
@@ -335,16 +411,8 @@ class LoopClient:
                 "the app's client for this event loop was closed; call again for a new one"
             )
 
-    def may_tell_of_outage(self) -> bool:
-        """Whether an outage may be logged now: hundreds of sends may fail at once, one a second is logged."""
-        now = self.loop.time()
-        if now < self._tell_again_at:
-            return False
-        self._tell_again_at = now + TELL_EVERY_S
-        return True
-
     async def close(self) -> None:
-        """Close the connections, once the sends under way have ended."""
+        """Close the connections once the sends under way have ended."""
         if self._guard is not None:
             await self._guard.aclose()
         else:
@@ -363,9 +431,7 @@ class LoopClient:
 
     @property
     def is_ended(self) -> bool:
-        """Whether its loop runs no more: it is closed, or belongs to the process that this one was forked
-        from.
-        """
+        """Whether its loop will not run again: it is closed, or it belongs to the parent of this process."""
         return self.loop.is_closed() or self._process != os.getpid()
 
     def _thread_is_free(self, _: "Future[R]") -> None:
@@ -378,7 +444,7 @@ class LoopClient:
             async with self._opening:
                 if self._producer is None:
                     await self._begin()
-                    # It imports the broker's modules, which takes a while the first time.
+                    # In a thread, because the import of the broker's modules takes a while.
                     opened = await self.in_thread(open_async_producer, self._app.broker_settings())
                     if self.is_closed:
                         await opened.close()
@@ -412,28 +478,70 @@ class LoopClient:
         await asyncio.sleep(0)  # a transport closes its socket in the next round of the loop
 
 
+def _left_s(deadline: float) -> float:
+    left_s = deadline - monotonic()
+    if left_s <= 0:
+        raise BrokerUnavailable(
+            "nothing was sent: 'publish_timeout_s' ran out first; check the broker, or raise it"
+        )
+    return left_s
+
+
+def _unknown(messages: Sequence[Outgoing], why: str) -> SendUnknown:
+    return SendUnknown([outgoing.message.correlation_id for outgoing in messages], why)
+
+
+# ---- the clients of an app -------------------------------------------------------------------------
+
+
 class Clients:
     """The clients of one app, by event loop."""
 
-    def __init__(self, app: ConnectedApp) -> None:
+    def __init__(self, app: "App") -> None:
         self._app = app
         self._clients: dict[asyncio.AbstractEventLoop, LoopClient] = {}
         self._changing = Lock()
 
     def here(self) -> LoopClient:
-        """The client of the running loop; made when it is first needed."""
+        """The client of the running loop, created when it is first needed."""
         loop = asyncio.get_running_loop()
         found = self._clients.get(loop)
         if found is not None and not found.is_closed:
             return found
-        made = LoopClient(self._app, self._forget)
+        client = LoopClient(self._app, self._forget)
         with self._changing:
-            ended = [other for other in self._clients if other.is_closed()]
-            gone = [self._clients.pop(other) for other in ended]
-            self._clients[loop] = made
-        for client in gone:
-            client.abandon()
+            ended = [self._clients.pop(other) for other in list(self._clients) if other.is_closed()]
+            self._clients[loop] = client
+        for other in ended:
+            other.abandon()
+        return client
+
+    async def prepare(self, make: Callable[[], T], deadline: float) -> T:
+        """Make messages when it is the turn of this send. Steps on the result backend run in a thread."""
+        app, settings = self._app, self._app.settings
+        if app.eager_backend is not None:
+            return make()
+        client = self.here()
+        await client.turns.take()
+        if app.signing_cluster.is_unknown() and open_block(app) is None:
+            await client.learn_cluster(deadline)
+        if sends_results(settings.backend) and not settings.task_ignore_result:
+            await client.on_backend(
+                lambda backend: backend.reply_to, "cannot get the address for results", deadline
+            )
+        with collected_steps() as steps:
+            made = make()
+        if steps:
+            await client.on_backend(
+                lambda backend: [step(backend) for step in steps],
+                "cannot write to the result backend",
+                deadline,
+            )
         return made
+
+    async def backend(self) -> Backend:
+        """The result backend, ready to be awaited on the running loop."""
+        return self._app.eager_backend or await self.here().backend()
 
     @property
     def are_open(self) -> bool:
@@ -449,7 +557,7 @@ class Clients:
             await client.close()
 
     def close(self) -> None:
-        """Close all clients. Those of other threads close as soon as their loops get to it."""
+        """Close all clients. Clients of other threads close when their loops have time for it."""
         with self._changing:
             clients, self._clients = self._clients, {}
         for client in clients.values():
@@ -474,91 +582,3 @@ def _close_soon(client: LoopClient) -> None:
     task = client.loop.create_task(client.close())
     _closing.add(task)
     task.add_done_callback(_closing.discard)
-
-
-# ---- publishing without blocking -------------------------------------------------------------------
-#
-# The decisions of `Publication`, awaited.
-#
-# A send has `publish_timeout_s` for all of it: the result backend, its turn, the connection, the answer.
-# What fails before anything was written to the broker is retried until then. After that the outcome is
-# unknown: a broker that remembers what it was sent gets it again; elsewhere the sender gets `SendUnknown`
-# at once.
-
-T = TypeVar("T")
-
-
-async def publish(
-    client: LoopClient, batch: Sequence[Outgoing], settings: Settings, request: Request | None, ends: float
-) -> bool:
-    """Publish a batch before the deadline. Returns False if it is buffered until the running task ends."""
-    if len(batch) > BATCH_MAX:
-        raise TooLarge(
-            f"{len(batch)} messages in one batch, over the limit of {BATCH_MAX}; send smaller batches"
-        )
-    publication = Publication(batch, settings, request)
-    if publication.must_wait():
-        return False
-    try:
-        left_s = _left_s(ends)
-        await _send(client, publication.messages, left_s, patience_s=min(publication.timeout_s, left_s))
-    except BrokerUnavailable as error:
-        return publication.failed(error)
-    return publication.succeeded()
-
-
-async def patiently(work: Callable[[], Awaitable[T]], ends: float, what: str) -> T:
-    """Retry while the broker is unavailable and time is left; BrokerUnavailable at the deadline."""
-    timeout_s = _left_s(ends)
-    patience = Patience(timeout_s)
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    return await work()
-                except BrokerUnavailable as error:
-                    pause_s = patience.pause_s(error)
-                await asyncio.sleep(pause_s)
-    except TimeoutError:
-        raise BrokerUnavailable(
-            f"{what}: the server did not answer within {timeout_s:.3g} s; check it, or raise "
-            "'publish_timeout_s'"
-        ) from None
-
-
-def _left_s(ends: float) -> float:
-    left_s = ends - monotonic()
-    if left_s <= 0:
-        raise BrokerUnavailable(
-            "nothing was sent: 'publish_timeout_s' ran out first; check the broker, or raise it"
-        )
-    return left_s
-
-
-async def _send(
-    client: LoopClient, batch: Sequence[Outgoing], timeout_s: float, *, patience_s: float
-) -> None:
-    attempt, patience = Attempt(), Patience(patience_s, client.may_tell_of_outage)
-    try:
-        async with asyncio.timeout(timeout_s), client.gate.room(batch), client.producer() as producer:
-            while True:
-                try:
-                    return await producer.publish(batch, attempt)
-                except BrokerUnavailable as error:
-                    if attempt.is_out and not producer.repeats:
-                        raise
-                    pause_s = patience.pause_s(error)
-                await asyncio.sleep(pause_s)
-                client.check_open()
-    except TimeoutError:
-        if not attempt.is_out:
-            raise BrokerUnavailable(f"the broker could not be reached within {timeout_s:.3g} s") from None
-        raise _unknown(batch, f"the broker did not answer within {timeout_s:.3g} s") from None
-    except BrokerUnavailable as error:
-        if not attempt.is_out:
-            raise
-        raise _unknown(batch, str(error)) from error
-
-
-def _unknown(batch: Sequence[Outgoing], why: str) -> SendUnknown:
-    return SendUnknown([outgoing.message.correlation_id for outgoing in batch], why)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from uuid import uuid4
 
+from umbel.backoff import Backoff
 from umbel.brokers.gcpubsub import api
 from umbel.brokers.gcpubsub.api import Received
 from umbel.brokers.gcpubsub.http import NotFound
@@ -18,9 +19,7 @@ from umbel.brokers.gcpubsub.posts import ROUTING_KEY, Place, checked_name
 from umbel.brokers.gcpubsub.service import Service
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.links import LinkWatch, link_of
-from umbel.chance import random
 from umbel.errors import BrokerError
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.shutdown import LinkChange
 from umbel.wire.control import REQUEST_EXCHANGE
 from umbel.wire.envelope_redis import unseal
@@ -105,7 +104,7 @@ class PubsubSubscription:
 
         A broadcast is acknowledged before it is read: one that makes its reader fail does not come again.
         """
-        failures = 0
+        backoff = Backoff()
         while True:
             try:
                 found = await self._service.pull(place.subscription, AT_ONCE, waits=True)
@@ -113,14 +112,13 @@ class PubsubSubscription:
                     ids = [message.ack_id for message in found]
                     await self._service.acknowledge(place.subscription, ids)
             except BrokerError as error:
-                failures += 1
                 self._watch.lost(str(error))
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                await backoff.pause()
                 if isinstance(error, NotFound):  # deleted, or expired while this machine slept
                     with suppress(BrokerError):
                         await self._make()
                 continue
-            failures = 0
+            backoff.reset()
             self._watch.restored()
             if found:
                 await inbox.put(sorted(found, key=_order))

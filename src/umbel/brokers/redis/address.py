@@ -4,10 +4,10 @@
     unix://[user][:password@]/path/of/the/socket?db=0
     sentinel://[user][:password@]host[:port][/database]?master_name=NAME     sentinels:// is the same over TLS
 
-Several URLs with `;` between them are tried in turn, the next one when the last one fails. Options after `?`:
-db; with TLS those of `brokers/tls.py`; of a sentinel also `sentinel_username` and `sentinel_password`: its
-separate login, while user and password are those of the server that it names. A `master_name` in one of the
-URLs is enough for all.
+Several URLs with `;` between them are tried in turn, the next one when the last one fails. Options after `?`
+are db; with TLS those of `brokers/tls.py`; for a sentinel also `sentinel_username` and `sentinel_password`.
+These are its own login, while user and password are for the server that it names. A `master_name` in one of
+the URLs is enough for all.
 """
 
 from dataclasses import dataclass, field, replace
@@ -37,20 +37,20 @@ class Address:
 
     host: str = "localhost"
     port: int = DEFAULT_PORT
-    path: str = ""  # of a Unix socket; then host and port mean nothing
+    path: str = ""  # of a Unix socket, and then host and port are ignored
     database: int = 0
     username: str = ""
     password: str = field(default="", repr=False)
     tls: bool = False
     tls_options: tuple[tuple[str, str], ...] = ()
     client_name: str = "umbel"
-    master: str = ""  # then host and port are those of a sentinel, which knows where this server is
+    master: str = ""  # the name of this server, whose place the sentinel at host and port knows
     sentinel_login: tuple[str, str] = field(default=("", ""), repr=False)
     is_sentinel: bool = False
 
     @property
     def shown(self) -> str:
-        """The place for log lines and errors, never with the password."""
+        """The address for log lines and errors, never with the password."""
         place = self.path or f"{self.host}:{self.port}"
         if self.master:
             return f"{self.master} (by the sentinel at {place})"
@@ -63,7 +63,7 @@ class Address:
 
     @property
     def place(self) -> tuple[str, int, str, int]:
-        """Equal for two addresses of one database, as far as their text shows."""
+        """Equal for two addresses of the same database, as far as their text shows."""
         host = "localhost" if self.host in ("127.0.0.1", "::1") else self.host
         if self.master:
             return (self.master, 0, "sentinel", self.database)
@@ -106,7 +106,7 @@ def parse_address(url: str) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # the text of the error may contain a part of the password
+    except ValueError:  # its text may contain a part of the password
         problem = (
             "the port is not a number up to 65535, or the password has a '/', '?' or '@', which must be "
             "written as %2F, %3F or %40"

@@ -20,14 +20,12 @@ from umbel.brokers.redis.publishing import (
     Bindings,
     check_weight,
     delivery_tags,
-    refusal,
+    hold_arguments,
     sealed,
 )
-from umbel.brokers.redis.scripts import script
 from umbel.errors import AccessRefused
 from umbel.wire.message import Outgoing
 
-_PUBLISH, _UNIQUE = script("publish_once"), script("unique")
 _REMEMBERED_MS = round(SENT_REMEMBERED_S * 1000)
 
 
@@ -59,27 +57,31 @@ class RedisAsyncProducer:
         check_weight(batch)
         await link.connect()
         if not self._bindings.are_plain(batch):
-            batch = await self._routed(link, batch)
+            batch = self._bindings.route_all(batch, await link.call_all(self._bindings.read(batch)))
         await self._declare(link, {outgoing.queue for outgoing in batch})
-        args = _arguments(self._keys, batch)
+        args: list[Any] = []
+        for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
+            key = self._keys.list_of(outgoing.queue, outgoing.message.priority)
+            args += (outgoing.message.correlation_id, key, sealed(outgoing, tag, outgoing.not_before))
         await link.connect()
         was_out, attempt.is_out = attempt.is_out, True
         try:
-            await link.run(_PUBLISH, self._keys.prefix, _REMEMBERED_MS, *args)
-        except AccessRefused:  # the server refused: it has done nothing of this
+            await link.run(self._keys.script("publish_once"), _REMEMBERED_MS, *args)
+        except AccessRefused:  # the server refused, and has done nothing
             attempt.is_out = was_out
             raise
 
     async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
         """Take the key if it is free; returns the id of the task that holds it now."""
-        ttl_ms = max(1, round(ttl_s * 1000))
-        holder: bytes = await self._link().run(_UNIQUE, "hold", self._keys.prefix, key, task_id, ttl_ms)
+        holder: bytes = await self._link().run(
+            self._keys.script("unique"), *hold_arguments(key, task_id, ttl_s)
+        )
         return holder.decode()
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
+        """(key, task id): free each key that this task holds."""
         if held:
-            await self._link().run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))
+            await self._link().run(self._keys.script("unique"), "release", *chain.from_iterable(held))
 
     async def close(self) -> None:
         """Release the loop's connection; the last to release it closes it."""
@@ -97,16 +99,8 @@ class RedisAsyncProducer:
             self._held = link.hold_loop_link(self._addresses, timeout_s=self._timeout_s)
         return self._held.link
 
-    async def _routed(self, link: Link, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        exchanges = self._bindings.exchanges(batch)
-        tables = await link.call_all(self._bindings.read(exchanges)) if exchanges else []
-        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
-        if routed.refused:
-            raise refusal(routed.refused)
-        return routed.batch
-
     async def _declare(self, link: Link, queues: set[str]) -> None:
-        """Make queues known. Their consumers declare them too, so a refusal is ignored and the messages are
+        """Make queues known. Their consumers declare them, too, so a refusal is ignored and the messages are
         sent.
         """
         now = monotonic()
@@ -117,12 +111,3 @@ class RedisAsyncProducer:
         if new:
             await link.attempt_all(self._bindings.declare(new))
             self._declared |= new
-
-
-def _arguments(keys: Keys, batch: Sequence[Outgoing]) -> list[Any]:
-    """The script's arguments after the prefix and the time: id, list and envelope of each message."""
-    args: list[Any] = []
-    for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
-        key = keys.list_of(outgoing.queue, outgoing.message.priority)
-        args += (outgoing.message.correlation_id, key, sealed(outgoing, tag, outgoing.not_before))
-    return args

@@ -1,19 +1,19 @@
 """Broadcasts: pub/sub on the channels of Celery, replies to one client, and the event log.
 
-Redis matches channels by globs, in which `*` matches dots too; AMQP's patterns are stricter. So a
+Redis matches channels by globs, in which `*` matches dots, too; AMQP's patterns are stricter. So a
 subscription asks the server for a little more than it wants and drops the rest. A channel that matches two of
 its globs comes twice, and is taken once. Pub/sub forgets what is sent while a subscriber's connection is
-away: a subscription that lost its connection opens a new one, and misses what was sent meanwhile, as Celery's
-do. One that is not read keeps BUFFERED_MAX broadcasts, and BUFFERED_MAX_BYTES of them; then the oldest are
-dropped and counted.
+lost: a subscription reconnects, and misses what was sent meanwhile, as Celery's do. A subscription that is
+not read buffers BUFFERED_MAX broadcasts, and BUFFERED_MAX_BYTES of them; then the oldest are dropped and
+counted.
 
 Replies. A client that sends a control request names a routing key for the replies. They are pushed to the
-list of every queue that is bound with that key, so they wait for the client, unlike a broadcast. The queue
-goes when the client leaves. A client that died leaves nothing behind either: its list expires
-REPLY_QUEUE_TTL_MS after the last reply, and its binding, which it no longer renews, is swept by the next
+list of every queue that is bound with that key, so they wait for the client, unlike a broadcast. The queue is
+removed when the client leaves. A client that died leaves nothing behind either: its list expires
+REPLY_QUEUE_TTL_MS after the last reply, and its binding, which it no longer renews, is removed by the next
 client or by any worker.
 
-The event log is a stream that keeps events until every recorder has read them (`event_log.lua`).
+The event log is a stream that retains events until every recorder has read them (`cluster.lua`).
 """
 
 import logging
@@ -29,8 +29,7 @@ from umbel.brokers.links import LastingSubscription, ignore_link, link_of
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import append_arguments, fan_out, reply_commands
-from umbel.brokers.redis.scripts import script
+from umbel.brokers.redis.publishing import fan_out, reply_commands
 from umbel.errors import BrokerError
 from umbel.patterns import Glob
 from umbel.protocol.shutdown import LinkChange
@@ -39,14 +38,6 @@ from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import matches
 
 # ---- replies to one client -------------------------------------------------------------------------
-#
-# Its reply queue, bound to a direct exchange, as in Celery's mailbox.
-#
-# A client that sends a control request names a routing key for the replies. They are pushed to the list of
-# every queue that is bound with that key, so they wait for the client, unlike a broadcast. The queue goes
-# when the client leaves. A client that died leaves nothing behind either: its list expires
-# REPLY_QUEUE_TTL_MS after the last reply, and its binding, which it no longer renews, is swept by the next
-# client or by any worker.
 
 ASKER_LIFE_S, RENEW_EVERY_S = 20, 5.0
 BLOCK_S = 1
@@ -54,7 +45,7 @@ BLOCK_S = 1
 
 async def sweep_askers(link: Link, keys: Keys) -> int:
     """Remove the bindings of clients that died; how many there were."""
-    swept: int = await link.run(keys.script("askers"), "sweep", keys.prefix, REPLY_EXCHANGE, 0)
+    swept: int = await link.run(keys.script("askers"), "sweep", REPLY_EXCHANGE, 0)
     return swept
 
 
@@ -75,30 +66,27 @@ class ReplyQueue:
         self._exchange = exchange
         self._tidy_on = tidy_on
         self._queues = {key: f"{key}.{exchange}" for key in routing_keys}
-        self._link = Link(
-            addresses,
-            connect_timeout_s=timeout_s,
-            reply_timeout_s=timeout_s + BLOCK_S,
-            on_connect=self._bind,
-        )
+        self._link = Link(addresses, timeout_s=timeout_s, on_connect=self._bind)
 
     async def enter(self) -> None:
-        """Connect and bind the queue, after sweeping those of clients that died."""
+        """Connect and bind the queue, after removing those of clients that died."""
         await sweep_askers(self._tidy_on, self._keys)
         await self._link.connect()
 
     async def leave(self) -> None:
         """Close the connection and remove the queue."""
-        # On another connection: this one may be in a blocking wait, which would delay the leave.
+        # On another connection: this one may be in a blocking wait.
         self._link.close()
-        with suppress(BrokerError):  # what cannot be removed now is swept later
+        with suppress(BrokerError):  # what cannot be removed now is removed by the next client
             await self._tidy_on.run(self._keys.script("askers"), *self._about("leave"))
 
     async def __aiter__(self) -> AsyncIterator[Broadcast]:
         routing_keys = {self._keys.list_of(queue, 0): key for key, queue in self._queues.items()}
         renew_at = monotonic() + RENEW_EVERY_S
         while True:
-            found = await self._link.call("BRPOP", *routing_keys, BLOCK_S)
+            await self._link.connect()
+            sent = self._link.send([("BRPOP", *routing_keys, BLOCK_S)], takes_s=BLOCK_S)
+            (found,) = self._link.checked(await self._link.reply_to(sent))
             if found is not None:
                 message = unseal(found[1]).message
                 key = routing_keys[found[0].decode()]
@@ -113,24 +101,11 @@ class ReplyQueue:
         link.checked(await link.reply_to(link.send([enter])))
 
     def _about(self, verb: str) -> list[Any]:
-        return [verb, self._keys.prefix, self._exchange, ASKER_LIFE_S, *self._members()]
-
-    def _members(self) -> list[str]:
-        return [self._keys.binding_member(key, "", queue) for key, queue in self._queues.items()]
+        members = (self._keys.binding_member(key, "", queue) for key, queue in self._queues.items())
+        return [verb, self._exchange, ASKER_LIFE_S, *members]
 
 
 # ---- fan-out ---------------------------------------------------------------------------------------
-#
-# Broadcasts by pub/sub, on the channels of Celery.
-#
-# Redis matches channels by globs, in which `*` matches dots too; AMQP's patterns are stricter. So a
-# subscription asks the server for a little more than it wants and drops the rest. A channel that matches
-# two of its globs comes twice, and is taken once.
-#
-# Pub/sub forgets what is sent while a subscriber's connection is away. A subscription that lost its
-# connection opens a new one and continues: it misses what was sent meanwhile, as Celery's do. One that is
-# not read keeps BUFFERED_MAX broadcasts, and BUFFERED_MAX_BYTES of them; then the oldest are dropped and
-# counted.
 
 log = logging.getLogger("umbel.brokers.redis")
 
@@ -174,12 +149,11 @@ class RedisSubscription(LastingSubscription):
         self._places = {glob.encode(): place for place, glob in enumerate(self._globs)}
         self._fitting = [Glob(re.sub(r"\\(.)", r"[\1]", glob)) for glob in self._globs]
         self._dropped = 0  # since the last warning
-        self._heard: deque[tuple[str, bytes]] = deque()  # routing keys, and messages as they came
-        self._heard_bytes = 0
+        self._unread: deque[tuple[str, bytes]] = deque()  # routing keys, and messages as they came
+        self._unread_bytes = 0
         self._link = Link(
             addresses,
-            connect_timeout_s=timeout_s,
-            reply_timeout_s=timeout_s,
+            timeout_s=timeout_s,
             resp3=True,
             on_push=self._take,
             on_connect=self._subscribe,
@@ -198,7 +172,7 @@ class RedisSubscription(LastingSubscription):
 
     def next_broadcast(self) -> Broadcast | None:
         """Return the next broadcast that has arrived, if any; log how many were dropped."""
-        if not self._heard:
+        if not self._unread:
             if self._dropped:
                 fields = {"exchange": self._exchange, "count": self._dropped}
                 log.warning("broadcasts dropped: received faster than they could be processed", extra=fields)
@@ -209,12 +183,12 @@ class RedisSubscription(LastingSubscription):
         return Broadcast(self._exchange, routing_key, message.body, message.headers)
 
     async def wait_or_reconnect(self) -> None:
-        """Wait for a message or a loss; after silence, or a loss, the connection is checked by a PING."""
+        """Wait for a message or the loss of the connection; after silence a PING checks the connection."""
         if not self._link.is_connected or not await self.has_arrived(KEEP_ALIVE_S):
             await self._link.call("PING")
 
     async def _subscribe(self) -> None:
-        # The replies come as pushes, one for each glob, so this waits for the echo of the PING.
+        # The replies come as pushes, one for each glob, so this waits for the reply to a PING.
         link = self._link
         commands = [("PSUBSCRIBE", glob) for glob in self._globs]
         link.checked(await link.reply_to(link.send_after(commands, ("PING",))))
@@ -233,16 +207,16 @@ class RedisSubscription(LastingSubscription):
         routing_key = rest.removeprefix("/")
         words = routing_key.split(".")
         if any(matches(pattern, words) for pattern in self._patterns):
-            self._heard.append((routing_key, payload))
-            self._heard_bytes += len(payload)
-            while len(self._heard) > BUFFERED_MAX or self._heard_bytes > BUFFERED_MAX_BYTES:
+            self._unread.append((routing_key, payload))
+            self._unread_bytes += len(payload)
+            while len(self._unread) > BUFFERED_MAX or self._unread_bytes > BUFFERED_MAX_BYTES:
                 self._pop()
                 self._dropped += 1
             self.arrived.set()
 
     def _pop(self) -> tuple[str, bytes]:
-        oldest = self._heard.popleft()
-        self._heard_bytes -= len(oldest[1])
+        oldest = self._unread.popleft()
+        self._unread_bytes -= len(oldest[1])
         return oldest
 
     def _glob(self, pattern: str) -> str:
@@ -252,28 +226,9 @@ class RedisSubscription(LastingSubscription):
         return self._keys.channel(self._exchange) + ("/" + wide if wide not in ("", "*") else "*")
 
 
-# ---- the event log ---------------------------------------------------------------------------------
-#
-# A stream that keeps events until recorders have read them (`event_log.lua`).
+# ---- event log -------------------------------------------------------------------------------------
 
 SWEEP_MAX = 100  # entries at once, with all their events: other clients wait meanwhile
-_LOG = script("event_log")
-
-
-async def add_recorder(link: Link, keys: Keys, name: str) -> int:
-    """Log events for this recorder; returns the offset it has acknowledged."""
-    acknowledged: int = await link.run(_LOG, "register", keys.prefix, name)
-    return acknowledged
-
-
-async def append_to_log(
-    link: Link, keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
-) -> int:
-    """Append entries while a recorder is registered; how many were stored."""
-    if not entries:
-        return 0
-    stored: int = await link.run(_LOG, *append_arguments(keys, entries, counts, most))
-    return stored
 
 
 async def read_log(link: Link, keys: Keys, name: str, limit: int, after: int) -> list[LoggedEvent]:
@@ -283,42 +238,31 @@ async def read_log(link: Link, keys: Keys, name: str, limit: int, after: int) ->
         return []
     place = max(int(acknowledged), after)
     found = await link.call("XRANGE", keys.events, f"{place + 1}-0", f"{place + limit}-0")
-    if not found:  # the next entry may be longer than that, or those before it are gone
+    if not found:  # the next entry may have more events than that, or those before it are gone
         found = await link.call("XRANGE", keys.events, f"{place + 1}-0", "+", "COUNT", 1)
     return [_event(int(stream_id.partition(b"-")[0]), fields) for stream_id, fields in found]
 
 
 def _event(offset: int, fields: list[bytes]) -> LoggedEvent:
-    """One entry; what other programs wrote into the stream has an offset and nothing to read."""
+    """The event of one entry; an entry that another program wrote has an offset and nothing to read."""
     try:
         return LoggedEvent(offset, float(fields[1]), fields[3].decode(), fields[5])
     except (ValueError, IndexError):
         return LoggedEvent(offset, 0.0, "", b"")
 
 
-async def acknowledge_log(link: Link, keys: Keys, name: str, offset: int) -> None:
-    """Record how far the recorder has read, and remove what all have read."""
-    await link.run(_LOG, "acknowledge", keys.prefix, name, offset)
-
-
-async def lost_from_log(link: Link, keys: Keys) -> int:
-    """How many events were dropped at the limit before they were read."""
-    return int(await link.call("GET", keys.events_lost) or 0)
-
-
-async def stream_state(link: Link, keys: Keys) -> EventLogState:
+async def log_state(link: Link, keys: Keys) -> EventLogState:
     """The last offset, what each recorder has acknowledged, and how many events were lost."""
-    last, recorders = await link.call_all([("GET", keys.events_offset), ("HGETALL", keys.recorders)])
-    pairs = (
-        recorders.items()
-        if isinstance(recorders, dict)
-        else zip(recorders[::2], recorders[1::2], strict=True)
+    last, lost, recorders = await link.call_all(
+        [("GET", keys.events_offset), ("GET", keys.events_lost), ("HGETALL", keys.recorders)]
     )
+    pairs = zip(recorders[::2], recorders[1::2], strict=True)
     acknowledged = {name.decode(): int(offset) for name, offset in pairs}
-    return EventLogState(int(last or 0), acknowledged, await lost_from_log(link, keys))
+    return EventLogState(int(last or 0), acknowledged, int(lost or 0))
 
 
-async def sweep_log(link: Link, keys: Keys, older_than: float) -> bool:
-    """Remove a portion of the old entries; whether there may be more."""
-    swept: int = await link.run(_LOG, "sweep", keys.prefix, f"{older_than:.6f}", SWEEP_MAX)
-    return swept >= SWEEP_MAX
+async def sweep_log(link: Link, keys: Keys, older_than: float) -> None:
+    """Remove acknowledged entries that are older, in portions."""
+    swept = SWEEP_MAX
+    while swept >= SWEEP_MAX:
+        swept = await link.run(keys.script("event_log"), "sweep", f"{older_than:.6f}", SWEEP_MAX)

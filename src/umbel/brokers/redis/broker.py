@@ -1,8 +1,8 @@
 """RedisBroker: the operations of a worker on a Redis server; claims are in `claims.py`.
 
-What must happen together is one script (`*.lua`), judged by the server's clock; this file sends it and reads
-its reply. One connection serves nearly all of it. A second one waits for messages, a third, opened when it is
-needed, coordinates, and each subscription has a separate one, as Redis requires.
+What must happen together is one script (`*.lua`), which reads the server's clock; this file sends it and
+reads its reply. One connection serves nearly all calls. A second one waits for messages, and a third, opened
+when it is needed, is for elections and leases. Each subscription has its own, as Redis requires.
 """
 
 import logging
@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 from msgspec.structs import replace
 
 from umbel.brokers.interface import (
@@ -25,7 +26,6 @@ from umbel.brokers.interface import (
     Evidence,
     LoggedEvent,
     Pause,
-    Permit,
     Refused,
     Replaced,
     Resend,
@@ -47,14 +47,12 @@ from umbel.brokers.redis.keys import CAPABILITIES, Keys, cluster_of, cluster_tex
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import (
     Bindings,
-    Tables,
+    append_arguments,
     publication,
     questions,
-    refusal,
     revokes_to_record,
 )
 from umbel.brokers.redis.replies import ServerRefused
-from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.verdicts import follow_ups_of
 from umbel.errors import NotSupported
 from umbel.protocol.delivery.trust import ClusterId, Doubt
@@ -68,7 +66,7 @@ SWEEP_MAX = 5000
 
 log = logging.getLogger("umbel.brokers.redis")
 
-_REVOKE = script("revoke")
+_encode = msgspec.json.Encoder().encode
 
 
 class RedisBroker(ConfiguredBroker):
@@ -81,8 +79,7 @@ class RedisBroker(ConfiguredBroker):
         self._keys = Keys.of(settings, addresses[0].database)
         self._link = Link(
             addresses,
-            connect_timeout_s=timeout_s,
-            reply_timeout_s=timeout_s,
+            timeout_s=timeout_s,
             on_connect=self._greet,
             name=MAIN,
             on_link=self._tell_link,
@@ -90,15 +87,14 @@ class RedisBroker(ConfiguredBroker):
         self._addresses = addresses
         self._coordination_link = Link(
             addresses,
-            connect_timeout_s=timeout_s,
-            reply_timeout_s=timeout_s,
+            timeout_s=timeout_s,
             name="coordination",
             on_link=self._tell_link,
         )
         self._bindings = Bindings(self._keys, settings.declared)
-        self._coordination = RedisCoordination(self._coordination_link, self._keys, self._bindings)
+        self.coordination = RedisCoordination(self._coordination_link, self._keys, self._bindings)
         self._declared: set[str] = set()
-        self._claims = Claims(
+        self._claims = claims = Claims(
             self._link,
             self._keys,
             settings,
@@ -107,10 +103,16 @@ class RedisBroker(ConfiguredBroker):
             on_replaced=self._begin_again,
             on_link=self._tell_link,
         )
+        self.wait_ready = claims.wait_ready
+        self.renew = claims.renew
+        self.return_lost = claims.return_lost
+        self.forget_owner = claims.forget_owner
+        self.ended = claims.ended
+        self.permit = claims.permit
 
     @property
     def url(self) -> str:
-        """The address without the password: it is shown, and compared with that of the results."""
+        """The address without the password, to be shown and to be compared with that of the results."""
         return without_password(self._settings.url)
 
     @property
@@ -118,18 +120,13 @@ class RedisBroker(ConfiguredBroker):
         """What Redis supports as a broker."""
         return CAPABILITIES
 
-    @property
-    def coordination(self) -> RedisCoordination:
-        """Elections and leases, on a separate connection."""
-        return self._coordination
-
     async def open(self) -> None:
         """Connect, and find the cluster id to sign for."""
         await self._link.connect()
         self._signer = await signer_at(self, self._settings)
 
     async def reconnect(self) -> None:
-        """Restore the lost connections, and those that may be dead without having noticed it."""
+        """Restore lost connections, and replace those that may be dead although no error has shown it."""
         was_lost = self._link.is_lost
         await self._link.connect()
         if self._coordination_link.is_lost:
@@ -143,7 +140,7 @@ class RedisBroker(ConfiguredBroker):
         self._claims.close()
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
-        """Publish the batch as a whole; messages that are not due are parked if this worker consumes their
+        """Publish the batch as a whole; messages that are not due are delayed if this worker consumes their
         queue.
         """
         if not batch:
@@ -152,14 +149,12 @@ class RedisBroker(ConfiguredBroker):
         await self._declare(outgoing.queue for outgoing in batch)
         args, commands = publication(self._keys, batch, self._claims.consumed)
         if args:
-            await self._link.run(self._keys.script("publish"), self._keys.prefix, *args)
+            await self._link.run(self._keys.script("publish"), *args)
         if commands:
             try:
                 await self._link.call_all(commands)
             except ServerRefused:  # the script's error text is clearer
-                await self._link.run(
-                    self._keys.script("publish"), self._keys.prefix, *questions(self._keys, batch)
-                )
+                await self._link.run(self._keys.script("publish"), *questions(self._keys, batch))
                 raise
 
     # -- claims ----------------------------------------------------------------------------------
@@ -171,39 +166,20 @@ class RedisBroker(ConfiguredBroker):
                 raise NotSupported(problem)
         return await self._claims.claim(owner, queues, limit, revoked_after=revoked_after)
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
-        """Wait until a queue may have a message, or until the time-out."""
-        return await self._claims.wait_ready(queues, timeout_s, owner=owner)
-
-    async def renew(self, owner: str) -> bool:
-        """Renew the owner's lease, and compare its claims with the data after a reconnect."""
-        return await self._claims.renew(owner)
-
-    async def return_lost(self, *, by_turn: bool = False) -> int:
-        """Return the messages of owners whose lease ended."""
-        return await self._claims.return_lost(by_turn=by_turn)
-
     async def leave_queue(self, owner: str, queue: str, *, is_busy: bool = False) -> None:
         """End the wait, so that the server hands over no message of this queue."""
         self._claims.leave()
-
-    async def forget_owner(self, owner: str) -> int:
-        """Return all messages of an owner that stops."""
-        return await self._claims.forget_owner(owner)
-
-    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
-        """Those of these claims that have ended."""
-        return await self._claims.ended(tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         """Apply verdicts; follow-ups that reach no queue are buried before their tasks end."""
         follow_ups = follow_ups_of(verdicts)
         if self._bindings.are_plain(follow_ups):
             return await self._claims.settle(verdicts)
-        routed, astray = self._bindings.route_verdicts(verdicts, await self._tables(follow_ups))
-        await self.bury(astray)  # before their tasks end: a crash in between repeats work and loses none
+        found = await self._link.call_all(self._bindings.read(follow_ups))
+        routed, unroutable = self._bindings.route_verdicts(verdicts, follow_ups, found)
+        await self.bury(unroutable)  # before their tasks end: a crash in between repeats work and loses none
         settled = await self._claims.settle(routed)
-        return replace(settled, refused=(*astray, *settled.refused))
+        return replace(settled, refused=(*unroutable, *settled.refused))
 
     async def cluster_id(self) -> ClusterId | None:
         """The id stored in this database, if any."""
@@ -218,14 +194,10 @@ class RedisBroker(ConfiguredBroker):
         """Use the signatures of claimed messages, in one script."""
         return await self._claims.spend(signatures, self._signs_for)
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
-        """Ask which claimed messages may start under their cluster limits."""
-        return await self._claims.permit(asked)
-
     # -- queues and letters ----------------------------------------------------------------------
 
     async def queues(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
-        """How full the queues are; with `only`, just the ready messages of these."""
+        """How many messages each queue has; with `only`, just the ready messages of these queues."""
         return await queues.fetch_depths(self._link, self._keys, only)
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
@@ -247,11 +219,11 @@ class RedisBroker(ConfiguredBroker):
 
     async def pause(self, queue: str, mark: Pause) -> None:
         """Record the pause, which every claim reads."""
-        await queues.set_pause(self._link, self._keys, queue, mark)
+        await self._link.call("HSET", self._keys.paused, queue, _encode(mark))
 
     async def resume(self, queue: str) -> bool:
         """Remove the pause; returns whether there was one."""
-        return await queues.clear_pause(self._link, self._keys, queue)
+        return bool(await self._link.call("HDEL", self._keys.paused, queue))
 
     async def paused(self) -> Mapping[str, Pause]:
         """The paused queues, sorted by name."""
@@ -266,7 +238,8 @@ class RedisBroker(ConfiguredBroker):
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
         """The newest dead letters, newest first."""
-        return await queues.fetch_dead_letters(self._link, self._keys, limit)
+        found = await self._link.call("XREVRANGE", self._keys.dead, "+", "-", "COUNT", limit)
+        return [queues.letter_of(self._keys, letter_id, fields) for letter_id, fields in found]
 
     async def count_dead(self, limit: int) -> int:
         """How many dead letters there are, up to the limit."""
@@ -295,7 +268,7 @@ class RedisBroker(ConfiguredBroker):
 
     async def keep_failed(self, failed: Sequence[Refused]) -> None:
         """Retain messages that were acknowledged before their tasks failed."""
-        await queues.retain_failures(self._link, self._keys, failed, self._settings)
+        await queues.bury_messages(self._link, self._keys, failed, queues.keep_limits(self._settings))
 
     async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
         """Retained failures, newest first."""
@@ -308,7 +281,7 @@ class RedisBroker(ConfiguredBroker):
     # -- what a cluster shares -------------------------------------------------------------------
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
-        """Publish to the channels of Celery; how many connections received what goes to all."""
+        """Publish on Celery's channels; how many connections received the broadcasts to all workers."""
         return await broadcast(self._link, self._keys, batch) if batch and ttl_s > 0 else 0
 
     @asynccontextmanager
@@ -331,25 +304,24 @@ class RedisBroker(ConfiguredBroker):
 
     async def store_time(self) -> float:
         """The server's clock in Unix seconds."""
-        seconds, microseconds = await self._link.call("TIME")
-        return int(seconds) + int(microseconds) / 1e6
+        return await queues.server_time(self._link)
 
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
-        """Set the mark of a live node, which expires by itself."""
+        """Set the liveness mark of a node, which expires by itself."""
         await self._link.call("SET", self._keys.mark(node), incarnation, "PX", max(1, round(ttl_s * 1000)))
 
     async def probe(self, node: str, incarnation: int = 0) -> Evidence:
-        """What the mark of a node says about this run of it."""
+        """Whether a node with this incarnation is alive, as far as its liveness mark shows."""
         return judge_mark(int(await self._link.call("GET", self._keys.mark(node)) or 0), incarnation)
 
     async def revoke(self, revokes: Sequence[Revoke]) -> None:
         """Record revokes in batches; RevokesFull when the record is at its limit."""
-        for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):
-            batch.check(await self._link.run(_REVOKE, *batch.arguments))
+        for batch in revokes_to_record(revokes, self._settings.revokes_max):
+            batch.check(await self._link.run(self._keys.script("revoke"), *batch.arguments))
 
     async def register_recorder(self, name: str) -> int:
         """Log events for this recorder; returns the offset it has acknowledged."""
-        return await broadcasts.add_recorder(self._link, self._keys, name)
+        return int(await self._link.run(self._keys.script("event_log"), "register", name))
 
     async def forget_recorder(self, name: str) -> None:
         """Remove a recorder."""
@@ -361,59 +333,49 @@ class RedisBroker(ConfiguredBroker):
 
     async def log_events(self, entries: Sequence[tuple[str, bytes]], *, counts: Sequence[int] = ()) -> int:
         """Append events while a recorder is registered; how many entries were stored."""
-        return await broadcasts.append_to_log(
-            self._link, self._keys, entries, counts, self._settings.event_log_max
-        )
+        if not entries:
+            return 0
+        args = append_arguments(entries, counts, self._settings.event_log_max)
+        return int(await self._link.run(self._keys.script("event_log"), *args))
 
     async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
         """The next entries for a recorder."""
         return await broadcasts.read_log(self._link, self._keys, name, limit, after)
 
     async def acknowledge_events(self, name: str, offset: int) -> None:
-        """Record how far a recorder has read; what all have read is removed."""
-        await broadcasts.acknowledge_log(self._link, self._keys, name, offset)
+        """Record how far a recorder has read; entries that all recorders have read are removed."""
+        await self._link.run(self._keys.script("event_log"), "acknowledge", name, offset)
 
     async def lost_events(self) -> int:
         """How many events were dropped before they were read."""
-        return await broadcasts.lost_from_log(self._link, self._keys)
+        return int(await self._link.call("GET", self._keys.events_lost) or 0)
 
     async def event_log(self) -> EventLogState:
         """The last offset, and how far each recorder has read."""
-        return await broadcasts.stream_state(self._link, self._keys)
+        return await broadcasts.log_state(self._link, self._keys)
 
     async def sweep(self) -> None:
         """Remove old events, revokes and failures; results and elections expire by themselves."""
         await queues.trim_failures(self._link, self._keys, self._settings)
-        older_than = time.time() - self._settings.event_log_retention_s
-        while await broadcasts.sweep_log(self._link, self._keys, older_than):
-            continue
-        while await self._link.run(_REVOKE, "sweep", self._keys.prefix, SWEEP_MAX) >= SWEEP_MAX:
+        await broadcasts.sweep_log(self._link, self._keys, time.time() - self._settings.event_log_retention_s)
+        while await self._link.run(self._keys.script("revoke"), "sweep", SWEEP_MAX) >= SWEEP_MAX:
             continue
 
     # -- private ---------------------------------------------------------------------------------
 
     async def _greet(self) -> None:
-        """Runs on every new connection: it may be to a server that has lost its data."""
+        """Forget the declarations on every new connection, because the server may have lost its data."""
         self._declared.clear()
 
     def _begin_again(self, replaced: Replaced) -> None:
         self._declared.clear()
         self._tell_replaced(replaced)
 
-    async def _tables(self, batch: Iterable[Outgoing]) -> Tables:
-        exchanges = self._bindings.exchanges(batch)
-        if not exchanges:
-            return {}
-        return dict(zip(exchanges, await self._link.call_all(self._bindings.read(exchanges)), strict=True))
-
     async def _routed(self, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
         """The batch with the queues that messages for exchanges go to; BrokerRefused if one reaches none."""
         if self._bindings.are_plain(batch):
             return batch
-        routed = self._bindings.route(batch, await self._tables(batch))
-        if routed.refused:
-            raise refusal(routed.refused)
-        return routed.batch
+        return self._bindings.route_all(batch, await self._link.call_all(self._bindings.read(batch)))
 
     async def _declare(self, queues: Iterable[str]) -> None:
         await self._link.connect()

@@ -1,8 +1,8 @@
-"""Claims: what a worker takes from a Redis server, holds, and settles.
+"""Claims: how a worker takes messages from a Redis server and settles them.
 
-What must happen together is one script (`*.lua`), judged by the server's clock; here it is sent and its reply
-read. `holding.py` knows what is claimed and what is in doubt. `waiting.py` knows when there may be something
-to take, and what the server handed over without a claim.
+What must happen together is one script (`*.lua`), which reads the server's clock; this file sends it and
+reads its reply. `holding.py` records what is claimed and what is in doubt. `waiting.py` finds out when there
+may be a message to take, and which one the server handed over without a claim.
 """
 
 import asyncio
@@ -42,7 +42,6 @@ from umbel.brokers.redis.holding import (
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.queues import keep_limits
-from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.verdicts import in_calls, settlement, ttl_ms_of
 from umbel.brokers.redis.waiting import Adoptions, QueueWatch
 from umbel.errors import BrokerError, ClusterIdLost
@@ -58,7 +57,6 @@ REVOKES_PAGE = 5000
 UNPARK_MAX_S = 5.0
 
 log = logging.getLogger("umbel.brokers.redis")
-_SPEND = script("spend")
 _revoke = msgspec.json.Decoder(Revoke).decode
 
 
@@ -112,7 +110,7 @@ class Claims:
         self._passed_over: dict[str, str] = {}  # queues that cannot be claimed from, and why
 
     async def reconnect(self, *, is_doubtful: bool) -> None:
-        """Restore the waiting connection; `is_doubtful`: replace it, because another one was lost."""
+        """Restore the waiting connection; `is_doubtful`: replace it, because another connection was lost."""
         await self._watch.reconnect(is_doubtful=is_doubtful)
 
     def close(self) -> None:
@@ -120,7 +118,7 @@ class Claims:
         self._watch.close()
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int) -> Claim:
-        """Take up to `limit` messages: the one handed over by the server, or those of one script."""
+        """Take up to `limit` messages: the one that the server handed over, or those that a script takes."""
         handed, self._watch.handed = self._watch.handed, None
         if limit > 0 and (given := self._adoptions.begin(handed, owner, queues, revoked_after)) is not None:
             return Claim([given], (), revoked_after)
@@ -133,7 +131,6 @@ class Claims:
         returned = await self.return_lost(by_turn=True) if self._time_for_lost() else 0
         ticket = self._holding.begin()
         args = (
-            self._keys.prefix,
             owner,
             self._lease_s,
             ticket,
@@ -153,7 +150,7 @@ class Claims:
             aside, taken = self._without_aside(taken)
             taken = await self._large.read(owner, epoch, ticket, taken, float(now_s))
         except BaseException:
-            # The server may have run it, and no worker would ever settle what it took.
+            # The server may have run the claim, and no worker would ever settle its messages.
             self._holding.give_up(owner, ticket)
             self._send_back_lost_claims()
             raise
@@ -170,14 +167,14 @@ class Claims:
             deliveries, news, self._watch.claimed_cursor, returned, lease_ended=lease_ended, set_aside=aside
         )
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> bool:
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> bool:
         """Wait until a queue may have a message, or until the time-out: False."""
         return await self._watch.wait(queues, timeout_s, owner=owner)
 
     async def renew(self, owner: str) -> bool:
         """Renew the owner's lease; after a reconnect or loss of data compare its claims with the server's."""
         if self._watch.handed is not None or self._watch.is_given_up:
-            # The owner has not claimed since, and may not claim for long.
+            # The owner has not claimed since, and may not claim for a long time.
             self._watch.handed, self._watch.is_given_up = None, False
             await self._adoptions.finish()
             await self._leases.unhand(owner)
@@ -201,7 +198,7 @@ class Claims:
         adopting = self._adoptions.pending
         under_way, held = self._holding.known_of(owner, adopting=adopting, ever=is_replaced)
         newest = self._holding.newest_ticket
-        args = (self._keys.prefix, owner, newest, len(under_way), *under_way, *held)
+        args = (owner, newest, len(under_way), *under_way, *held)
         returned, *gone = await self._link.run(self._keys.script("reconcile"), *args)
         missing = self._holding.still_held(field.decode() for field in gone)
         # A claim has ended although the lease has not: the data does not have its message.
@@ -233,10 +230,10 @@ class Claims:
         self._watch.leave()
 
     async def forget_owner(self, owner: str) -> int:
-        """Return all messages of an owner that stops, and unpark for Celery if it was the last worker."""
+        """Return all messages of an owner that stops; after the last worker also delayed ones, for Celery."""
         await self._link.connect()
         await self._adoptions.finish()
-        self._unblock(self._watch.client_id)  # or the server might hand it a message after that
+        self._unblock(self._watch.client_id)  # else the server might hand it a message afterwards
         count = await self._leases.forget(owner)
         self._drop(self._holding.forget(owner))
         await self._limits.sweep()
@@ -244,7 +241,7 @@ class Claims:
         return count
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
-        """Those of these claims that have ended."""
+        """Return the claims among these that have ended."""
         await self._adoptions.finish()
         holds, gone = self._holding.holds_of(tags)
         for hold in holds:
@@ -285,7 +282,7 @@ class Claims:
         return Settled(applied, frozenset[Tag](conflicts - unknown), tuple(refused), unknown=unknown)
 
     async def spend(self, signatures: Sequence[Spend], cluster: str) -> Mapping[Tag, Doubt]:
-        """Use the signatures of claimed messages; those that are copies. ClusterIdLost if the id changed."""
+        """Use the signatures of claimed messages; returns the copies. ClusterIdLost if the id changed."""
         await self._adoptions.finish()
         now, args, asked = time.time(), list[Any](), list[Spend]()
         for use in signatures:
@@ -294,7 +291,7 @@ class Claims:
             ) is not None:  # otherwise its verdict will be a conflict
                 args += (use.mark, owner, use.tag, max(1, round((use.expires_at - now) * 1000)))
                 asked.append(use)
-        reply = await self._link.run(_SPEND, self._keys.prefix, cluster, *args)
+        reply = await self._link.run(self._keys.script("spend"), cluster, *args)
         if isinstance(reply, bytes):
             raise ClusterIdLost.of(cluster, reply.decode(errors="replace"))
         copies = dict.fromkeys((asked[place].tag for place in reply), Doubt.REPLAYED)
@@ -316,13 +313,12 @@ class Claims:
 
     # -- private ---------------------------------------------------------------------------------
 
-    def _ending_marks(self, verdicts: Sequence[Verdict]) -> list[Any]:
-        ended = [
+    def _ending_marks(self, verdicts: Sequence[Verdict]) -> list[str]:
+        return [
             self._keys.signature(self._marks[verdict.tag])
             for verdict in verdicts
             if isinstance(verdict, Ack | Bury) and verdict.tag in self._marks
         ]
-        return [len(ended), *ended]
 
     def _drop_marks(self, tags: Iterable[Tag]) -> None:
         """Forget the signatures of claims that this process no longer has."""
@@ -338,12 +334,16 @@ class Claims:
         hold, check = group.hold, 0 if group.sure else 1
         calls, too_large = in_calls(group.verdicts)
         for verdicts in calls:
-            made = settlement(self._keys, verdicts, self._ttl_ms, self.consumed, self._keep_limits)
-            if self._marks:
-                made.arguments += self._ending_marks(verdicts)
-            reply = await self._link.run(
-                self._keys.script("settle"), self._keys.prefix, hold.owner, hold.epoch, check, *made.arguments
+            made = settlement(
+                self._keys,
+                verdicts,
+                self._ttl_ms,
+                self.consumed,
+                keep_limits=self._keep_limits,
+                marks=self._ending_marks(verdicts) if self._marks else (),
             )
+            args = (hold.owner, hold.epoch, check, self._ttl_ms, *made.arguments())
+            reply = await self._link.run(self._keys.script("settle"), *args)
             if not reply:
                 return False
             if self._marks:
@@ -369,7 +369,7 @@ class Claims:
         return aside, claimed
 
     def _note_passed_over(self, broken: Sequence[bytes]) -> None:
-        """Log once that a queue cannot be claimed from, and once that it can again; others continue."""
+        """Log when a queue cannot be claimed from, and when it can be again, once each."""
         if not broken and not self._passed_over:
             return
         now = {
@@ -386,7 +386,7 @@ class Claims:
         self._passed_over = now
 
     def _unblock(self, client_id: int) -> asyncio.Future[list[Any]] | None:
-        """End the blocking wait of our other connection; without this it ends by itself, a little later."""
+        """End the blocking wait of the waiting connection; otherwise it ends by itself, a little later."""
         if not client_id or not self._link.is_connected:
             return None
         return self._link.send([("CLIENT", "UNBLOCK", client_id)])
@@ -395,18 +395,16 @@ class Claims:
         lost = self._holding.lost_tickets
         for owner in list(lost):
             tickets = lost[owner]
-            await self._link.run(
-                self._keys.script("abandon"), self._keys.prefix, owner, self._link.generation, *tickets
-            )
+            await self._link.run(self._keys.script("abandon"), owner, self._link.generation, *tickets)
             lost.pop(owner, None)
 
     def _send_back_lost_claims(self) -> None:
-        """Give up lost claims without waiting, if the connection stands: it runs calls in order."""
+        """Give up lost claims without waiting for replies: the server runs a connection's calls in order."""
         lost = self._holding.lost_tickets
         for owner in list(lost):
             if not self._link.is_connected:
                 return
-            args = (self._keys.prefix, owner, self._link.generation, *lost.pop(owner))
+            args = (owner, self._link.generation, *lost.pop(owner))
             self._link.send([("EVAL", self._keys.script("abandon").text, 0, *args)])
 
     def _in_turn(self, queues: Sequence[str]) -> list[str]:
@@ -417,7 +415,7 @@ class Claims:
         return names
 
     def _may_wait_on(self, queues: Sequence[str], revoked_after: int) -> bool:
-        """Whether a claim would find nothing, as far as the server has reported, and has no other work."""
+        """Whether a claim would find no message, as far as the server has reported, and has no other work."""
         return (
             self._watch.knows_of_nothing(queues, revoked_after)
             and not self._holding.lost_tickets

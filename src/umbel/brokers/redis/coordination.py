@@ -1,12 +1,11 @@
 """RedisCoordination: elections and leases as scripts, and what their replies mean.
 
-The decisions are made on the server, in `election.lua` and `lease.lua`, by its clock; they are those of
+The server decides, in `coordination.lua` and by its clock, with the rules of
 `protocol/leadership/coordination.py`.
 
-A server with replicas may fail over to one that has not received a grant. So each grant is followed by
-`WAIT`, and one that no replica confirmed in time is counted as unproven. It is still valid: `WAIT` makes
-its loss unlikely, not impossible. Calls sent after a `WAIT` are delayed by it, so this uses a separate
-connection.
+A server with replicas may fail over to a replica that has not received a grant. So each grant is followed by
+`WAIT`, and a grant that no replica confirmed in time is counted as unproven. It is still valid: `WAIT` makes
+its loss unlikely, not impossible. `WAIT` delays the calls after it, so this uses a separate connection.
 """
 
 import asyncio
@@ -23,7 +22,6 @@ from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import Bindings, parkable
 from umbel.brokers.redis.replies import ServerRefused
-from umbel.brokers.redis.scripts import script
 from umbel.brokers.refusals import log_refused
 from umbel.errors import AccessRefused, BrokerError
 from umbel.protocol.leadership.coordination import (
@@ -41,15 +39,12 @@ from umbel.wire.message import Outgoing
 REPLICAS_ASKED, REPLICA_WAIT_MS = 1, 200
 LOOK_FOR_REPLICAS_EVERY_S = 60.0
 
-_ELECTION, _UNIQUE = script("election"), script("unique")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ElectionRequest).decode
 
 
 class RedisCoordination:
-    """Elections and leases on one server. `clock` is for tests: the text of an instant instead of the
-    server's.
-    """
+    """Elections and leases on one server. `clock` is for tests: the time, as text, not that of the server."""
 
     def __init__(self, link: Link, keys: Keys, bindings: Bindings | None = None, *, clock: str = "") -> None:
         self._bindings = bindings or Bindings(keys)
@@ -125,9 +120,7 @@ class RedisCoordination:
         self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
     ) -> bool:
         """Publish and store `data` in one script if the term is held; refused messages are buried."""
-        exchanges = self._bindings.exchanges(batch)
-        tables = await self._link.call_all(self._bindings.read(exchanges)) if exchanges else []
-        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
+        routed = self._bindings.route(batch, await self._link.call_all(self._bindings.read(batch)))
         if routed.batch:
             await self._link.attempt_all(
                 self._bindings.declare({outgoing.queue for outgoing in routed.batch})
@@ -141,26 +134,24 @@ class RedisCoordination:
             for place, why in zip(reported[::2], reported[1::2], strict=True)
         )
         if status and routed.refused:
-            astray = [Refused(batch[place], why) for place, why in routed.refused.items()]
-            log_refused(astray)
-            await queues.bury_messages(self._link, self._keys, astray)
+            unroutable = [Refused(batch[place], why) for place, why in routed.refused.items()]
+            log_refused(unroutable)
+            await queues.bury_messages(self._link, self._keys, unroutable)
         return await self._proven(status)
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
-        await self._link.run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))
+        """(key, task id): free each key that this task holds."""
+        await self._link.run(self._keys.script("unique"), "release", *chain.from_iterable(held))
 
     async def raise_clock(self, value: int) -> int:
         """Raise the clock mark to at least this value; returns the mark."""
         return int(await self._link.call("EVAL", _RAISE, 0, self._keys.clock, value))
 
     async def _election(self, verb: str, key: str, *args: Any) -> Any:
-        return await self._link.run(_ELECTION, self._keys.prefix, self.clock, verb, key, *args)
+        return await self._link.run(self._keys.script("election"), self.clock, verb, key, *args)
 
     async def _lease(self, verb: str, name: str, *args: Any) -> Any:
-        return await self._link.run(
-            self._keys.script("lease"), self._keys.prefix, self.clock, verb, name, *args
-        )
+        return await self._link.run(self._keys.script("lease"), self.clock, verb, name, *args)
 
     async def _proven(self, status: int) -> bool:
         if status:

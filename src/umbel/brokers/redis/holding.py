@@ -1,21 +1,22 @@
-"""Holding: what this process has on the server: its claims, its lease, and its slots of task limits.
+"""Holding: the claims, the leases and the slots of task limits that this process has on the server.
 
 Claims. A connection may break after a call was sent and before its reply. A claim in doubt may have taken
 messages that this process does not know of: its ticket is given up at the next opportunity, and claims on
 older connections are refused. A settle in doubt may have been applied: its claims stay doubtful, and the next
 verdict on one of them asks first. When the server's data was replaced, claims that it does not know are
-`unknown`: no other worker has those messages. Ended claims are remembered as lost until they are settled,
+`unknown`: no other worker has their messages. Ended claims are remembered as lost until they are settled,
 because an ended claim may be the first sign of replaced data.
 
 Leases. A renewal by script (`owners.lua`) compares everything. Between two close renewals nothing needs
-comparing: the owner then counts its renewal and moves the end of its lease in two plain commands. Any answer
-other than the expected one has the script run at once. The end of the lease is by the server's clock, as of
-its last answer, so a plain renewal that reaches the server late moves the end only to what was right when it
-was sent. This stops being right when the server's clock is set forward, until the next look at it; that comes
-before the grace of a lease, which such a change gives to every owner, is over.
+comparing: the owner then counts its renewal and moves the end of its lease in two plain commands. After any
+unexpected answer the script runs at once. The end of the lease is computed from the server's clock, as last
+read, so a plain renewal that reaches the server late extends the lease only from the time when it was sent.
+If the server's clock is set forward, the computed end is too early until the clock is read again. No lease is
+lost by that, because such a change gives every owner a grace of one lease, and the clock is read before.
 
-Limits. `limit.lua` decides which claimed messages may start. The end of a claim is reported after its settle,
-in a separate call. A worker that dies in between leaves a slot without a claim, which the next sweep frees.
+Limits. `limits.lua` decides which claimed messages may start. The end of a claim is reported after its
+settle, in a separate call. A worker that dies in between leaves a slot without a claim, which the next sweep
+frees.
 """
 
 import logging
@@ -31,6 +32,7 @@ import hiredis
 from umbel.brokers.interface import Delivery, Permit, Return, Started, Tag, Verdict
 from umbel.brokers.redis.keys import APART, Keys, tag_of
 from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.replies import time_of
 from umbel.brokers.redis.verdicts import settlement
 from umbel.brokers.refusals import ENVELOPE_BYTES
 from umbel.errors import BrokerError
@@ -38,12 +40,10 @@ from umbel.wire.envelope_redis import due_of, unseal
 
 # ---- large messages --------------------------------------------------------------------------------
 #
-# Claimed without passing through a script, and read afterwards.
-#
-# Redis takes some 2.4 µs for each kilobyte of a text that a script gets. Where messages are large, it is
-# asked to move each into a separate list, named by its claim (`claim.lua`), and the claimer reads it there.
-# The script that ends the claim removes the list. A user without the right to SORT gets large messages in
-# the ordinary way.
+# Redis takes some 2.4 µs for each kilobyte of a text that a script gets. Where messages are large, the script
+# `claim` moves each into a separate list, named by its claim, without reading it, and the claimer reads it
+# there. The script that ends the claim removes the list. A user without the right to SORT gets large messages
+# in the ordinary way.
 
 
 def envelope_max_bytes(message_max_bytes: int) -> int:
@@ -62,7 +62,7 @@ class LargeMessages:
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self.is_wanted = False
-        """Whether the next messages are to be in separate lists: the last ones were large."""
+        """Whether claims are to move messages into separate lists, because the last messages were large."""
         self._link = link
         self._keys = keys
         self._is_refused = False
@@ -81,7 +81,7 @@ class LargeMessages:
     async def _fetched(
         self, owner: str, epoch: bytes, ticket: str, taken: list[Any], now_s: float
     ) -> list[Any]:
-        """Read the separate envelopes; messages that are not due are parked again."""
+        """Read the separate envelopes; messages that are not due are delayed again."""
         groups = [taken[at : at + 4] for at in range(0, len(taken), 4)]
         found = [part for group in groups if group[2] != _SIGN for part in group]
         places = [
@@ -105,39 +105,24 @@ class LargeMessages:
                 found += (list_key, place, _SIGN, [envelope or b""])
         if early:
             made = settlement(self._keys, early, 0, ())
-            await self._link.run(
-                self._keys.script("settle"), self._keys.prefix, owner, epoch, 0, *made.arguments
-            )
+            await self._link.run(self._keys.script("settle"), owner, epoch, 0, 0, *made.arguments())
         return found
 
     async def _ended(self, owner: str, tags: Sequence[Tag]) -> set[Tag]:
-        """The claims without a list that have ended: others have the messages. For the rest the text was
-        removed.
-        """
+        """The claims among these that have ended. For the others only the list with the text was removed."""
         inflight = self._keys.inflight(owner)
         stands = await self._link.call_all([("HEXISTS", inflight, tag) for tag in tags]) if tags else []
         return {tag for tag, is_held in zip(tags, stands, strict=True) if not is_held}
 
 
-# ---- holding ---------------------------------------------------------------------------------------
-#
-# Which claims this process has, and which calls have an unknown outcome.
-#
-# A connection may break after a call was sent and before its reply. A claim in doubt may have taken
-# messages that this process does not know of: its ticket is given up at the next opportunity, and claims on
-# older connections are refused. A settle in doubt may have been applied: its claims stay doubtful, and the
-# next verdict on one of them asks first.
-#
-# When the server's data was replaced, claims that it does not know are `unknown`: no other worker has those
-# messages. Claims that have ended are remembered as lost until they are settled, because an ended claim may
-# be the first sign of replaced data.
+# ---- claims ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClaimEpoch:
-    """One life of an owner's in-flight hash; it ends when others take the messages back.
+    """One epoch of an owner's in-flight hash; it ends when other workers return its messages.
 
-    There is one object for each, so verdicts are sorted by identity.
+    There is one object for each epoch, so verdicts are grouped by identity.
     """
 
     owner: str
@@ -146,7 +131,7 @@ class ClaimEpoch:
 
 @dataclass(slots=True, eq=False)
 class VerdictGroup:
-    """Verdicts on claims of one hold; `sure`: their claims stand if the hold does."""
+    """Verdicts on claims of one epoch; `sure`: none of these claims can have ended before the epoch."""
 
     hold: ClaimEpoch
     sure: bool
@@ -171,7 +156,7 @@ class Holding:
         """Of claims whose reply never came, by owner."""
 
     def ticket(self) -> str:
-        """A name for one claim; never given twice, whatever the server forgets."""
+        """A new name for a claim, which is unique even if the server loses its data."""
         self._claims += 1
         return f"{self._nonce}.{self._claims:x}"
 
@@ -262,9 +247,9 @@ class Holding:
         return bool(self._lost)
 
     def known_of(self, owner: str, *, adopting: Tag | None, ever: bool) -> tuple[list[Tag], list[Tag]]:
-        """What is under way (tickets of claims, tags), and what the owner surely holds.
+        """The claims under way (tickets, tags), and the tags that the owner certainly holds.
 
-        `ever`: also under a hold that ended, which others may have ended.
+        `ever`: also those of earlier epochs, which other workers may have ended.
         """
         settling = [verdict.tag for group in self.settling for verdict in group.verdicts]
         under_way = [*self._under_way, *self._doubtful, *settling, *([] if adopting is None else [adopting])]
@@ -276,30 +261,30 @@ class Holding:
         ]
 
     def still_held(self, tags: Iterable[Tag]) -> list[Tag]:
-        """Those of these claims that were not settled meanwhile."""
+        """The claims among these that were not settled meanwhile."""
         return [tag for tag in tags if tag in self._held and tag not in self._doubtful]
 
     def end_hold(self, owner: str) -> None:
-        """Note that others have taken the owner's messages, except those it claimed since."""
+        """Note that other workers have taken the owner's messages, except those it claimed since."""
         self._holds.pop(owner, None)
-        self._lost.clear()  # others have those too
+        self._lost.clear()  # other workers have those, too
 
     def forget_unknown(self, missing: Iterable[Tag]) -> None:
-        """The data was replaced: it has neither these, nor any that were lost before it was noticed."""
+        """Note that replaced data has neither these claims nor those that were lost before."""
         for tag in missing:
             self.lose(tag)
         self._unknown |= self._lost
         self._lost.clear()
 
     def take_unknown(self, ended: set[Tag]) -> frozenset[Tag]:
-        """Return the ended claims that have no record; the others are conflicts."""
+        """Return the ended claims that the replaced data does not have; the others are conflicts."""
         unknown = self._unknown & ended
         self._unknown -= unknown
         self._lost -= ended
         return frozenset(unknown)
 
     def holds_of(self, tags: Iterable[Tag]) -> tuple[dict[ClaimEpoch, list[Tag]], list[Tag]]:
-        """The tags by their holds, and those that are no longer claimed."""
+        """The tags by their epochs, and the tags that are no longer claimed."""
         found: dict[ClaimEpoch, list[Tag]] = {}
         gone: list[Tag] = []
         for tag in tags:
@@ -308,7 +293,7 @@ class Holding:
         return found, gone
 
     def without_unknown(self, ended: Iterable[Tag]) -> frozenset[Tag]:
-        """Those of these ended claims that are not unknown."""
+        """The ended claims among these that the data still had."""
         return frozenset(ended) - self._unknown
 
     def judge(self, verdicts: Iterable[Verdict]) -> tuple[list[VerdictGroup], set[Tag]]:
@@ -363,20 +348,9 @@ class Holding:
 
 
 # ---- leases ----------------------------------------------------------------------------------------
-#
-# Renews the lease of an owner, and notices ended leases of others, at little cost.
-#
-# A renewal by script (`owners.lua`) compares everything. Between two close renewals nothing needs
-# comparing: the owner then counts its renewal and moves the end of its lease in two plain commands. Any
-# answer other than the expected one has the script run at once.
-#
-# The end of the lease is by the server's clock, as of its last answer. A plain renewal that reaches the
-# server late, after an outage, moves the end only to what was right when it was sent. It stops being right
-# when the server's clock is set forward, until the next look at it; that comes before the grace of a lease,
-# which such a change gives to every owner, is over.
 
-CLOSE_OF_LEASE = 0.35  # renewals this close need no script; from 0.4 on the server may have been away
-KNOWN_OF_LEASE = 0.7  # the last reading of the server's clock may be this old: two readings, and a moment
+CLOSE_OF_LEASE = 0.35  # renewals this close need no script; from 0.4 on the server may have been unavailable
+KNOWN_OF_LEASE = 0.7  # the greatest age of a reading of the server's clock: two intervals, and slack
 TURN_OF_LEASE = 0.9  # how long after a sweep by one worker the others skip theirs
 
 
@@ -385,7 +359,7 @@ class LeaseRenewal(NamedTuple):
 
     stood: bool
     is_replaced: bool  # the data
-    is_lost: bool  # the lease: others have what the owner held
+    is_lost: bool  # the lease: other workers have the owner's messages
 
 
 class Leases:
@@ -395,8 +369,8 @@ class Leases:
         self._link = link
         self._keys = keys
         self._lease_s = lease_s
-        self._renewals: dict[str, int] = {}  # by owner: as many as the server has confirmed
-        self._renewed_at: dict[str, float] = {}  # when the last one that was confirmed was sent
+        self._renewals: dict[str, int] = {}  # by owner: how many the server has confirmed
+        self._renewed_at: dict[str, float] = {}  # by owner: when the last confirmed renewal was sent
         self._ahead_s, self._read_at = 0.0, float("-inf")  # the server's clock, and when it was read
         self._turn_asked_at = float("-inf")
 
@@ -406,7 +380,7 @@ class Leases:
         return list(self._renewals)
 
     def age_s(self, owner: str) -> float:
-        """How long ago the owner surely had its lease."""
+        """How long ago the owner last renewed its lease, so far as the server has confirmed."""
         return monotonic() - self._renewed_at.get(owner, float("-inf"))
 
     def note_time(self, server_s: float) -> None:
@@ -415,7 +389,7 @@ class Leases:
         self._ahead_s = server_s - self._read_at
 
     async def prolong(self, owner: str) -> bool:
-        """Renew in two plain commands; False: a renewal by the script is due."""
+        """Renew in two plain commands; False if a renewal by the script is needed."""
         asked_at, link, lease_s = monotonic(), self._link, self._lease_s
         if (
             self.age_s(owner) > CLOSE_OF_LEASE * lease_s
@@ -432,7 +406,7 @@ class Leases:
             ]
         )
         replies = await link.reply_to(sent)
-        if isinstance(replies[0], int):  # also another number: the script says what that means
+        if isinstance(replies[0], int):  # after an unexpected number the script finds out the reason
             self._renewals[owner] = count
         if replies != [count, 1]:
             return False
@@ -458,7 +432,7 @@ class Leases:
         now, first = await self._link.reply_to(self._link.send(commands))
         if isinstance(now, hiredis.ReplyError) or isinstance(first, hiredis.ReplyError):
             return True
-        now_s = int(now[0]) + int(now[1]) / 1e6
+        now_s = time_of(now)
         self.note_time(now_s)
         return bool(first) and float(first[1]) <= now_s
 
@@ -491,35 +465,28 @@ class Leases:
         return returned
 
     async def unpark(self, owner: str, *, at_most_s: float) -> None:
-        """If this was the last Umbel worker, move parked messages to where Celery sees them, for a limited
+        """If this was the last Umbel worker, move delayed messages to where Celery sees them, for a limited
         time.
 
-        What is not reached stays parked; that loses nothing, since the next Umbel worker makes it ready in
-        time, but Celery's workers do not see it.
+        Messages that are not reached stay delayed. None is lost, because the next Umbel worker makes them
+        ready in time, but Celery's workers do not see them.
         """
         until = monotonic() + at_most_s
         while await self._run("unpark", owner) and monotonic() < until:
             pass
 
     async def _run(self, verb: str, owner: str, known: int = 0) -> Any:
-        script = self._keys.script("owners")
-        return await self._link.run(script, verb, self._keys.prefix, self._lease_s, owner, known)
+        return await self._link.run(self._keys.script("owners"), verb, self._lease_s, owner, known)
 
 
 # ---- limits ----------------------------------------------------------------------------------------
-#
-# Asks `limit.lua` which claimed messages may start, and reports claims that have ended.
-#
-# What must happen together is in the script. The end of a claim is reported after its settle, in a separate
-# call. A worker that dies in between leaves a slot without a claim, which the next sweep of any worker
-# frees.
 
 log = logging.getLogger("umbel.brokers.redis")
 BUCKETS_AT_ONCE = 100  # in one script
 
 
 class Limits:
-    """The slots that claims of this process hold, and the calls of `limit.lua`."""
+    """The slots that claims of this process hold, and the calls of `limits.lua`."""
 
     def __init__(self, link: Link, keys: Keys, holding: Holding, *, lease_s: float) -> None:
         self._link = link
@@ -582,8 +549,8 @@ class Limits:
             await self._run("sweep")
 
     async def purge(self, queue: str) -> int:
-        """Remove waiting messages of a queue, also those waiting for a limit, and free what they hold; how
-        many.
+        """Remove the waiting messages of a queue, also those that wait for a limit; how many. The keys and
+        turns that they hold are freed.
         """
         buckets = await self._link.call("ZRANGE", self._keys.limits, 0, -1)
         removed, more = 0, 1
@@ -597,10 +564,10 @@ class Limits:
         return removed
 
     async def _purge(self, verb: str, *args: Any) -> Any:
-        return await self._link.run(self._keys.script("purge"), verb, self._keys.prefix, self._lease_s, *args)
+        return await self._link.run(self._keys.script("purge"), verb, self._lease_s, *args)
 
     async def _run(self, verb: str, *args: Any) -> Any:
-        return await self._link.run(self._keys.script("limit"), verb, self._keys.prefix, self._lease_s, *args)
+        return await self._link.run(self._keys.script("limit"), verb, self._lease_s, *args)
 
 
 def _arguments(question: Permit) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Every key that we read or write in Redis, explained.
+"""Every key that Umbel reads or writes in Redis, explained.
 
 Celery's, which both sides share (wire 2.1, 6.2):
 
@@ -12,32 +12,32 @@ Celery's, which both sides share (wire 2.1, 6.2):
     celery-taskset-meta-<group id>.s   string  how many parts a chord has
     celery-taskset-meta-<group id>.j   zset    the parts that have ended, as JSON -> their place
     celery-taskset-meta-<group id>.t   string  how many were added to it while it ran (`add_to_chord`)
-    celery-taskset-meta-<group id>.a   set     ids of those that we added, so that each counts once (ours)
+    celery-taskset-meta-<group id>.a   set     ids of those that Umbel added, so that each counts once (ours)
     celery-taskset-meta-<group id>     string  the results of a group that was saved, or of a nested header
     celery-taskset-meta-<group id>.d   set     5.7: task id ":" place of the parts that were counted
     celery-taskset-meta-<group id>.c   string  5.7: the sender of the body; "done" once it was sent
     /<database>.<exchange>/<key>       channel fan-out; without a routing key there is no "/<key>"
 
-`unacked`, `unacked_index` and `unacked_mutex` hold what a Celery worker took. Umbel does not touch them.
+`unacked`, `unacked_index` and `unacked_mutex` have what a Celery worker took. Umbel does not touch them.
 
 Ours, which Celery does not know:
 
-    umbel.queues                 set     every queue that was published to or consumed by us
-    umbel.inflight.<owner>       hash    what an owner holds: "<ticket>:<place>:<list>" -> envelope, and
+    umbel.queues                 set     every queue that Umbel published to or consumed
+    umbel.inflight.<owner>       hash    what an owner has claimed: "<ticket>:<place>:<list>" -> envelope, and
                                          "epoch" -> the ticket that began this life of the hash
                                          ("kept-<ticket>:...": its claim ended; no worker takes it)
     umbel.apart.<ticket>:...     list    the envelope of one claimed message, which is large: the hash above
-                                         names it, with a "+" behind its place, and has nothing of it
+                                         has only its name, with a "+" behind its place
     umbel.handed.<owner>         list    a message that the server gave to an idle owner, until it is adopted
     umbel.handing                hash    owner -> the list that it is given messages from
-    umbel.handing.given_up       zset    those of them that were given up -> since when; for a minute
+    umbel.handing.given_up       zset    owners of that hash that were given up -> since when; for a minute
     umbel.owners                 zset    owner -> when its lease ends (server's seconds)
     umbel.renewals               hash    owner -> how often it renewed its lease: fewer than it knows of means
                                          that the data was replaced; plus 2^32 for each time the lease ended
-    umbel.lost                   zset    owner whose messages were returned and that did not renew its lease
+    umbel.lost                   zset    owner whose messages were returned and that has not renewed its lease
                                          since -> when; after a week its renewals are forgotten
     umbel.generations            hash    owner -> the least generation of connections it may claim on
-    umbel.contact                string  when any owner last spoke to the server by a script
+    umbel.contact                string  when any owner last called the server by a script
     umbel.turn                   string  a worker has swept for all; gone when it is due again
     umbel.grace                  string  until when no owner counts as dead, after an outage
     umbel.delayed.<queue>        zset    "<ticket>:<place>:<list>" NUL envelope -> when it is due
@@ -55,13 +55,13 @@ Ours, which Celery does not know:
     umbel.revokes.cursor         string  the last cursor given
     umbel.askers.<exchange>      zset    binding of a reply queue -> until when its client counts as alive
     umbel.unique.<key>           string  the id of the unique task that holds the key; gone with its time
-    umbel.holding                string  there while any message may hold such a key, or a call of a limit
+    umbel.holding                string  exists while any message may hold such a key, or a call of a limit
     umbel.limit.<bucket>         hash    what a cluster limit allows: most, or interval and slack, and free_at
     umbel.slots.<bucket>         zset    owner NL field of the claims that hold a slot -> inf; NL task id of
-                                         those that were called -> until when they are waited for
+                                         messages that were called -> until when they are waited for
     umbel.waiting.<bucket>       list    messages that wait for a slot: length ":" task id field NUL envelope
-    umbel.limits                 zset    buckets that messages wait for -> when a worker should look at them
-    umbel.waits                  hash    queue -> how many of its messages wait so
+    umbel.limits                 zset    buckets that messages wait for -> when a worker should check them
+    umbel.waits                  hash    queue -> how many of its messages wait for a limit
     umbel.held.<owner>           hash    field -> the bucket that its claim holds a slot of
     umbel.holders                set     owners that have such a hash
     umbel.sent.<task id>         string  an awaiting client published it; gone after five minutes
@@ -72,16 +72,17 @@ Ours, which Celery does not know:
     umbel.events.offset          string  the last offset given
     umbel.events.lost            string  how many events were dropped unread at the limit
     umbel.clock                  string  the cluster's clock mark
+    umbel.nothing                string  never has a value: written to find out whether there is memory
     {coord}:e:<key>              hash    one election, gone a day after its last change
-    {coord}:open                 zset    elections that are not closed -> when a node should look
+    {coord}:open                 zset    elections that are not closed -> when a node should check
     {coord}:l:<name>             hash    one lease: holder, term, expires_at, data
     {coord}:meta                 hash    born, last_term
-    {coord}:m:<node>             string  the incarnation of a node that lives; gone when it is silent
+    {coord}:m:<node>             string  the incarnation of a node that is alive; gone when it is silent
 
-A key prefix (Celery's `global_keyprefix`) stands before every one of them, channels included. The keys of
-results and chords may have a separate prefix: Celery's result backend has an option of the same name.
-Scripts make some of these names themselves (a returned message knows its list), so Redis Cluster,
-which wants every key announced, is not supported; Celery's layout does not fit it either.
+A key prefix (Celery's `global_keyprefix`) is before every one of them, channels included. The keys of results
+and chords may have a separate prefix: Celery's result backend has an option of the same name. Scripts build
+some of these names themselves (a returned message knows its list). So Redis Cluster, which must get the names
+of all keys with each call, is not supported; Celery's layout does not fit it either.
 """
 
 from collections.abc import Sequence
@@ -101,7 +102,7 @@ RESERVED = {
     "celery-task-meta-*": "those of results",
     "celery-taskset-meta-*": "those of results",
 }
-"""A queue of such a name would be one of these keys."""
+"""Names that no queue may have, because they are keys, and to whom these belong."""
 
 CAPABILITIES = Capabilities(
     transport="redis",
@@ -120,7 +121,7 @@ CAPABILITIES = Capabilities(
 )
 
 APART = "+"
-"""Follows the place of a claimed message whose envelope is in a separate list (`marks.lua`)."""
+"""Follows the place of a claimed message whose envelope is in a separate list (`messages.lua`)."""
 
 
 def cluster_text(made: ClusterId) -> str:
@@ -129,7 +130,7 @@ def cluster_text(made: ClusterId) -> str:
 
 
 def cluster_of(text: bytes | None) -> ClusterId | None:
-    """The id in that value; None: there is none, or the value is malformed."""
+    """The id in that value; None if there is none, or if the value is malformed."""
     since, _, name = (text or b"").decode(errors="replace").partition(" ")
     try:
         return ClusterId(name, float(since)) if name else None
@@ -138,12 +139,12 @@ def cluster_of(text: bytes | None) -> ClusterId | None:
 
 
 def tag_of(ticket: str, place: int, list_key: str, sign: str = "") -> str:
-    """The tag of a claimed message: the field of its owner's hash."""
+    """The tag of a claimed message, which is its field in its owner's hash."""
     return f"{ticket}:{place}{sign}:{list_key}"
 
 
 class Keys:
-    """The names of all keys and channels, for one prefix, database and set of lists."""
+    """The names of all keys and channels, and the scripts, for one prefix, database and set of lists."""
 
     def __init__(
         self,
@@ -195,10 +196,10 @@ class Keys:
         )
 
     def script(self, name: str) -> Script:
-        """A script that knows the lists of a queue."""
+        """The script of this name, for this prefix and these lists."""
         found = self._scripts.get(name)
         if found is None:
-            found = self._scripts[name] = script(name, self._lists)
+            found = self._scripts[name] = script(name, self._lists, self.prefix)
         return found
 
     def list_of(self, queue: str, priority: int) -> str:
@@ -210,7 +211,7 @@ class Keys:
         return [self.prefix + queue + suffix for suffix in self._suffixes]
 
     def queue_of(self, list_key: str) -> str:
-        """The queue of a list. By the end of its name: the separator may be part of a queue's name."""
+        """The queue of a list, by the end of its name: the separator may be part of a queue's name."""
         name = list_key.removeprefix(self.prefix)
         for suffix in self._suffixes:
             if suffix and name.endswith(suffix):
@@ -238,7 +239,7 @@ class Keys:
         return f"{self.prefix}umbel.handed.{owner}"
 
     def mark(self, node: str) -> str:
-        """The mark of a live node."""
+        """The liveness mark of a node."""
         return f"{self.prefix}{{coord}}:m:{node}"
 
     def signature(self, mark: str) -> str:
@@ -255,7 +256,7 @@ class Keys:
         return f"{self.result_prefix}celery-task-meta-{task_id}"
 
     def chord(self, group_id: str) -> str:
-        """The key of a saved group; the stem of a chord's keys, which end in ".s", ".j", ".t" and so on."""
+        """The key of a saved group; the keys of a chord are this and ".s", ".j", ".t" and so on."""
         return f"{self.result_prefix}celery-taskset-meta-{group_id}"
 
     def binding(self, exchange: str) -> str:

@@ -1,13 +1,14 @@
 """Link: one connection to a Redis server on the event loop, shared by many tasks.
 
-Commands of different tasks go out as they come and are answered in that order, so no task waits for another's
-reply before it sends. The reply of a cancelled caller is read and dropped in its turn. A reply that does not
+Commands of different tasks are sent as they come and answered in that order, so no task waits for another's
+reply before it sends. The reply to a cancelled caller is read and dropped in its turn. A reply that does not
 come in time means that the connection is dead: it is closed, every waiting caller gets an error, and the next
-call opens a new one. After a failure the next of several addresses has its turn.
+call reconnects. So a caller that gets an error calls again later, and the first one that succeeds has
+reconnected for all. After a failure the next of several addresses is tried.
 
 `LoopLink` is one link for all clients of an event loop that use the same servers. Senders and waiters for
-results hold it while they need it; the last one to release it closes it. Another loop, in whatever thread,
-has another link. Links of closed loops are forgotten by `abandon`, or when the next link is asked for.
+results hold it while they need it; the last one to release it closes it. Another loop, in any thread, has
+another link. Links of closed loops are forgotten by `abandon_loop_links`, or when the next link is requested.
 """
 
 import asyncio
@@ -40,16 +41,6 @@ from umbel.errors import BrokerUnavailable
 from umbel.protocol.shutdown import LinkChange
 
 # ---- link ------------------------------------------------------------------------------------------
-#
-# One connection to a Redis server on the event loop, shared by many tasks.
-#
-# Commands of different tasks go out as they come and are answered in that order, so no task waits for
-# another's reply before it sends. The reply of a cancelled caller is read and dropped in its turn. A reply
-# that does not come in time means that the connection is dead: it is closed, every waiting caller gets an
-# error, and the next call opens a new one.
-#
-# To reconnect, another call is enough: a caller that gets an error calls again later, and the first one
-# that succeeds has connected for all. After a failure the next of several addresses has its turn.
 
 Command = Sequence[Any]
 _pack = hiredis.pack_command
@@ -57,20 +48,21 @@ ANSWERED_MAX = 32  # senders that continue in one round of the loop, on a link t
 
 
 class Link:
-    """`on_push` gets what the server sends unasked; `on_lost` is called when a connection ends.
+    """A connection that reconnects on the next call. `timeout_s` is for connecting, and for each reply.
 
-    A link with a `name` reports to `on_link` when a connection in use is lost, and when it is restored. One
-    that `gathers` is shared by many senders: what they send in one round of the loop is written at its end,
-    in one system call. Few of them continue in one round, so that the loop has time for others when a server
-    that was silent answers a thousand at once, or is given up.
+    `on_push` gets what the server sends without being asked; `on_lost` is called when a connection ends. A
+    link with a `name` reports to `on_link` when a connection in use is lost, and when it is restored.
+
+    A link that `gathers` is shared by many senders: what they send in one round of the loop is written at the
+    end of the round, in one system call. Only some of them continue in one round, so that the loop has time
+    for other tasks when a server that was silent answers a thousand senders at once, or is given up.
     """
 
     def __init__(
         self,
         addresses: Sequence[Address],
         *,
-        connect_timeout_s: float,
-        reply_timeout_s: float,
+        timeout_s: float,
         resp3: bool = False,
         gathers: bool = False,
         reply_max_bytes: int | None = None,
@@ -83,8 +75,7 @@ class Link:
         self._watch = LinkWatch(name, on_link)
         self._addresses = addresses
         self._turn = 0
-        self._connect_timeout_s = connect_timeout_s
-        self._reply_timeout_s = reply_timeout_s
+        self._timeout_s = timeout_s
         self._resp3 = resp3
         self._gathers = gathers
         self._reply_max_bytes = reply_max_bytes
@@ -95,11 +86,11 @@ class Link:
         self._is_ready = False  # the handshake is done, and so is the caller's set-up
         self._connecting = asyncio.Lock()
         self.generation = 0
-        """How many connections there have been; each is a later one than those before."""
+        """How many connections there have been."""
 
     @property
     def address(self) -> Address:
-        """The address that is connected, or whose turn it is."""
+        """The address that is connected, or that is tried next."""
         return self._addresses[self._turn % len(self._addresses)]
 
     @property
@@ -113,24 +104,26 @@ class Link:
         return self._is_ready and self._wire is not None and not self._wire.is_closed
 
     async def connect(self) -> None:
-        """Make sure that there is a connection; BrokerUnavailable if no address can be reached."""
+        """Connect unless there is a connection; BrokerUnavailable if no address can be reached."""
         if self.is_connected:
             return
         async with self._connecting:
             if not self.is_connected:
-                await self._connect_to_one()
+                await self._try_each_address()
 
     async def call(self, *command: Any) -> Any:
-        """Send one command; its reply, or the error it stands for."""
+        """Send one command; returns its reply, or raises the error that the reply stands for."""
         return (await self.call_all([command]))[0]
 
     async def call_all(self, commands: Sequence[Command]) -> list[Any]:
-        """Send together, wait for all replies; the first error reply is raised."""
+        """Send together and wait for all replies; the first error reply is raised."""
+        if not commands:
+            return []
         await self.connect()
         return self.checked(await self.reply_to(self.send(commands)))
 
     async def attempt_all(self, commands: Sequence[Command]) -> list[ServerRefused]:
-        """Send together where some may be refused without the others; the refusals."""
+        """Send commands of which each may be refused alone; returns the refusals."""
         await self.connect()
         refused: list[ServerRefused] = []
         for reply in await self.reply_to(self.send(commands)):
@@ -141,30 +134,30 @@ class Link:
         return refused
 
     async def run(self, script: Script, *args: Any) -> Any:
-        """Run a script; its reply, or the error it stands for."""
+        """Run a script; returns its reply, or raises the error that the reply stands for."""
         await self.connect()
         return await self.finish_run(self.send_run(script, *args), script, *args)
 
     def send_run(self, script: Script, *args: Any) -> asyncio.Future[list[Any]]:
-        """Send a script's digest without waiting; `finish_run` reads the reply."""
+        """Send the digest of a script without waiting; `finish_run` gets the reply."""
         return self.send([("EVALSHA", script.digest, 0, *args)])
 
     async def finish_run(self, sent: asyncio.Future[list[Any]], script: Script, *args: Any) -> Any:
-        """The reply to `send_run`; sends the text if the server does not know the script."""
+        """The reply to `send_run`; if the server does not know the script, its text is sent."""
         (reply,) = await self.reply_to(sent)
         if is_missing_script(reply):
             return await self.call("EVAL", script.text, 0, *args)
         return self.checked([reply])[0]
 
     def send(self, commands: Sequence[Command], *, takes_s: float = 0.0) -> asyncio.Future[list[Any]]:
-        """Send on the existing connection; the future's result may contain error replies.
+        """Send on the existing connection; the result of the future may contain error replies.
 
-        `takes_s`: how long the server is asked to wait before it answers.
+        `takes_s`: how long the server may block before it answers.
         """
         return self._open_wire().send(commands, takes_s=takes_s)
 
     def send_after(self, commands: Sequence[Command], last: Command) -> asyncio.Future[list[Any]]:
-        """Send commands that are answered by pushes only, and one whose reply shows that they are done."""
+        """Send commands that are answered only by pushes, and a last one with a reply, which follows them."""
         return self._open_wire().send([last], before=commands)
 
     async def reply_to(self, sent: asyncio.Future[list[Any]]) -> list[Any]:
@@ -174,13 +167,13 @@ class Link:
         try:
             return await sent
         except TimeoutError:
-            raise silent(self.address, self._reply_timeout_s) from None
+            raise silent(self.address, self._timeout_s) from None
         except OSError:
             raise lost(self.address) from None
 
     def checked(self, replies: list[Any]) -> list[Any]:
-        """Return the replies, or raise if one is an error. Disconnects at once from a server that has become
-        a replica.
+        """Return the replies, or raise the first error among them. Disconnects at once from a server that has
+        become a replica.
         """
         try:
             return checked(replies, self.address)
@@ -192,11 +185,11 @@ class Link:
             raise
 
     def awaits(self, sent: asyncio.Future[list[Any]]) -> bool:
-        """Whether the server still has to answer this, also when no caller waits for the answer any more."""
+        """Whether the server has yet to answer this, even if no caller waits for the answer any more."""
         return self._wire is not None and self._wire.awaits(sent)
 
     async def replace(self) -> None:
-        """Open a new connection in place of a possibly dead one; waiting callers get an error."""
+        """Reconnect, because the connection may be dead; waiting callers get an error."""
         self._end_wire()
         await self.connect()
 
@@ -219,11 +212,11 @@ class Link:
         if self._on_lost is not None:
             self._on_lost()
         if self._is_ready:
-            why = f"no answer within {self._reply_timeout_s:g} s" if is_late else "the server closed it"
+            why = f"no answer within {self._timeout_s:g} s" if is_late else "the server closed it"
             self._watch.lost(f"the connection to Redis at {self.address.shown} was lost: {why}")
 
-    async def _connect_to_one(self) -> None:
-        """Try each address once, beginning with the one whose turn it is."""
+    async def _try_each_address(self) -> None:
+        """Connect to the first address that can be reached, beginning with the present one."""
         problem: BrokerUnavailable | None = None
         for _ in self._addresses:
             self._end_wire()
@@ -241,7 +234,7 @@ class Link:
 
     async def _connect_to(self, address: Address) -> None:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 if address.master:
                     address = await self._primary_of(address)
                 self._wire = await self._dial(address, self._note_ended)
@@ -249,7 +242,7 @@ class Link:
         except OSError as problem:  # TimeoutError and ConnectionError are among them
             if self._wire is not None and self._wire.is_garbled:
                 raise not_redis(address) from None
-            raise unreachable(address, problem, self._connect_timeout_s) from None
+            raise unreachable(address, problem, self._timeout_s) from None
         self.generation += 1
         if self._on_connect is not None:
             await self._on_connect()
@@ -271,22 +264,23 @@ class Link:
             return _Wire(
                 self._on_push,
                 on_lost,
-                self._reply_timeout_s,
+                self._timeout_s,
                 gathers=self._gathers,
                 reply_max_bytes=self._reply_max_bytes,
             )
 
         if address.path:
             return (await loop.create_unix_connection(make, address.path))[1]
-        # It reads the certificate files.
+        # In a thread, because it reads the certificate files.
         context = await asyncio.to_thread(address.tls_context) if address.tls else None
         return (await loop.create_connection(make, address.host, address.port, ssl=context))[1]
 
 
 class _Wire(asyncio.Protocol):
-    """The connection itself: bytes in, replies out, in order.
+    """The protocol of one connection: bytes in, replies out, in order.
 
-    One timer watches the oldest awaited reply, because one for each would cost as much as the call itself.
+    One timer watches the oldest awaited reply, because a timer for each would cost as much as the call
+    itself.
     """
 
     def __init__(
@@ -315,7 +309,7 @@ class _Wire(asyncio.Protocol):
         self._answered: deque[tuple[asyncio.Future[list[Any]], list[Any] | OSError]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # those of uvloop are no subclass of it
 
     def send(
         self, commands: Sequence[Command], *, before: Sequence[Command] = (), takes_s: float = 0.0
@@ -391,8 +385,8 @@ class _Wire(asyncio.Protocol):
         batch = self._batches[0]
         batch.read.append(reply)
         if batch.is_after and isinstance(reply, hiredis.ReplyError):
-            # It may be the answer to a command before, which has none when it is done: then every later
-            # reply would be taken for another's. The connection cannot be used any more.
+            # It may be the answer to an earlier command, which has no answer when it succeeds. Then every
+            # later reply would be taken for another one's, so the connection cannot be used any more.
             self._answer(batch.replies, batch.read)
             self.close()
             return
@@ -420,7 +414,7 @@ def _answer(sender: asyncio.Future[list[Any]], answer: list[Any] | OSError) -> N
         return
     if isinstance(answer, OSError):
         sender.set_exception(answer)
-        sender.exception()  # a caller that is cancelled meanwhile does not fetch it
+        sender.exception()  # a caller that is cancelled meanwhile does not retrieve it
     else:
         sender.set_result(answer)
 
@@ -442,12 +436,6 @@ _NOTHING: Any = object()
 
 
 # ---- loop links ------------------------------------------------------------------------------------
-#
-# One connection for all clients of an event loop that use the same Redis server.
-#
-# Senders and waiters for results hold the same link while they need it; the last one to release it closes
-# it. A link belongs to its loop: another loop, in whatever thread, has another link. Links of closed loops
-# are forgotten by `abandon`, or when the next link is asked for.
 
 _Place = tuple[tuple[Address, ...], float]
 _links: dict[asyncio.AbstractEventLoop, dict[_Place, "LoopLink"]] = {}
@@ -455,15 +443,12 @@ _changing = Lock()
 
 
 class LoopLink:
-    """A shared link; get it by `hold`. Pushes of the server and the loss of the connection go to all
-    listeners.
-    """
+    """A shared link. All listeners get the pushes of the server, and the loss of the connection."""
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float) -> None:
         self.link = Link(
             addresses,
-            connect_timeout_s=timeout_s,
-            reply_timeout_s=timeout_s,
+            timeout_s=timeout_s,
             resp3=True,
             gathers=True,
             on_push=self._pushed,
@@ -474,16 +459,16 @@ class LoopLink:
         self.on_lost: list[Callable[[], None]] = []
 
     def _pushed(self, pushed: list[Any]) -> None:
-        for tell in self.on_push:
-            tell(pushed)
+        for listener in self.on_push:
+            listener(pushed)
 
     def _lost(self) -> None:
-        for tell in self.on_lost:
-            tell()
+        for listener in self.on_lost:
+            listener()
 
 
 def hold_loop_link(addresses: Sequence[Address], *, timeout_s: float) -> LoopLink:
-    """The running loop's link to these servers; `release` it in the same loop."""
+    """The running loop's link to these servers; release it in the same loop."""
     loop = asyncio.get_running_loop()
     with _changing:
         _forget_closed()

@@ -4,9 +4,9 @@ While the server cannot be reached, `publish` raises; other calls are retried fo
 time-out. A call whose connection broke before the reply may be sent twice: at least once.
 """
 
-import time
 from collections.abc import Sequence
 from itertools import chain
+from time import monotonic
 from typing import Any
 
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
@@ -18,21 +18,18 @@ from umbel.brokers.redis.publishing import (
     Command,
     append_arguments,
     fan_out,
+    hold_arguments,
     publication,
     questions,
-    refusal,
     reply_commands,
     revokes_to_record,
 )
 from umbel.brokers.redis.replies import ServerRefused, checked
-from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.protocol.delivery.trust import ClusterId
 from umbel.wire.control import is_for_replies
 from umbel.wire.message import Outgoing
 from umbel.wire.records import Revoke
-
-_LOG, _REVOKE, _UNIQUE = script("event_log"), script("revoke"), script("unique")
 
 
 class RedisProducer:
@@ -55,15 +52,16 @@ class RedisProducer:
         if not batch:
             return
         if not self._bindings.are_plain(batch):
-            batch = self._routed(batch)
+            read = self._bindings.read(batch)
+            found = self._pool.use(lambda link: link.call_all(read), patience_s=0.0) if read else []
+            batch = self._bindings.route_all(batch, found)
         made = publication(self._keys, batch)
-        # The caller decides whether and how long to wait for a server that is away.
         self._pool.use(lambda connection: self._publish(connection, batch, *made), patience_s=0.0)
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
         """Record revokes in batches; RevokesFull when the record is at its limit."""
-        for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):
-            batch.check(self._pool.run(_REVOKE, *batch.arguments))
+        for batch in revokes_to_record(revokes, self._settings.revokes_max):
+            batch.check(self._pool.run(self._keys.script("revoke"), *batch.arguments))
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         """Publish to the channels of Celery, and replies to the queues of their clients."""
@@ -74,14 +72,13 @@ class RedisProducer:
         """Append events while a recorder is registered; how many entries were stored."""
         if not entries:
             return 0
-        args = append_arguments(self._keys, entries, counts, self._settings.event_log_max)
-        stored: int = self._pool.run(_LOG, *args)
+        args = append_arguments(entries, counts, self._settings.event_log_max)
+        stored: int = self._pool.run(self._keys.script("event_log"), *args)
         return stored
 
     def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
         """Take the key if it is free; returns the id of the task that holds it now."""
-        ttl_ms = max(1, round(ttl_s * 1000))
-        holder: bytes = self._pool.run(_UNIQUE, "hold", self._keys.prefix, key, task_id, ttl_ms)
+        holder: bytes = self._pool.run(self._keys.script("unique"), *hold_arguments(key, task_id, ttl_s))
         return holder.decode()
 
     def cluster_id(self) -> ClusterId | None:
@@ -89,23 +86,13 @@ class RedisProducer:
         return cluster_of(self._pool.use(lambda connection: connection.call("GET", self._keys.cluster)))
 
     def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
+        """(key, task id): free each key that this task holds."""
         if held:
-            self._pool.run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))
+            self._pool.run(self._keys.script("unique"), "release", *chain.from_iterable(held))
 
     def close(self) -> None:
         """Close the idle connections of the pool."""
         self._pool.close()
-
-    def _routed(self, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
-        exchanges = self._bindings.exchanges(batch)
-        read, tables = self._bindings.read(exchanges), []
-        if read:
-            tables = self._pool.use(lambda connection: connection.call_all(read), patience_s=0.0)
-        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
-        if routed.refused:
-            raise refusal(routed.refused)
-        return routed.batch
 
     def _publish(
         self,
@@ -115,9 +102,9 @@ class RedisProducer:
         commands: list[Command],
     ) -> None:
         if args:
-            connection.run(self._keys.script("publish"), self._keys.prefix, *args)
-        now = time.monotonic()
-        if now > connection.declare_again_at:  # the server may have been emptied meanwhile
+            connection.run(self._keys.script("publish"), *args)
+        now = monotonic()
+        if now > connection.declare_again_at:
             connection.declared.clear()
             connection.declare_again_at = now + DECLARE_AGAIN_S
         new: set[str] = set()
@@ -130,7 +117,7 @@ class RedisProducer:
                 # Consumers declare too, so a refused declaration is ignored: the messages are sent.
                 checked(replies[len(declared) :], connection.address)
             except ServerRefused:  # the script's error text is clearer
-                connection.run(self._keys.script("publish"), self._keys.prefix, *questions(self._keys, batch))
+                connection.run(self._keys.script("publish"), *questions(self._keys, batch))
                 raise
         if new:
             connection.declared |= new

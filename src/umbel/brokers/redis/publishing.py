@@ -1,18 +1,18 @@
-"""Publishing: from messages, broadcasts and revokes to commands, for both faces of the broker.
+"""Publishing: from messages, broadcasts and revokes to commands, for all producers of the broker.
 
 A batch is one command, one transaction or one script, so it is published as a whole or not at all. A message
-that is not due yet goes into the list like any other, with a prefix that says when it is due: a Celery worker
-can take it and waits for its `eta`, and a claim of ours parks it.
+that is not due yet goes into the list like any other, with a mark that says when it is due: a Celery worker
+can take it and waits for its `eta`, and a claim of Umbel delays it.
 
-Redis has no exchanges (wire 2.3). A consumer records in a set that it bound a queue; a publisher reads that
-set and pushes to the lists of all queues that match. The set is read just before the message is sent, in a
-separate call, so a queue that is bound in between is not reached, as with Celery.
+Redis has no exchanges (wire 2.3). A consumer records in a set that it has bound a queue; a publisher reads
+that set and pushes to the lists of all queues that match. The set is read just before the message is sent, in
+a separate call, so a queue that is bound in between is not reached, as with Celery.
 
-Exchange types are stored nowhere, but a binding of a topic exchange has a pattern and one of a direct
+The types of exchanges are not stored, but a binding of a topic exchange has a pattern and one of a direct
 exchange has none. The pattern is the binding key as a regular expression. Anyone who can write to Redis can
-write another one, so the binding key is matched instead, with the result of Celery's pattern. A fanout
-exchange is a pub/sub channel in Celery, whose messages are lost while nobody listens, so no queue of tasks
-can be bound to one here.
+write another pattern, so the binding key is matched instead, with the same result as Celery's pattern. A
+fanout exchange is a pub/sub channel in Celery, whose messages are lost while no client listens, so no queue
+of tasks can be bound to one here.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -33,17 +33,11 @@ from umbel.wire.envelope_redis import seal, seal_broadcast, seal_result
 from umbel.wire.message import Outgoing, StoredResult, matches
 from umbel.wire.records import Revoke
 
-# ---- publishing ------------------------------------------------------------------------------------
-#
-# From messages to commands, for both faces of the broker.
-#
-# A batch is one command, one transaction or one script, so it is published as a whole or not at all. A
-# message that is not due yet goes into the list like any other, with a prefix that says when it is due: a
-# Celery worker can take it and waits for its `eta`, and a claim of ours parks it.
+# ---- messages --------------------------------------------------------------------------------------
 
 Command = Sequence[Any]
-ARGUMENTS_MAX = 50_000  # of one command; the server's own limit is about a million
-# The server closes a connection that sends it a gigabyte at once; envelopes are a third larger than bodies.
+ARGUMENTS_MAX = 50_000  # of one command; the server's limit is about a million
+# The server closes a connection that sends a gigabyte at once; envelopes are a third larger than bodies.
 BATCH_BYTES_MAX = 384 * 1024 * 1024
 DECLARE_AGAIN_S = 10.0  # the server may have been emptied
 CALL_BYTES_MAX = 64 * 1024 * 1024  # of parts that need not go together: other clients wait meanwhile
@@ -82,11 +76,11 @@ def check_weight(batch: Sequence[Outgoing]) -> None:
 def publication(
     keys: Keys, batch: Sequence[Outgoing], here: Container[str] = ()
 ) -> tuple[list[Any], list[Command]]:
-    """The arguments of the script `publish` after the prefix, if it is needed, and commands that follow it.
+    """The arguments of the script `publish`, if it is needed, and the commands that follow it.
 
-    One list takes a batch wholly or not at all, so no check is needed before. Several lists are checked
-    first, in the same script, which also parks messages. A batch too large for a script is pushed in a
-    transaction after a script that only checks.
+    One list takes a batch as a whole or not at all, so no check is needed before. Several lists are checked
+    first, in the same script, which also delays messages. A batch that is too large for a script is pushed in
+    a transaction, after a script that only checks.
     """
     if len(batch) == 1 and weight_of(batch[0]) <= BATCH_BYTES_MAX:  # as most are
         (outgoing,) = batch
@@ -104,7 +98,7 @@ def publication(
 
 
 def questions(keys: Keys, batch: Iterable[Outgoing]) -> list[Any]:
-    """The script's arguments to check only whether the lists take messages; its error says why not."""
+    """Arguments with which the script only checks whether the lists take messages; its error says why not."""
     lists = dict.fromkeys(keys.list_of(outgoing.queue, outgoing.message.priority) for outgoing in batch)
     return [part for key in lists for part in (key, 0, "", "")]
 
@@ -142,10 +136,10 @@ def sealed(outgoing: Outgoing, tag: str, not_before: float) -> bytes:
 
 
 def parkable(keys: Keys, batch: Iterable[Outgoing], here: Container[str]) -> list[Any]:
-    """For the scripts: list, due, field, envelope of each message; they park what is not due.
+    """For the scripts: list, due, field, envelope of each message; they delay what is not due.
 
-    A message for a queue that is not consumed `here` goes into its list as clients send it: maybe only Celery
-    consumes the queue, and a parked message would come to Celery's workers too late.
+    A message for a queue that is not consumed `here` goes into its list as clients send it: perhaps only
+    Celery consumes the queue, and a delayed message would come to Celery's workers too late.
     """
     sent = list(batch)
     args: list[Any] = []
@@ -171,7 +165,7 @@ def push_results(keys: Keys, results: Sequence[StoredResult], ttl_ms: int) -> li
 
 
 def fan_out(keys: Keys, batch: Sequence[Broadcast]) -> list[Command]:
-    """The commands that publish broadcasts on the channels of Celery."""
+    """The commands that publish broadcasts on Celery's channels."""
     return [
         (
             "PUBLISH",
@@ -192,8 +186,8 @@ REPLY_QUEUE_TTL_MS = 30_000
 
 
 def reply_commands(keys: Keys, reply: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
-    """The commands that push a reply to every queue bound with this routing key; `bound` is the exchange's
-    set.
+    """The commands that push a reply to every queue bound with its routing key; `bound` is the binding set of
+    the exchange.
     """
     commands: list[Sequence[Any]] = []
     member_start = reply.routing_key.encode(errors="replace") + keys.sep.encode()
@@ -210,32 +204,24 @@ def reply_commands(keys: Keys, reply: Broadcast, bound: Sequence[bytes]) -> list
 
 
 def append_arguments(
-    keys: Keys, entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
+    entries: Sequence[tuple[str, bytes]], counts: Sequence[int], most: int
 ) -> list[str | bytes | int]:
-    """The arguments of the script for these entries, for both faces of the broker."""
-    arguments: list[str | bytes | int] = ["append", keys.prefix, most]
+    """The arguments of the script `event_log` that append these entries."""
+    arguments: list[str | bytes | int] = ["append", most]
     for (key, body), count in zip(entries, counts or [1] * len(entries), strict=True):
         arguments += (key, count, body)
     return arguments
 
 
+def hold_arguments(key: str, task_id: str, ttl_s: float) -> tuple[str, str, str, int]:
+    """The arguments of the script `unique` that take a key."""
+    return "hold", key, task_id, max(1, round(ttl_s * 1000))
+
+
 # ---- bindings --------------------------------------------------------------------------------------
-#
-# Which queues a message for an exchange goes to, as Celery stores them in Redis (wire 2.3).
-#
-# Redis has no exchanges. A consumer records in a set that it bound a queue; a publisher reads that set and
-# pushes to the lists of all queues that match. The set is read just before the message is sent, in a
-# separate call, so a queue that is bound in between is not reached, as with Celery.
-#
-# Exchange types are stored nowhere, but a binding of a topic exchange has a pattern and one of a direct
-# exchange has none. The pattern is the binding key as a regular expression. Anyone who can write to Redis
-# can write another one, so the binding key is matched instead, with the result of Celery's pattern. A
-# fanout exchange is a pub/sub channel in Celery, whose messages are lost while nobody listens, so no task
-# queue can be bound to one here.
 
 _RESERVED = tuple(name.removesuffix("*") for name in RESERVED)  # how such names begin
-Tables = Mapping[str, Sequence[bytes]]
-"""The binding sets of exchanges."""
+_Tables = Mapping[str, Sequence[bytes]]  # the binding sets of exchanges
 
 
 @dataclass(slots=True)
@@ -275,7 +261,7 @@ class Bindings:
         return ""
 
     def declare(self, queues: Iterable[str]) -> list[Command]:
-        """The commands that make queues known: to Umbel, and by their bindings to Celery, permanently."""
+        """The commands that make queues known to Umbel, and by permanent bindings to Celery."""
         commands: list[Command] = []
         for queue in queues:
             commands.append(("SADD", self._keys.queues, queue))
@@ -285,19 +271,30 @@ class Bindings:
         return commands
 
     def are_plain(self, batch: Iterable[Outgoing]) -> bool:
-        """Whether all messages go to the queues that they name, as most do: `route` changes nothing."""
+        """Whether all messages go to the queues that they name, as most do: then `route` changes nothing."""
         return all(not outgoing.exchange and not outgoing.queue.startswith(_RESERVED) for outgoing in batch)
 
-    def exchanges(self, batch: Iterable[Outgoing]) -> list[str]:
-        """The exchanges whose binding sets `route` needs."""
-        return list(dict.fromkeys(outgoing.exchange for outgoing in batch if outgoing.exchange))
+    def read(self, batch: Iterable[Outgoing]) -> list[Command]:
+        """The commands that read the binding sets which `route` needs for this batch."""
+        return [("SMEMBERS", self._keys.binding(exchange)) for exchange in _exchanges(batch)]
 
-    def read(self, exchanges: Iterable[str]) -> list[Command]:
-        """The commands that read these binding sets."""
-        return [("SMEMBERS", self._keys.binding(exchange)) for exchange in exchanges]
+    def route_all(self, batch: Sequence[Outgoing], found: Sequence[Sequence[bytes]]) -> list[Outgoing]:
+        """As `route`; BrokerRefused if a message reaches no queue, and then nothing may be sent."""
+        routed = self.route(batch, found)
+        if routed.refused:
+            first = min(routed.refused)
+            more = f" (and {len(routed.refused) - 1} more messages)" if len(routed.refused) > 1 else ""
+            raise BrokerRefused(f"cannot send a message{more}: {routed.refused[first]}")
+        return routed.batch
 
-    def route(self, batch: Sequence[Outgoing], tables: Tables) -> Routed:
-        """Each message once for each queue that it reaches; refused for a queue whose name is reserved."""
+    def route(self, batch: Sequence[Outgoing], found: Sequence[Sequence[bytes]]) -> Routed:
+        """Each message once for each queue that it reaches; refused for a queue whose name is reserved.
+
+        `found`: the replies to `read`.
+        """
+        return self._route(batch, dict(zip(_exchanges(batch), found, strict=True)))
+
+    def _route(self, batch: Sequence[Outgoing], tables: _Tables) -> Routed:
         routed = Routed()
         for place, outgoing in enumerate(batch):
             if not outgoing.exchange:
@@ -317,14 +314,18 @@ class Bindings:
         return routed
 
     def route_verdicts(
-        self, verdicts: Sequence[Verdict], tables: Tables
+        self, verdicts: Sequence[Verdict], follow_ups: Sequence[Outgoing], found: Sequence[Sequence[bytes]]
     ) -> tuple[list[Verdict], list[Refused]]:
-        """The verdicts with follow-ups that name their queues, and the follow-ups that reach none."""
+        """The verdicts with follow-ups that name their queues, and the follow-ups that reach no queue.
+
+        `found`: the replies to `read` for all these follow-ups.
+        """
+        tables = dict(zip(_exchanges(follow_ups), found, strict=True))
         judged: list[Verdict] = []
         refused: list[Refused] = []
         for verdict in verdicts:
             if isinstance(verdict, Ack | Bury) and verdict.follow_ups:
-                routed = self.route(verdict.follow_ups, tables)
+                routed = self._route(verdict.follow_ups, tables)
                 refused += [Refused(verdict.follow_ups[place], why) for place, why in routed.refused.items()]
                 judged.append(replace(verdict, follow_ups=routed.batch))
             else:
@@ -340,7 +341,8 @@ class Bindings:
                     binding.exchange.name,
                     self._keys.binding_member(binding.routing_key, _pattern(binding), queue),
                 )
-                for binding in _bound(declared)
+                for binding in declared.bindings
+                if binding.exchange.name
             ]
         if self._keys.sep in queue:  # no publisher could read such a binding
             return []
@@ -357,11 +359,8 @@ class Bindings:
         return sorted(found)
 
 
-def refusal(refused: Mapping[int, str]) -> BrokerRefused:
-    """One error for all messages that reach no queue; it shows the first. Nothing of their batch was sent."""
-    first = min(refused)
-    more = f" (and {len(refused) - 1} more messages)" if len(refused) > 1 else ""
-    return BrokerRefused(f"cannot send a message{more}: {refused[first]}")
+def _exchanges(batch: Iterable[Outgoing]) -> list[str]:
+    return list(dict.fromkeys(outgoing.exchange for outgoing in batch if outgoing.exchange))
 
 
 def pattern_of(binding_key: str) -> str:
@@ -377,24 +376,18 @@ def _escaped(word: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "#*" else "\\" + letter for letter in word)
 
 
-def _bound(declared: DeclaredQueue) -> list[DeclaredBinding]:
-    return [binding for binding in declared.bindings if binding.exchange.name]
-
-
 def _pattern(binding: DeclaredBinding) -> str:
     return pattern_of(binding.routing_key) if binding.exchange.kind == "topic" else ""
 
 
 @lru_cache(maxsize=1024)
 def _fits(binding_key: str, routing_key: str) -> bool:
-    """Whether a binding of a topic exchange matches, where Celery's `#` stands for one word or more."""
+    """Whether a binding of a topic exchange matches; in Celery's form `#` stands for one word or more."""
     words = [part for word in binding_key.split(".") for part in (("*", "#") if word == "#" else (word,))]
     return matches(words, routing_key.split("."))
 
 
 # ---- revokes ---------------------------------------------------------------------------------------
-#
-# Sent to the record in batches that one script takes at once.
 
 REVOKES_AT_ONCE = 2000
 _encode = msgspec.json.Encoder().encode
@@ -402,9 +395,9 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class RevokeBatch:
-    """One call of the script that records revokes."""
+    """One call of the script `revoke`, which records revokes."""
 
-    arguments: Sequence[Any]  # of the script "revoke"
+    arguments: Sequence[Any]
     limit: int
     left: int  # revokes in this batch and later ones
 
@@ -417,10 +410,10 @@ class RevokeBatch:
             )
 
 
-def revokes_to_record(keys: Keys, revokes: Sequence[Revoke], limit: int) -> Iterator[RevokeBatch]:
+def revokes_to_record(revokes: Sequence[Revoke], limit: int) -> Iterator[RevokeBatch]:
     """The batches for these revokes, to be sent in order and checked one after another."""
     for first in range(0, len(revokes), REVOKES_AT_ONCE):
         entries: list[str | bytes] = []
         for revoke in revokes[first : first + REVOKES_AT_ONCE]:
             entries += (f"{revoke.task_id}\0{revoke.header}", f"{revoke.expires_at:.6f}", _encode(revoke))
-        yield RevokeBatch(("record", keys.prefix, limit, *entries), limit, len(revokes) - first)
+        yield RevokeBatch(("record", limit, *entries), limit, len(revokes) - first)

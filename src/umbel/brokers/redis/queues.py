@@ -1,12 +1,12 @@
 """Queues: their depths and pauses, dead letters, and the retained messages of failed tasks.
 
-Dead letters and failures are streams. The ids of dead letters are those that people type. A failed message
-gets there in the script that settles its task, and leaves in the one that sends the retry (`requeue.lua`), so
-no crash loses one or sends it twice. The ids of failures are times of the server, so old ones are removed by
-their ids.
+Workers poll only the number of ready messages; the other counts take one command for each worker. Claims
+(`claims.lua`) and idle workers (`waiting.py`) respect a pause.
 
-Workers poll only the number of ready messages; the other counts take one command for each worker. A pause is
-respected by `claim.lua` and by `waiting.py`.
+Dead letters and failures are streams. A dead letter's id is what people type. A failed message gets into its
+stream in the script that settles its task, and leaves it in the one that sends the retry (`requeue`), so no
+crash loses it or sends it twice. The ids of failures are times of the server, so old ones are removed by
+their ids.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +15,6 @@ from math import isfinite
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from umbel.brokers.interface import (
     MOVED_AT_ONCE_MAX,
@@ -32,9 +31,9 @@ from umbel.brokers.redis.holding import envelope_max_bytes
 from umbel.brokers.redis.keys import RESERVED, Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, delivery_tags, push, weight_of
-from umbel.brokers.redis.replies import ServerRefused, checked, is_wrong_type
-from umbel.brokers.redis.scripts import script
+from umbel.brokers.redis.replies import ServerRefused, checked, is_wrong_type, time_of
 from umbel.brokers.refusals import partly_requeued, signed_for, still_too_large
+from umbel.brokers.rules import with_pauses
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import seal, unseal
@@ -42,87 +41,25 @@ from umbel.wire.message import Outgoing
 from umbel.wire.signing import Signer
 from umbel.wire.values import UNREADABLE
 
-# ---- pauses ----------------------------------------------------------------------------------------
-#
-# Which queues are not claimed from (`claim.lua` and `waiting.py` respect it); moving messages.
+# ---- depths, pauses and moves ----------------------------------------------------------------------
 
-_encode = msgspec.json.Encoder().encode
 _pause = msgspec.json.Decoder(Pause).decode
-UNKNOWN = Pause(0.0)
-
-
-async def set_pause(link: Link, keys: Keys, queue: str, mark: Pause) -> None:
-    """Store the pause of a queue."""
-    await link.call("HSET", keys.paused, queue, _encode(mark))
-
-
-async def clear_pause(link: Link, keys: Keys, queue: str) -> bool:
-    """Remove the pause; whether there was one."""
-    return bool(await link.call("HDEL", keys.paused, queue))
-
-
-async def fetch_pauses(link: Link, keys: Keys) -> dict[str, Pause]:
-    """The paused queues, sorted by name."""
-    found = await link.call("HGETALL", keys.paused)
-    return {queue.decode(): _read(stored) for queue, stored in sorted(_pairs(found))}
-
-
-async def paused_names(link: Link, keys: Keys) -> Sequence[bytes]:
-    """The names of paused queues; none if the key has another type, as for claims."""
-    with suppress(ServerRefused):
-        found: list[bytes] = await link.call("HKEYS", keys.paused)
-        return found
-    return ()
-
-
-def with_pauses(depths: Mapping[str, Depth], names: Sequence[bytes]) -> dict[str, Depth]:
-    """The depths of all queues that hold something or are paused, with the pauses set."""
-    halted = {name.decode() for name in names}
-    found = {name: replace(depth, paused=name in halted) for name, depth in depths.items()}
-    found |= {name: Depth(0, 0, 0, paused=True) for name in halted - found.keys()}
-    return dict(sorted(found.items()))
-
-
-async def move_waiting(link: Link, keys: Keys, source: str, target: str, limit: int) -> int:
-    """Move waiting messages in one script; how many. BrokerRefused if the next is signed for its queue."""
-    most = min(limit, MOVED_AT_ONCE_MAX)
-    moved, is_signed = await link.run(keys.script("move"), keys.prefix, source, target, most)
-    if is_signed and not moved:
-        raise signed_for(source)
-    return int(moved)
-
-
-def _pairs(found: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    return list(zip(found[::2], found[1::2], strict=True))
-
-
-def _read(stored: bytes) -> Pause:
-    """The pause as stored. An unreadable one still pauses: claims look only at the queue's name."""
-    with suppress(*UNREADABLE):
-        return _pause(stored)
-    return UNKNOWN
-
-
-# ---- depths ----------------------------------------------------------------------------------------
-#
-# How full the queues are. Workers poll only the number of messages that are ready for them.
 
 
 async def fetch_depths(link: Link, keys: Keys, only: Collection[str] | None) -> Mapping[str, Depth]:
-    """The depths of all queues, or only the ready messages of these, with the pauses."""
-    found = await (_all(link, keys) if only is None else _ready(link, keys, only))
-    if only is not None and not found:
-        return found
-    return with_pauses(found, await paused_names(link, keys))
-
-
-async def _all(link: Link, keys: Keys) -> dict[str, Depth]:
-    found = await link.run(keys.script("depths"), keys.prefix)
-    return {
-        found[at].decode(): Depth(*found[at + 1 : at + 5])
-        for at in range(0, len(found), 5)
-        if any(found[at + 1 : at + 5])
-    }
+    """The depths of all queues that hold a message or are paused; with `only`, just the ready messages of
+    these.
+    """
+    if only is not None:
+        depths = await _ready(link, keys, only)
+        if not depths:
+            return depths
+        paused = await _paused_names(link, keys)
+        return with_pauses(depths, paused & set(only))
+    found = await link.run(keys.script("depths"))
+    rows = [found[at : at + 5] for at in range(0, len(found), 5)]
+    depths = {queue.decode(): Depth(*counts) for queue, *counts in rows if any(counts)}
+    return with_pauses(depths, await _paused_names(link, keys))
 
 
 async def _ready(link: Link, keys: Keys, queues: Collection[str]) -> dict[str, Depth]:
@@ -135,18 +72,36 @@ async def _ready(link: Link, keys: Keys, queues: Collection[str]) -> dict[str, D
     return {queue: Depth(count, 0, 0) for queue, count in ready.items() if count}
 
 
+async def _paused_names(link: Link, keys: Keys) -> set[str]:
+    """The names of paused queues; none if the key has another type, as for claims."""
+    with suppress(ServerRefused):
+        return {name.decode() for name in await link.call("HKEYS", keys.paused)}
+    return set()
+
+
+async def fetch_pauses(link: Link, keys: Keys) -> dict[str, Pause]:
+    """The paused queues, sorted by name. An unreadable entry still pauses: claims look only at the name."""
+    found = await link.call("HGETALL", keys.paused)
+    pauses: dict[str, Pause] = {}
+    for queue, stored in sorted(zip(found[::2], found[1::2], strict=True)):
+        pauses[queue.decode()] = Pause(0.0)
+        with suppress(*UNREADABLE):
+            pauses[queue.decode()] = _pause(stored)
+    return pauses
+
+
+async def move_waiting(link: Link, keys: Keys, source: str, target: str, limit: int) -> int:
+    """Move waiting messages in one script; how many. BrokerRefused if the next is signed for its queue."""
+    most = min(limit, MOVED_AT_ONCE_MAX)
+    moved, is_signed = await link.run(keys.script("move"), source, target, most)
+    if is_signed and not moved:
+        raise signed_for(source)
+    return int(moved)
+
+
 # ---- dead letters ----------------------------------------------------------------------------------
-#
-# A stream of messages that were given up. Their ids are those of the stream, for people to type.
 
 DROP_MAX = 1000  # in one command: other clients wait while it runs
-_BURY, _REQUEUE = script("bury"), script("requeue")
-
-
-async def fetch_dead_letters(link: Link, keys: Keys, limit: int) -> list[DeadLetter]:
-    """The newest letters, newest first."""
-    found = await link.call("XREVRANGE", keys.dead, "+", "-", "COUNT", limit)
-    return [letter_of(keys, letter_id, fields) for letter_id, fields in found]
 
 
 async def requeue_letters(
@@ -161,10 +116,10 @@ async def requeue_letters(
 ) -> int:
     """Send the letters as new messages; how many there were.
 
-    Each is one step that does nothing when another client requeued the letter meanwhile, so no letter is sent
-    twice. A letter that its queue refuses stays; BrokerRefused names those at the end.
+    Each is one step that does nothing if another client has requeued the letter meanwhile, so no letter is
+    sent twice. A letter that its queue refuses stays; BrokerRefused names these letters at the end.
     """
-    count = 0
+    count, requeue = 0, keys.script("requeue")
     problems: dict[int, str] = {}
     for place, letter_id in enumerate(letter_ids):
         found = await link.call("XRANGE", keys.dead, letter_id, letter_id)
@@ -176,7 +131,7 @@ async def requeue_letters(
             continue
         if aside:
             key = keys.list_of(letter.queue, 0)
-            count += await link.run(_REQUEUE, keys.dead, letter_id, key, "", aside)
+            count += await link.run(requeue, keys.dead, letter_id, key, "", aside)
             continue
         if not letter.queue and not letter.message.exchange:
             problems[place] = f"dead letter {letter_id} cannot be requeued: its queue is not known"
@@ -187,8 +142,8 @@ async def requeue_letters(
             ((_, key, envelope),) = push(keys, [first])
             if not letter.message.headers:  # no readable envelope: its bytes go back unchanged
                 envelope = letter.message.body
-            sent = await link.run(_REQUEUE, keys.dead, letter_id, key, envelope, "")
-            if sent and others:  # an exchange hands it to several queues
+            sent = await link.run(requeue, keys.dead, letter_id, key, envelope, "")
+            if sent and others:  # an exchange routes it to several queues
                 await link.call_all(push(keys, others))
             count += sent
         except BrokerRefused as problem:
@@ -212,22 +167,22 @@ async def drop_letters(link: Link, keys: Keys, letter_ids: Sequence[int | str]) 
     return count
 
 
-async def bury_messages(link: Link, keys: Keys, refused: Sequence[Refused]) -> None:
-    """Put the messages among these into the stream."""
-    for args in bury_arguments(keys, refused):
-        await link.run(_BURY, *args)
+async def bury_messages(link: Link, keys: Keys, refused: Sequence[Refused], limits: str = "") -> None:
+    """Put the messages among these into the stream; with `limits`, among the retained failures."""
+    for args in bury_arguments(keys, refused, limits):
+        await link.run(keys.script("bury"), *args)
 
 
 def bury_arguments(keys: Keys, refused: Sequence[Refused], limits: str = "") -> Iterator[Sequence[Any]]:
-    """The arguments of the script `bury` for each message among these; with `limits`, to retain failures."""
+    """The arguments of the script `bury` for each message among these."""
     for refusal in refused:
         if not isinstance(refusal.part, Outgoing) or weight_of(refusal.part) > BATCH_BYTES_MAX:
-            continue  # the server would close the connection on a larger one; the refusal is logged already
+            continue  # the server would close the connection on a larger message; its refusal is logged
         part, (tag,) = refusal.part.as_letter(), delivery_tags(1)
         key = keys.list_of(part.queue, part.message.priority if part.queue else 0)
         by, with_key = ("", "") if part.queue else (part.message.exchange, part.message.routing_key)
         envelope = seal(part.message, part.queue, tag, exchange=by, routing_key=with_key)
-        yield keys.prefix, limits, key, envelope, refusal.reason.encode(errors="backslashreplace")
+        yield limits, key, envelope, refusal.reason.encode(errors="backslashreplace")
 
 
 def letter_of(keys: Keys, letter_id: bytes, fields: list[Any], *, failed: bool = False) -> DeadLetter:
@@ -259,15 +214,8 @@ def _number(text: bytes) -> float:
 
 
 # ---- failures --------------------------------------------------------------------------------------
-#
-# A stream of messages of failed tasks, retained to be retried.
-#
-# A message gets here in the script that settles its task, and leaves in the one that sends the retry
-# (`requeue.lua`), so no crash loses one or sends it twice. The stream's ids are times of the server, so old
-# entries are removed by their ids.
 
 PAGE = 1000
-_RETAIN, _RESEND = script("bury"), script("requeue")
 
 
 def keep_limits(settings: BrokerSettings) -> str:
@@ -275,19 +223,11 @@ def keep_limits(settings: BrokerSettings) -> str:
     return f"{settings.failed_keep} {max(1, round(settings.failed_keep_s))}"
 
 
-async def retain_failures(
-    link: Link, keys: Keys, failed: Sequence[Refused], settings: BrokerSettings
-) -> None:
-    """Retain messages that were acknowledged before their tasks failed."""
-    for args in bury_arguments(keys, failed, keep_limits(settings)):
-        await link.run(_RETAIN, *args)
-
-
 async def fetch_failures(
     link: Link, keys: Keys, limit: int, task_id: str, settings: BrokerSettings
 ) -> list[DeadLetter]:
-    """Failures within their retention, newest first; those of one task if its id is given."""
-    oldest = max(0, round((await _time_s(link) - settings.failed_keep_s) * 1000))
+    """Failures within their retention, newest first; only those of one task if its id is given."""
+    oldest = await _oldest_failure_ms(link, settings)
     found: list[DeadLetter] = []
     newest = "+"
     while len(found) < limit:
@@ -316,7 +256,7 @@ async def resend_letters(link: Link, keys: Keys, asked: Sequence[Resend]) -> Res
             continue
         ((_, key, envelope),) = push(keys, [retry.outgoing])
         try:
-            if await link.run(_RESEND, stream, retry.letter.letter_id, key, envelope):
+            if await link.run(keys.script("requeue"), stream, retry.letter.letter_id, key, envelope):
                 sent.add(place)
         except BrokerRefused as problem:
             refused[place] = str(problem)
@@ -325,10 +265,13 @@ async def resend_letters(link: Link, keys: Keys, asked: Sequence[Resend]) -> Res
 
 async def trim_failures(link: Link, keys: Keys, settings: BrokerSettings) -> None:
     """Remove the failures past their retention."""
-    oldest = max(0, round((await _time_s(link) - settings.failed_keep_s) * 1000))
-    await link.call("XTRIM", keys.failed, "MINID", oldest)
+    await link.call("XTRIM", keys.failed, "MINID", await _oldest_failure_ms(link, settings))
 
 
-async def _time_s(link: Link) -> float:
-    seconds, microseconds = await link.call("TIME")
-    return int(seconds) + int(microseconds) / 1e6
+async def _oldest_failure_ms(link: Link, settings: BrokerSettings) -> int:
+    return max(0, round((await server_time(link) - settings.failed_keep_s) * 1000))
+
+
+async def server_time(link: Link) -> float:
+    """The server's clock in Unix seconds."""
+    return time_of(await link.call("TIME"))

@@ -1,11 +1,12 @@
-"""Replies: the handshake, and what a server's error replies mean, in words that say what to do.
+"""Replies: the handshake, and the errors that a server's error replies stand for, with what to do.
 
-A refused command names the right that the user is missing. For a key or a channel, and inside a script of
-Redis 7.0, the server only says that a right is missing; the line of the script then tells which.
+A refused command names the right that the user lacks. For a key or a channel, and inside a script of Redis
+7.0, the server only says that a right is missing; then the line of the script names the command, or the
+script's error text names the key.
 
 A sentinel is asked for the primary each time a connection is made. Its answer may be out of date: until the
-sentinels agree they name the server that is gone, and one that was cut off names the former primary. So a
-server found this way must say that it is the primary (`check_greeting`).
+sentinels agree they name the server that is gone, and a sentinel that was cut off names the former primary.
+So a server found this way must say that it is the primary (`check_greeting`).
 """
 
 import re
@@ -28,14 +29,8 @@ from umbel.errors import (
 from umbel.files import ran_out
 
 # ---- rights ----------------------------------------------------------------------------------------
-#
-# Which right a Redis user is missing, read from the server's refusal.
-#
-# Outside of scripts the server names the command. For a key or a channel, and inside a script of Redis 7.0,
-# it only says that a right is missing; the line of the script then tells which, or what it needed the key
-# for.
 
-# Redis 6.2 and 7.0, and the shorter words of Redis 7.2 and Valkey.
+# In the words of Redis 6.2 and 7.0, and in those of Redis 7.2 and Valkey.
 _COMMAND = re.compile(r"no permissions to run the '([^']+)' command|can't run this command")
 _KEY = re.compile(r"access (?:a key|(?:at least )?one of the keys)")
 _CHANNEL = re.compile(r"access (?:a channel|(?:at least )?one of the channels)|publish to the channel")
@@ -46,14 +41,14 @@ _ALL = "grant what docs/brokers.md lists; ACL LOG on the server says which"
 
 @dataclass(frozen=True, slots=True)
 class MissingRight:
-    """The right and how it is granted, as text; `is_key`: it is about one key only."""
+    """The right and how to grant it, as text; `is_key`: it concerns one key only."""
 
     words: str
     is_key: bool = False
 
 
 def missing_right(text: str, user: str) -> MissingRight | None:
-    """What the user may not do and how that is granted; None if this is another error."""
+    """The right that the user lacks; None if this is another error."""
     used = _USED.search(text)
     key, by = (used[1], (used[2] or "").lower()) if used else ("", "")
     if found := _COMMAND.search(text):
@@ -72,9 +67,7 @@ def _missing(what: str, user: str, right: str, *, is_key: bool = False) -> Missi
     return MissingRight(f"{what} to the user {user!r}; {remedy}", is_key)
 
 
-# ---- replies ---------------------------------------------------------------------------------------
-#
-# What a Redis server's errors mean, in words that say what to do, and the handshake.
+# ---- errors ----------------------------------------------------------------------------------------
 
 NO_SCRIPT = "NOSCRIPT"
 REFUSED = "REFUSED "  # how the scripts begin their own error texts
@@ -94,7 +87,7 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
     code = text.partition(" ")[0]
     where = f"Redis at {address.shown}"
     if (right := missing_right(text, address.username or "default")) is not None:
-        # A key concerns one queue or result, the others everything.
+        # A key concerns one queue or result, other rights concern everything.
         refused = ServerRefused if right.is_key else AccessRefused
         return refused(f"{where} does not permit {right.words}")
     match code:
@@ -123,7 +116,7 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
 
 
 def is_missing_script(reply: Any) -> bool:
-    """Whether the server does not know the script of this digest: it is new, or its scripts were flushed."""
+    """Whether the server does not know the script: it is a new server, or its scripts were flushed."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT)
 
 
@@ -133,7 +126,7 @@ def is_wrong_type(reply: Any) -> bool:
 
 
 def checked(replies: list[Any], address: Address) -> list[Any]:
-    """The replies, if none of them is an error."""
+    """The replies; raises the first error among them."""
     for reply in replies:
         if isinstance(reply, hiredis.ReplyError):
             raise error_of(reply, address)
@@ -184,6 +177,15 @@ def not_redis(address: Address) -> BrokerUnavailable:
     )
 
 
+def time_of(reply: list[bytes]) -> float:
+    """The Unix time in the reply to TIME."""
+    seconds, microseconds = reply
+    return int(seconds) + int(microseconds) / 1e6
+
+
+# ---- handshake -------------------------------------------------------------------------------------
+
+
 def handshake(address: Address, *, resp3: bool = False) -> list[tuple[Any, ...]]:
     """The first commands on every connection; `check_greeting` checks the replies."""
     naming = ("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)
@@ -192,7 +194,9 @@ def handshake(address: Address, *, resp3: bool = False) -> list[tuple[Any, ...]]
 
 
 def check_greeting(replies: list[Any], address: Address) -> None:
-    """Raise an error if the server that answered the handshake cannot be used: a cluster, or a replica."""
+    """Raise an error if the server that answered the handshake cannot be used: a cluster node, or a
+    replica.
+    """
     greeting = checked(replies, address)[-1]
     facts = greeting if isinstance(greeting, dict) else dict(zip(greeting[::2], greeting[1::2], strict=True))
     if facts[b"mode"] == b"cluster":
@@ -215,23 +219,14 @@ def login(username: str, password: str) -> list[tuple[Any, ...]]:
     return [("AUTH", username, password) if username else ("AUTH", password)]
 
 
-# ---- sentinel --------------------------------------------------------------------------------------
-#
-# Asked for the primary each time a connection is made.
-#
-# Its answer may be out of date: until the sentinels agree they name the server that is gone, and one that
-# was cut off names the former primary. So a server found this way must say that it is the primary
-# (`check_greeting`).
-
-
 def sentinel_commands(address: Address) -> list[tuple[Any, ...]]:
-    """The commands for the sentinel; the last reply is the answer."""
+    """The commands for the sentinel; the last reply names the primary."""
     asked = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.master)
     return [*login(*address.sentinel_login), asked]
 
 
 def primary_from(replies: list[Any], address: Address) -> Address:
-    """The server that the sentinel named; AccessRefused or BrokerUnavailable if it named none."""
+    """The server that the sentinel names; AccessRefused or BrokerUnavailable if it names none."""
     try:
         named = checked(replies, address)[-1]
     except AccessRefused:

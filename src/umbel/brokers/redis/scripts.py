@@ -1,9 +1,17 @@
-"""Scripts: the atomic steps that the server runs; each `.lua` file in this folder is one.
+"""Scripts: the atomic steps that the server runs, from the `.lua` files in this folder.
 
-A script is called by its digest. A server that does not know it (a new one, or one whose scripts were
-flushed) answers so, and is then sent the text. Parts that several scripts share are separate files
-(`refusals`, `marks`, `holding`, ...), put in front of their text: only those that a script needs, because the
-server reads all of it at every call. The first line of each script names the lists of a queue.
+Each file has one subject, with sections under headings such as
+
+    -- ---- part buckets -------------------
+    -- ---- script purge (with messages, buckets) ---
+
+The text of a script is its section, after the parts that it names and the parts that these name. It has no
+other parts, because the server runs all of the text at every call, and no lines of comments. In front of it
+are the names that Python and Lua share: the prefix of all keys, the lists of a queue, limits, and for
+`settle`, whose arguments have many sections, the place of each argument.
+
+A script is called by its digest. A server that does not know the digest (a new server, or one whose scripts
+were flushed) says so, and is then sent the text.
 
 A queue has one list for each step of priority. Celery's transport options `priority_steps` and `sep` name
 them, and all programs that share a queue must agree on both.
@@ -14,16 +22,14 @@ from bisect import bisect
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
+from itertools import chain
 from pathlib import Path
 
 from umbel.brokers.interface.connection import DEFAULT_PRIORITY_STEPS, DEFAULT_SEP
+from umbel.brokers.rules import AHEAD_MAX, AHEAD_S, DEAD_LETTERS_MAX, PASSED_OVER_MAX
+from umbel.protocol.leadership.coordination import ATTEMPTS_MAX, RETENTION_S
 
 # ---- the lists of a queue --------------------------------------------------------------------------
-#
-# One for each step of priority, and what their names end in.
-#
-# Celery's transport options `priority_steps` and `sep` name them, and all programs that share a queue must
-# agree. The scripts get the same names in front of their text, so they are defined only here.
 
 PRIORITY_MAX = 9
 
@@ -37,7 +43,7 @@ class Lists:
 
     @property
     def suffixes(self) -> list[str]:
-        """What follows the queue's name in each list, in the order in which they are served."""
+        """What follows the queue's name in the name of each list, in the order in which they are served."""
         return [self.suffix(step) for step in self.steps]
 
     def suffix(self, step: int) -> str:
@@ -45,13 +51,8 @@ class Lists:
         return f"{self.sep}{step}" if step else ""
 
     def step_of(self, priority: int) -> int:
-        """The step whose list holds a priority: the highest step that is not above it."""
+        """The step whose list has messages of this priority: the highest step that is not above it."""
         return self.steps[bisect(self.steps, min(max(priority, 0), PRIORITY_MAX)) - 1]
-
-    def lua(self) -> bytes:
-        """The separator and suffixes as the first line of a script."""
-        suffixes = ", ".join(map(_quoted, self.suffixes))
-        return f"local SEP, SUFFIXES = {_quoted(self.sep)}, {{{suffixes}}}\n".encode()
 
 
 def steps_problem(steps: tuple[int, ...]) -> str:
@@ -63,52 +64,62 @@ def steps_problem(steps: tuple[int, ...]) -> str:
     return ""
 
 
+DEFAULT_LISTS = Lists()
+
+
+# ---- names that Python and Lua share ---------------------------------------------------------------
+
+SETTLE = ("owner", "epoch", "check", "ttl")
+SETTLE_SECTIONS = {  # the entries of each have so many arguments
+    "done": 1,
+    "results": 2,
+    "lists": 3,
+    "envelopes": 1,
+    "delayed": 4,
+    "others": 4,
+    "apart": 1,
+    "marks": 1,
+}
+"""The arguments of `settle`: these, then each section, its count first (`verdicts.py`, `settle.lua`)."""
+
+_CONSTANTS = {
+    "AHEAD_S": AHEAD_S,
+    "AHEAD_MAX": AHEAD_MAX,
+    "PASSED_OVER_MAX": PASSED_OVER_MAX,
+    "DEAD_LETTERS_MAX": DEAD_LETTERS_MAX,
+    "ATTEMPTS_MAX": ATTEMPTS_MAX,
+    "RETENTION_S": round(RETENTION_S),
+}
+
+
+def _beginning(lists: Lists, prefix: str) -> str:
+    """The first lines of every script."""
+    suffixes = ", ".join(map(_quoted, lists.suffixes))
+    return (
+        f"local PREFIX, SEP, SUFFIXES = {_quoted(prefix)}, {_quoted(lists.sep)}, {{{suffixes}}}\n"
+        f"local {', '.join(_CONSTANTS)} = {', '.join(map(str, _CONSTANTS.values()))}\n"
+    )
+
+
+def _settle_arguments() -> str:
+    """Lines of Lua that define the arguments of `settle`; of each section its first place and its count."""
+    lines = [f"local {', '.join(SETTLE)} = unpack(ARGV, 1, {len(SETTLE)})", f"local at = {len(SETTLE) + 1}"]
+    for name, width in SETTLE_SECTIONS.items():
+        lines.append(f"local {name}, {name}_count = at + 1, tonumber(ARGV[at])")
+        lines.append(f"at = {name} + {width} * {name}_count")
+    return "\n".join([*lines, ""])
+
+
 def _quoted(text: str) -> str:
     """Any bytes as a string literal of Lua."""
     return "'" + "".join(f"\\{byte:03d}" for byte in text.encode()) + "'"
 
 
-DEFAULT_LISTS = Lists()
-
-
 # ---- scripts ---------------------------------------------------------------------------------------
-#
-# The atomic steps that the server runs; each `.lua` file in this folder is one.
-#
-# A script is called by its digest. A server that does not know it (a new one, or one whose scripts were
-# flushed) answers so, and is then sent the text. Parts that several scripts share are separate files
-# (`refusals`, `marks`, `holding`, ...), put in front of their text: only those that a script needs, because
-# the server reads all of it at every call. The first line names the lists of a queue (above).
 
 _FOLDER = Path(__file__).parent
-_MARKS = ("holds", "marks")
-_PARTS = {
-    "claim": (*_MARKS, "holding", "claim"),
-    "settle": (*_MARKS, "results", "settle"),
-    "store": ("results", "store"),
-    "abandon": (*_MARKS, "returning", "abandon"),
-    "adopt": (*_MARKS, "holding", "adopt"),
-    "owners": (*_MARKS, "holding", "returning", "owners"),
-    "reconcile": (*_MARKS, "returning", "reconcile"),
-    "depths": (*_MARKS, "depths"),
-    "publish": (*_MARKS, "publish"),
-    "publish_once": ("publish_once",),
-    "bury": (*_MARKS, "bury"),
-    "requeue": ("requeue",),
-    "move": (*_MARKS, "move"),
-    "revoke": ("revoke",),
-    "event_log": ("event_log",),
-    "chord": (*_MARKS, "chord"),
-    "askers": ("askers",),
-    "unique": ("holds", "unique"),
-    "limit": (*_MARKS, "buckets", "limit"),
-    "purge": (*_MARKS, "buckets", "purge"),
-    "spend": ("spend",),
-    "election": ("coordination", "election"),
-    "lease": (*_MARKS, "coordination", "lease"),
-}
-
-
+_HEADING = re.compile(r"^-- ---- (?:part|script) (\w+)(?: \(with ([\w, ]+)\))? -+\n", re.MULTILINE)
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _CALL = re.compile(rb"(?:call|need|try)\([^)]*?'([A-Z]{2,})'")
 _known: dict[str, "Script"] = {}
 
@@ -123,13 +134,31 @@ class Script:
 
 
 @cache
-def script(name: str, lists: Lists = DEFAULT_LISTS) -> Script:
-    """The script of this name for these lists; built once."""
-    parts = [(_FOLDER / f"{part}.lua").read_bytes() for part in ("refusals", *_PARTS[name])]
-    text = b"".join((lists.lua(), *parts))
+def script(name: str, lists: Lists = DEFAULT_LISTS, prefix: str = "") -> Script:
+    """The script of this name for these lists and this prefix of keys; built once."""
+    found = sections()
+    names = dict.fromkeys(("refusals", *_with_parts(name)))
+    arguments = _settle_arguments() if name == "settle" else ""
+    parts = (found[part][1] for part in names)
+    text = _COMMENT.sub("", "".join((_beginning(lists, prefix), arguments, *parts))).encode()
     made = Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
     _known[made.digest] = made
     return made
+
+
+@cache
+def sections() -> dict[str, tuple[list[str], str]]:
+    """The parts and scripts of the files, by name: the parts that each names, and its text."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for file in _FOLDER.glob("*.lua"):
+        _, *split = _HEADING.split(file.read_text())
+        for name, named, text in zip(split[::3], split[1::3], split[2::3], strict=True):
+            found[name] = (named.split(", ") if named else [], text)
+    return found
+
+
+def _with_parts(name: str) -> list[str]:
+    return [*chain.from_iterable(map(_with_parts, sections()[name][0])), name]
 
 
 def command_at(digest: str, line: int) -> str:

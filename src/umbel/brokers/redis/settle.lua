@@ -1,68 +1,42 @@
--- End a group of claims of one owner, all of them or none.
--- ARGV: prefix, owner, epoch, check (1: ask for each field), then sections, each with its count first:
---   fields that are done; results (after their TTL in ms): key, payload; pushes: list, TTL in ms ("": of
---   messages), count, envelopes; delayed: list, due, field, envelope; others: verb, field, starts to count, text;
---   those of the done fields that lie apart; keys of the signatures whose messages end (this may be missing).
--- Reply: 0 the claims no longer stand; 1 applied; 2 a field is gone although the epoch stands, so an
--- earlier call whose reply was lost has applied it; or, applied except for what the server refused: section,
--- place in it from 0, why, envelope of a claimed message, ...
+-- ---- script settle (with messages, results) --------------------------------------------------------
+-- End a group of claims of one owner, all of them or none, with the results and follow-ups that they bring.
+-- The arguments and their sections are named by `SETTLE` and `SETTLE_SECTIONS` in `scripts.py`, which defines for each
+-- section here where it begins and how many entries it has: `results` and `results_count`. In the order of a section:
+--   done       field of a claim whose message ends
+--   results    key, payload
+--   lists      list, TTL in ms ("": of messages), how many of the envelopes are for it
+--   envelopes  envelope
+--   delayed    list, when it is due, field, envelope
+--   others     verb, field, starts to count, text
+--   apart      field in `done` whose envelope is in a separate list
+--   marks      key of a signature whose message ends
+-- With `check` = 1 each field is looked up. Reply: 0 the claims no longer stand; 1 applied; 2 a field is missing
+-- although the epoch stands, so an earlier call whose reply was lost has applied it; or, applied except for what the
+-- server refused: section, place in it from 0, why, envelope of a claimed message, ...
 
-local CHUNK = 1000
+local CHUNK = 1000 -- Lua passes only so many arguments at once
 
-local prefix, owner = ARGV[1], ARGV[2]
-local inflight = prefix .. 'umbel.inflight.' .. owner
-if need('hash', 'HGET', inflight, 'epoch') ~= ARGV[3] then
+local inflight = PREFIX .. 'umbel.inflight.' .. owner
+if need('hash', 'HGET', inflight, 'epoch') ~= epoch then
   return 0
 end
-local now
-local at = 5
-
-local function next_argument()
-  at = at + 1
-  return ARGV[at - 1]
-end
-
-local done = tonumber(next_argument())
-local first_done = at
-at = at + done
-if ARGV[4] == '1' then
-  for i = first_done, first_done + done - 1 do
+if check == '1' then
+  for i = done, done + done_count - 1 do
     if redis.call('HEXISTS', inflight, ARGV[i]) == 0 then
       return 2
     end
   end
-end
-
-local results = tonumber(next_argument())
-local ttl = next_argument()
-local first_result = at
-at = at + 2 * results
-local first_push = at
-local pushes = tonumber(next_argument())
-for _ = 1, pushes do
-  at = at + 2
-  at = at + 1 + tonumber(ARGV[at])
-end
-local delayed = tonumber(next_argument())
-local first_delayed = at
-at = at + 4 * delayed
-local others = tonumber(next_argument())
-local first_other = at
-if ARGV[4] == '1' then
-  for i = 0, others - 1 do
-    if redis.call('HEXISTS', inflight, ARGV[first_other + 4 * i + 1]) == 0 then
+  for i = others, others + 4 * others_count - 1, 4 do
+    if redis.call('HEXISTS', inflight, ARGV[i + 1]) == 0 then
       return 2
     end
   end
 end
 
-local first_apart = first_other + 4 * others + 1
-local first_mark = first_apart + tonumber(ARGV[first_apart - 1]) + 1
-if results + pushes + delayed + others > 0 or #ARGV >= first_mark then -- else only claims end
-  now = server_time()
-  even_when_full(prefix)
+if results_count + lists_count + delayed_count + others_count + marks_count > 0 then -- else only claims end
+  even_when_full()
 end
-for i = first_mark, #ARGV do -- one that is not remembered any more stays so
+for i = marks, marks + marks_count - 1 do -- a signature that is not remembered any more stays so
   try('SET', ARGV[i], '', 'XX', 'KEEPTTL')
 end
 
@@ -73,116 +47,112 @@ local function refuse(section, place, reason, envelope)
   end
 end
 
--- A follow-up has its end in the same step as everything else: among the dead letters.
+-- A follow-up that is refused becomes a dead letter in the same step as everything else.
 local function refuse_follow_up(section, place, list, envelope, reason)
-  local _, reasons = bury_refused(prefix, list, envelope, reason, now)
+  local _, reasons = bury_refused(list, envelope, reason)
   refuse(section, place, reasons)
 end
 
-for i = 0, results - 1 do
-  local problem = store_result(ARGV[first_result + 2 * i], ARGV[first_result + 2 * i + 1], ttl)
+for i = 0, results_count - 1 do
+  local problem = store_result(ARGV[results + 2 * i], ARGV[results + 2 * i + 1], ttl)
   if problem then
-    refuse('result', i, problem)
+    refuse('results', i, problem)
   end
 end
 
-local place = 0 -- among all that is pushed
-at = first_push + 1
-for _ = 1, pushes do
-  local list, list_ttl, count = next_argument(), next_argument(), tonumber(next_argument())
-  for first = at, at + count - 1, CHUNK do
-    local last = math.min(first + CHUNK - 1, at + count - 1)
+local next_envelope = envelopes
+for i = lists, lists + 3 * lists_count - 1, 3 do
+  local list, list_ttl, count = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+  for first = next_envelope, next_envelope + count - 1, CHUNK do
+    local last = math.min(first + CHUNK - 1, next_envelope + count - 1)
     local _, problem = try('LPUSH', list, unpack(ARGV, first, last))
-    for i = first, problem and last or first - 1 do
+    for k = first, problem and last or first - 1 do
       if list_ttl == '' then
-        refuse_follow_up('push', place + i - at, list, ARGV[i], why(problem, list, 'list'))
+        refuse_follow_up('envelopes', k - envelopes, list, ARGV[k], why(problem, list, 'list'))
       else
-        refuse('push', place + i - at, why(problem, list, 'list'))
+        refuse('envelopes', k - envelopes, why(problem, list, 'list'))
       end
     end
   end
   if list_ttl ~= '' and list_ttl ~= '0' then
     try('PEXPIRE', list, list_ttl)
   end
-  place = place + count
-  at = at + count
+  next_envelope = next_envelope + count
 end
 
-at = first_delayed
-for i = 0, delayed - 1 do
-  local list, due, field, envelope = next_argument(), tonumber(next_argument()), next_argument(), next_argument()
-  local done_so, problem
-  if due > now then
-    done_so, problem = park(prefix, field, envelope, due)
+for i = 0, delayed_count - 1 do
+  local list, due, field, envelope = unpack(ARGV, delayed + 4 * i, delayed + 4 * i + 3)
+  local is_there, problem
+  if tonumber(due) > server_time() then
+    is_there, problem = park(field, envelope, tonumber(due))
   else
-    done_so, problem = try('LPUSH', list, envelope)
+    is_there, problem = try('LPUSH', list, envelope)
     problem = problem and why(problem, list, 'list')
   end
-  if not done_so then
-    refuse_follow_up('later', i, list, envelope, problem)
+  if not is_there then
+    refuse_follow_up('delayed', i, list, envelope, problem)
   end
 end
 
-for i = first_done, first_done + done - 1, CHUNK do
-  redis.call('HDEL', inflight, unpack(ARGV, i, math.min(i + CHUNK - 1, first_done + done - 1)))
+for i = done, done + done_count - 1, CHUNK do
+  redis.call('HDEL', inflight, unpack(ARGV, i, math.min(i + CHUNK - 1, done + done_count - 1)))
 end
-for i = first_apart, first_mark - 2 do
-  drop_apart(prefix, ARGV[i])
+for i = apart, apart + apart_count - 1 do
+  drop_apart(ARGV[i])
 end
 
--- The failure is stored, so the message ends in any case.
+-- The result of a failure is stored, so its message ends in any case.
 local function keep_or_bury(field, envelope, reason, limits)
   local list = list_of(field)
-  local kept, problem = keep(prefix, list, envelope, reason, now, limits)
+  local kept, problem = keep(list, envelope, reason, limits)
   if not kept then
-    bury(prefix, list, envelope, reason .. '; it cannot be stored with the failed tasks: ' .. problem, now)
+    bury(list, envelope, reason .. '; it cannot be stored with the failed tasks: ' .. problem)
   end
-  drop_held(prefix, inflight, field)
+  drop_held(inflight, field)
 end
 
-for i = 0, others - 1 do
-  local verb, field = ARGV[first_other + 4 * i], ARGV[first_other + 4 * i + 1]
-  local envelope = held(prefix, inflight, field)
+for i = others, others + 4 * others_count - 1, 4 do
+  local verb, field = ARGV[i], ARGV[i + 1]
+  local envelope = held(inflight, field)
   if envelope and verb == 'started' then
     redis.call('HSET', inflight, field, remember(envelope, 1, false))
-    drop_apart(prefix, field)
+    drop_apart(field)
   elseif envelope and string.sub(verb, 1, 5) == 'keep ' then -- "keep <limits>"
-    keep_or_bury(field, envelope, ARGV[first_other + 4 * i + 3], string.sub(verb, 6))
+    keep_or_bury(field, envelope, ARGV[i + 3], string.sub(verb, 6))
   end
 end
 
--- Whether the message is elsewhere now; and a reason, if that is not where it was to go.
+-- Whether the message is elsewhere now; and a reason if that is not where it was to go.
 local function move(verb, field, envelope, text)
   local list = list_of(field)
   if verb == 'bury' then
-    local buried, problem = bury(prefix, list, envelope, text, now)
+    local buried, problem = bury(list, envelope, text)
     return buried, problem and 'it cannot be put among the dead letters, and stays with this worker: ' .. problem
   end
   local due = tonumber(string.sub(verb, 8)) -- "return <when it is due>"
-  if due <= now then
-    return push_or_bury(prefix, 'RPUSH', list, envelope, now)
+  if due <= server_time() then
+    return push_or_bury('RPUSH', list, envelope)
   end
-  local parked, problem = park(prefix, field, envelope, due)
+  local parked, problem = park(field, envelope, due)
   if parked then
     return true
   end
-  return bury_refused(prefix, list, envelope, problem, now)
+  return bury_refused(list, envelope, problem)
 end
 
--- Last to first, so that the first of several returned ones is first in line.
-for i = others - 1, 0, -1 do
-  at = first_other + 4 * i
-  local verb, field, charged, text = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
-  local envelope = verb ~= 'started' and held(prefix, inflight, field)
+-- Last to first, so that the first of several returned messages is first in its list.
+for i = others_count - 1, 0, -1 do
+  local verb, field, charged, text = unpack(ARGV, others + 4 * i, others + 4 * i + 3)
+  local envelope = verb ~= 'started' and held(inflight, field)
   if envelope then
-    envelope = remember(envelope, charged, verb ~= 'bury' and text == 'ran')
+    envelope = remember(envelope, tonumber(charged), verb ~= 'bury' and text == 'ran')
     local moved, problem = move(verb, field, envelope, text)
-    if not moved then -- under another name, so that the same verdict is not applied once more
+    if not moved then -- under another name, so that the same verdict is not applied again
       redis.call('HSET', inflight, 'kept-' .. field, envelope)
     end
-    drop_held(prefix, inflight, field)
+    drop_held(inflight, field)
     if problem then
-      refuse('claim', i, problem, envelope)
+      refuse('others', i, problem, envelope)
     end
   end
 end

@@ -1,8 +1,8 @@
 """Sockets: connections to a Redis server for synchronous callers, in any thread, across forks.
 
-A connection serves one caller at a time and goes back to the idle ones when all its replies are read; one
-that failed in between is closed, never reused. A forked child notices that it is another process and leaves
-its parent's connections alone.
+A connection serves one caller at a time and returns to the idle ones when all its replies are read; one that
+failed in between is closed, never reused. A forked child notices that it is another process and does not use
+its parent's connections.
 """
 
 import math
@@ -43,13 +43,13 @@ _pack = hiredis.pack_command
 
 
 class SocketConnection:
-    """One connection. `deadline`, by the monotonic clock, ends the current operation; without it a reply may
-    take `timeout_s`.
+    """One connection. The current operation must end before `deadline`, by the monotonic clock; without it
+    each reply may take `timeout_s`.
     """
 
     def __init__(self, address: Address, *, timeout_s: float, deadline: float = math.inf) -> None:
         self.address = address
-        # With less time than this a caller that retries would never be connected.
+        # With less time than this a caller that retries would never get a connection.
         self.deadline = max(deadline, time.monotonic() + CONNECT_MIN_S)
         self._timeout_s = timeout_s
         self._is_greeted = False
@@ -72,27 +72,29 @@ class SocketConnection:
         self.deadline = deadline
 
     def call(self, *command: Any) -> Any:
-        """Send one command; its reply, or the error it stands for."""
+        """Send one command; returns its reply, or raises the error that the reply stands for."""
         return self.call_all([command])[0]
 
     def call_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send together, read every reply; the first error reply is raised."""
+        """Send together and read every reply; the first error reply is raised."""
         return checked(self.exchange(commands), self.address)
 
     def run(self, script: Script, *args: Any) -> Any:
-        """Run a script, sending its text if the server does not know it; its reply, or the error."""
+        """Run a script, sending its text if the server does not know it; returns its reply, or raises the
+        error.
+        """
         (reply,) = self.exchange([("EVALSHA", script.digest, 0, *args)])
         if is_missing_script(reply):
             return self.call("EVAL", script.text, 0, *args)
         return checked([reply], self.address)[0]
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send together, read every reply; error replies are among them."""
+        """Send together and read every reply; error replies are returned like others."""
         self.send(commands)
         return [self.read() for _ in commands]
 
     def send(self, commands: Sequence[Sequence[Any]]) -> None:
-        """Send without reading; each command needs one `read`."""
+        """Send without reading; the caller reads one reply for each command."""
         try:
             self._wait_at_most(self._left_s())
             self._socket.sendall(b"".join([_pack(tuple(command)) for command in commands]))
@@ -100,7 +102,7 @@ class SocketConnection:
             raise self._failed(problem) from None
 
     def read(self, timeout_s: float | None = None) -> Any:
-        """The next reply, or pushed message. TimeoutError only if a time-out was given."""
+        """The next reply, or pushed message; TimeoutError only if a time-out was given."""
         try:
             reply = self._reader.gets()
             if reply is not _NOTHING:
@@ -122,7 +124,7 @@ class SocketConnection:
         return reply
 
     def interrupt(self) -> None:
-        """End the connection under a thread that waits on it; that thread gets an error."""
+        """End the connection while another thread waits on it; that thread gets an error."""
         with suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -173,7 +175,7 @@ class SocketConnection:
 
 
 class SocketPool:
-    """Connections shared by all callers, without a lock: a fork could copy a lock that is held."""
+    """Connections shared by all callers, without a lock, because a fork could copy a lock that is held."""
 
     def __init__(self, addresses: Sequence[Address], *, timeout_s: float) -> None:
         self._addresses = addresses
@@ -189,12 +191,12 @@ class SocketPool:
         patience_s: float | None = None,
         deadline: float = math.inf,
     ) -> T:
-        """Do the work on a connection, again on a new one if it fails, for a bounded time.
+        """Do the work on a connection, and again on a new one if it fails, for a bounded time.
 
-        Work that failed after it was sent may have been done, and is then done twice. Work that succeeded for
-        long, as waiting does, has the whole time again when its connection breaks. A connection that ended
-        while it was idle says nothing about the server, so the work is repeated at once. A `deadline` covers
-        all of it: a silent server is retried until then, one that refuses only for the bounded time.
+        Work that failed after it was sent may have been done, and is then done twice. Work that ran for long
+        without a failure, such as waiting, has the whole time again when its connection breaks. A connection
+        that ended while it was idle says nothing about the server, so the work is repeated at once. With a
+        `deadline` a silent server is retried until then, a server that refuses only for the bounded time.
         """
         ends, failures = 0.0, 0
         patience_s = self._timeout_s if patience_s is None else patience_s
@@ -231,7 +233,9 @@ class SocketPool:
         return self.use(lambda connection: connection.run(script, *args))
 
     def _once(self, work: Callable[[SocketConnection], T], deadline: float) -> T:
-        """Do the work on a connection that no other caller uses. It is reused only if the work succeeded."""
+        """Do the work on a connection that no other caller uses, which is reused only if the work
+        succeeds.
+        """
         connection = self._take(deadline)
         connection.deadline = deadline
         try:
@@ -243,7 +247,7 @@ class SocketPool:
         return done
 
     def close(self) -> None:
-        """Close idle connections; those in use are closed when they come back."""
+        """Close idle connections; those in use are closed when they are returned."""
         if self._process == os.getpid():
             while self._idle:
                 self._idle.pop().close()

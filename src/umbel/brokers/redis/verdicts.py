@@ -1,8 +1,8 @@
 """Verdicts: from a batch of them to the arguments of `settle.lua`, and from its reply to the refusals.
 
-Redis takes about half a gigabyte in one argument and a gigabyte in one call, and closes the connection on
-more. So large verdicts go in several calls, and of a verdict that is larger than one call may be, parts are
-refused before they are sent.
+Redis accepts about half a gigabyte in one argument and a gigabyte in one call, and closes the connection on
+more. So large verdicts go in several calls, and a verdict that is too large for one call loses parts, which
+are refused before they are sent.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -21,6 +21,7 @@ from umbel.brokers.redis.publishing import (
     sealed,
     weight_of,
 )
+from umbel.brokers.redis.scripts import SETTLE_SECTIONS
 from umbel.wire.envelope_redis import seal_result, unseal
 from umbel.wire.message import Outgoing, StoredResult
 
@@ -30,13 +31,21 @@ _SENDING = (Ack, Bury)  # a union type would be built at each isinstance
 
 @dataclass(slots=True)
 class Settlement:
-    """One call of the script: its arguments, and what each place in its sections is."""
+    """One call of the script: the sections of its arguments, and what their entries stand for."""
 
+    sections: dict[str, Sequence[Any]]  # by the names in `SETTLE_SECTIONS`
     results: list[StoredResult] = field(default_factory=list)
-    pushed: list[Part] = field(default_factory=list)
-    later: list[Outgoing] = field(default_factory=list)
-    others: list[Any] = field(default_factory=list)
-    arguments: list[Any] = field(default_factory=list)  # after prefix, owner, epoch and check
+    pushed: list[Part] = field(default_factory=list)  # in the order of `envelopes`
+    delayed: list[Outgoing] = field(default_factory=list)
+
+    def arguments(self) -> list[Any]:
+        """The sections as arguments of the script."""
+        made: list[Any] = []
+        for name, width in SETTLE_SECTIONS.items():
+            section = self.sections.get(name, ())
+            made.append(len(section) // width)
+            made += section
+        return made
 
     def refused(self, keys: Keys, reply: Sequence[Any]) -> Iterator[Refused]:
         """The parts that the script's reply refuses, with the reasons."""
@@ -44,22 +53,31 @@ class Settlement:
             section, place, reason, envelope = reply[at : at + 4]
             why = reason.decode(errors="replace")
             match section:
-                case b"result":
+                case b"results":
                     yield Refused(self.results[place], why)
-                case b"push":
+                case b"envelopes":
                     yield Refused(self.pushed[place], why)
-                case b"later":
-                    yield Refused(self.later[place], why)
-                case _:  # a claimed message that could not be put where its verdict says
-                    list_key = self.others[4 * place + 1].split(":", 2)[2]
-                    yield Refused(Outgoing(keys.queue_of(list_key), unseal(envelope).message), why)
+                case b"delayed":
+                    yield Refused(self.delayed[place], why)
+                case _:  # a claimed message that could not be moved where its verdict says
+                    tag = self.sections["others"][SETTLE_SECTIONS["others"] * place + 1]
+                    queue = keys.queue_of(tag.split(":", 2)[2])
+                    yield Refused(Outgoing(queue, unseal(envelope).message), why)
 
 
 def settlement(
-    keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here: Container[str], keep_limits: str = ""
+    keys: Keys,
+    verdicts: Iterable[Verdict],
+    ttl_ms: int,
+    here: Container[str],
+    *,
+    keep_limits: str = "",
+    marks: Sequence[str] = (),
 ) -> Settlement:
-    """The call for these verdicts. `here`: the queues this process consumes. `keep_limits`: how many failures
-    are retained, and how long.
+    """The call for these verdicts.
+
+    `here`: the queues that this process consumes. `keep_limits`: how many failures are retained, and how
+    long. `marks`: the keys of the signatures whose messages end.
     """
     done: list[Tag] = []
     results: list[StoredResult] = []
@@ -84,27 +102,22 @@ def settlement(
         results += verdict.results
         follow_ups += verdict.follow_ups
     stored = [result for result in results if not result.reply_to]
-    made = Settlement(stored, others=others)
-    apart = [
-        tag for tag in done if f"{APART}:" in str(tag)
-    ]  # a queue's name may contain that too: removing a missing list does nothing
-    made.arguments = [
-        len(done),
-        *done,
-        len(stored),
-        ttl_ms,
-        *result_arguments(keys, stored),
-        *_pushes(made, keys, follow_ups, [result for result in results if result.reply_to], ttl_ms, here),
-        len(others) // 4,
-        *others,
-        len(apart),
-        *apart,
-    ]
+    sections: dict[str, Sequence[Any]] = {
+        "done": done,
+        "results": result_arguments(keys, stored),
+        "others": others,
+        # A queue's name may contain the sign, too: removing a missing list does nothing.
+        "apart": [tag for tag in done if f"{APART}:" in str(tag)],
+        "marks": marks,
+    }
+    made = Settlement(sections, stored)
+    if follow_ups or len(stored) < len(results):
+        _add_pushes(made, keys, follow_ups, [result for result in results if result.reply_to], ttl_ms, here)
     return made
 
 
 def result_arguments(keys: Keys, results: Sequence[StoredResult]) -> list[Any]:
-    """Key and payload of each result, for the scripts that store results."""
+    """The key and payload of each result, for the scripts that store results."""
     args: list[Any] = []
     for result in results:
         args += (keys.result(result.task_id), result.payload)
@@ -112,7 +125,7 @@ def result_arguments(keys: Keys, results: Sequence[StoredResult]) -> list[Any]:
 
 
 def ttl_ms_of(expires_s: float) -> int:
-    """How long a result is stored; 0 is for ever, as in Celery."""
+    """How long a result is stored, in milliseconds; 0 is for ever, as in Celery."""
     return max(1, round(expires_s * 1000)) if expires_s > 0 else 0
 
 
@@ -153,7 +166,7 @@ def _weight(verdict: Verdict) -> int:
 
 
 def _lightened(verdict: Ack | Bury, refused: list[Refused]) -> tuple[Ack | Bury, int]:
-    """The verdict without the parts beyond the limit, and the size of the others."""
+    """The verdict without the parts beyond the limit, and the size of the parts that remain."""
     total = 0
 
     def fits(part: Part) -> bool:
@@ -174,32 +187,30 @@ def _lightened(verdict: Ack | Bury, refused: list[Refused]) -> tuple[Ack | Bury,
     return msgspec.structs.replace(verdict, results=results, follow_ups=follow_ups), total
 
 
-def _pushes(
+def _add_pushes(
     made: Settlement,
     keys: Keys,
     follow_ups: Sequence[Outgoing],
-    letters: Sequence[StoredResult],
+    replies: Sequence[StoredResult],
     ttl_ms: int,
     here: Container[str],
-) -> list[Any]:
-    if not follow_ups and not letters:
-        return [0, 0]
-    made.later = [follow_up for follow_up in follow_ups if follow_up.not_before and follow_up.queue in here]
+) -> None:
+    """Add the sections with follow-ups, and with results for the clients that asked for them."""
+    made.delayed = [follow_up for follow_up in follow_ups if follow_up.not_before and follow_up.queue in here]
     now = [follow_up for follow_up in follow_ups if not (follow_up.not_before and follow_up.queue in here)]
     lists: dict[tuple[str, int | str], list[tuple[Part, bytes]]] = {}
-    tags = iter(delivery_tags(len(now) + len(letters)))
+    tags = iter(delivery_tags(len(now) + len(replies)))
     for outgoing in now:
         key = keys.list_of(outgoing.queue, outgoing.message.priority)
         envelope = sealed(outgoing, next(tags), outgoing.not_before)
         lists.setdefault((key, ""), []).append((outgoing, envelope))
-    for letter in letters:
-        key = keys.list_of(letter.reply_to, 0)
-        lists.setdefault((key, ttl_ms), []).append((letter, seal_result(letter, next(tags))))
-    args: list[Any] = [len(lists)]
-    for (key, list_ttl_ms), pushed in lists.items():
-        args += (key, list_ttl_ms, len(pushed))
-        for part, envelope in pushed:
-            made.pushed.append(part)
-            args.append(envelope)
-    parked = parkable(keys, made.later, here)
-    return [*args, len(parked) // 4, *parked]
+    for reply in replies:
+        key = keys.list_of(reply.reply_to, 0)
+        lists.setdefault((key, ttl_ms), []).append((reply, seal_result(reply, next(tags))))
+    pushed = [push for pushes in lists.values() for push in pushes]
+    made.pushed = [part for part, _ in pushed]
+    made.sections |= {
+        "lists": [part for place, pushes in lists.items() for part in (*place, len(pushes))],
+        "envelopes": [envelope for _, envelope in pushed],
+        "delayed": parkable(keys, made.delayed, here),
+    }

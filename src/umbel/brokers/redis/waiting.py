@@ -5,15 +5,17 @@ when one of them changes (made for caches; Redis >= 6, Valkey). One connection s
 priorities, nothing is popped, and Celery's consumers of the same lists notice nothing. Where tracking is not
 available (some proxies), the lengths are read every POLL_S.
 
-Many queues. A worker claims, and reads again, only those queues that the server reported (`IdleQueues`).
+Many queues. A worker reads again, and claims from, only those queues that the server reported: until it
+reports a change, nothing has changed (`IdleQueues`).
 
 Handoff. A worker that consumes one queue waits with `BLMOVE` instead, which saves two round trips: the server
 moves the next message into the worker's own list (`umbel.handed.<owner>`) and wakes no other worker. The
-worker runs it at once and meanwhile adopts it (`adopt.lua`) among its claims; a settle waits for that. A
+worker runs it at once and meanwhile adds it to its claims (the script `adopt`); a settle waits for that. A
 message that is still in that list goes back to its queue with the owner's next claim, or when the owner's
 lease ends. A claim also brings the revokes. Here the waiting connection tracks their cursor, and the server's
-notice comes before the message, in the order of events. Then, and whenever the message may not simply run (it
-is not due, or its owner slept for long), it is claimed in the ordinary way, which puts it back first.
+notice comes before the message, in the order of events. After such a notice, and whenever the message may not
+simply run (it is not due, or its owner slept for long), the message is claimed in the ordinary way, which
+puts it back first.
 """
 
 import asyncio
@@ -28,23 +30,11 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.holding import Holding, Leases
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.replies import is_missing_script, is_wrong_type
+from umbel.brokers.redis.replies import is_missing_script, is_wrong_type, time_of
 from umbel.protocol.shutdown import LinkChange
 from umbel.wire.envelope_redis import MARK
 
 # ---- handoff ---------------------------------------------------------------------------------------
-#
-# The server gives an idle worker its next message directly.
-#
-# A worker that waits for a notice and then claims gets its message two round trips later. So an idle worker
-# that consumes one queue waits with `BLMOVE`: the server moves the next message into the worker's own list
-# (`umbel.handed.<owner>`) and wakes no other worker. The worker runs it at once and, meanwhile, adopts it
-# (`adopt.lua`) among its claims; a settle waits for that. A message that is still in that list goes back to
-# its queue with the owner's next claim, or when the owner is given up.
-#
-# A claim also brings the revokes. Here the waiting connection tracks their cursor, and the server's notice
-# comes before the message, in the order of events. Then, and whenever else the message may not simply run
-# (it is not due, or its owner slept for long), it is claimed in the ordinary way, which puts it back first.
 
 ENDING_BYTES = 256  # more than the properties take, which are at the end of a message
 FRESH_OF_LEASE = 0.3  # a message may run if it was requested or its owner renewed within this part of a lease
@@ -66,7 +56,7 @@ class HandedMessage(NamedTuple):
 
 
 class Adoptions:
-    """The message that was handed over and whose claim is not confirmed yet; one at a time."""
+    """The handed message whose claim is not confirmed yet; there is at most one."""
 
     def __init__(self, link: Link, keys: Keys, holding: Holding, leases: Leases, *, lease_s: float) -> None:
         self._link = link
@@ -82,7 +72,7 @@ class Adoptions:
         self._finishing = asyncio.Lock()  # a claim and a settle may wait for the same reply
 
     def take_left(self) -> int:
-        """Return how many messages waited behind the last one, and reset it; -1 if unknown."""
+        """Return and reset how many messages waited behind the last handed message; -1 if unknown."""
         left, self._left = self._left, -1
         return left
 
@@ -94,7 +84,7 @@ class Adoptions:
     def begin(
         self, handed: HandedMessage | None, owner: str, queues: Sequence[str], revoked_after: int
     ) -> Delivery | None:
-        """The message, to be run now; None: claim in the ordinary way."""
+        """Return the message, to be run now, or None if the caller must claim in the ordinary way."""
         if handed is None or self._pending is not None or not self._link.is_connected:
             return None
         # An owner that slept for long may have lost its lease, and others may have the message.
@@ -113,9 +103,9 @@ class Adoptions:
             return None
         delivery, epoch = found
         known_by = (len(handed.envelope), handed.envelope[-ENDING_BYTES:])
-        args = (self._keys.prefix, owner, epoch, delivery.tag, *known_by)
+        args = (owner, epoch, delivery.tag, *known_by)
         self._pending = pending = (delivery.tag, args)
-        # Sent after the message is on its way to the pool: sending takes about as long as that.
+        # Send it after the message is on its way to the pool, because sending takes about as long as that.
         asyncio.get_running_loop().call_soon(self._send, pending)
         return delivery
 
@@ -133,7 +123,7 @@ class Adoptions:
             self._sent = self._link.send([("EVAL", self._script.text, 0, *pending[1])])
 
     async def finish(self) -> None:
-        """Return when the handed message is claimed, or known to be lost; BrokerError: call again."""
+        """Return when the handed message is claimed or known to be lost; after a BrokerError call again."""
         if self._pending is not None:
             async with self._finishing:
                 await self._finish()
@@ -155,12 +145,6 @@ class Adoptions:
 
 
 # ---- idle queues -----------------------------------------------------------------------------------
-#
-# Which queues are known to be empty, so that they need not be read.
-#
-# The server was asked for them on the connection on which it reports changes; until it reports one, nothing
-# has changed. A worker of a thousand queues reads again only those that were reported, and claims from no
-# others.
 
 
 class IdleQueues:
@@ -169,12 +153,12 @@ class IdleQueues:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._due_at: dict[str, float] = {}  # of each queue: when its first delayed message is due
-        self._queue_of: dict[bytes, str] = {}  # by each key of theirs
-        self._told: set[str] = set()  # since `ask`
+        self._queue_of: dict[bytes, str] = {}  # by each key of a queue
+        self._reported: set[str] = set()  # since `ask`
         self._until = 0.0
 
     def ask(self, queues: Sequence[str], now: float, lasts_s: float) -> Sequence[str]:
-        """The queues to read; all of them when the time is over, in case a report was lost."""
+        """The queues to read now; all of them after `lasts_s`, in case a report was lost."""
         if now >= self._until:
             self.forget(None)
             self._until = now + lasts_s
@@ -182,34 +166,34 @@ class IdleQueues:
         for queue in asked:
             for key in (*self._keys.lists_of(queue), self._keys.delayed(queue)):
                 self._queue_of[key.encode()] = queue
-        self._told.clear()
+        self._reported.clear()
         return asked
 
     def keep(self, due_at: Mapping[str, float]) -> float:
         """Store the replies, except for queues that were reported meanwhile; returns until when they are
         valid.
         """
-        self._due_at.update((queue, at) for queue, at in due_at.items() if queue not in self._told)
+        self._due_at.update((queue, at) for queue, at in due_at.items() if queue not in self._reported)
         return self._until
 
     def forget(self, keys: Iterable[bytes] | None) -> None:
         """Forget the queues of these changed keys; None: any may have changed."""
         if keys is None:
-            self._told.update(self._queue_of.values())
+            self._reported.update(self._queue_of.values())
             self._due_at.clear()
             self._queue_of.clear()
             self._until = 0.0
             return
         for key in keys:
             if (queue := self._queue_of.get(key)) is not None:
-                self._told.add(queue)
+                self._reported.add(queue)
                 self._due_at.pop(queue, None)
 
     def others(self, queues: Sequence[str], now: float) -> Sequence[str]:
-        """The queues of which nothing is known, or that have a message due.
+        """The queues whose state is unknown, or that have a message due.
 
         All of them when it is time to read again: a worker that always has work does not wait, and would not
-        notice that reports no longer come.
+        notice that the reports have stopped.
         """
         due_at = self._due_at
         if not due_at or now >= self._until:
@@ -217,38 +201,25 @@ class IdleQueues:
         return [queue for queue in queues if due_at.get(queue, 0.0) <= now]
 
     def first_due(self, queues: Iterable[str]) -> float:
-        """When the first of these queues has a message, as far as known."""
+        """When the first known message of these queues is due."""
         due_at = self._due_at
         return min((due_at.get(queue, math.inf) for queue in queues), default=math.inf)
 
 
 # ---- waiting ---------------------------------------------------------------------------------------
-#
-# How an idle worker learns of a message without taking it and without polling.
-#
-# The server reports changes: a connection with client tracking reads the lengths of the lists, and the
-# server then sends a notice, once, when one of them changes (made for caches; Redis >= 6, Valkey). One
-# connection serves any number of queues and priorities, nothing is popped, and Celery's consumers of the
-# same lists notice nothing. A blocking `BLMOVE list list RIGHT RIGHT` takes nothing either, but needs one
-# connection for each list.
-#
-# A worker with one queue goes further and is handed its next message. One with several reads
-# again only those that the server reported (`idle_queues.py`).
-#
-# Where tracking is not available (some proxies), the lengths are read every POLL_S.
 
 POLL_S = 0.25
 UNBLOCK_AGAIN_S = 0.005
 BLOCK_MAX_S = 10.0  # well below the time for which owners.lua still watches an owner that was given up
-NOTED_S = 2.0  # so long the server surely knows which owner it hands messages to
-ARMED_S = 30.0  # then the lengths are read again, in case a proxy dropped a notice
-REFUSED_S = 5.0  # no handoff for so long after the server refused one (it is full, or too old)
+NOTED_S = 2.0  # how long a recorded owner need not be recorded again
+ARMED_S = 30.0  # after this the lengths are read again, in case a proxy dropped a notice
+REFUSED_S = 5.0  # without handoffs, after the server refused one because it is full or too old
 
 
 class _Armed(NamedTuple):
-    """What the server was asked, and when the first delayed message is due."""
+    """The queues that the server watches for a change, and when their first delayed message is due."""
 
-    rings: int
+    notices: int  # how many notices had come before
     queues: tuple[str, ...]
     hands: bool
     until: float
@@ -256,8 +227,10 @@ class _Armed(NamedTuple):
 
 
 class QueueWatch:
-    """The waiting connection. `unblock` ends, by its client number, the blocking wait of this connection;
-    `claims_at` is the address on which claims are made.
+    """The waiting connection.
+
+    `unblock` ends its blocking wait, by its client number, from another connection. `claims_at` returns the
+    address of the server on which claims are made.
     """
 
     def __init__(
@@ -281,9 +254,9 @@ class QueueWatch:
         self.client_id = 0  # 0: it cannot be unblocked, so it is handed nothing
         self.handed: HandedMessage | None = None
         self.is_given_up = False  # the wait was cancelled, and may have been handed a message
-        self._rings = 0
+        self._notices = 0
         self._revoked_cursor = 0
-        self.claimed_cursor = 0  # up to here a claim has read the revokes
+        self.claimed_cursor = 0  # claims have read the revokes up to here
         self._paused: frozenset[str] = frozenset()
         self._waiting: set[asyncio.Future[bool]] = set()
         self._armed: _Armed | None = None
@@ -291,8 +264,7 @@ class QueueWatch:
         self._idle = IdleQueues(keys)
         self._link = Link(
             addresses,
-            connect_timeout_s=timeout_s,
-            reply_timeout_s=timeout_s,
+            timeout_s=timeout_s,
             resp3=True,
             reply_max_bytes=reply_max_bytes,
             on_push=self._changed,
@@ -323,34 +295,36 @@ class QueueWatch:
                 return False
             wait_s = min(left_s, due_s, self._recheck_s, max(0.001, armed.until - loop.time()))
             if hands and queues[0] not in self._paused:
-                is_handed = await self._take_next(queues[0], owner, min(wait_s, BLOCK_MAX_S), armed.rings)
-                if is_handed or self._rings != armed.rings:
+                is_handed = await self._take_next(queues[0], owner, min(wait_s, BLOCK_MAX_S), armed.notices)
+                if is_handed or self._notices != armed.notices:
                     return True
-            elif await self._is_rung_within(wait_s):
+            elif await self._is_notified_within(wait_s):
                 return True
 
     def unless_idle(self, queues: Sequence[str]) -> Sequence[str]:
-        """The queues that may have something to claim; the server reported no change of the others."""
+        """The queues that may have a message to claim; the server has reported no change of the others."""
         if not self._is_same_server():
             return queues
         return self._idle.others(queues, asyncio.get_running_loop().time())
 
     def knows_of_nothing(self, queues: Sequence[str], revoked_after: int) -> bool:
-        """Whether the server would have reported anything except messages that it hands over."""
+        """Whether there is nothing to claim, because the server has reported no change. It does not report
+        messages that it hands over.
+        """
         now = asyncio.get_running_loop().time()
         armed = self._still_armed(queues, now, hands=True)
         return armed is not None and armed.due_at > now and self._revoked_cursor == revoked_after
 
     def _still_armed(self, queues: Sequence[str], now: float, *, hands: bool) -> _Armed | None:
-        """Not None: the server reports the next change; it was asked, and has reported none since."""
+        """What the server watches, if these are its queues and it has reported no change; else None."""
         armed = self._armed
         if armed is None or now >= armed.until:
             return None
-        return armed if armed[:3] == (self._rings, tuple(queues), hands) else None
+        return armed if armed[:3] == (self._notices, tuple(queues), hands) else None
 
     async def _arm(self, queues: Sequence[str], *, hands: bool) -> _Armed | None:
-        """Have the server report the next change; None: a message may be ready, so the caller claims now."""
-        self._armed, rings, loop = None, self._rings, asyncio.get_running_loop()
+        """Have the server report the next change; None if a message may be ready to be claimed now."""
+        self._armed, notices, loop = None, self._notices, asyncio.get_running_loop()
         lasts_s = min(ARMED_S, self._recheck_s)
         is_kept = len(queues) > 1 and self._recheck_s == math.inf
         asked = self._idle.ask(queues, loop.time(), lasts_s) if is_kept else queues
@@ -361,27 +335,29 @@ class QueueWatch:
             until = self._idle.keep({queue: now + due_s for queue, due_s in due.items() if due_s > 0.0})
         else:
             self._idle.forget(None)
-        if self._rings != rings:
+        if self._notices != notices:
             return None
         due_s = min((due_s for queue, due_s in due.items() if queue not in self._paused), default=math.inf)
         if due_s <= 0.0 or self._revoked_cursor > self.claimed_cursor:
             return None
         open_queues = (queue for queue in queues if queue not in self._paused)
         due_at = min(now + due_s, self._idle.first_due(open_queues))
-        self._armed = _Armed(rings, tuple(queues), hands, until, due_at)
+        self._armed = _Armed(notices, tuple(queues), hands, until, due_at)
         return self._armed
 
     def _can_hand(self, now: float) -> bool:
         return bool(self.client_id) and self._is_same_server() and now >= self._refused_until
 
     def _is_same_server(self) -> bool:
-        """Whether claims and waits use the same server: with several addresses each connection may have found
-        another, and one server neither stores what the other hands over nor knows what it has.
+        """Whether claims and waits use the same server.
+
+        With several addresses each connection may have found another server. Then a handed message is on one
+        server and its claim on the other.
         """
         return self._link.address == self._claims_at()
 
     async def _take_next(self, queue: str, owner: str, timeout_s: float, seen: int) -> bool:
-        """Have the server hand over the next message; whether it did. A notice ends the wait for it."""
+        """Wait until the server hands over the next message; whether it did. A notice ends the wait."""
         keys, link, asked_at = self._keys, self._link, asyncio.get_running_loop().time()
         list_key = keys.list_of(queue, 0)
         commands = self._note(owner, list_key, asked_at)
@@ -401,16 +377,14 @@ class QueueWatch:
             return False
         if self._noted is None:  # the server must know to which list it goes back
             await link.reply_to(link.send(self._note(owner, list_key, asked_at)))
-        undisturbed = self._rings == seen
+        undisturbed = self._notices == seen
         self.handed = HandedMessage(
             owner, queue, list_key, envelope, self._revoked_cursor, asked_at, undisturbed
         )
         return True
 
     def _note(self, owner: str, list_key: str, now: float) -> list[tuple[Any, ...]]:
-        """The command that records for which owner this waits, unless it was sent a moment ago (and no sleep
-        was between).
-        """
+        """The command that records which owner waits, unless it was sent a moment ago."""
         noted = (self._link.generation, owner, list_key)
         if self._noted == noted and now - self._noted_at < NOTED_S:
             return []
@@ -419,10 +393,10 @@ class QueueWatch:
 
     def leave(self) -> None:
         """End the wait, so that the caller checks its queues again."""
-        self._ring()
+        self._notify()
 
     async def reconnect(self, *, is_doubtful: bool) -> None:
-        """Restore the connection. `is_doubtful`: another connection was lost, so this one may be dead too."""
+        """Restore the connection. `is_doubtful`: another one was lost, so this one may be dead, too."""
         if is_doubtful and self._link.is_connected:
             await self._link.replace()
         elif self._link.is_lost:
@@ -433,10 +407,10 @@ class QueueWatch:
         self._link.close()
 
     async def _due_s(self, queues: Sequence[str], *, hands: bool) -> dict[str, float]:
-        """For each queue the seconds until it has a message, as far as known now; 0.0: it has one.
+        """The seconds until each queue has a message, as far as known now; 0.0 if it has one.
 
-        Reading is also what makes the server report the next change. A list whose messages are handed over is
-        not read. A queue with a key of another type is left out: the claim says what is wrong with it.
+        The server reports the next change of the keys that are read here. A list whose messages are handed
+        over is not read. A queue with a key of another type is left out: the claim reports what is wrong.
         """
         asked = [
             [
@@ -452,7 +426,7 @@ class QueueWatch:
         now, cursor, paused = next(replies), next(replies), next(replies)
         self._revoked_cursor = _cursor_in(cursor)
         self._paused = frozenset(name.decode() for name in paused or ())
-        now_s = int(now[0]) + int(now[1]) / 1e6
+        now_s = time_of(now)
         due: dict[str, float] = {}
         for queue, some in zip(queues, asked, strict=True):
             *counts, first = (next(replies) for _ in some)
@@ -462,20 +436,20 @@ class QueueWatch:
                 due[queue] = first[0][1] - now_s if first else math.inf
         return due
 
-    async def _is_rung_within(self, timeout_s: float) -> bool:
+    async def _is_notified_within(self, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()
-        ring: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout_s, _settle, ring, False)
-        self._waiting.add(ring)
+        notice: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(timeout_s, _settle, notice, False)
+        self._waiting.add(notice)
         try:
-            return await ring
+            return await notice
         finally:
             timer.cancel()
-            self._waiting.discard(ring)
+            self._waiting.discard(notice)
 
     async def _track(self) -> None:
-        # Sent directly: this is part of connecting. To unblock client 0 changes nothing, and shows whether
-        # this user has the right to.
+        # `send`, because `call` would connect, which is under way. Unblocking client 0 changes nothing; the
+        # reply shows whether this user has the right to unblock.
         commands = [("CLIENT", "TRACKING", "ON"), ("CLIENT", "ID"), ("CLIENT", "UNBLOCK", 0)]
         tracking, number, unblocked = await self._link.reply_to(self._link.send(commands))
         self._idle.forget(None)
@@ -485,15 +459,15 @@ class QueueWatch:
 
     def _changed(self, pushed: list[Any]) -> None:
         keys = pushed[1] if len(pushed) > 1 else None
-        if keys is None:  # all keys: the server was emptied
+        if keys is None:  # the server was emptied, so all keys have changed
             self._noted = None
         self._idle.forget(keys)
-        self._ring()
+        self._notify()
 
     def _lost(self) -> None:
         self._idle.forget(None)
         self.client_id = 0  # after a restart of the server the number may be another client's
-        self._ring()
+        self._notify()
 
     def _interrupt(self) -> None:
         if self._blocked is None or not self._link.awaits(self._blocked):
@@ -508,11 +482,11 @@ class QueueWatch:
         if not sent.cancelled() and sent.exception() is None and sent.result() == [0]:
             asyncio.get_running_loop().call_later(UNBLOCK_AGAIN_S, self._interrupt)
 
-    def _ring(self) -> None:
-        self._rings += 1
+    def _notify(self) -> None:
+        self._notices += 1
         self._interrupt()
-        for ring in self._waiting:
-            _settle(ring, True)
+        for notice in self._waiting:
+            _settle(notice, True)
 
 
 def _cursor_in(found: bytes | None) -> int:
@@ -523,6 +497,6 @@ def _cursor_in(found: bytes | None) -> int:
         return -1
 
 
-def _settle(ring: asyncio.Future[bool], value: bool) -> None:
-    if not ring.done():
-        ring.set_result(value)
+def _settle(notice: asyncio.Future[bool], value: bool) -> None:
+    if not notice.done():
+        notice.set_result(value)

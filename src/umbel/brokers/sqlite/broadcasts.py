@@ -1,14 +1,16 @@
 """Broadcasts, and the event log that recorders read.
 
 A broadcast is for every subscriber that subscribed before it was sent, until its TTL ends. It is written only
-while its exchange has a live subscription. Each subscriber keeps its own offset in the table, so a slow one
-loses nothing but what outlived its TTL, and costs the others nothing. At BROADCASTS_MAX the oldest go,
+while its exchange has a live subscription. Each subscriber has its own offset in the table, so a slow one
+loses only what outlives its TTL, and costs the others nothing. Beyond BROADCASTS_MAX the oldest are removed,
 whatever their TTL.
 
-The event log is written only while a recorder is registered, and keeps events until all recorders have read
-them. An entry holds one event or several; offsets count events, and an entry has that of its last one.
-Offsets are never given twice, so a reader sees by them what it missed. At the limit the oldest entries go;
-events in them that a recorder had not acknowledged are counted as lost.
+The event log is written only while a recorder is registered, and retains events until all recorders have read
+them. An entry holds one event or several; offsets count events, and an entry has the offset of its last
+event. Offsets are never given twice, so a reader sees by them which events it missed. Beyond the limit the
+oldest entries are removed; events in them that a recorder had not acknowledged are counted as lost.
+
+All functions run inside a transaction of the caller.
 """
 
 import sqlite3
@@ -19,19 +21,13 @@ from umbel.brokers.interface import Broadcast, EventLogState, LoggedEvent
 from umbel.brokers.sqlite import rows
 
 # ---- fan-out ---------------------------------------------------------------------------------------
-#
-# Broadcasts for every subscriber that subscribed before they were sent, until their TTL ends.
-#
-# A broadcast is written only while its exchange has a live subscription. Each subscriber keeps its own
-# offset in the table, so a slow one loses nothing but what outlived its TTL, and costs the others nothing.
-# At BROADCASTS_MAX the oldest go, whatever their TTL.
 
 BROADCASTS_MAX = 200_000
 SWEEP_MAX = 1000  # expired broadcasts that one new broadcast removes
 
 
 def add_subscription(db: sqlite3.Connection, exchange: str, expires_at: float) -> tuple[int, int]:
-    """A new subscription: its number, and the offset after which its broadcasts come."""
+    """Add a subscription; returns its number, and the offset after which its broadcasts come."""
     number = db.execute(
         "INSERT INTO subscriptions (exchange, expires_at) VALUES (?, ?)", (exchange, expires_at)
     ).lastrowid
@@ -44,13 +40,8 @@ def prolong_subscription(db: sqlite3.Connection, number: int, exchange: str, exp
     db.execute("INSERT OR REPLACE INTO subscriptions VALUES (?, ?, ?)", (number, exchange, expires_at))
 
 
-def remove_subscription(db: sqlite3.Connection, number: int) -> None:
-    """Remove a subscription."""
-    db.execute("DELETE FROM subscriptions WHERE id = ?", (number,))
-
-
 def with_listeners(db: sqlite3.Connection, batch: Sequence[Broadcast], now_boot_s: float) -> list[Broadcast]:
-    """Those of the batch whose exchange has a live subscription."""
+    """The broadcasts of the batch whose exchange has a live subscription."""
     found = db.execute("SELECT DISTINCT exchange FROM subscriptions WHERE expires_at > ?", (now_boot_s,))
     exchanges = {exchange for (exchange,) in rows.read(found, tuple[str])}
     return [broadcast for broadcast in batch if broadcast.exchange in exchanges]
@@ -59,10 +50,10 @@ def with_listeners(db: sqlite3.Connection, batch: Sequence[Broadcast], now_boot_
 def send_broadcasts(
     db: sqlite3.Connection, batch: Sequence[Broadcast], now_boot_s: float, ttl_s: float
 ) -> None:
-    """Write broadcasts, and remove some expired ones and those beyond the limit."""
+    """Write broadcasts, and remove some expired ones, and the oldest beyond the limit."""
     new = [(item.exchange, item.routing_key, item.body, item.headers, now_boot_s + ttl_s) for item in batch]
     rows.insert(db, "broadcasts (exchange, routing_key, body, headers, expires_at)", new)
-    sweep_broadcasts(db, now_boot_s, SWEEP_MAX)
+    rows.sweep(db, "broadcasts", now_boot_s, SWEEP_MAX, key="offset")
     db.execute(
         "DELETE FROM broadcasts WHERE offset <= (SELECT max(offset) FROM broadcasts) - ?", (BROADCASTS_MAX,)
     )
@@ -83,45 +74,16 @@ def read_broadcasts(
     return [Broadcast(*row[1:5]) for row in page if row[5] > now_boot_s], page[-1][0]
 
 
-def sweep_broadcasts(db: sqlite3.Connection, now_boot_s: float, limit: int) -> int:
-    """Remove up to `limit` expired broadcasts; how many."""
-    return db.execute(
-        """DELETE FROM broadcasts WHERE offset IN (
-             SELECT offset FROM broadcasts WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)""",
-        (now_boot_s, limit),
-    ).rowcount
-
-
-def sweep_subscriptions(db: sqlite3.Connection, now_boot_s: float) -> None:
-    """Remove expired subscriptions."""
-    db.execute("DELETE FROM subscriptions WHERE expires_at <= ?", (now_boot_s,))
-
-
 # ---- event log -------------------------------------------------------------------------------------
-#
-# Events, retained until recorders have read them.
-#
-# It is written only while a recorder is registered. An entry holds one event or several; offsets count
-# events, and an entry has that of its last one. Offsets are never given twice, so a reader sees by them
-# what it missed. At the limit the oldest entries go; events in them that a recorder had not acknowledged
-# are counted as lost.
-
-EVENTS_LOST = "events_lost"
-EVENTS_DROPPED = "events_dropped"  # the last offset that was dropped at the limit
 
 
 def put_recorder(db: sqlite3.Connection, name: str) -> int:
-    """Log for this recorder too, from now on if it is new; the offset it has acknowledged."""
+    """Log events for this recorder, too; returns the offset that it has acknowledged."""
     db.execute("INSERT OR IGNORE INTO recorders VALUES (?, ?)", (name, _last_offset(db)))
     found = db.execute("SELECT acknowledged FROM recorders WHERE name = ?", (name,))
     row = rows.read_one(found, tuple[rows.Id])
     assert row is not None, "it was inserted above"
     return row[0]
-
-
-def delete_recorder(db: sqlite3.Connection, name: str) -> None:
-    """Remove a recorder."""
-    db.execute("DELETE FROM recorders WHERE name = ?", (name,))
 
 
 def recorder_names(db: sqlite3.Connection) -> list[str]:
@@ -136,7 +98,7 @@ def append_entries(
     limit: int,
     now_s: float,
 ) -> None:
-    """Add entries at the end, and drop the oldest at the limit."""
+    """Add entries at the end, and drop the oldest beyond the limit."""
     offsets = accumulate(counts or [1] * len(entries), initial=_last_offset(db))
     next(offsets)
     new = [(offset, now_s, *entry) for offset, entry in zip(offsets, entries, strict=True)]
@@ -150,10 +112,10 @@ def _make_room(db: sqlite3.Connection, last: int) -> None:
     row = rows.read_one(found, tuple[rows.Id])
     if row is None:
         return
-    known = max(_acknowledged_by_all(db), rows.meta_count(db, EVENTS_DROPPED))
+    known = max(_acknowledged_by_all(db), rows.meta_count(db, rows.EVENTS_DROPPED))
     db.execute("DELETE FROM events WHERE offset <= ?", (row[0],))
-    rows.add_to_meta(db, EVENTS_LOST, max(0, row[0] - known))
-    rows.put_meta(db, EVENTS_DROPPED, row[0])
+    rows.add_to_meta(db, rows.EVENTS_LOST, max(0, row[0] - known))
+    rows.put_meta(db, rows.EVENTS_DROPPED, row[0])
 
 
 def read_entries(db: sqlite3.Connection, name: str, limit: int, after: int) -> list[LoggedEvent]:
@@ -171,44 +133,27 @@ def read_entries(db: sqlite3.Connection, name: str, limit: int, after: int) -> l
     return [LoggedEvent(*entry) for entry in found]
 
 
-def acknowledge_entries(db: sqlite3.Connection, name: str, offset: int) -> None:
-    """Record how far the recorder has read; never lowers it."""
-    db.execute("UPDATE recorders SET acknowledged = max(acknowledged, ?) WHERE name = ?", (offset, name))
+def drop_acknowledged(db: sqlite3.Connection, limit: int, *, before: float | None = None) -> int:
+    """Remove entries that all recorders have acknowledged, oldest first; only those logged until `before`, if
+    that is given.
 
-
-def drop_acknowledged(db: sqlite3.Connection, limit: int) -> int:
-    """Remove what every recorder has acknowledged, oldest first: no recorder can read it any more.
-
-    At most `limit` events. Returns how many offsets are done; fewer than `limit`: that was all.
+    At most `limit` events are removed. Returns how many offsets this looked at; fewer than `limit` means that
+    there are no more.
     """
     first: int | None = db.execute("SELECT min(offset) FROM events").fetchone()[0]
     if first is None:
         return 0
     last = min(first + limit - 1, _acknowledged_by_all(db))
-    db.execute("DELETE FROM events WHERE offset <= ?", (last,))
-    return last - first + 1
-
-
-def lost_entries(db: sqlite3.Connection) -> int:
-    """How many events were dropped before all recorders had acknowledged them."""
-    return rows.meta_count(db, EVENTS_LOST)
+    old, args = ("", (last,)) if before is None else ("AND recorded_at <= ?", (last, before))
+    dropped = db.execute(f"DELETE FROM events WHERE offset <= ? {old}", args)
+    return last - first + 1 if dropped.rowcount else 0
 
 
 def event_log_state(db: sqlite3.Connection) -> EventLogState:
     """The last offset, what each recorder has acknowledged, and how many events were lost."""
     found = db.execute("SELECT name, acknowledged FROM recorders")
     acknowledged = dict(rows.read(found, tuple[str, rows.Id]))
-    return EventLogState(_last_offset(db), acknowledged, lost_entries(db))
-
-
-def sweep_entries(db: sqlite3.Connection, older_than: float, limit: int) -> int:
-    """Remove acknowledged events past their retention; the result as for `drop_acknowledged`."""
-    first: int | None = db.execute("SELECT min(offset) FROM events").fetchone()[0]
-    if first is None:
-        return 0
-    last = min(first + limit - 1, _acknowledged_by_all(db))
-    swept = db.execute("DELETE FROM events WHERE offset <= ? AND recorded_at <= ?", (last, older_than))
-    return last - first + 1 if swept.rowcount else 0
+    return EventLogState(_last_offset(db), acknowledged, rows.meta_count(db, rows.EVENTS_LOST))
 
 
 def _last_offset(db: sqlite3.Connection) -> int:

@@ -1,53 +1,32 @@
-"""Claims: which messages a worker takes, which claims this process has, and which signatures they use.
+"""Claims: how a worker takes messages, which claims this process has, and which signatures they use.
 
-Claiming. Priority decides first, over all queues of the claim; within a priority every queue that has
-messages gets an equal share, so a full queue never starves another; within a queue the oldest is first. The
-queues take turns, and the next claim begins after the one that was last. An owner's lease is one row. While
-the row is there its claims stand, even when its time is over: an owner that comes back late and finds the row
-has lost nothing. The process that returns the messages of an expired owner removes the row in the same
-transaction.
+Claiming moves the state rows of messages to `claimed`; `brokers/rules.py` says which messages. An owner's
+lease is one row. While the row exists its claims stand, even when its time is over: an owner that renews late
+but finds the row has lost nothing. The process that returns the messages of an expired owner removes the row
+in the same transaction.
 
-Claims of this process. The file is the record of claims. If it was deleted, the claims are known only here;
-if it was replaced by an older copy, that may also hold claims of ours that were settled long ago and that no
-worker would end.
+Claims of this process. The file is the record of claims. If it was deleted, the claims are known only here.
+If it was replaced by an older copy, the copy may hold claims of this process that were settled long ago and
+that no worker would end.
 
-Signatures. Each is used by one row of `messages`, until that has ended and a copy would be too old. A message
-that comes back is the same row, so it may use its signature again; a copy is another row. When a message
-ends, its id may be given to another, so its signature is then recorded as used by no message. The id of the
-cluster, which signatures are bound to, is in `meta`.
+Signatures. Each is used by one row of `messages`, until that message has ended and a copy would be too old. A
+message that comes back is the same row, so it may use its signature again; a copy is another row. When a
+message ends, its id may be given to another message, so its signature is then recorded as used by no message.
+The id of the cluster, which signatures are bound to, is in `meta`.
 """
 
 import sqlite3
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import Ack, Bury, Delivery, SetAside, Spend, Started, Tag, Verdict
+from umbel.brokers.interface import Delivery, SetAside, Spend, Started, Tag, Verdict
+from umbel.brokers.rules import Heap, HeldByClaims, share
 from umbel.brokers.sqlite import messages, rows
 from umbel.protocol.delivery.trust import ClusterId, Doubt
 
 # ---- claims ----------------------------------------------------------------------------------------
-#
-# Which messages a worker gets from the queues it consumes, and for how long.
-#
-# Priority decides first, over all queues of the claim; within a priority every queue that has messages gets
-# an equal share, so a full queue never starves another; within a queue the oldest is first. The queues take
-# turns, and the next claim begins after the one that was last.
-#
-# An owner's lease is one row. While the row is there its claims stand, even when its time is over: an owner
-# that comes back late and finds the row has lost nothing. The process that returns the messages of an
-# expired owner removes the row in the same transaction.
-
-
-@dataclass(frozen=True, slots=True)
-class Heap:
-    """Messages of one queue and one priority, oldest first."""
-
-    queue: str
-    priority: int
-    ids: Sequence[int]
 
 
 class _HeapRow(msgspec.Struct, array_like=True, gc=False):
@@ -56,7 +35,7 @@ class _HeapRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class _Fetched(msgspec.Struct, array_like=True, gc=False):
-    """Columns of many messages, as JSON; their bytes end to end."""
+    """Columns of many messages as JSON arrays, and their bytes joined into one value."""
 
     ids: str
     queues: str
@@ -66,39 +45,14 @@ class _Fetched(msgspec.Struct, array_like=True, gc=False):
     joined: bytes | None
 
 
-def share(heaps: Iterable[Heap], limit: int, queues: Sequence[str]) -> list[Heap]:
-    """What a claim takes: the front of each heap, at most `limit` messages in all.
-
-    `queues` are in the order of their turns; the last heap of the answer had the last turn.
-    """
-    by_priority: dict[int, list[Heap]] = {}
-    for heap in sorted(heaps, key=lambda heap: queues.index(heap.queue)):
-        by_priority.setdefault(heap.priority, []).append(heap)
-    taken: list[Heap] = []
-    for _, peers in sorted(by_priority.items()):
-        counts, last = [0] * len(peers), 0
-        while limit and any(count < len(heap.ids) for count, heap in zip(counts, peers, strict=True)):
-            for place, heap in enumerate(peers):
-                if limit and counts[place] < len(heap.ids):
-                    counts[place] += 1
-                    limit -= 1
-                    last = place
-        order = [*range(last + 1, len(peers)), *range(last + 1)]
-        taken += [
-            Heap(peers[place].queue, peers[place].priority, peers[place].ids[: counts[place]])
-            for place in order
-            if counts[place]
-        ]
-    return taken
-
-
 def claim(
     db: sqlite3.Connection, owner: str, queues: Sequence[str], limit: int, ticket: int, most_bytes: int
 ) -> tuple[list[Delivery], dict[int, SetAside], str]:
-    """Move up to `limit` messages to the owner; by priority, then oldest first.
+    """Claim up to `limit` messages for the owner: the messages, those over `most_bytes`, and the queue that
+    was served last.
 
-    `queues` are in the order of their turns; the last part of the answer had the last turn. Of messages
-    over `most_bytes` only the size is read: they are to be made dead letters.
+    `queues` are in the order of their turns. Of messages over `most_bytes` only the size is read; the caller
+    makes them dead letters.
     """
     heaps = [heap for queue in queues for heap in _heaps(db, queue, limit)]
     if len(queues) > 1:
@@ -123,7 +77,7 @@ def claim(
 
 
 def lease(db: sqlite3.Connection, owner: str, expires_at: float) -> bool:
-    """Prolong the owner's lease, or give it a new one; whether the old one still stood."""
+    """Renew the owner's lease, or give it a new one; whether the old one still stood."""
     stood = db.execute("UPDATE owners SET expires_at = ? WHERE owner = ?", (expires_at, owner)).rowcount
     if not stood:
         db.execute("INSERT INTO owners VALUES (?, ?)", (owner, expires_at))
@@ -131,7 +85,7 @@ def lease(db: sqlite3.Connection, owner: str, expires_at: float) -> bool:
 
 
 def return_lost(db: sqlite3.Connection, now_boot_s: float) -> tuple[int, set[str]]:
-    """Return the messages of owners whose lease has ended: how many, and their queues."""
+    """Return the messages of owners whose lease has ended; how many, and their queues."""
     lost = db.execute("SELECT owner FROM owners WHERE expires_at <= ?", (now_boot_s,))
     count, queues = 0, set()
     for (owner,) in rows.read(lost, tuple[str]):
@@ -142,7 +96,9 @@ def return_lost(db: sqlite3.Connection, now_boot_s: float) -> tuple[int, set[str
 
 
 def forget(db: sqlite3.Connection, owner: str) -> tuple[int, set[str]]:
-    """End the owner's lease and return its messages, marked redelivered, because they may have run."""
+    """End the owner's lease and return its messages, marked redelivered because they may have run; how many,
+    and their queues.
+    """
     db.execute("DELETE FROM owners WHERE owner = ?", (owner,))
     found = db.execute("SELECT id FROM claimed WHERE owner = ?", (owner,))
     numbers = [number for (number,) in rows.read(found, tuple[rows.Id])]
@@ -167,7 +123,8 @@ def _fetch(
 ) -> tuple[dict[int, Delivery], dict[int, SetAside]]:
     """The deliveries by id, and the messages that are too large.
 
-    One row for all: their bytes end to end, split by their lengths.
+    One row has all messages, joined, and their lengths. Reading a row for each message would release the
+    interpreter lock for each.
     """
     try:
         found = db.execute(
@@ -178,7 +135,7 @@ def _fetch(
             (packed, most_bytes),
         )
         row = rows.read_one(found, _Fetched)
-    except sqlite3.DataError:  # too much for one row
+    except sqlite3.DataError:  # too large for one row
         return _fetch_each(db, packed, ticket, most_bytes)
     assert row is not None, "an aggregate has one row"
     cuts, joined = rows.ints(row.lengths), row.joined
@@ -187,7 +144,7 @@ def _fetch(
     )
     if len(cuts) != packed.count(",") + 1:
         raise rows.Malformed("a queue names messages that are not there")
-    # One is too large, or another program wrote text where bytes belong.
+    # A message is too large, or another program wrote text where bytes belong.
     if joined is None or max(cuts) > most_bytes or sum(cuts) != len(joined):
         return _fetch_each(db, packed, ticket, most_bytes)
     deliveries: dict[int, Delivery] = {}
@@ -202,7 +159,7 @@ def _fetch(
 def _fetch_each(
     db: sqlite3.Connection, packed: str, ticket: int, most_bytes: int
 ) -> tuple[dict[int, Delivery], dict[int, SetAside]]:
-    """The same row by row, whatever the rows contain."""
+    """Fetch the messages row by row, whatever the rows contain."""
     found = db.execute(
         """SELECT id, queue, starts, redelivered, length(message),
                   CASE WHEN length(message) <= ?2 THEN message END
@@ -222,22 +179,16 @@ def _fetch_each(
     return deliveries, large
 
 
-# ---- holding ---------------------------------------------------------------------------------------
-#
-# Which claims this process has, in case the file is replaced under it.
-#
-# The file is the record of claims. If it was deleted, the claims are known only here; if it was replaced by
-# an older copy, that may also hold claims of ours that were settled long ago and that no worker would end.
+# ---- claims of this process ------------------------------------------------------------------------
 
 
-class Holding:
+class Holding(HeldByClaims):
     """The claims of this process, with their owners, signatures and slots."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.owners: set[str] = set()
         self.unknown: set[Tag] = set()  # claimed in a file that is gone, and not settled
-        self.marks: dict[Tag, str] = {}  # of the signatures that claimed messages have used
-        self.slots: dict[Tag, str] = {}  # by claim: the bucket that it holds a slot of
         self._held: dict[Tag, str] = {}
 
     def take(self, owner: str, deliveries: Iterable[Delivery]) -> None:
@@ -246,54 +197,29 @@ class Holding:
             self._held[delivery.tag] = owner
 
     def settle(self, verdicts: Iterable[Verdict]) -> frozenset[Tag]:
-        """Forget the claims that these verdicts end; those of them that the file does not know."""
+        """Forget the claims that these verdicts end; returns those that the file does not know."""
         ended = [verdict.tag for verdict in verdicts if not isinstance(verdict, Started)]
-        for tag in ended:
-            self._held.pop(tag, None)
-            if self.marks:
-                self.marks.pop(tag, None)
-            if self.slots:
-                self.slots.pop(tag, None)
+        self.let_go(ended)
         if not self.unknown:
             return frozenset()
         gone = self.unknown.intersection(ended)
         self.unknown -= gone
         return frozenset(gone)
 
-    def marks_ended(self, verdicts: Iterable[Verdict], conflicts: Container[Tag]) -> list[str]:
-        """The signatures of the messages that these verdicts end."""
-        tags = (
-            verdict.tag
-            for verdict in verdicts
-            if isinstance(verdict, Ack | Bury) and verdict.tag not in conflicts
-        )
-        return [self.marks[tag] for tag in tags if tag in self.marks]
-
-    def let_go(self, tags: Iterable[Tag]) -> None:
-        """Forget claims without a verdict: they wait in the broker, or others have them."""
+    def let_go(self, tags: Sequence[Tag]) -> None:
+        """Forget claims: they were settled, or their messages wait in the broker."""
         for tag in tags:
             self._held.pop(tag, None)
-            self.marks.pop(tag, None)
+        self.forget(tags)
 
-    def slots_ended(self, verdicts: Iterable[Verdict], conflicts: Container[Tag]) -> dict[Tag, str]:
-        """The slots of the claims that these verdicts end, with their buckets."""
-        ended = [
-            verdict.tag
-            for verdict in verdicts
-            if not isinstance(verdict, Started) and verdict.tag in self.slots
-        ]
-        return {tag: self.slots[tag] for tag in ended if tag not in conflicts}
-
-    def forget(self, owner: str) -> None:
+    def forget_owner(self, owner: str) -> None:
         """Forget an owner and its claims."""
         self.owners.discard(owner)
-        self.marks.clear()
-        self.slots.clear()
-        self._held = {tag: holder for tag, holder in self._held.items() if holder != owner}
+        self.let_go([tag for tag, holder in self._held.items() if holder == owner])
 
     def reconcile(self, db: sqlite3.Connection, expires_at: float) -> None:
-        """Compare with another file: claims that it has as ours and that we do not hold go back to their
-        queues.
+        """Compare the claims with another file: its claims of our owners that this process does not hold go
+        back to their queues.
         """
         missing = set(self._held)
         for owner in self.owners:
@@ -310,16 +236,9 @@ class Holding:
         self.unknown |= missing
 
 
-# ---- signatures that were used ---------------------------------------------------------------------
-#
-# Each by one row of `messages`, until that has ended and a copy would be too old.
-#
-# A message that comes back is the same row, so it may use its signature again; a copy is another row. When
-# a message ends, its id may be given to another, so its signature is then recorded as used by no message.
-#
-# The id of the cluster, which signatures are bound to, is in `meta`.
+# ---- signatures ------------------------------------------------------------------------------------
 
-NOBODYS = 0
+NO_MESSAGE = 0  # stands for the message of a signature whose message has ended
 
 
 def stored_cluster_id(db: sqlite3.Connection) -> ClusterId | None:
@@ -329,7 +248,7 @@ def stored_cluster_id(db: sqlite3.Connection) -> ClusterId | None:
 
 
 def store_cluster_id(db: sqlite3.Connection, made: ClusterId) -> ClusterId:
-    """Store the id unless there is one; the stored one."""
+    """Store the id unless there is one; returns the stored one."""
     found = stored_cluster_id(db)
     if found is not None:
         return found
@@ -339,21 +258,15 @@ def store_cluster_id(db: sqlite3.Connection, made: ClusterId) -> ClusterId:
 
 
 def use_signatures(db: sqlite3.Connection, signatures: Sequence[Spend]) -> dict[Tag, Doubt]:
-    """Use these signatures; the messages that are copies."""
+    """Use these signatures; returns the messages that are copies."""
     return {use.tag: Doubt.REPLAYED for use in signatures if not _use(db, use)}
 
 
 def end_signatures(db: sqlite3.Connection, marks: Iterable[str]) -> None:
     """Record that the messages with these signatures have ended: any other message is a copy."""
-    db.executemany("UPDATE signatures SET message_id = ? WHERE mark = ?", [(NOBODYS, mark) for mark in marks])
-
-
-def sweep_signatures(db: sqlite3.Connection, now_s: float, limit: int) -> int:
-    """Remove up to `limit` records whose copies would be too old; how many."""
-    return db.execute(
-        "DELETE FROM signatures WHERE mark IN (SELECT mark FROM signatures WHERE expires_at <= ? LIMIT ?)",
-        (now_s, limit),
-    ).rowcount
+    db.executemany(
+        "UPDATE signatures SET message_id = ? WHERE mark = ?", [(NO_MESSAGE, mark) for mark in marks]
+    )
 
 
 def _use(db: sqlite3.Connection, use: Spend) -> bool:
@@ -361,6 +274,6 @@ def _use(db: sqlite3.Connection, use: Spend) -> bool:
     used = db.execute(
         """INSERT INTO signatures VALUES (?, ?, ?) ON CONFLICT (mark) DO UPDATE
            SET expires_at = excluded.expires_at WHERE message_id = excluded.message_id AND message_id != ?""",
-        (use.mark, number, use.expires_at, NOBODYS),
+        (use.mark, number, use.expires_at, NO_MESSAGE),
     )
     return used.rowcount > 0

@@ -1,26 +1,25 @@
-"""Coordination: elections, leases and marks of live nodes as rows, and the clocks that judge them.
+"""Coordination: elections, leases and liveness marks of nodes as rows, and the clocks that judge them.
 
 Each operation reads one row, asks the rules of `protocol/leadership/coordination.py`, and writes the row
 back, inside one transaction that began with the write lock. That makes it the atomic register of the
 protocol.
 
-Leases use a clock that never jumps; everything dated uses the cluster's time. All processes on the file share
-one kernel, so they share CLOCK_BOOTTIME, which counts suspended time too. It restarts at every boot: the
-store keeps the kernel's boot id with its leases, and leases of another boot have ended, as all their holders
-have.
+Leases use a clock that never jumps; everything with a date uses the cluster's time. All processes on the file
+share one kernel, so they share CLOCK_BOOTTIME, which counts suspended time, too. It restarts at every boot.
+So the store keeps the kernel's boot id with its leases: leases of another boot have ended, as have all their
+holders.
 """
 
 import sqlite3
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from umbel import clock
 from umbel.brokers.sqlite import rows
 from umbel.protocol.leadership.coordination import (
-    RETENTION_S,
     ElectionRecord,
     ElectionRequest,
     ElectionState,
@@ -30,13 +29,7 @@ from umbel.protocol.leadership.coordination import (
     is_unfinished,
 )
 
-# ---- the store's clocks ----------------------------------------------------------------------------
-#
-# One for leases that never jumps, the cluster's time for everything dated.
-#
-# All processes on the file share one kernel, so they share CLOCK_BOOTTIME, which counts suspended time too.
-# It restarts at every boot; the store keeps the kernel's boot id with its leases, and leases of another
-# boot have ended, as all their holders have.
+# ---- clocks ----------------------------------------------------------------------------------------
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _WALL = "wall clock"
@@ -66,21 +59,15 @@ class Clock:
         return time.time_ns() if self.boot_id == _WALL else time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-# ---- coordination ----------------------------------------------------------------------------------
-#
-# Elections and leases as rows; the decisions are made in `protocol`.
-#
-# Each operation reads one row, asks the rules of `protocol/leadership/coordination.py`, and writes the row
-# back, inside one transaction that began with the write lock. That makes it the atomic register of the
-# protocol.
-
-_COLUMNS = "key, state, request, changed_at, holder, term, attempt, started, expires_at, ttl_s, outcome"
+# ---- elections and leases --------------------------------------------------------------------------
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ElectionRequest).decode
 
 
-class _Election(NamedTuple):
+class ElectionRow(NamedTuple):
+    """A row of `elections`: the key, and the fields of an `ElectionRecord` in their order."""
+
     key: str
     state: ElectionState
     request: bytes
@@ -94,20 +81,15 @@ class _Election(NamedTuple):
     outcome: str
 
     def read(self) -> ElectionRecord:
+        """The record; Malformed if its request cannot be decoded."""
         if not is_request(self.request):
             raise rows.Malformed(f"the request of election {self.key!r} cannot be read")
-        return ElectionRecord(
-            state=self.state,
-            request=_decode(self.request),
-            changed_at=self.changed_at,
-            holder=self.holder,
-            term=self.term,
-            attempt=self.attempt,
-            started=bool(self.started),
-            expires_at=self.expires_at,
-            ttl_s=self.ttl_s,
-            outcome=self.outcome,
-        )
+        fields: tuple[Any, ...] = self._replace(started=bool(self.started))[3:]
+        return ElectionRecord(self.state, _decode(self.request), *fields)
+
+
+_COLUMNS = ", ".join(ElectionRow._fields)
+_PLACES = ", ".join("?" * len(ElectionRow._fields))
 
 
 def facts(db: sqlite3.Connection) -> StoreFacts:
@@ -123,7 +105,8 @@ def note_term(db: sqlite3.Connection, term: int) -> None:
 
 def election(db: sqlite3.Connection, key: str) -> ElectionRecord | None:
     """The record of one election, if any."""
-    row = rows.read_one(db.execute(f"SELECT {_COLUMNS} FROM elections WHERE key = ?", (key,)), _Election)
+    found = db.execute(f"SELECT {_COLUMNS} FROM elections WHERE key = ?", (key,))
+    row = rows.read_one(found, ElectionRow)
     return None if row is None else row.read()
 
 
@@ -138,42 +121,21 @@ def is_request(data: object) -> bool:
 
 def put_election(db: sqlite3.Connection, key: str, record: ElectionRecord) -> None:
     """Store the record of an election."""
-    db.execute(
-        f"INSERT OR REPLACE INTO elections ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            key,
-            record.state.value,
-            _encode(record.request),
-            record.changed_at,
-            record.holder,
-            record.term,
-            record.attempt,
-            record.started,
-            record.expires_at,
-            record.ttl_s,
-            record.outcome,
-        ),
-    )
+    fields = (getattr(record, name) for name in ElectionRow._fields[3:])
+    row = (key, record.state.value, _encode(record.request), *fields)
+    db.execute(f"INSERT OR REPLACE INTO elections ({_COLUMNS}) VALUES ({_PLACES})", row)
 
 
 def unfinished(db: sqlite3.Connection, limit: int, now: Instant) -> list[tuple[str, ElectionRecord]]:
-    """Elections that a node should claim, those that waited longest first."""
+    """Elections that a node should claim, the longest waiting first."""
     found = db.execute(
         f"""SELECT {_COLUMNS} FROM elections
             WHERE state IN ('open', 'held') AND (state = 'open' OR expires_at <= ?)
             ORDER BY changed_at LIMIT ?""",
         (now.boot_s, limit),
     )
-    page = rows.read(found, _Election)
+    page = rows.read(found, ElectionRow)
     return [(row.key, record) for row in page if is_unfinished(record := row.read(), now)]
-
-
-def sweep_elections(db: sqlite3.Connection, now_s: float, limit: int) -> int:
-    """Remove up to `limit` elections past their retention; how many."""
-    return db.execute(
-        "DELETE FROM elections WHERE key IN (SELECT key FROM elections WHERE changed_at <= ? LIMIT ?)",
-        (now_s - RETENTION_S, limit),
-    ).rowcount
 
 
 def lease(db: sqlite3.Connection, name: str) -> LeaseRecord | None:
@@ -187,37 +149,3 @@ def put_lease(db: sqlite3.Connection, name: str, record: LeaseRecord) -> None:
     """Store the record of a lease."""
     row = (name, record.holder, record.term, record.expires_at, record.data)
     db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", row)
-
-
-def clock_mark(db: sqlite3.Connection) -> int:
-    """The cluster's clock mark."""
-    return rows.meta_count(db, rows.CLOCK)
-
-
-def raise_clock(db: sqlite3.Connection, value: int) -> int:
-    """Raise the clock mark to at least this value; the mark after that."""
-    mark = max(clock_mark(db), value)
-    rows.put_meta(db, rows.CLOCK, mark)
-    return mark
-
-
-# ---- marks of live nodes ---------------------------------------------------------------------------
-#
-# Which run of a node lives, until the time that it announced with its mark.
-
-
-def put_node_mark(db: sqlite3.Connection, node: str, incarnation: int, expires_at: float) -> None:
-    """Set the mark of a node, until this time of the boot clock."""
-    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?, ?)", (node, incarnation, expires_at))
-
-
-def marked_incarnation(db: sqlite3.Connection, node: str, now_boot_s: float) -> int:
-    """The incarnation in the mark of a node; 0: it has none."""
-    found = db.execute("SELECT incarnation FROM marks WHERE node = ? AND expires_at > ?", (node, now_boot_s))
-    row = rows.read_one(found, tuple[int])
-    return 0 if row is None else row[0]
-
-
-def sweep_node_marks(db: sqlite3.Connection, now_boot_s: float) -> None:
-    """Remove expired marks."""
-    db.execute("DELETE FROM marks WHERE expires_at <= ?", (now_boot_s,))

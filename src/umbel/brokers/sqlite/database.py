@@ -1,23 +1,24 @@
-"""Database: one connection to the file, its transactions, its errors, and what a fork does to it.
+"""Database: one connection to the file, its transactions, its errors, and how it survives a fork.
 
-A write is one transaction from BEGIN IMMEDIATE to COMMIT; after any error in between it is rolled back, and
-the connection can be used again. What SQLite reports becomes one clear error.
+A write is one transaction from BEGIN IMMEDIATE to COMMIT. After an error in between it is rolled back, and
+the connection can be used again. Each error of SQLite becomes one clear error of ours.
 
-`synchronous=NORMAL`: a commit reaches the kernel at once and the disk at the next checkpoint. No process's
-death can undo it; a power cut may undo the last ones, each as a whole. For claims and verdicts that is right:
-ack, result and follow-up messages are one transaction, so an undone verdict is work that repeats, never work
-that is lost. What must outlast a power cut when the call returns (a published message) is committed
-`durable`: the write-ahead log is flushed after the commit, when others may write again, so the lock is never
-held while the disk works. A single statement, as most sends are, is a transaction by itself (`append`).
+`synchronous=NORMAL`: a commit reaches the kernel at once and the disk at the next checkpoint. The death of a
+process cannot undo it; a power cut may undo the last commits, each as a whole. That is right for claims and
+verdicts: acknowledgement, result and follow-up messages are one transaction, so a verdict that is undone
+repeats work and never loses it. What must survive a power cut when the call returns (a published message) is
+committed `durable`: the write-ahead log is flushed after the commit, when other processes may write again, so
+no lock is held while the disk works. A single statement, as most sends are, is a transaction by itself
+(`append`).
 
-Forks. SQLite keeps one record per process and file of the locks it holds, and POSIX gives none of them to a
-child: a connection that the child opens next to an inherited one relies on locks that no process holds, and
-what it commits can vanish with the log. So every connection is closed for the moment of a fork and opened
-again by its next user, on either side. A fork that bypasses Python's hooks with a connection open is found by
-the process id, and the child is refused.
+Forks. SQLite keeps one record per process and file of the locks that it holds, and POSIX gives none of these
+locks to a child. A connection that the child opens next to an inherited one would rely on locks that no
+process holds, and its commits could vanish with the log. So every connection is closed for the moment of a
+fork and opened again by its next user, in parent and child. A fork that bypasses Python's hooks while a
+connection is open is detected by the process id, and the child is refused.
 
-A file that was deleted, moved away or replaced is noticed before the next transaction (`files.py`); the
-connection then continues with what the path names now, created where it names nothing.
+A file that was deleted, moved away or replaced is noticed before the next transaction (`files.py`). The
+connection then continues with the file that the path names now, which is created if there is none.
 """
 
 import logging
@@ -46,10 +47,9 @@ from umbel.files import none_left
 
 log = logging.getLogger("umbel.brokers.sqlite")
 
-CHECKPOINT_PAGES = (
-    1000  # a larger log makes each flush slower: with 4,000 the rate of sends fell by a quarter
-)
-LOG_BYTES_MAX = 64 * 2**20  # a log that a burst made longer is cut to this; smaller ones are overwritten
+# A larger log makes each flush slower: with 4,000 pages the rate of sends fell by a quarter.
+CHECKPOINT_PAGES = 1000
+LOG_BYTES_MAX = 64 * 2**20  # a log that a burst made longer is cut to this size; shorter ones are overwritten
 CACHE_KIB = 16_384
 RESERVE_BYTES = 2**20  # beyond the limit of the file, for operations that make room: claims, returns, purges
 STATEMENTS_CACHED = 256
@@ -86,7 +86,7 @@ class Database:
         """`on_open` gets every new connection, inside a transaction, before any other use.
 
         `on_malformed` is called when a row could not be read; it returns whether it has set rows aside. Its
-        argument says whether to check everything, or only the rows that can fill a table.
+        argument says whether to check all rows, or only the few that others depend on.
         """
         self._connection: sqlite3.Connection | None = None
         self.path = path
@@ -101,20 +101,19 @@ class Database:
         self._log: Log | None = None  # of that connection
         self._pid = 0  # of the process that opened the connection
         self._presence: Presence | None = None  # of the files of that connection
-        self.replaced = (
-            ""  # the path of a file that was replaced, until `on_open` has seen the next connection
-        )
+        self.replaced = ""
+        """The path of a file that was replaced, until `on_open` has got the next connection."""
         with _forking:
             _databases.add(self)
 
     @contextmanager
     def write(self, *, durable: bool = False, makes_room: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of the block, or nothing of it.
+        """One transaction: all of the block is applied, or nothing of it.
 
-        One with `makes_room` may exceed the limit of the file a little, or a full file would stay full.
+        With `makes_room` it may exceed the limit of the file a little, or a full file would stay full.
 
-        One flat generator, because every message pays for it: built of parts that are context managers
-        themselves, it cost as much again as BEGIN, COMMIT and the gate together.
+        This is one flat generator because every message pays for it: composed of smaller context managers it
+        cost twice as much as BEGIN, COMMIT and the gate together.
         """
         self._take_turn()
         problem: Exception | None = None
@@ -149,9 +148,9 @@ class Database:
     def append(
         self, statement: str, values: Sequence[Any], question: str, about: Sequence[Any]
     ) -> tuple[int, list[Any]]:
-        """Insert one row, durable on return: its rowid, and the rows that `question` then finds.
+        """Insert one row, durable on return; returns its rowid, and the rows that `question` then finds.
 
-        The most frequent write, without the statements that begin and end a transaction.
+        This is the most frequent write. It saves the statements that begin and end a transaction.
         """
         self._take_turn()
         problem: Exception | None = None
@@ -180,7 +179,7 @@ class Database:
 
     @contextmanager
     def read(self, timeout_s: float | None = None) -> Iterator[sqlite3.Connection]:
-        """One snapshot for all statements of the block.
+        """A transaction that reads: all statements of the block see the same snapshot.
 
         It waits at most `timeout_s` for other threads, and as long for another process that opens the file.
         """
@@ -203,15 +202,15 @@ class Database:
             raise self._judged(problem) from problem
 
     def _judged(self, problem: Exception) -> Exception:
-        """The error for the caller. If a malformed row may be the cause, such rows are set aside first."""
+        """The error for the caller. If a malformed row may be the cause, malformed rows are set aside
+        first.
+        """
         if self._on_malformed is None or not _may_be_a_row(problem):
             return explain(problem, self.path, self._timeout_s)
-        if not self._checking.acquire(
-            blocking=False
-        ):  # the check itself has failed, or another thread runs it
+        if not self._checking.acquire(blocking=False):  # the check itself failed, or another thread checks
             return explain(problem, self.path, self._timeout_s)
         try:
-            # Other errors may be the caller's fault, and come again and again.
+            # Errors other than Malformed may be the caller's fault, and come again and again.
             is_due = isinstance(problem, Malformed) or time.monotonic() - self._checked_at >= CHECK_AGAIN_S
             if is_due and self._on_malformed(not _is_full(problem)):
                 return RowsSetAside(
@@ -232,7 +231,8 @@ class Database:
     def __del__(
         self, getpid: Callable[[], int] = os.getpid, fault: type[sqlite3.Error] = sqlite3.Error
     ) -> None:
-        # Python warns of a connection that was not closed. Called anywhere, this must not wait at the gate.
+        # Python warns of a connection that was not closed. This may be called anywhere, so it must not wait
+        # at the gate.
         try:
             if self._connection is not None and self._pid == getpid():
                 self._connection.close()
@@ -284,10 +284,11 @@ class Database:
         return db
 
     def _let_go(self, missing: str) -> None:
-        """Close the connection: the path names other files now.
+        """Close the connection, because the path names other files now.
 
-        The open log may have commits that its file lacks, wherever that file is now; unless another process
-        began another log, they are written to it. A remaining old log must not be taken for a new file's.
+        The open log may have commits that its file lacks, wherever that file is now. They are written to the
+        file, unless another process has begun another log. An old log must not be taken for that of a new
+        file, so it is removed.
         """
         assert self._connection is not None
         assert self._presence is not None
@@ -323,17 +324,17 @@ class Database:
         if self._max_bytes is not None:
             page_bytes = db.execute("PRAGMA page_size").fetchone()[0]
             pages = max(1, (self._max_bytes + beyond_bytes) // page_bytes)
-            db.execute(f"PRAGMA max_page_count = {pages}")  # or as many as there are
+            db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite never goes below the present count
 
     def _roll_back(self) -> None:
-        """Undo what was not committed; SQLite may have done so itself, when the disk was full."""
+        """Undo what was not committed; if the disk was full, SQLite may have done so itself."""
         if self._connection is not None and self._pid == os.getpid() and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
     def _shut(self) -> None:
         if self._connection is not None and self._pid == os.getpid():
-            # The last connection to close writes the log into the file. If the gate stays shut, this is not
-            # the last one.
+            # The last connection to close writes the log into the file. If the gate does not open in time,
+            # this connection is not the last one.
             with suppress(BrokerUnavailable):
                 self._gate.enter(self._timeout_s)
             self._connection.close()
@@ -341,18 +342,18 @@ class Database:
             self._gate.close()
 
     def pause_for_fork(self, deadline: float) -> bool:
-        """Close, and let no thread in until `resume`. False: a thread was still at work."""
+        """Close, and let no thread use the database until `resume`. False: a thread was still using it."""
         if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         self._shut()
         return True
 
     def resume(self) -> None:
-        """Let threads in again after a fork."""
+        """Let threads use the database again after a fork."""
         self._turn.release()
 
     def renounce(self) -> None:
-        """Give up the database in a child that was forked while a thread of its parent was at work here."""
+        """Give up the database in a child that was forked while a thread of its parent was using it."""
         if self._connection is None and not self._turn.locked():
             return
         _inherited.append(self._connection)  # never closed, because closing it would do harm
@@ -361,7 +362,9 @@ class Database:
 
 
 def _may_be_a_row(problem: Exception) -> bool:
-    """Whether the cause may be a row that another program wrote. An id that is too high fills a table."""
+    """Whether the cause may be a row that another program wrote. A row with too high an id makes its table
+    refuse new rows.
+    """
     code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
     return isinstance(problem, Malformed) or (isinstance(problem, sqlite3.Error) and code in _OF_A_ROW)
 
@@ -379,16 +382,16 @@ def _damage(error: Exception, path: Path) -> str:
         code & 0xFF in _DAMAGED
         or isinstance(error, Malformed | UnicodeDecodeError)
         or str(error).startswith("Could not decode")
-        # The system allows writing, so the header of the file forbids it.
+        # The system allows writing, so it is the header of the file that forbids it.
         or (code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK))
     )
     return str(error) if is_damage else ""
 
 
 def explain(error: Exception, path: Path, timeout_s: float) -> Exception:
-    """What SQLite reported, as one line that names the file and the remedy.
+    """The error of SQLite as an error of ours, in one line that names the file and the remedy.
 
-    An error that is returned unchanged is a mistake of ours, not of the world.
+    An error that is returned unchanged is a mistake of this code.
     """
     if damage := _damage(error, path):
         return AccessRefused(
@@ -422,7 +425,7 @@ def explain(error: Exception, path: Path, timeout_s: float) -> Exception:
 
 @contextmanager
 def _descriptors_explained(path: Path) -> Iterator[None]:
-    """Report missing file descriptors, for which SQLite's own errors would name another cause."""
+    """Report that there are no file descriptors left; SQLite's own error would name another cause."""
     try:
         yield
     except (OSError, sqlite3.Error, BrokerError) as error:
@@ -432,8 +435,8 @@ def _descriptors_explained(path: Path) -> Iterator[None]:
 
 
 def _switch_to_wal(db: sqlite3.Connection, path: Path, timeout_s: float) -> None:
-    # Two processes that create the file at the same time may both get "busy" at once, whatever the
-    # time-out, because waiting for each other would be a deadlock.
+    # Two processes that create the file at the same time may both get "busy" at once, whatever the time-out
+    # is, because waiting for each other would be a deadlock.
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -448,7 +451,7 @@ def _switch_to_wal(db: sqlite3.Connection, path: Path, timeout_s: float) -> None
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
-_forking = threading.RLock()  # one fork at a time; no database is added meanwhile
+_forking = threading.RLock()  # held during a fork, so that no database is added meanwhile
 _paused: list[Database] = []
 _refused: set[Path] = set()
 _inherited: list[sqlite3.Connection | None] = []

@@ -1,11 +1,11 @@
-"""Files: where the database may lie, and what SQLite does not do for its files.
+"""Files: where the database may be, and what SQLite does not do for its files.
 
 SQLite's locks and its shared memory work between processes of one machine. On a network file system they fail
-silently, and messages are lost or run twice; so such a place is refused before the file is touched.
+silently, and messages are lost or run twice. So such a place is refused before the file is touched.
 Containers that share a volume of one machine are fine.
 
-`Presence` says whether the path still names the open files, `WriteGate` whose turn it is to write, and `Log`
-flushes commits to the disk.
+`Presence` detects that the files were deleted or replaced, `WriteGate` lets writers in one at a time, and
+`Log` flushes commits to the disk.
 """
 
 import fcntl
@@ -23,32 +23,12 @@ from umbel.errors import AccessRefused, BadURL, BrokerUnavailable, StorageFull
 from umbel.files import PRIVATE_FILE, UntrustedFile, make_own, refuse_planted_beside
 
 # ---- location --------------------------------------------------------------------------------------
-#
-# From an address to a path that can hold a broker.
-#
-# SQLite's locks and its shared memory work between processes of one machine. On a network file system they
-# fail silently, and messages are lost or run twice; so such a place is refused before the file is touched.
-# Containers that share a volume of one machine are fine.
 
 SCHEME = "sqlite"
-TRIES = 3  # to make a file that another process removes
+TRIES = 3  # to create a file that another process removes
 NETWORK_FILE_SYSTEMS = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "afs",
-        "ncpfs",
-        "coda",
-        "ceph",
-        "lustre",
-        "gfs2",
-        "ocfs2",
-    }
-    | {"glusterfs", "beegfs", "gpfs", "davfs", "9pnet"}
+    {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "afs", "ncpfs", "coda", "ceph", "lustre", "gfs2"}
+    | {"ocfs2", "glusterfs", "beegfs", "gpfs", "davfs", "9pnet"}
 )
 NETWORK_FUSE = frozenset(
     {"sshfs", "glusterfs", "ceph", "s3fs", "gcsfuse", "goofys", "rclone", "davfs2", "curlftpfs", "smbnetfs"}
@@ -58,7 +38,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def path_from_url(url: str) -> Path:
-    """Turn `sqlite:///relative.db` or `sqlite:////absolute.db` into an absolute path; BadURL says what is
+    """The absolute path for `sqlite:///relative.db` or `sqlite:////absolute.db`; BadURL says what is
     wrong.
     """
     parts = urlsplit(url)
@@ -79,9 +59,9 @@ def path_from_url(url: str) -> Path:
 
 
 def prepare(path: Path) -> None:
-    """Create the file for its owner only, unless it exists; AccessRefused if it cannot be there.
+    """Create the file for its owner only, unless it exists; AccessRefused if it cannot be created there.
 
-    Directories are not made: a mistyped path would be a new, empty broker in an unexpected place.
+    Directories are not created: a mistyped path would become a new, empty broker in an unexpected place.
     """
     if not path.parent.is_dir():
         raise AccessRefused(
@@ -103,14 +83,14 @@ def prepare(path: Path) -> None:
 
 
 def _make_file(path: Path) -> None:
-    """Raises FileNotFoundError where another process removes the file meanwhile.
+    """Create the file; FileNotFoundError if another process removes it meanwhile.
 
-    The file is made exclusively, so that no existing file is opened here: closing a second descriptor of the
+    It is created exclusively, so that no existing file is opened here: closing a second descriptor of the
     file would drop the locks that SQLite holds for this process.
     """
     try:
         make_own(path)
-        refuse_planted_beside(path)  # the owner of the database can give this process any task to run
+        refuse_planted_beside(path)  # the owner of the database can make this process run any task
         is_file = stat.S_ISREG(path.stat().st_mode)
     except UntrustedFile as error:
         raise AccessRefused(f"{error}; choose another path for the database") from None
@@ -125,7 +105,7 @@ def _make_file(path: Path) -> None:
 
 
 def network_file_system(mountinfo: str, directory: Path) -> str | None:
-    """The type of the network file system that holds the directory; None if it is a local one."""
+    """The type of the network file system that the directory is on; None if it is on a local one."""
     best, kind = "", None
     for line in mountinfo.splitlines():
         fields, _, source = line.partition(" - ")
@@ -141,32 +121,25 @@ def network_file_system(mountinfo: str, directory: Path) -> str | None:
     return None
 
 
-# ---- files -----------------------------------------------------------------------------------------
-#
-# What SQLite does not do for the files of the database.
-#
-# `Presence` says whether the path still names the open files, `WriteGate` whose turn it is to write, and
-# `Log` flushes commits to the disk.
+# ---- presence --------------------------------------------------------------------------------------
 
-_RESERVE_MAX_BYTES = 1024 * 1024
 TICK_NS = 50_000_000  # several ticks of the slowest clock that kernels use for file times
 
 Identity = tuple[int, int] | None
-"""Of a file: its device and its number there; None when there is no file."""
+"""The device of a file and its number there; None if there is no file."""
 
 
 class Presence:
-    """Whether a path still names the open files.
+    """Detects that a path no longer names the open files.
 
-    SQLite continues with a file that was deleted or moved away, and what is written there is lost; clients
-    that open the path later write to another file. So every transaction checks first. Mostly one stat of the
-    directory is enough: deleting, moving or making a file there changes its time. Within a tick of the
-    kernel's clock two changes may have the same time, so a directory that changed just now is not trusted.
+    SQLite continues with a file that was deleted or moved away, and its writes there are lost; clients that
+    open the path later write to another file. So every transaction checks first. Mostly one stat of the
+    directory is enough: deleting, moving or creating a file there changes its time. Within a tick of the
+    kernel's clock two changes may have the same time, so a directory that has just changed is not trusted.
 
-    A backup that is copied over the open file (`cp` onto it) leaves the file's inode unchanged and is not
-    noticed.
+    A backup that is copied over the open file (`cp` onto it) keeps the file's inode and is not noticed.
 
-    Made before the database is opened; `note_opened` is called when all its files are there.
+    Create it before the database is opened, and call `note_opened` when all its files exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -176,15 +149,15 @@ class Presence:
         self._trusted: tuple[int, int, int] | None = None
 
     def note_opened(self) -> None:
-        """Note the files that SQLite has made next to the database."""
+        """Note the files that SQLite has created next to the database."""
         self._opened |= {name: _identity(name) for name in self._sides}
 
     def is_there(self, name: str) -> bool:
-        """Whether the name is still that of the open file."""
+        """Whether this path still names the open file."""
         return _identity(name) == self._opened[name]
 
     def missing(self) -> str:
-        """The path that no longer names the open file, the database's first; "" if all do."""
+        """The first path that no longer names the open file, beginning with the database; "" if all do."""
         try:
             directory = os.stat(self._directory)
             seen = (directory.st_dev, directory.st_ino, directory.st_mtime_ns)
@@ -207,9 +180,11 @@ def _identity(path: str) -> Identity:
     return found.st_dev, found.st_ino
 
 
+# ---- write gate ------------------------------------------------------------------------------------
+
 _SUPPORTED = sys.platform == "linux"
 _GATE, _TURNSTILE, _BOTH = 0, 1, 2
-_BYTES = {_GATE: (0, 1), _TURNSTILE: (1, 1), _BOTH: (0, 2)}  # of the side file: the first, and how many
+_BYTES = {_GATE: (0, 1), _TURNSTILE: (1, 1), _BOTH: (0, 2)}  # the first byte of the lock file, how many
 _PAUSE_S = 0.00005
 _PAUSE_MAX_S = 0.0005
 
@@ -226,15 +201,15 @@ _FREE_TURNSTILE, _FREE_BOTH = (_flock(fcntl.F_UNLCK, place) for place in (_TURNS
 class WriteGate:
     """Lets the writers of all processes in one at a time, in fair turns.
 
-    SQLite has a write lock, but a process that waits for it sleeps in steps of up to 100 ms and gets it only
-    when it happens to look at a free moment, so busy processes can overtake one again and again. Here a
-    writer first takes the turnstile, then the gate, then frees the turnstile: a writer that leaves the gate
-    and wants in again finds the turnstile taken by the next in line. A checkpoint that a commit sets off also
-    happens inside, and never during another process's commit: SQLite before 3.51.3 can damage its file when a
-    log is reset during a second checkpoint.
+    SQLite has a write lock, but a process that waits for it sleeps for up to 100 ms at a time, and gets the
+    lock only if it happens to look when the lock is free. So busy processes can overtake it again and again.
+    Here a writer first takes the turnstile, then the gate, then frees the turnstile: a writer that leaves the
+    gate and wants to enter again finds the turnstile taken by the next one. A checkpoint that a commit starts
+    also runs inside the gate, and so never during a commit of another process: SQLite before 3.51.3 can
+    damage its file when a log is reset during a second checkpoint.
 
-    Both are locks on bytes of a side file, held by its open file description, so the kernel frees them when
-    the process ends, however it ends. Where the system has no such locks the gate is always open, and only
+    Both are locks on bytes of a separate file, held by its open file description, so the kernel frees them
+    when the process ends, however it ends. On systems without such locks the gate is always open, and only
     SQLite's own lock applies.
     """
 
@@ -248,19 +223,19 @@ class WriteGate:
             return
         if self._file is None:
             self._file = self._open()
-        # Mostly no process is inside or in line, and one step takes both.
+        # Mostly no other process is inside or waits, and one system call takes both locks.
         if self._set(_TAKE_BOTH):
             self._set(_FREE_TURNSTILE)
         else:
             self._wait_in_line(timeout_s)
 
     def leave(self) -> None:
-        """Free both locks, whether or not the gate was entered, or only halfway."""
+        """Free both locks, whether they were taken or not."""
         if self._file is not None:
             self._set(_FREE_BOTH)
 
     def close(self) -> None:
-        """Close the side file, which frees its locks."""
+        """Close the lock file, which frees its locks."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -303,16 +278,21 @@ class WriteGate:
         return True
 
 
+# ---- log -------------------------------------------------------------------------------------------
+
+_RESERVE_MAX_BYTES = 1024 * 1024
+
+
 class Log:
     """The write-ahead log, opened to be flushed; closed when the object is deleted.
 
-    While a connection is open the log stays the same file, emptied and written again. It carries no locks, so
+    While a connection is open the log stays the same file, emptied and written again. It has no locks, so
     none is lost when this descriptor is closed.
 
-    Flushing a file that grows takes the file system two writes, one that is overwritten takes one. So a log
-    that has grown is made longer than it needs to be. SQLite takes nothing for a commit that lacks its
-    checksum, and overwrites it. Appended zeros never replace what another process writes at this moment: the
-    kernel puts them after it, or it replaces them.
+    A flush of a file that has grown costs the file system two writes, a flush of an overwritten file one. So
+    a log that has grown is made longer than it needs to be, with zeros. SQLite ignores data without a valid
+    checksum, and overwrites it. The zeros never replace what another process writes at this moment: the
+    kernel appends them after it, or the other process overwrites them.
     """
 
     __slots__ = ("_size", "file", "path")
@@ -333,7 +313,7 @@ class Log:
             close(self.file)
 
     def flush(self) -> None:
-        """Bring every commit so far to the disk; StorageFull if that fails."""
+        """Write every commit so far to the disk; StorageFull if that fails."""
         try:
             self._reserve()
             os.fdatasync(self.file)
@@ -344,9 +324,9 @@ class Log:
             ) from None
 
     def _reserve(self) -> None:
-        size = os.lseek(self.file, 0, os.SEEK_END)  # a third of the cost of fstat; writes are appended anyway
+        size = os.lseek(self.file, 0, os.SEEK_END)  # a third of the cost of fstat; writes append anyway
         if size > self._size:
-            with suppress(OSError):  # no room: the log grows only by what is written, as long as it can
+            with suppress(OSError):  # no room: then the log grows only by what is written
                 os.write(self.file, bytes(min(size, _RESERVE_MAX_BYTES)))
             size = os.lseek(self.file, 0, os.SEEK_END)
         self._size = size

@@ -1,10 +1,10 @@
-"""Limits for the whole cluster, and purges: what waiting messages hold, and how it is freed.
+"""Limits for the whole cluster, and purges: what claims and waiting messages hold, and how it is freed.
 
-A slot is a row that names a claim; it counts while that claim stands. A waiting message has its slip in
-`limited` and is called when it may start: its slip goes to `ready`, or to `delayed` until it is due, and a
-row of `slots` without a ticket keeps its place for CALL_S. No worker answers a call in a paused queue: what
-waits there goes back to it without a call, and asks again when the queue is resumed. The pace is decided by
-`protocol/delivery/limits.py`.
+A slot of a limit is a row that names a claim; it counts while that claim stands. A message that waits for a
+limit has its state row in `limited`. It is called when it may start: its state row goes to `ready`, or to
+`delayed` until it is due, and a row of `slots` without a ticket reserves its turn for CALL_S. No worker
+answers a call in a paused queue. So messages of paused queues go back to their queues without a call, and ask
+again when the queue is resumed. `protocol/delivery/limits.py` decides about the pace.
 
 A waiting message can hold two things: the key of a unique task, and a turn under a limit, from its call until
 it is claimed. A purge frees both in the transaction that removes the message. Mostly nothing in the file
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from umbel.brokers.interface import Permit, Tag
+from umbel.brokers.rules import PASSED_OVER_MAX, room_of
 from umbel.brokers.sqlite import messages, publishing, rows
 from umbel.brokers.sqlite.publishing import file
 from umbel.protocol.delivery.limits import Pace, Terms
@@ -24,35 +25,28 @@ from umbel.wire.call import holding_of
 from umbel.wire.message import HEADERS_MAX_BYTES, Message
 
 # ---- limits for the whole cluster ------------------------------------------------------------------
-#
-# Which claimed messages may start now, and which wait.
-#
-# A slot is a row that names a claim; it counts while that claim stands. A waiting message has its slip in
-# `limited` and is called when it may start: its slip goes to `ready`, or to `delayed` until it is due, and
-# a row of `slots` without a ticket holds its place for CALL_S. No worker answers a call in a paused queue:
-# what waits there goes back to it without a call, and asks again when the queue is resumed. The pace is
-# decided by `protocol/delivery/limits.py`.
 
 CALL_S = 30.0  # a call that no worker answers is forgotten after this time
-AHEAD_S, AHEAD_MAX = 1.0, 100  # in a bucket with a pace, so many are called before they are due
-PASSED_OVER_MAX = 1000  # messages of paused queues returned at once; the rest waits
 CALLED = 0  # the ticket of a slot whose message is called and not claimed yet
 
 
 @dataclass(slots=True)
 class PermitOutcome:
-    """`refused`: messages that may not start, and why; `slots`: the buckets in which others hold one."""
+    """The messages that may not start, and why; the slots that others have got, with their buckets; and the
+    queues of messages that were called.
+    """
 
     refused: dict[Tag, str | None] = field(default_factory=dict)
     slots: dict[Tag, str] = field(default_factory=dict)
-    queues: set[str] = field(default_factory=set)  # that grew
+    queues: set[str] = field(default_factory=set)
 
 
 def permit_each(
     db: sqlite3.Connection, asked: Sequence[Permit], standing: Mapping[Tag, int], now_s: float
 ) -> PermitOutcome:
-    """Decide which claimed messages may start; the others wait for their limit. `standing`: the claims that
-    stand.
+    """Decide which claimed messages may start; the others wait for their limit.
+
+    `standing`: the claims of these that stand.
     """
     made = PermitOutcome()
     for question in asked:
@@ -75,14 +69,14 @@ def permit_each(
 
 
 def free_slots(db: sqlite3.Connection, ended: Mapping[Tag, str], now_s: float) -> set[str]:
-    """Free the slots of claims that have ended, and call the next messages; the queues that grew."""
+    """Free the slots of claims that have ended, and call the next messages; returns their queues."""
     for tag, bucket in ended.items():
         db.execute("DELETE FROM slots WHERE bucket = ? AND id = ?", (bucket, messages.number_of(tag)))
     return call_waiting_in(db, set(ended.values()), now_s)
 
 
 def end_calls(db: sqlite3.Connection, ids: str, args: Sequence[Any]) -> set[str]:
-    """End the calls of messages that are removed: the buckets in which the next may be called.
+    """End the calls of messages that are removed; returns the buckets in which the next may be called.
 
     `ids`: a query of their ids, with its arguments.
     """
@@ -93,7 +87,9 @@ def end_calls(db: sqlite3.Connection, ids: str, args: Sequence[Any]) -> set[str]
 
 
 def sweep_slots(db: sqlite3.Connection, now_s: float) -> set[str]:
-    """Free the slots of claims that ended with their owner, and of calls that no worker answered."""
+    """Free the slots of claims that ended with their owner, and of calls that no worker answered; returns the
+    queues of messages that were called.
+    """
     gone = f"FROM slots WHERE NOT ({_STANDS})"
     found = db.execute(f"SELECT DISTINCT bucket {gone}", {"now": now_s})
     buckets = {bucket for (bucket,) in rows.read(found, tuple[str])}
@@ -104,7 +100,7 @@ def sweep_slots(db: sqlite3.Connection, now_s: float) -> set[str]:
 
 
 def forget_unused(db: sqlite3.Connection, now_s: float, limit: int) -> int:
-    """Remove up to `limit` buckets in which nothing waits and that allow everything again; how many."""
+    """Remove up to `limit` buckets that no message waits for and that allow everything again; how many."""
     return db.execute(
         """DELETE FROM limits WHERE bucket IN (
              SELECT bucket FROM limits WHERE waiting = 0 AND free_at <= ?
@@ -114,7 +110,7 @@ def forget_unused(db: sqlite3.Connection, now_s: float, limit: int) -> int:
 
 
 def recount_waiting(db: sqlite3.Connection) -> None:
-    """Count the waiting messages of each bucket again, after some were removed."""
+    """Count the waiting messages of each bucket again, after messages were removed."""
     db.execute(
         """UPDATE limits SET waiting = (SELECT count(*) FROM limited WHERE limited.bucket = limits.bucket)
            WHERE waiting > 0"""
@@ -122,7 +118,7 @@ def recount_waiting(db: sqlite3.Connection) -> None:
 
 
 def call_waiting(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
-    """Call the messages of a bucket that may start now, or soon; the queues that grew."""
+    """Call the messages of a bucket that may start now, or soon; returns their queues."""
     found = db.execute(
         "SELECT most, interval_s, slack_s, free_at, waiting FROM limits WHERE bucket = ?", (bucket,)
     )
@@ -131,7 +127,7 @@ def call_waiting(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
         return set()
     most, interval_s, slack_s, free_at, _ = row
     taken, pace = _taken(db, bucket), Pace(interval_s, slack_s)
-    room = (most or max(1, min(AHEAD_MAX, int(AHEAD_S / interval_s)))) - taken
+    room = room_of(most, interval_s) - taken
     if room <= 0:
         return set()
     _pass_over_paused(db, bucket)
@@ -139,44 +135,51 @@ def call_waiting(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
         f"SELECT id, queue, priority FROM limited WHERE bucket = ? AND NOT {_IS_PAUSED} ORDER BY id LIMIT ?",
         (bucket, room),
     )
-    first = rows.read(in_line, tuple[rows.Id, str, int])
-    for ahead, (number, queue, priority) in enumerate(first, taken):
+    called = []
+    for ahead, message in enumerate(rows.read(in_line, tuple[rows.Id, str, int]), taken):
         due = now_s if most else pace.due(free_at, now_s, ahead)
-        db.execute("DELETE FROM limited WHERE bucket = ? AND id = ?", (bucket, number))
-        db.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?)", (bucket, number, CALLED, due + CALL_S))
-        if due > now_s:
-            db.execute("INSERT INTO delayed VALUES (?, ?, ?, ?)", (due, number, queue, priority))
-        else:
-            db.execute("INSERT INTO ready VALUES (?, ?, ?)", (queue, priority, number))
-    db.execute("UPDATE limits SET waiting = waiting - ? WHERE bucket = ?", (len(first), bucket))
-    return {queue for _, queue, _ in first}
+        slot = (bucket, message[0], CALLED, due + CALL_S)
+        db.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?)", slot)
+        called.append((*message, due))
+    _leave(db, bucket, called, now_s)
+    return {queue for _, queue, _, _ in called}
 
 
 def call_waiting_in(db: sqlite3.Connection, buckets: Iterable[str], now_s: float) -> set[str]:
-    """Call the messages of several buckets; the queues that grew."""
+    """Call the messages of several buckets; returns their queues."""
     return {queue for bucket in buckets for queue in call_waiting(db, bucket, now_s)}
 
 
 def _pass_over_paused(db: sqlite3.Connection, bucket: str) -> None:
-    """Return what waits in paused queues; the index finds it, however much waits in others."""
+    """Return messages to their paused queues; an index finds them, however many wait in other queues."""
     for (queue,) in rows.read(db.execute("SELECT queue FROM pauses"), tuple[str]):
         found = db.execute(
             "SELECT id, priority FROM limited WHERE queue = ? AND bucket = ? ORDER BY id LIMIT ?",
             (queue, bucket, PASSED_OVER_MAX),
         )
-        passed_over = rows.read(found, tuple[rows.Id, int])
-        for number, priority in passed_over:
-            db.execute("DELETE FROM limited WHERE bucket = ? AND id = ?", (bucket, number))
+        waiting = rows.read(found, tuple[rows.Id, int])
+        _leave(db, bucket, [(number, queue, priority, 0.0) for number, priority in waiting], 0.0)
+
+
+def _leave(
+    db: sqlite3.Connection, bucket: str, leaving: Sequence[tuple[int, str, int, float]], now_s: float
+) -> None:
+    """(id, queue, priority, when it is due): move waiting messages to their queues."""
+    for number, queue, priority, due in leaving:
+        db.execute("DELETE FROM limited WHERE bucket = ? AND id = ?", (bucket, number))
+        if due > now_s:
+            db.execute("INSERT INTO delayed VALUES (?, ?, ?, ?)", (due, number, queue, priority))
+        else:
             db.execute("INSERT INTO ready VALUES (?, ?, ?)", (queue, priority, number))
-        if passed_over:
-            db.execute("UPDATE limits SET waiting = waiting - ? WHERE bucket = ?", (len(passed_over), bucket))
+    if leaving:
+        db.execute("UPDATE limits SET waiting = waiting - ? WHERE bucket = ?", (len(leaving), bucket))
 
 
 _IS_PAUSED = "(queue IN (SELECT queue FROM pauses))"
 
 
 def _state(db: sqlite3.Connection, bucket: str, terms: Terms) -> None:
-    """Store the limit as it is from now on; the task may have been given another one since."""
+    """Store the terms of the limit, which may have changed since the last message."""
     pace = terms.pace or Pace(0.0, 0.0)
     db.execute(
         """INSERT INTO limits VALUES (?, ?, ?, ?, 0, 0) ON CONFLICT (bucket) DO UPDATE
@@ -218,7 +221,7 @@ _STANDS = """CASE ticket WHEN 0 THEN until > :now ELSE EXISTS (
 
 
 def _taken(db: sqlite3.Connection, bucket: str, now_s: float | None = None) -> int:
-    """How many slots there are; with a time, after those that no longer stand are removed."""
+    """How many slots are taken; with a time, after removing the slots of claims that no longer stand."""
     if now_s is not None:
         db.execute(
             f"DELETE FROM slots WHERE bucket = :bucket AND NOT ({_STANDS})", {"bucket": bucket, "now": now_s}
@@ -242,39 +245,33 @@ def _wait(db: sqlite3.Connection, bucket: str, number: int) -> None:
     db.execute("UPDATE limits SET waiting = waiting + 1 WHERE bucket = ?", (bucket,))
 
 
-# ---- purging ---------------------------------------------------------------------------------------
-#
-# Waiting messages are removed, and what they hold is freed, in the same transaction.
-#
-# A waiting message can hold two things: the key of a unique task, and a turn under a limit, from its call
-# until it is claimed. Mostly nothing in the file holds either, and a purge then reads no message.
+# ---- purges ----------------------------------------------------------------------------------------
 
-# Messages that wait for a limit go first, or removing a called message would call them.
-_SLIPS = (("limited", "bucket, id"), ("ready", "queue, priority, id"), ("delayed", "not_before, id"))
+# Messages that wait for a limit are removed first, or removing a called message would call them.
+_WAITING = (("limited", "bucket, id"), ("ready", "queue, priority, id"), ("delayed", "not_before, id"))
 _HEADERS_END = HEADERS_MAX_BYTES + 16  # the first field of a message, with its length prefix
 
 
 def purge_queue(db: sqlite3.Connection, queue: str, limit: int, now_s: float) -> tuple[int, set[str]]:
     """Remove up to `limit` messages, due or not; claimed messages stay with their owner.
 
-    How many there were, and the queues that grew, because a limit has called others.
+    Returns how many there were, and the queues of messages that a limit has called instead.
     """
     file(db)
-    for table, key in _SLIPS:
-        from_slips, args = f"FROM {table} WHERE queue = ? ORDER BY {key} LIMIT ?", (queue, limit)
-        some = f"SELECT id {from_slips}", args
-        turns = release_held(db, *some)
-        db.execute(f"DELETE FROM messages WHERE id IN ({some[0]})", args)
-        removed = db.execute(f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} {from_slips})", args)
+    for table, key in _WAITING:
+        first, args = f"FROM {table} WHERE queue = ? ORDER BY {key} LIMIT ?", (queue, limit)
+        turns = release_held(db, f"SELECT id {first}", args)
+        db.execute(f"DELETE FROM messages WHERE id IN (SELECT id {first})", args)
+        removed = db.execute(f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} {first})", args)
         if removed.rowcount:
-            messages.lower_mark(db)
+            messages.lower_filed(db)
             recount_waiting(db)
             return removed.rowcount, call_waiting_in(db, turns, now_s)
     return 0, set()
 
 
 def release_held(db: sqlite3.Connection, ids: str, args: Sequence[Any]) -> set[str]:
-    """Free what messages hold that are to be removed: the buckets in which the next may be called.
+    """Free what messages hold that will be removed; returns the buckets in which the next may be called.
 
     `ids`: a query of their ids, with its arguments.
     """
@@ -283,7 +280,7 @@ def release_held(db: sqlite3.Connection, ids: str, args: Sequence[Any]) -> set[s
 
 
 def release_keys(db: sqlite3.Connection, ids: str, args: Sequence[Any] = ()) -> None:
-    """Free the unique keys of these messages. SQLite finds them by their headers; nothing else is read."""
+    """Free the unique keys of these messages. SQLite searches the headers; no message is read as a whole."""
     if not publishing.any_key_held(db):
         return
     found = db.execute(

@@ -1,11 +1,11 @@
 """Messages: how they wait in a queue until they are due, leave it, and come back; pauses and revokes.
 
-How messages enter a queue is in `publishing.py`. All functions run inside a transaction of the caller.
+`publishing.py` puts messages into queues. All functions run inside a transaction of the caller.
 
 Every claim reads the pauses and the revokes. Revokes are the durable record of tasks that must not start.
-Each entry gets a growing cursor; a claim hands out those after the cursor it was given. When more entries
-wait than fit into one answer, that claim hands out no messages, so no message overtakes the revoke that names
-it. The record never forgets early: at its limit it refuses.
+Each entry gets a growing cursor, and a claim returns the entries after the cursor that it was given. When
+more entries wait than fit into one reply, that claim returns no messages, so no message overtakes the revoke
+that names it. No entry is forgotten before it expires: at its limit the record refuses new entries.
 """
 
 import sqlite3
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from umbel.brokers.interface import Delivery, Pause, Tag
+from umbel.brokers.interface import Delivery, Depth, Pause, Tag
 from umbel.brokers.sqlite import rows
 from umbel.brokers.sqlite.publishing import UNFILED, file
 from umbel.errors import RevokesFull
@@ -24,11 +24,6 @@ from umbel.wire.records import Revoke
 from umbel.wire.signing import HEADER
 
 # ---- messages --------------------------------------------------------------------------------------
-#
-# How they wait in a queue until they are due, leave it, and come back to it.
-#
-# How they enter it is in `publishing.py`. Functions here and in `claims.py` and `verdicts.py` run inside a
-# transaction of the caller.
 
 DUE_MAX = 1000  # delayed messages that one claim makes ready; the next claim continues
 
@@ -39,7 +34,7 @@ _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # of MessagePack's byte strings, by
 
 
 def decode(data: Any) -> Message:
-    """The message in a row. Bytes of another program that are no message become one that is buried later."""
+    """The message in a row. Bytes that are no message become a message that the worker buries."""
     try:
         return _decode(data)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
@@ -47,7 +42,7 @@ def decode(data: Any) -> Message:
 
 
 def headers_of(beginning: Any) -> bytes:
-    """The headers of a message of which only the beginning was read; b"": it is no message."""
+    """The headers of a message of which only the beginning was read; b"" if it is no message."""
     if not isinstance(beginning, bytes) or len(beginning) < 2:
         return b""
     start = 2 + _LENGTH_BYTES.get(beginning[1], 0)  # after the array's type byte, and that of the headers
@@ -65,8 +60,8 @@ def number_of(tag: Tag) -> int:
     return int(tag[tag.index(":") + 1 :])
 
 
-def lower_mark(db: sqlite3.Connection) -> None:
-    """Lower the mark `filed` after messages were removed: the next one gets an id that may be theirs."""
+def lower_filed(db: sqlite3.Connection) -> None:
+    """Lower the id `filed` in `meta` after messages were removed, because their ids may be given again."""
     db.execute(
         """UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)
            WHERE name = 'filed' AND value > (SELECT coalesce(max(id), 0) FROM messages)"""
@@ -78,14 +73,14 @@ def anything_due(db: sqlite3.Connection, queues: Iterable[str], now_s: float) ->
     if db.execute("SELECT 1 FROM delayed WHERE not_before <= ? LIMIT 1", (now_s,)).fetchone():
         return True
     if db.execute(f"SELECT 1 FROM messages WHERE {UNFILED} LIMIT 1").fetchone():
-        return True  # of any queue: the claim files it
+        return True  # it may be in any queue, and the claim files it
     return any(
         db.execute("SELECT 1 FROM ready WHERE queue = ? LIMIT 1", (name,)).fetchone() for name in queues
     )
 
 
 def next_due(db: sqlite3.Connection) -> float | None:
-    """When the first delayed message is due, in Unix time; None: there is none."""
+    """When the first delayed message is due, in Unix time; None if there is none."""
     found = rows.read_one(db.execute("SELECT min(not_before) FROM delayed"), tuple[float | None])
     return None if found is None else found[0]
 
@@ -104,7 +99,7 @@ def release_due(db: sqlite3.Connection, now_s: float) -> None:
 
 
 def put_back(db: sqlite3.Connection, ids: Sequence[int]) -> set[str]:
-    """Return claimed messages to their queues, at their old places; the queues' names."""
+    """Return claimed messages to their old places in their queues; returns the queues' names."""
     packed = rows.pack(ids)
     db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
     db.execute(
@@ -119,7 +114,7 @@ def put_back(db: sqlite3.Connection, ids: Sequence[int]) -> set[str]:
 
 
 def park(db: sqlite3.Connection, number: int, not_before: float) -> set[str]:
-    """Delay a claimed message until it is due; the name of its queue."""
+    """Delay a claimed message until it is due; returns the name of its queue."""
     db.execute("DELETE FROM claimed WHERE id = ?", (number,))
     found = db.execute("SELECT queue, priority FROM messages WHERE id = ?", (number,))
     row = rows.read_one(found, tuple[str, int])
@@ -130,15 +125,15 @@ def park(db: sqlite3.Connection, number: int, not_before: float) -> set[str]:
 
 
 def remove(db: sqlite3.Connection, ids: Sequence[int]) -> None:
-    """Delete claimed messages that are done."""
+    """Delete claimed messages."""
     packed = rows.pack(ids)
     db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
     db.execute("DELETE FROM messages WHERE id IN (SELECT value FROM json_each(?))", (packed,))
-    lower_mark(db)
+    lower_filed(db)
 
 
 def mark(db: sqlite3.Connection, ids: Sequence[int], *, starts: int, redelivered: bool) -> None:
-    """Add to the count of starts, and record that the messages may have run."""
+    """Add to the count of starts, and record whether the messages may have run."""
     if ids and (starts or redelivered):
         db.execute(
             """UPDATE messages SET starts = starts + ?, redelivered = redelivered OR ?
@@ -148,7 +143,7 @@ def mark(db: sqlite3.Connection, ids: Sequence[int], *, starts: int, redelivered
 
 
 def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
-    """The first messages in line, in the order of claims; their tags name no claims."""
+    """The first messages in the order of claims; their tags name no claims."""
     found = db.execute(
         f"""SELECT id, queue, starts, redelivered, message FROM (
               SELECT * FROM (
@@ -165,8 +160,8 @@ def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
     ]
 
 
-def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int, int]]:
-    """For each queue that holds a message: how many are ready, delayed, claimed, waiting for a limit."""
+def depths(db: sqlite3.Connection) -> dict[str, Depth]:
+    """How many messages of each queue are ready, delayed, claimed, and waiting for a limit."""
     found = db.execute(
         f"""SELECT queue, sum(ready), sum(delayed), sum(claimed), sum(limited) FROM (
              SELECT queue, count(*) AS ready, 0 AS delayed, 0 AS claimed, 0 AS limited
@@ -177,30 +172,30 @@ def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int, int]]:
              SELECT queue, 0, 0, 0, count(*) FROM limited GROUP BY queue)
            GROUP BY queue ORDER BY queue"""
     )
-    return {row[0]: row[1:] for row in rows.read(found, tuple[str, int, int, int, int])}
+    return {row[0]: Depth(*row[1:]) for row in rows.read(found, tuple[str, int, int, int, int])}
 
 
-# ---- pauses ----------------------------------------------------------------------------------------
-#
-# Which queues are not claimed from; moving waiting messages. In a transaction of the caller.
+def ready_depths(db: sqlite3.Connection, queues: Iterable[str]) -> dict[str, Depth]:
+    """How many messages of each of these queues are ready; a queue without any is left out."""
+    found = db.execute(
+        f"""SELECT queue, count(*) FROM (
+              SELECT queue FROM ready WHERE queue IN (SELECT value FROM json_each(?1)) UNION ALL
+              SELECT queue FROM messages WHERE {UNFILED} AND queue IN (SELECT value FROM json_each(?1)))
+            GROUP BY queue ORDER BY queue""",
+        (rows.pack(queues),),
+    )
+    return {queue: Depth(count, 0, 0) for queue, count in rows.read(found, tuple[str, int])}
+
+
+# ---- pauses and moves ------------------------------------------------------------------------------
 
 
 class WaitingRow(NamedTuple):
-    """A waiting message with its place in line."""
+    """A waiting message with its place in its queue."""
 
-    first: int | float  # the priority of a message, or when it is due
+    first: int | float  # its priority if it is ready, otherwise when it is due
     number: rows.Id
     message: Any
-
-
-def add_pause(db: sqlite3.Connection, queue: str, mark: Pause) -> None:
-    """Store the pause of a queue."""
-    db.execute("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", (queue, mark.since, rows.pack(mark.told)))
-
-
-def remove_pause(db: sqlite3.Connection, queue: str) -> bool:
-    """Remove the pause; whether there was one."""
-    return bool(db.execute("DELETE FROM pauses WHERE queue = ?", (queue,)).rowcount)
 
 
 def read_pauses(db: sqlite3.Connection) -> dict[str, Pause]:
@@ -213,17 +208,16 @@ def read_pauses(db: sqlite3.Connection) -> dict[str, Pause]:
 
 
 def not_paused(db: sqlite3.Connection, queues: Iterable[str]) -> list[str]:
-    """Those of the queues that may be claimed from, in their order. Mostly no queue is paused, which one row
-    read shows.
-    """
+    """The queues of these that are not paused, in their order."""
     paused = {queue for (queue,) in rows.read(db.execute("SELECT queue FROM pauses"), tuple[str])}
     return [queue for queue in queues if queue not in paused]
 
 
 def move_to_queue(db: sqlite3.Connection, source: str, target: str, limit: int) -> tuple[int, bool]:
-    """How many were moved, first in line first, then those not due; whether a signed one comes next.
+    """Move up to `limit` messages, ready ones before delayed ones: how many, and whether a signed message
+    comes next.
 
-    A message keeps its number, and so its place by age.
+    A message keeps its id, and so its place by age.
     """
     file(db)
     for table, first in (("ready", "priority"), ("delayed", "not_before")):
@@ -266,12 +260,6 @@ def _rename(
 
 
 # ---- revokes ---------------------------------------------------------------------------------------
-#
-# The durable record of tasks that must not start, read by every claim.
-#
-# Each entry gets a growing cursor; a claim hands out those after the cursor it was given. When more wait
-# than fit into one reply, that claim hands out no messages, so that no message overtakes the revoke that
-# names it. The record never forgets early: at its limit it refuses.
 
 PAGE_MAX = 10_000
 
@@ -283,16 +271,10 @@ def record_revokes(db: sqlite3.Connection, batch: Sequence[Revoke], limit: int, 
            VALUES (?, ?, ?, ?)""",
         [(entry.task_id, entry.header, entry.recorded_at, entry.expires_at) for entry in batch],
     )
-    # The span of cursors is the most there can be; only near the limit is counting worth it.
-    # Each end is a separate subquery: for both in one, SQLite reads the whole table.
-    low, high = db.execute(
-        "SELECT (SELECT min(cursor) FROM revokes), (SELECT max(cursor) FROM revokes)"
-    ).fetchone()
-    if low is None or high - low < limit:
+    if not rows.may_exceed(db, "revokes", limit, "cursor"):
         return
-    sweep_revokes(db, now_s, limit)
-    count = db.execute("SELECT count(*) FROM revokes").fetchone()[0]
-    if count > limit:
+    rows.sweep(db, "revokes", now_s, limit, key="cursor")
+    if db.execute("SELECT count(*) FROM revokes").fetchone()[0] > limit:
         raise RevokesFull(
             f"the revoke record is at its limit of {limit:,} entries: {len(batch)} more were not recorded; "
             "raise `revokes_max`, shorten `revoke_retention_s`, or purge the queue instead"
@@ -300,7 +282,7 @@ def record_revokes(db: sqlite3.Connection, batch: Sequence[Revoke], limit: int, 
 
 
 def revokes_after(db: sqlite3.Connection, cursor: int, now_s: float) -> tuple[list[Revoke], int, bool]:
-    """The entries after a cursor, the cursor after them, and whether these are all there are."""
+    """The entries after a cursor, the cursor after them, and whether there are no more."""
     found = db.execute(
         """SELECT cursor, task_id, recorded_at, expires_at, header FROM revokes
            WHERE cursor > ? ORDER BY cursor LIMIT ?""",
@@ -311,11 +293,3 @@ def revokes_after(db: sqlite3.Connection, cursor: int, now_s: float) -> tuple[li
         return [], cursor, True
     news = [revoke for entry in page if (revoke := Revoke(*entry[1:])).is_news(now_s)]
     return news, page[-1][0], len(page) < PAGE_MAX
-
-
-def sweep_revokes(db: sqlite3.Connection, now_s: float, limit: int) -> int:
-    """Remove up to `limit` expired entries; how many."""
-    return db.execute(
-        "DELETE FROM revokes WHERE cursor IN (SELECT cursor FROM revokes WHERE expires_at <= ? LIMIT ?)",
-        (now_s, limit),
-    ).rowcount

@@ -5,18 +5,19 @@ brought up to date when it is opened, in one transaction. A file that has seen m
 belongs to a newer Umbel and is refused. A change that older versions can ignore is not a step but an
 addition: `meta` counts those, so that workers of two versions can share a file.
 
-A message is one row of `messages` that is written once and deleted once, and a slip that says where it is: in
-`ready`, `delayed`, `limited` or `claimed`. Claiming moves slips, so it costs the same for small and for large
-messages, and none of the four slows the others down. The order of `ready` is the order of claims; ids grow,
-so within a priority the oldest is first, and a message that comes back keeps its place.
+A message is one row of `messages`, written once and deleted once, and one row in the table of its state:
+`ready`, `delayed`, `limited` or `claimed`. A claim moves only the state row, so it costs the same for small
+and for large messages, and no state slows the others down. The order of `ready` is the order of claims. Ids
+grow, so within a priority the oldest message is first, and a message that comes back gets its old place.
 
-Sending one message appends its row and nothing else, so it changes one page where the slip would change a
-second. Rows above the mark `filed` in `meta` have no slip yet and are due: a claim files them first, many at
-a time, and so does every send that finds many. No row above the mark is ever removed. When rows at the mark
-are removed, it goes down to the last remaining row, because SQLite gives the next row the highest id there is
-and one more.
+Sending one message appends only its row in `messages`, which changes one page of the file instead of two.
+Rows above the id `filed` in `meta` have no state row yet; they are ready. A claim adds the missing state rows
+first, many at a time, and so does every send that finds many of them. Rows above that id are never removed.
+When rows up to it are removed, it is lowered to the highest id that remains, because SQLite gives the next
+row that id plus one.
 """
 
+import re
 import sqlite3
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from umbel.errors import AccessRefused
 
 APPLICATION_ID = 0x756D626C  # "umbl": tells our files from those of other programs
 
-_FIRST = """
+MIGRATIONS: tuple[str, ...] = (
+    """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 CREATE TABLE messages (
@@ -109,41 +111,35 @@ CREATE TABLE leases (
     name TEXT PRIMARY KEY, holder TEXT NOT NULL, term INTEGER NOT NULL,
     expires_at REAL NOT NULL, data BLOB NOT NULL
 ) WITHOUT ROWID;
-"""
-
-_MARKS = """
+""",
+    """
 CREATE TABLE marks (
     node TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, expires_at REAL NOT NULL
 ) WITHOUT ROWID;
-"""
-
-# Up to here every message was given its slip when it was sent.
-_FILING = """
+""",
+    # Before this step, every message got its state row when it was sent.
+    """
 INSERT INTO meta SELECT 'filed', coalesce(max(id), 0) FROM messages;
-"""
-
-_UNIQUES = """
+""",
+    """
 CREATE TABLE uniques (
     key TEXT PRIMARY KEY, task_id TEXT NOT NULL, expires_at REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX uniques_by_expiry ON uniques (expires_at);
-"""
-
-_SIGNATURES = """
+""",
+    """
 CREATE TABLE signatures (
     mark TEXT PRIMARY KEY, message_id INTEGER NOT NULL, expires_at REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX signatures_by_expiry ON signatures (expires_at);
-"""
-
-_PAUSES = """
+""",
+    """
 CREATE TABLE pauses (
     queue TEXT PRIMARY KEY, since REAL NOT NULL, told TEXT NOT NULL -- JSON: nodes that do not look here
 ) WITHOUT ROWID;
-"""
-
-# A message that waits for a limit of the cluster has its slip in `limited`.
-_LIMITS = """
+""",
+    # A message that waits for a limit of the cluster has its state row in `limited`.
+    """
 CREATE TABLE limits (
     bucket TEXT PRIMARY KEY, most INTEGER NOT NULL, interval_s REAL NOT NULL, slack_s REAL NOT NULL,
     free_at REAL NOT NULL, waiting INTEGER NOT NULL
@@ -157,9 +153,8 @@ CREATE TABLE slots (
     bucket TEXT NOT NULL, id INTEGER NOT NULL, ticket INTEGER NOT NULL, until REAL NOT NULL,
     PRIMARY KEY (bucket, id)
 ) WITHOUT ROWID;
-"""
-
-_FAILED = """
+""",
+    """
 CREATE TABLE failed (
     id INTEGER PRIMARY KEY AUTOINCREMENT,   -- never given twice: the id of a retry is made from it
     task_id TEXT NOT NULL, queue TEXT NOT NULL, priority INTEGER NOT NULL, starts INTEGER NOT NULL,
@@ -167,21 +162,21 @@ CREATE TABLE failed (
 );
 CREATE INDEX failed_by_task ON failed (task_id);
 CREATE INDEX failed_by_age ON failed (buried_at);
-"""
-
-# Rows that were not what the schema says (`integrity.py`).
-_SET_ASIDE = """
+""",
+)
+ADDITIONS: tuple[str, ...] = (
+    # Rows that did not fit the schema (`integrity.py`).
+    """
 CREATE TABLE IF NOT EXISTS set_aside (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL,                     -- of the table it was in
     row TEXT NOT NULL,                      -- its values, as SQL writes them
     problem TEXT NOT NULL, set_aside_at REAL NOT NULL
 );
-"""
-
-# How many parts of a chord have ended. Triggers count them, because workers of version 0.3 add parts, too.
-# A part that was announced has no status until it ends, and one that ends again counts once.
-_CHORD_PROGRESS = """
+""",
+    # How many parts of a chord have ended. Triggers count them, because workers of version 0.3 add parts,
+    # too. A part has no status until it ends, and a part that ends twice counts once.
+    """
 CREATE TABLE IF NOT EXISTS chord_progress (
     group_id TEXT PRIMARY KEY, ended INTEGER NOT NULL
 ) WITHOUT ROWID;
@@ -197,19 +192,17 @@ CREATE TRIGGER IF NOT EXISTS chord_part_ends BEFORE INSERT ON chord_parts
           WHERE group_id = NEW.group_id; END;
 CREATE TRIGGER IF NOT EXISTS chord_is_forgotten AFTER DELETE ON chords
     BEGIN DELETE FROM chord_progress WHERE group_id = OLD.group_id; END;
-"""
-
-MIGRATIONS: tuple[str, ...] = (
-    _FIRST,
-    _MARKS,
-    _FILING,
-    _UNIQUES,
-    _SIGNATURES,
-    _PAUSES,
-    _LIMITS,
-    _FAILED,
+""",
 )
-ADDITIONS: tuple[str, ...] = (_SET_ASIDE, _CHORD_PROGRESS)
+
+_TABLE = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+) \((.*?)\)(?: WITHOUT ROWID)?;", re.DOTALL)
+_COLUMN = re.compile(r"(\w+) (TEXT|INTEGER|REAL|BLOB)\b")
+
+
+def columns() -> dict[str, dict[str, str]]:
+    """The typed columns of every table, in the order of the schema, each with its declared type."""
+    script = "".join((*MIGRATIONS, *ADDITIONS))
+    return {table: dict(_COLUMN.findall(body)) for table, body in _TABLE.findall(script)}
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:

@@ -1,17 +1,17 @@
 """Store: every operation of the embedded broker on messages and results, each one transaction.
 
-Those that publish are in `publishing.py`. Synchronous; the asynchronous broker calls it in a separate thread,
-producers and backends in the thread of their caller. After a commit it wakes those that wait for what
-changed.
+Synchronous: the asynchronous broker calls it in a separate thread, producers and result backends call it in
+the thread of their caller, before or after a fork. After a commit it wakes the processes that wait for what
+has changed.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 
-from msgspec.structs import replace
-
 from umbel.brokers.interface import (
+    DEAD_LETTER_PEEK_MAX,
     MOVED_AT_ONCE_MAX,
     RESEND_CHUNK,
     BrokerSettings,
@@ -33,15 +33,16 @@ from umbel.brokers.interface import (
     Verdict,
 )
 from umbel.brokers.refusals import ENVELOPE_BYTES, signed_for, still_too_large, too_large
-from umbel.brokers.sqlite import claims, integrity, limits, messages, rows, verdicts, wakeup
+from umbel.brokers.rules import LOST_CHECKS_PER_LEASE, in_turn, sort_verdicts, with_pauses
+from umbel.brokers.sqlite import claims, integrity, limits, messages, publishing, rows, verdicts, wakeup
 from umbel.brokers.sqlite.claims import Holding
 from umbel.brokers.sqlite.coordination import Clock
 from umbel.brokers.sqlite.database import Database
 from umbel.brokers.sqlite.files import path_from_url
-from umbel.brokers.sqlite.publishing import Publisher, file, insert
-from umbel.errors import BrokerRefused, ClusterIdLost
+from umbel.brokers.sqlite.publishing import insert
+from umbel.errors import BrokerError, BrokerRefused, ClusterIdLost
 from umbel.protocol.delivery.trust import ClusterId, Doubt
-from umbel.wire.message import StoredResult
+from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.records import Revoke
 from umbel.wire.signing import Signer
 
@@ -57,30 +58,30 @@ CAPABILITIES = Capabilities(
     unique=True,
     limits=True,
 )
-LOST_CHECKS_PER_LEASE = 3
 PURGE_ROWS_MAX = 20_000  # in one transaction
 WATCHED_AT_ONCE = 10_000
 
 
-class Store(Publisher):
+class Store:
     """One process's access to the file: its claims, and all operations on messages and results."""
 
     def __init__(self, settings: BrokerSettings) -> None:
-        database = Database(
+        self.database = Database(
             path_from_url(settings.url),
             timeout_s=settings.connect_timeout_s,
             max_bytes=settings.storage_max_bytes,
             on_open=self._greet,
             on_malformed=self.set_aside,
         )
-        super().__init__(database, Clock())
+        self.clock = Clock()
         self.settings = settings
-        self._last_queue = ""  # had the last turn in the last claim
-        self._look_first = False  # the last claim was not full, so the next may find nothing
+        self._last_queue = ""  # was served last in the last claim
+        self._look_first = False  # the last claim was not full, so the next one may find nothing
         self._lost_checked_at = 0.0
-        self._registered: bytes | None = None  # as a waiter for messages
+        self._registered: bytes | None = None  # the address for wake-ups about messages
         self._holding = Holding()
-        self.replacements = 0  # of the file; numbers from before the last one mean nothing now
+        self.replacements = 0
+        """How often the file was replaced: numbers from before mean nothing now."""
         self.on_replaced: Callable[[Replaced], None] = lambda _: None
 
     def open(self) -> None:
@@ -92,30 +93,88 @@ class Store(Publisher):
         """Close the file; the next operation opens it again."""
         self.database.close()
 
-    def claim(self, owner: str, queues: Sequence[str], limit: int, revoked_after: int) -> Claim:
+    @contextmanager
+    def write_and_wake(
+        self, *, durable: bool = False, makes_room: bool = False
+    ) -> Iterator[tuple[sqlite3.Connection, set[str]]]:
+        """One transaction, and a set; processes that wait for the queues in it are woken after the commit.
+
+        For operations that are not called for every message: those save the cost of this generator.
+        """
+        grown: set[str] = set()
+        with self.database.write(durable=durable, makes_room=makes_room) as db:
+            yield db, grown
+            awake = wakeup.addresses(db, map(wakeup.queue, grown))
+        self.poke(awake)
+
+    def poke(self, awake: wakeup.Awake) -> None:
+        """Wake the processes at these addresses, and forget addresses where no process listens."""
+        if awake and (gone := wakeup.poke(awake)):
+            with self.database.write() as db:
+                wakeup.unregister(db, gone)
+
+    # -- publishing ------------------------------------------------------------------------------
+
+    def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Publish the batch as a whole, durable on return; BrokerRefused if SQLite cannot store a value."""
+        try:
+            if len(batch) == 1 and not batch[0].not_before and not batch[0].redelivered:
+                self._append(batch[0])
+            else:
+                with self.database.write(durable=True) as db:
+                    queues = insert(db, batch, self.clock.wall_s())
+                    awake = wakeup.addresses(db, map(wakeup.queue, queues))
+                self.poke(awake)
+        except (BrokerRefused, ValueError, OverflowError) as error:
+            raise publishing.not_sent(batch, error) from error
+
+    def publish_once(self, batch: Sequence[Outgoing], *, remembered_s: float) -> None:
+        """Publish the batch without messages whose ids were published this way within the time."""
+        try:
+            with self.database.write(durable=True) as db:
+                now_s = self.clock.wall_s()
+                new = publishing.not_yet_sent(db, batch, now_s, now_s + remembered_s)
+                awake = wakeup.addresses(db, map(wakeup.queue, insert(db, new, now_s)))
+        except (BrokerRefused, ValueError, OverflowError) as error:
+            raise publishing.not_sent(batch, error) from error
+        self.poke(awake)
+
+    def _append(self, outgoing: Outgoing) -> None:
+        """Publish one message that is due, as most are, in one statement."""
+        channel = wakeup.queue(outgoing.queue)
+        values = publishing.row(outgoing)
+        number, awake = self.database.append(publishing.APPEND, values, wakeup.WAITING_ON, (channel,))
+        if publishing.many_unfiled(number, number):
+            # The message is sent even if this fails; the next claim files what cannot be filed now.
+            with suppress(BrokerError), self.database.write() as db:
+                publishing.file(db)
+        if awake:  # values that are no addresses are set aside when the rows are checked
+            self.poke({address: () for (address,) in awake if isinstance(address, bytes)})
+
+    # -- claims ----------------------------------------------------------------------------------
+
+    def claim(self, owner: str, queues: Sequence[str], limit: int, revoked_after: int = 0) -> Claim:
         """Take due messages, after returning those of dead owners and filing new ones."""
         if self._look_first and not self._worth_a_claim(queues):
             with self.database.read() as db:
                 news, cursor, _ = messages.revokes_after(db, revoked_after, self.clock.wall_s())
             return Claim((), news, cursor)
-        awake: wakeup.Awake = {}
+        grown: set[str] = set()
         malformed: list[integrity.MalformedRow] = []
         returned = 0
         self._holding.owners.add(owner)
         with self.database.write(makes_room=True) as db:
             now = self.clock.now()
             stood = claims.lease(db, owner, now.boot_s + self.settings.lease_s)
-            if self._time_for_lost(now.boot_s):
-                malformed = integrity.check_few(db, self._now())
-                returned, back = claims.return_lost(db, now.boot_s)
-                back |= limits.sweep_slots(db, now.wall_s)
-                awake = wakeup.addresses(db, map(wakeup.queue, back))
-            file(db)
+            if self._is_lost_check_due(now.boot_s):
+                self._lost_checked_at = now.boot_s
+                malformed, returned, grown = self._return_lost(db)
+            publishing.file(db)
             messages.release_due(db, now.wall_s)
             news, cursor, complete = messages.revokes_after(db, revoked_after, now.wall_s)
             deliveries, aside, called = self._take(db, owner, queues, limit) if complete else ([], [], set())
-            if called:
-                awake = {**awake, **wakeup.addresses(db, map(wakeup.queue, called))}
+            grown |= called
+            awake = wakeup.addresses(db, map(wakeup.queue, grown)) if grown else {}
             if self._registered and len(deliveries) >= limit:
                 # Busy from now on: no wake-up is needed before the worker is idle again.
                 wakeup.unregister(db, [self._registered])
@@ -127,7 +186,7 @@ class Store(Publisher):
         return Claim(deliveries, news, cursor, returned, lease_ended=not stood, set_aside=aside)
 
     def watch_queues(self, queues: Sequence[str], address: bytes | None) -> float | None:
-        """Register for wake-ups of the queues: the seconds until one may have a message, if known."""
+        """Register for wake-ups of the queues; returns the seconds until one may have a message, if known."""
         now_s = self.clock.wall_s()
         channels = [wakeup.queue(queue) for queue in queues]
         with self.database.read() as db:
@@ -145,31 +204,27 @@ class Store(Publisher):
         return None if due is None else max(0.0, due - now_s)
 
     def renew(self, owner: str) -> bool:
-        """Prolong the owner's lease; whether the old one still stood."""
+        """Renew the owner's lease; whether the old one still stood."""
         self._holding.owners.add(owner)
         with self.database.write(makes_room=True) as db:
             return claims.lease(db, owner, self.clock.now().boot_s + self.settings.lease_s)
 
     def return_lost(self) -> int:
-        """Return the messages of owners whose lease ended, and check the few rows all depend on; how many."""
-        with self.database.write(makes_room=True) as db:
-            now = self.clock.now()
-            malformed = integrity.check_few(db, self._now())
-            count, queues = claims.return_lost(db, now.boot_s)
-            queues |= limits.sweep_slots(db, now.wall_s)
-            awake = wakeup.addresses(db, map(wakeup.queue, queues))
+        """Return the messages of owners whose lease ended; how many. Also checks the few rows on which all
+        others depend.
+        """
+        with self.write_and_wake(makes_room=True) as (db, grown):
+            malformed, count, queues = self._return_lost(db)
+            grown.update(queues)
         integrity.report(malformed, self.database.path)
-        self.poke(awake)
         return count
 
     def forget_owner(self, owner: str) -> int:
         """Return all messages of an owner that stops; how many."""
-        with self.database.write(makes_room=True) as db:
+        with self.write_and_wake(makes_room=True) as (db, grown):
             count, queues = claims.forget(db, owner)
-            queues |= limits.sweep_slots(db, self.clock.wall_s())
-            awake = wakeup.addresses(db, map(wakeup.queue, queues))
-        self._holding.forget(owner)
-        self.poke(awake)
+            grown.update(queues | limits.sweep_slots(db, self.clock.wall_s()))
+        self._holding.forget_owner(owner)
         return count
 
     def cluster_id(self) -> ClusterId | None:
@@ -178,12 +233,12 @@ class Store(Publisher):
             return claims.stored_cluster_id(db)
 
     def keep_cluster_id(self, made: ClusterId) -> ClusterId:
-        """Store the id unless there is one; the stored one."""
+        """Store the id unless there is one; returns the stored one."""
         with self.database.write(durable=True) as db:
             return claims.store_cluster_id(db, made)
 
     def spend(self, batch: Sequence[Spend], cluster: str) -> Mapping[Tag, Doubt]:
-        """Use the signatures of claimed messages; those that are copies. ClusterIdLost if the id changed."""
+        """Use the signatures of claimed messages; returns the copies. ClusterIdLost if the id changed."""
         with self.database.write() as db:
             found = claims.stored_cluster_id(db)
             if cluster and (found is None or found.id != cluster):
@@ -193,18 +248,18 @@ class Store(Publisher):
         return copies
 
     def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
-        """Decide which claimed messages may start under their cluster limits; those that may not, and why."""
+        """Decide which claimed messages may start under their cluster limits; returns the others, and why."""
         with self.database.write() as db:
             standing = verdicts.standing_claims(db, [question.tag for question in asked])
             made = limits.permit_each(db, asked, standing, self.clock.wall_s())
             awake = wakeup.addresses(db, map(wakeup.queue, made.queues))
         self._holding.slots |= made.slots
-        self._holding.let_go(tag for tag, why in made.refused.items() if why == "")
+        self._holding.let_go([tag for tag, why in made.refused.items() if why == ""])
         self.poke(awake)
         return made.refused
 
     def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
-        """Those of these claims that have ended."""
+        """The claims of these that have ended."""
         with self.database.read() as db:
             standing = verdicts.standing_claims(db, tags)
         return frozenset(tags) - standing.keys() - self._holding.unknown
@@ -220,9 +275,7 @@ class Store(Publisher):
         refused: list[Refused] = []
         with self.database.write() as db:
             now_s = self.clock.wall_s()
-            judged = verdicts.sort_verdicts(
-                batch, verdicts.standing_claims(db, [verdict.tag for verdict in batch])
-            )
+            judged = sort_verdicts(batch, verdicts.standing_claims(db, [verdict.tag for verdict in batch]))
             if judged.kept:
                 verdicts.keep_failures(db, judged.kept, self.settings, now_s)
             grown = verdicts.apply_verdicts(db, judged, now_s)
@@ -241,10 +294,8 @@ class Store(Publisher):
             stored = (result.task_id for result in judged.results)
             awake = wakeup.addresses(db, chain(map(wakeup.queue, grown), map(wakeup.result, stored)))
         self.poke(awake)
-        settled, unknown = verdicts.as_settled(judged, refused), self._holding.settle(batch)
-        return (
-            replace(settled, conflicts=settled.conflicts - unknown, unknown=unknown) if unknown else settled
-        )
+        unknown = self._holding.settle(batch)
+        return Settled(judged.applied, frozenset(judged.conflicts - unknown), tuple(refused), unknown)
 
     def _put_results(
         self, db: sqlite3.Connection, batch: Sequence[StoredResult], now_s: float
@@ -254,13 +305,10 @@ class Store(Publisher):
 
         return [Refused(part, why) for part, why in rows.apply_each(db, batch, put)]
 
-    def bury(self, refused: Sequence[Refused]) -> None:
-        """Put refused messages among the dead letters."""
-        with self.database.write(durable=True) as db:
-            verdicts.bury_refused(db, refused, self.clock.wall_s())
+    # -- results ---------------------------------------------------------------------------------
 
     def store_results(self, batch: Sequence[StoredResult]) -> None:
-        """Store results; BrokerRefused names those that cannot be stored, the others are."""
+        """Store results; BrokerRefused names those that cannot be stored, the others are stored."""
         with self.database.write() as db:
             refused = self._put_results(db, batch, self.clock.wall_s())
             awake = wakeup.addresses(db, [wakeup.result(result.task_id) for result in batch])
@@ -277,7 +325,12 @@ class Store(Publisher):
     ) -> dict[str, StoredResult]:
         """The results of these tasks that have not expired, by task id."""
         with self.database.read(timeout_s) as db:
-            return verdicts.select_results(db, task_ids, self.clock.wall_s())
+            found = db.execute(
+                """SELECT task_id, status, payload FROM results
+                   WHERE task_id IN (SELECT value FROM json_each(?)) AND expires_at > ?""",
+                (rows.pack(task_ids), self.clock.wall_s()),
+            )
+            return {row[0]: StoredResult(*row) for row in rows.read(found, tuple[str, str, bytes])}
 
     def watch_results(self, task_ids: Sequence[str], address: bytes) -> None:
         """Register for wake-ups of these results, in portions: others wait during a transaction."""
@@ -289,14 +342,19 @@ class Store(Publisher):
     def forget_results(self, task_ids: Iterable[str]) -> None:
         """Delete the results of these tasks."""
         with self.database.write() as db:
-            verdicts.delete_results(db, task_ids)
+            packed = rows.pack(task_ids)
+            db.execute("DELETE FROM results WHERE task_id IN (SELECT value FROM json_each(?))", (packed,))
 
-    def depths(self) -> Mapping[str, Depth]:
-        """How full each queue is that holds a message or is paused."""
+    # -- queues ----------------------------------------------------------------------------------
+
+    def depths(self, only: Collection[str] | None = None) -> Mapping[str, Depth]:
+        """How full each queue is that holds a message or is paused; with `only`, just the ready messages of
+        these.
+        """
         with self.database.read() as db:
-            counts, paused = messages.depths(db), messages.read_pauses(db)
-        queues = sorted(counts.keys() | paused.keys())
-        return {queue: Depth(*counts.get(queue, (0, 0, 0, 0)), paused=queue in paused) for queue in queues}
+            depths = messages.depths(db) if only is None else messages.ready_depths(db, only)
+            paused = messages.read_pauses(db).keys()
+        return with_pauses(depths, paused if only is None else paused & set(only))
 
     def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
         """The first messages of a queue, without claiming them."""
@@ -307,26 +365,24 @@ class Store(Publisher):
         """Remove what waits now, in portions: other processes wait during a transaction."""
         removed = 0
         while True:
-            with self.database.write(makes_room=True) as db:
-                portion, grown = limits.purge_queue(db, queue, PURGE_ROWS_MAX, self.clock.wall_s())
-                awake = wakeup.addresses(db, map(wakeup.queue, grown))
-            self.poke(awake)
+            with self.write_and_wake(makes_room=True) as (db, grown):
+                portion, queues = limits.purge_queue(db, queue, PURGE_ROWS_MAX, self.clock.wall_s())
+                grown.update(queues)
             removed += portion
             if not portion:
                 return removed
 
     def pause(self, queue: str, mark: Pause) -> None:
-        """Store the pause of a queue."""
+        """Store the pause, which every claim reads."""
         with self.database.write(durable=True) as db:
-            messages.add_pause(db, queue, mark)
+            row = (queue, mark.since, rows.pack(mark.told))
+            db.execute("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", row)
 
     def resume(self, queue: str) -> bool:
         """Remove the pause and wake waiting workers; whether there was one."""
-        with self.database.write(durable=True) as db:
-            was_paused = messages.remove_pause(db, queue)
-            awake = wakeup.addresses(db, [wakeup.queue(queue)])
-        self.poke(awake)
-        return was_paused
+        with self.write_and_wake(durable=True) as (db, grown):
+            grown.add(queue)
+            return bool(db.execute("DELETE FROM pauses WHERE queue = ?", (queue,)).rowcount)
 
     def paused(self) -> Mapping[str, Pause]:
         """The paused queues, sorted by name."""
@@ -335,34 +391,40 @@ class Store(Publisher):
 
     def move(self, source: str, target: str, limit: int) -> int:
         """Move waiting messages; how many. BrokerRefused if the next one is signed for its queue."""
-        with self.database.write(durable=True) as db:
+        with self.write_and_wake(durable=True) as (db, grown):
             moved, is_signed = messages.move_to_queue(db, source, target, min(limit, MOVED_AT_ONCE_MAX))
-            awake = wakeup.addresses(db, [wakeup.queue(target)])
-        self.poke(awake)
+            grown.add(target)
         if is_signed and not moved:
             raise signed_for(source)
         return moved
 
-    def dead_letters(self, limit: int) -> Sequence[DeadLetter]:
+    # -- dead letters and failures ---------------------------------------------------------------
+
+    def bury(self, refused: Sequence[Refused]) -> None:
+        """Put refused messages among the dead letters."""
+        with self.database.write(durable=True) as db:
+            verdicts.bury_refused(db, refused, self.clock.wall_s())
+
+    def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
         """The newest dead letters, newest first."""
         with self.database.read() as db:
             return verdicts.read_dead_letters(db, limit, self._row_max_bytes)
 
     def count_dead(self, limit: int) -> int:
-        """How many dead letters there are, up to the limit."""
+        """How many dead letters there are, counted up to the limit."""
         with self.database.read() as db:
-            return verdicts.count_dead_letters(db, limit)
+            found = db.execute("SELECT count(*) FROM (SELECT 1 FROM dead_letters LIMIT ?)", (limit,))
+            return int(found.fetchone()[0])
 
     def requeue_dead(
         self, letter_ids: Sequence[int | str], signer: Signer | None, *, even_if_used: bool
     ) -> int:
         """Send dead letters as new messages; how many. BrokerRefused if some are too large."""
-        with self.database.write(durable=True) as db:
+        with self.write_and_wake(durable=True) as (db, grown):
             count, queues, large = verdicts.requeue_dead_letters(
                 db, letter_ids, self.clock.wall_s(), signer, self._row_max_bytes, even_if_used=even_if_used
             )
-            awake = wakeup.addresses(db, map(wakeup.queue, queues))
-        self.poke(awake)
+            grown.update(queues)
         if large:
             number, size = next(iter(large.items()))
             raise BrokerRefused(
@@ -374,49 +436,54 @@ class Store(Publisher):
     def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
         """Remove dead letters for good; how many there were."""
         with self.database.write(durable=True, makes_room=True) as db:
-            return verdicts.drop_dead_letters(db, letter_ids)
+            packed = rows.pack(map(int, letter_ids))
+            dropped = db.execute(
+                "DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))", (packed,)
+            )
+            return dropped.rowcount
 
     def keep_failed(self, failed: Sequence[Refused]) -> None:
         """Retain messages that were acknowledged before their tasks failed."""
         with self.database.write(durable=True) as db:
             verdicts.keep_sent_failures(db, failed, self.settings, self.clock.wall_s())
 
-    def failed(self, limit: int, task_id: str) -> Sequence[DeadLetter]:
-        """Retained failures, newest first; those of one task if its id is given."""
+    def failed(self, limit: int, task_id: str = "") -> Sequence[DeadLetter]:
+        """Retained failures, newest first; only those of one task if its id is given."""
         with self.database.read() as db:
-            return verdicts.read_failures(db, limit, task_id, self.settings, self.clock.wall_s())
+            after = self.clock.wall_s() - self.settings.failed_keep_s
+            return verdicts.read_failures(db, limit, task_id, after)
 
     def resend(self, letters: Sequence[Resend]) -> Resent:
         """Send retries in place of their letters, in portions: others wait during a transaction."""
         sent: set[int] = set()
         refused: dict[int, str] = {}
         for first in range(0, len(letters), RESEND_CHUNK):
-            with self.database.write(durable=True) as db:
+            with self.write_and_wake(durable=True) as (db, grown):
                 portion = letters[first : first + RESEND_CHUNK]
-                done, grown = verdicts.resend_each(db, portion, first, self.clock.wall_s())
-                awake = wakeup.addresses(db, map(wakeup.queue, grown))
-            self.poke(awake)
+                done, queues = verdicts.resend_each(db, portion, first, self.clock.wall_s())
+                grown.update(queues)
             sent |= done.sent
             refused |= done.refused
         return Resent(frozenset(sent), refused)
 
-    def revoke(self, batch: Sequence[Revoke]) -> None:
+    def revoke(self, revokes: Sequence[Revoke]) -> None:
         """Record revokes; RevokesFull when the record is at its limit."""
         with self.database.write(durable=True) as db:
-            messages.record_revokes(db, batch, self.settings.revokes_max, self.clock.wall_s())
+            messages.record_revokes(db, revokes, self.settings.revokes_max, self.clock.wall_s())
 
-    def unregister(self, address: bytes) -> None:
-        """Send no more wake-ups to this address."""
-        with self.database.write() as db:
-            wakeup.unregister(db, [address])
+    # -- the file --------------------------------------------------------------------------------
 
     def leave(self, addresses: Sequence[bytes | None]) -> None:
-        """Close, and unregister these addresses."""
+        """Unregister these addresses from wake-ups, and close the file."""
         try:
-            with self.database.write() as db:
-                wakeup.unregister(db, filter(None, addresses))
+            self.unregister(*filter(None, addresses))
         finally:
             self.close()
+
+    def unregister(self, *addresses: bytes) -> None:
+        """Send no more wake-ups to these addresses."""
+        with self.database.write() as db:
+            wakeup.unregister(db, addresses)
 
     def set_aside(self, everything: bool = True) -> bool:
         """Set aside unusable rows, of all tables or of the few that others depend on; whether any were."""
@@ -424,26 +491,24 @@ class Store(Publisher):
         if everything:
             with self.database.read() as db:
                 tables = integrity.suspects(db)
-        with self.database.write(makes_room=True) as db:
+        with self.write_and_wake(makes_room=True) as (db, grown):
             if everything:
-                found = integrity.check_all(db, self._now(), tables)
+                found = integrity.check_all(db, self._repair_times(), tables)
             else:
-                found = integrity.check_few(db, self._now())
-            queues = messages.depths(db) if found else ()
-            awake = wakeup.addresses(db, map(wakeup.queue, queues))
+                found = integrity.check_few(db, self._repair_times())
+            grown.update(messages.depths(db) if found else ())
         integrity.report(found, self.database.path)
-        self.poke(awake)
         return bool(found)
 
     def is_sound(self) -> bool:
-        """Whether every row can be used. It reads the whole file, in parts: a fork waits for one of them."""
+        """Whether every row can be used. This reads the whole file, in parts: a fork waits for one part."""
         for look in integrity.looks():
             with self.database.read() as db:
                 if not look(db):
                     return False
         return True
 
-    def _now(self) -> integrity.RepairTimes:
+    def _repair_times(self) -> integrity.RepairTimes:
         now = self.clock.now()
         return integrity.RepairTimes(
             now.wall_s,
@@ -459,7 +524,7 @@ class Store(Publisher):
         try:
             self._note_boot(db)
         except (rows.Malformed, sqlite3.OperationalError):
-            found = integrity.check_all(db, self._now())
+            found = integrity.check_all(db, self._repair_times())
             if not found:
                 raise
             integrity.report(found, self.database.path)
@@ -481,16 +546,24 @@ class Store(Publisher):
             for table in ("elections", "leases"):
                 db.execute(f"UPDATE {table} SET expires_at = 0")
 
+    def _return_lost(self, db: sqlite3.Connection) -> tuple[list[integrity.MalformedRow], int, set[str]]:
+        """Return the messages of owners whose lease ended, and free their slots: the rows that were set aside
+        before, how many messages there were, and the queues of these and of messages that were called.
+        """
+        now = self.clock.now()
+        malformed = integrity.check_few(db, self._repair_times())
+        count, queues = claims.return_lost(db, now.boot_s)
+        return malformed, count, queues | limits.sweep_slots(db, now.wall_s)
+
     def _take(
         self, db: sqlite3.Connection, owner: str, queues: Sequence[str], limit: int
     ) -> tuple[list[Delivery], list[SetAside], set[str]]:
-        """The claimed messages, those too large for that, and the queues that grew because of the latter."""
-        names = messages.not_paused(db, dict.fromkeys(queues))
+        """The claimed messages, those too large to claim, and the queues of messages that were called because
+        of the latter.
+        """
+        names = in_turn(messages.not_paused(db, queues), self._last_queue)
         if not names:
             return [], [], set()
-        if self._last_queue in names:
-            turn = names.index(self._last_queue) + 1
-            names = names[turn:] + names[:turn]
         deliveries, large, self._last_queue = claims.claim(
             db, owner, names, limit, self.clock.ticket(), self._row_max_bytes
         )
@@ -514,16 +587,10 @@ class Store(Publisher):
         delay others.
         """
         now = self.clock.now()
-        if self._lost_check_due(now.boot_s):
+        if self._is_lost_check_due(now.boot_s):
             return True
         with self.database.read() as db:
             return messages.anything_due(db, messages.not_paused(db, queues), now.wall_s)
 
-    def _lost_check_due(self, boot_s: float) -> bool:
+    def _is_lost_check_due(self, boot_s: float) -> bool:
         return boot_s - self._lost_checked_at >= self.settings.lease_s / LOST_CHECKS_PER_LEASE
-
-    def _time_for_lost(self, boot_s: float) -> bool:
-        if not self._lost_check_due(boot_s):
-            return False
-        self._lost_checked_at = boot_s
-        return True

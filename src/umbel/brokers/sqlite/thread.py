@@ -1,27 +1,27 @@
 """SQLite on an event loop: the thread that calls the store, the wake-ups, and the producer for async clients.
 
 SQLite blocks, so it never runs on the event loop; one thread runs the calls in order. A caller that is
-cancelled before its call began withdraws it. A call that has begun runs to its end in the thread, and
-`abandoned` decides what becomes of a result that no caller waits for any more.
+cancelled before its call began withdraws it. A call that has begun runs to its end in the thread; `call_or`
+says what happens to a result that no caller waits for any more.
 
 Clients without an event loop do not load this file: asyncio takes three megabytes.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from umbel.brokers.interface import SENT_REMEMBERED_S, Attempt, BrokerSettings, Capabilities
 from umbel.brokers.sqlite.cluster_store import ClusterStore
-from umbel.brokers.sqlite.store import CAPABILITIES, Store
+from umbel.brokers.sqlite.store import CAPABILITIES
 from umbel.brokers.sqlite.wakeup import Bell, Poked
 from umbel.errors import BrokerUnavailable, RowsSetAside
 from umbel.wire.message import Outgoing
 
 WORK_S = 10.0  # the most that one operation may take once it has the database
-UNREAD_MAX = 100_000  # names of results that were poked and not read; beyond it all results are checked
+UNREAD_MAX = 100_000  # unread names; beyond this the waiter checks all results
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,7 +59,7 @@ class StoreThread:
             raise
 
     def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Future[object]:
-        """Call without waiting; for what is repeated soon, so that one failure does not matter."""
+        """Call without waiting; for calls that are repeated soon, so that one failure does not matter."""
         return self._executor.submit(function, *args, **kwargs)
 
     async def _wait(self, future: Future[R]) -> R:
@@ -82,8 +82,33 @@ class StoreThread:
         self._executor.shutdown(wait=False, cancel_futures=cancel)
 
 
+def thread_of(store: ClusterStore) -> StoreThread:
+    """A thread for the calls of a store."""
+    # A call may wait for its turn in this process, at the gate, and for another program's lock.
+    timeout_s = 3 * store.settings.connect_timeout_s + WORK_S
+    return StoreThread(f"the database {store.database.path}", timeout_s=timeout_s)
+
+
+class CallsStore:
+    """Base of classes whose methods are operations of a store, each called in the store's thread."""
+
+    _thread: StoreThread
+    _store: ClusterStore
+
+
+def in_thread(
+    operation: Callable[Concatenate[ClusterStore, P], R],
+) -> Callable[Concatenate[CallsStore, P], Coroutine[Any, Any, R]]:
+    """A method that calls this operation of the store in its thread."""
+
+    def method(self: CallsStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        return self._thread.call(operation, self._store, *args, **kwargs)
+
+    return method
+
+
 class AsyncBell:
-    """A bell on the running event loop. Any number of tasks may wait for it."""
+    """A `Bell` on the running event loop. Any number of tasks may wait for it."""
 
     def __init__(self, database: Path) -> None:
         self._bell = Bell(database)
@@ -97,7 +122,7 @@ class AsyncBell:
             self._loop.add_reader(descriptor, self._rung)
 
     async def wait(self, seen: int, timeout_s: float) -> None:
-        """Return at the first ring after `seen`, or at the time-out.
+        """Return when `rings` differs from `seen`, or at the time-out.
 
         Read `rings` before you check whether there is something to wait for.
         """
@@ -117,7 +142,7 @@ class AsyncBell:
         self._bell.close()
 
     def poked(self) -> Poked:
-        """The results that pokes have named since the last call."""
+        """The results that wake-ups have named since the last call."""
         poked, self._poked = self._poked, Poked([], is_all=False)
         is_deaf = self._bell.fileno() is None or self._bell.is_flooded
         return Poked(poked.names, is_all=True) if is_deaf else poked
@@ -137,28 +162,26 @@ class AsyncBell:
             self._loop.remove_reader(descriptor)
 
     def ring(self) -> None:
-        """Wake the waiting tasks; to be called on the loop."""
+        """Wake the waiting tasks; must be called on the loop."""
         self.rings += 1
         for ring in self._waiting:
             if not ring.done():
                 ring.set_result(None)
 
 
-class SqliteAsyncProducer:
-    """The producer for the clients of one event loop, with a store in a separate thread.
+class SqliteAsyncProducer(CallsStore):
+    """The producer for the clients of one event loop, with a store in its own thread.
 
-    A call that has begun runs to its end in the thread although its caller has gone, so the caller does not
-    know whether the message was sent. The message is remembered in the same transaction, so the same message
-    again is not sent twice.
+    A call that has begun runs to its end in the thread even if its caller has gone, so the caller does not
+    know whether the message was sent. The message is remembered in the same transaction, so that the same
+    message is not sent twice.
     """
 
     repeats = True
 
     def __init__(self, settings: BrokerSettings) -> None:
-        self._store = Store(settings)
-        self._cluster = ClusterStore(self._store)
-        timeout_s = 3 * settings.connect_timeout_s + WORK_S
-        self._thread = StoreThread(f"the database {self._store.database.path}", timeout_s=timeout_s)
+        self._store = ClusterStore(settings)
+        self._thread = thread_of(self._store)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -174,13 +197,8 @@ class SqliteAsyncProducer:
 
         await self._thread.call(work)
 
-    async def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
-        """Take the key if it is free; returns the id of the task that holds it now."""
-        return await self._thread.call(self._cluster.hold_unique, key, task_id, ttl_s)
-
-    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
-        """Free each key that its task holds."""
-        await self._thread.call(self._cluster.release_unique, held)
+    hold_unique = in_thread(ClusterStore.hold_unique)
+    release_unique = in_thread(ClusterStore.release_unique)
 
     async def close(self) -> None:
         """Close the file when calls that have begun are done, without waiting for them."""

@@ -1,20 +1,20 @@
 """Wake-ups between processes: which process waits for what, and a datagram that wakes it.
 
-A waiter registers its address for a channel and then checks again before it sleeps; a writer reads the
+A waiter registers its address for a channel and then checks again before it sleeps. A writer reads the
 waiters inside the transaction that makes the change, or after it. Whichever comes first, the change or the
 registration, the other side sees it, so no wake-up is lost between the two.
 
 The sockets have names in Linux's abstract namespace, so nothing stays on the disk when a process dies, and
-poking a dead one fails at once. A poke says only "check again": one too many costs a check, and one that was
-lost (another network namespace, a full buffer) costs at most RECHECK_S, because every wait checks again that
-often. Where the namespace does not exist, every wait checks again each POLL_S instead.
+sending to a dead process fails at once. A wake-up only says "check again": one too many costs a check. One
+that was lost (another network namespace, a full buffer) costs at most RECHECK_S, because every waiter checks
+again that often. On systems without the namespace, every waiter checks again each POLL_S instead.
 
-A poke names the results that have arrived, so that a wait for very many need not check all of them. The
-kernel queues only so many pokes at a socket; a waiter that finds that many may have missed one.
+A wake-up names the results that have arrived, so that a waiter for very many need not check all of them. The
+kernel queues only so many datagrams at a socket; a waiter that finds that many may have missed one.
 
-Every user of the machine can see such names and send there. The kernel says which user sent a datagram, and
-one counts only from a user who may write to the database. After STRANGERS_MAX others a bell ignores its
-socket and checks again each POLL_S, so that no user can keep a process of another user busy.
+Every user of the machine can see these names and send there. The kernel says which user sent a datagram, and
+only wake-ups of users who may write to the database count. After STRANGERS_MAX datagrams of others a process
+ignores its socket and checks again each POLL_S, so that no user can keep a process of another user busy.
 """
 
 import logging
@@ -42,30 +42,31 @@ POLL_S = 0.05
 _SUPPORTED = sys.platform == "linux"
 _DRAIN_BYTES = 65_536
 _DRAINED_AT_ONCE = 64
-_POKES_MAX = 10  # queued at one socket, on the kernel that allows the fewest
-_NAMED_MAX = 400  # results that one poke names
+_QUEUED_MAX = 10  # datagrams at one socket, on the kernel that allows the fewest
+_NAMED_MAX = 400  # results that one datagram names
 _RESULT = "result:"
-STRANGERS_MAX = 1000  # pokes of other users
+STRANGERS_MAX = 1000  # datagrams of other users
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size) if _SUPPORTED else 0
 
 WAITING_ON = "SELECT address FROM waiters WHERE channel = ?"
-_ANYBODY = "SELECT 1 FROM waiters LIMIT 1"
-
 
 Awake = Mapping[bytes, Sequence[str]]
-"""The addresses to wake, and for each the results that it waits for and that have arrived."""
+"""The addresses to wake, each with the results that it waits for and that have arrived."""
+
+
+# ---- sockets ---------------------------------------------------------------------------------------
 
 
 class Poked(NamedTuple):
-    """The results that pokes have named. `is_all`: not each may be named, so check all."""
+    """The results that wake-ups have named. `is_all`: some may not be named, so the waiter checks all."""
 
     names: list[str]
     is_all: bool
 
 
 class Bell:
-    """A socket that can be poked. Without an address it cannot, and its waits are short."""
+    """A socket that receives wake-ups. Without an address it receives none, and its waits are short."""
 
     def __init__(self, database: Path) -> None:
         self.address: bytes | None = None
@@ -82,14 +83,14 @@ class Bell:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether another user poked so often that pokes are ignored."""
+        """Whether another user sent so much that wake-ups are ignored."""
         return self._strangers > STRANGERS_MAX
 
     def wait(self, timeout_s: float) -> Poked | None:
-        """Block until a poke, or the time-out. Reads the pokes that have come."""
+        """Block until a wake-up or the time-out; returns the wake-ups that have come."""
         until = monotonic() + min(timeout_s, self.recheck_s)
         while (poked := self._wait(max(0.0, until - monotonic()))) is None and monotonic() < until:
-            pass  # only another user poked
+            pass  # only another user sent something
         return poked
 
     def _wait(self, timeout_s: float) -> Poked | None:
@@ -102,7 +103,7 @@ class Bell:
         return self.drain()
 
     def drain(self) -> Poked | None:
-        """Read the pokes of users who may write to the database; None: there were none."""
+        """Read the wake-ups of users who may write to the database; None if there are none."""
         if self._socket is None:
             return None
         names: list[str] = []
@@ -117,9 +118,9 @@ class Bell:
                 poked += 1
                 try:
                     names += rows.strings(data)
-                except rows.Malformed:  # it only says "check again", as pokes of version 0.3 do
+                except rows.Malformed:  # it only says "check again", as wake-ups of version 0.3 do
                     is_all = True
-        return Poked(names, is_all or received >= _POKES_MAX) if poked else None
+        return Poked(names, is_all or received >= _QUEUED_MAX) if poked else None
 
     def _note_stranger(self, user: int) -> None:
         self._strangers += 1
@@ -131,7 +132,7 @@ class Bell:
             )
 
     def fileno(self) -> int | None:
-        """The descriptor to wait on; None where there is no socket."""
+        """The descriptor to wait on; None if there is no socket."""
         return None if self._socket is None else self._socket.fileno()
 
     def close(self) -> None:
@@ -141,7 +142,7 @@ class Bell:
 
 
 def poke(awake: Awake) -> set[bytes]:
-    """Wake the waiters at these addresses; the addresses where no process listens any more."""
+    """Wake the waiters at these addresses; returns the addresses where no process listens any more."""
     gone: set[bytes] = set()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
         for address, names in awake.items():
@@ -150,14 +151,16 @@ def poke(awake: Awake) -> set[bytes]:
                 for first in range(0, len(names), _NAMED_MAX):
                     sender.sendto(rows.pack(names[first : first + _NAMED_MAX]).encode(), address)
             except BlockingIOError:
-                continue  # its buffer is full of pokes: it will check again
+                continue  # its buffer is full of wake-ups: it will check again
             except OSError:
                 gone.add(address)
     return gone
 
 
 def writers_of(database: Path) -> frozenset[int] | None:
-    """The users whose pokes count: this one, root, and those who may write to the file; None: all users."""
+    """The users whose wake-ups count: this one, root, and those who may write to the file; None: all
+    users.
+    """
     try:
         found = database.stat()
     except OSError:
@@ -188,6 +191,9 @@ def _sender(sent: list[tuple[int, int, bytes]]) -> int:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(value) == _CREDENTIALS.size:
             return int(_CREDENTIALS.unpack(value)[1])
     return -1
+
+
+# ---- channels and waiters --------------------------------------------------------------------------
 
 
 def queue(name: str) -> str:
@@ -225,14 +231,14 @@ def unregister(db: sqlite3.Connection, addresses: Iterable[bytes]) -> None:
 
 
 def everybody(db: sqlite3.Connection) -> Awake:
-    """All registered addresses, to be woken without naming results."""
+    """All registered addresses, without results."""
     found = db.execute("SELECT DISTINCT address FROM waiters")
     return {address: () for (address,) in rows.read(found, tuple[bytes])}
 
 
 def addresses(db: sqlite3.Connection, channels: Iterable[str]) -> Awake:
-    """The waiters on these channels. Mostly there are none, which one row read shows."""
-    if db.execute(_ANYBODY).fetchone() is None:
+    """The waiters on these channels. Mostly there are none at all, which reading one row shows."""
+    if db.execute("SELECT 1 FROM waiters LIMIT 1").fetchone() is None:
         return {}
     found = db.execute(
         "SELECT address, channel FROM waiters WHERE channel IN (SELECT value FROM json_each(?))",

@@ -5,8 +5,8 @@
     @app.task
     def pack(order_id: int) -> None: ...
 
-`app` is the project's one app. `python manage.py umbel worker` runs its tasks: those in the `tasks.py` of its
-installed apps.
+`app` is the single app of the project. `python manage.py umbel worker` runs its tasks, which are in the
+`tasks.py` of the installed apps.
 """
 
 from umbel.contrib.django.application import DjangoApp, DjangoTask, read_settings

@@ -1,8 +1,8 @@
-"""DjangoApp: the app of a Django project, its tasks, its settings, and how its tasks are found.
+"""DjangoApp: the app of a Django project, with its settings, its tasks and their discovery.
 
-Settings are the dict `UMBEL` of Django's settings. Their names are those of docs/settings.md, in upper case
-like Django's own or in lower case. A setting that is unknown or cannot be used is refused when Django starts,
-not when the first task is sent. Tasks are those of the module `tasks` of each installed app, once Django is
+Settings are the dict `UMBEL` in Django's settings. Their names are those of docs/settings.md, in lower case,
+or in upper case as Django writes its settings. An unknown or invalid setting is refused when Django starts,
+not when the first task is sent. Tasks are found in the module `tasks` of each installed app, after Django is
 set up.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import iscoroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import django
 from django.apps import apps
@@ -22,12 +22,12 @@ from django.conf import ENVIRONMENT_VARIABLE, settings
 from django.db import connections
 
 from umbel.app.app import App
-from umbel.app.definition import Discovery
+from umbel.app.definition import Discovery, TaskDecorator
 from umbel.app.options import SendOptions, TaskKeywords
 from umbel.app.request import current_request
 from umbel.app.results import AsyncResult
-from umbel.app.sending.preparation import Prepared, is_unique
-from umbel.app.sending.publication import UniqueCall, send_call, unique_call
+from umbel.app.sending.preparation import Prepared
+from umbel.app.sending.publication import UniqueCall, unique_call
 from umbel.app.settings import Settings, with_others
 from umbel.app.task import AsyncTask, Task
 from umbel.contrib.django.connections import (
@@ -49,15 +49,11 @@ from umbel.outbox.current import open_block
 from umbel.pools.interface import ChildContext, Runner
 
 if TYPE_CHECKING:
+    from umbel.app.definition import BoundTaskDecorator
     from umbel.outbox.block import Block
 
 
-# ---- configuration ---------------------------------------------------------------------------------
-#
-# The setting `UMBEL` of a Django project, as an app takes it.
-#
-# Names are those of docs/settings.md, in capitals as Django's own or as they are there. What is unknown or
-# cannot be used is refused when Django starts, not when the first task is sent.
+# ---- settings --------------------------------------------------------------------------------------
 
 DEFAULT_DATABASE = "default"
 SEND_ON_COMMIT = "send_on_commit"
@@ -67,7 +63,7 @@ _KNOWN = (*Settings.__struct_fields__, SEND_ON_COMMIT)
 
 @dataclass(frozen=True, slots=True)
 class DjangoSettings:
-    """`send_on_commit`: the database whose transactions every send waits for; None: sends wait for none."""
+    """The settings of the app. With `send_on_commit`, sends wait for the transactions of that database."""
 
     name: str
     directory: Path | None
@@ -93,7 +89,7 @@ def read_settings() -> DjangoSettings:
 
 
 def _named(given: object) -> dict[str, Any]:
-    """Return the validated settings, by the names that an app uses."""
+    """The validated settings, by the names that an app uses."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(
             # Not its value, which may hold a password.
@@ -130,20 +126,18 @@ def _database(asked: object) -> str | None:
 
 
 def _directory(base: object) -> Path | None:
-    """Where `umbel.db` is, if that is the broker: in the project's folder, wherever a process is started."""
+    """The project's folder. The embedded broker `umbel.db` is there, wherever a process is started."""
     return Path(base) if isinstance(base, str | Path) and Path(base).is_dir() else None
 
 
-# ---- django task -----------------------------------------------------------------------------------
-#
-# A task that can be sent when the surrounding transaction is committed.
+# ---- tasks -----------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class DjangoTask(Task[P, R]):
-    """A task of a Django project: it can be sent on commit, and a coroutine gets separate connections."""
+    """A task of a Django project. It can be sent on commit, and a coroutine gets separate connections."""
 
     def __init__(self, *definition: Any) -> None:
         super().__init__(*definition)
@@ -176,32 +170,32 @@ class DjangoTask(Task[P, R]):
 
 
 class AsyncDjangoTask(AsyncTask[P, R], DjangoTask[P, R]):
-    """As DjangoTask, for `async def`."""
+    """A DjangoTask whose function is an `async def`."""
 
 
-class DjangoTaskDecorator(Protocol):
-    """What `@app.task(...)` returns."""
+if TYPE_CHECKING:
 
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
+    class DjangoTaskDecorator(TaskDecorator):
+        """The decorator that `@app.task(...)` returns."""
 
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
+        def __call__(self, function: Any, /) -> Any:
+            """Register the function as a task."""
 
-class BoundDjangoTaskDecorator(Protocol):
-    """What `@app.task(bind=True)` returns: callers do not see the function's first parameter."""
+    class BoundDjangoTaskDecorator(BoundTaskDecorator):
+        """The decorator of `@app.task(bind=True)`: callers do not see the function's first parameter."""
 
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-    ) -> AsyncDjangoTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> DjangoTask[P, R]: ...
-
-
-# ---- finding the tasks of a django project ---------------------------------------------------------
-#
-# The module `tasks` of each installed app, once Django is set up.
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+        ) -> AsyncDjangoTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> DjangoTask[P, R]: ...
+        def __call__(self, function: Any, /) -> Any:
+            """Register the function as a task."""
 
 
 class DjangoDiscovery(Discovery):
@@ -212,9 +206,7 @@ class DjangoDiscovery(Discovery):
         self.add(_installed, "tasks")
 
     def run(self) -> None:
-        """Import the modules; connections opened by an import are closed: a worker's children are forked from
-        here.
-        """
+        """Import the modules, and close the connections that they open: a worker forks its children later."""
         before = open_now()
         super().run()
         close_opened_since(before)
@@ -228,15 +220,15 @@ def _installed() -> Iterable[str]:
 
 
 def _enable_log() -> None:
-    """Enable Umbel's loggers: LOGGING of a project disables existing loggers that it does not name."""
+    """Enable Umbel's loggers again: by default, LOGGING of a project disables loggers that it does not
+    name.
+    """
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] == "umbel":
             logging.getLogger(name).disabled = False
 
 
-# ---- django app ------------------------------------------------------------------------------------
-#
-# The app of a Django project.
+# ---- app -------------------------------------------------------------------------------------------
 
 
 class DjangoApp(App):
@@ -271,67 +263,62 @@ class DjangoApp(App):
     # -- sending ---------------------------------------------------------------------------------
 
     def send_on_commit(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
-        """What is sent inside this block waits for the commit, including chains and groups."""
+        """Send all calls of this block on commit, including chains and groups."""
         return waiting_for(using)
 
     def send_at_once(self) -> AbstractContextManager[None]:
-        """What is sent inside this block is sent at once, whatever SEND_ON_COMMIT says."""
+        """Send all calls of this block at once, whatever SEND_ON_COMMIT says."""
         return waiting_for(None)
 
     def outbox(self, connection: Any = None, *, using: str = DEFAULT_DATABASE) -> "Block":
-        """As `App.outbox`; without a connection it uses that of the database `using`, inside `atomic()`.
+        """As `App.outbox`, with the connection of the database `using` if none is given, inside `atomic()`.
 
-        What is sent inside is written in the transaction itself, so it waits for nothing.
+        Messages are written in the transaction itself, so they do not wait for the commit.
         """
         return super().outbox(connections[using] if connection is None else connection)
 
-    def publish(self, prepared: Sequence[Prepared]) -> None:
-        """Send these messages, on commit if the settings or a surrounding block ask for it."""
+    def publish(self, batch: Sequence[Prepared]) -> None:
+        """Publish prepared calls, on commit if the settings or a surrounding block ask for it."""
         database = None if open_block(self) else waits_for(self._send_on_commit)
         if database is None:
-            super().publish(prepared)
+            super().publish(batch)
         else:
-            on_commit(lambda: self.publish(prepared), database, _calls(prepared))
+            on_commit(lambda: self.publish(batch), database, batch)
 
-    async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
+    async def apublish(self, batch: Sequence[Prepared], deadline: float) -> None:
         """As `publish`, in async code."""
         database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
-            await super().apublish(prepared, ends)
+            await super().apublish(batch, deadline)
         else:
-            await aon_commit(lambda: self.publish(prepared), database, _calls(prepared))
+            await aon_commit(lambda: self.publish(batch), database, batch)
 
-    def send(
+    def send_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        """Send a call. The key of a unique task is taken when it is sent, because a rollback could not
-        release it.
-        """
-        known = self.tasks.get(name)
-        if not is_unique(known.options if known else None, options):
-            return super().send(name, args, kwargs, options)
+        """Send a unique call. Its key is also taken on commit, because a rollback could not release it."""
         database = None if open_block(self) else waits_for(self._send_on_commit)
         if database is None:
-            return super().send(name, args, kwargs, options)
-        sending = _UniqueSend(self, unique_call(self, name, args, kwargs, options))
-        on_commit(sending, database, [(name, sending.result.id)])
+            return super().send_unique(name, args, kwargs, options)
+        sending = _UniqueSend(unique_call(self, name, args, kwargs, options))
+        on_commit(sending, database, [sending.call.prepared])
         return sending.result
 
     async def asend_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        """As `send` for a unique task, in async code."""
+        """As `send_unique`, in async code."""
         database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
             return await super().asend_unique(name, args, kwargs, options)
         make = partial(unique_call, self, name, args, kwargs, options)
-        sending = _UniqueSend(self, await self.aprepare(make, self.send_ends()))
-        await aon_commit(sending, database, [(name, sending.result.id)])
+        sending = _UniqueSend(await self.clients.prepare(make, self.send_deadline()))
+        await aon_commit(sending, database, [sending.call.prepared])
         return sending.result
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Inside this block tasks run in this process, at once, whatever SEND_ON_COMMIT says."""
+        """Run the tasks of this block in this process, at once, whatever SEND_ON_COMMIT says."""
         with self.send_at_once(), super().eager():
             yield
 
@@ -355,20 +342,14 @@ class DjangoApp(App):
 
 
 class _UniqueSend:
-    """Sends a call on commit. If an equal call is queued already, the result becomes that of the queued
-    call.
-    """
+    """Sends a unique call on commit. If the key is taken by then, the result is that of the key's holder."""
 
-    def __init__(self, app: App, call: UniqueCall) -> None:
-        self._app, self._call = app, call
-        self.result = call.result
+    def __init__(self, call: UniqueCall) -> None:
+        self.call = call
+        self.result = call.prepared.result(call.app)
 
     def __call__(self) -> None:
-        self.result.id = send_call(self._app, self._call).id
-
-
-def _calls(prepared: Sequence[Prepared]) -> list[tuple[str, str]]:
-    return [(message.task, message.task_id) for message in prepared]
+        self.result.id = self.call.send().id
 
 
 def _before(task: DjangoTask[Any, Any], **_context: object) -> None:
@@ -382,6 +363,6 @@ def _after(task: DjangoTask[Any, Any], **_context: object) -> None:
 
 
 def _has_thread(task: DjangoTask[Any, Any]) -> bool:
-    """Whether this thread belongs to the task. Not in eager mode, and not where a loop runs coroutines."""
+    """Whether this thread runs only this task: not in eager mode, and not for coroutines on a loop."""
     request = current_request()
     return request is not None and not request.is_eager and not task.is_async

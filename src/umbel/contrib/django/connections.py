@@ -1,21 +1,20 @@
-"""Database connections of Django around tasks, and sending on commit.
+"""Django's database connections around tasks, and sending on commit.
 
-Django keeps a connection for each thread and closes it at the end of a request, or after CONN_MAX_AGE. A
-worker has no requests, so each task counts as one. A plain task runs in one thread, in every pool. A
-coroutine reaches the database through threads: it gets a separate one, as a request under ASGI does, so that
-the transactions of two tasks never mix. A forked process must neither use nor close what its parent had open:
-both would write to one socket.
+Django has a connection for each thread and closes it at the end of a request, or after CONN_MAX_AGE. A worker
+has no requests, so each task counts as one. A plain task runs in one thread, in every pool. A coroutine uses
+the database through threads: it gets a separate thread, as a request under ASGI does, so that the
+transactions of two tasks never mix. A forked process must neither use nor close the connections of its
+parent: both would write to one socket.
 
-A message that is sent on commit waits until the database transaction that surrounds its call is committed.
-The message is made when it is sent, so that wrong arguments are refused there, it carries the arguments of
-that moment, and the caller has the task's id. Only handing it to the broker waits; after a rollback that
-never happens. Django decides when: a rollback to a savepoint drops what was sent since, and what is sent
-outside a transaction goes at once.
+A message that is sent on commit waits until the database transaction around the call is committed. The
+message is made at the call, so invalid arguments are refused there, the message has the arguments of that
+moment, and the caller has the task's id. Only the publishing waits; after a rollback it never happens. Django
+decides when: a rollback to a savepoint drops the messages sent since the savepoint, and outside a transaction
+a message is sent at once.
 
-Where it stops being right: a process that dies between the commit and the send loses the message, and so does
-an unavailable broker. Then all other messages are tried, each lost one is logged, and the first error is
-raised where the transaction ends. If no message may be lost, write it in the transaction itself, into an
-outbox.
+Limit: if the process dies between the commit and the send, or the broker is unavailable, the message is lost.
+All other messages are still sent, each lost one is logged, and the first error is raised where the
+transaction ends. If no message may be lost, use an outbox, which writes messages in the transaction itself.
 """
 
 import logging
@@ -32,19 +31,11 @@ from django.core.cache import close_caches
 from django.db import close_old_connections, connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from umbel.app.sending.preparation import Prepared
 from umbel.pools.guard import Raised, call_guarded
 from umbel.text import one_line
 
-# ---- connections of django around tasks ------------------------------------------------------------
-#
-# As fresh as around requests, and never those of another process.
-#
-# Django keeps a connection for each thread and closes it at the end of a request, or after CONN_MAX_AGE. A
-# worker has no requests, so each task counts as one. A plain task runs in one thread, in every pool. A
-# coroutine reaches the database through threads: it gets a separate one, as a request under ASGI does, so
-# that the transactions of two never mix.
-#
-# A forked process must not use, nor even close, what its parent had open: both would speak on one socket.
+# ---- connections around tasks ----------------------------------------------------------------------
 
 R = TypeVar("R")
 
@@ -56,16 +47,16 @@ def before_task() -> None:
 
 
 def after_task() -> None:
-    """Close what has expired, as Django does after a request; in gevent children close everything."""
+    """Close expired connections, as Django does after a request; in gevent children close all."""
     if _threads_are_greenlets():
-        close_all()  # the greenlet ends with its task, and nothing else closes its connections
+        close_all()  # the greenlet ends with its task, and nothing else would close its connections
     else:
         close_old_connections()
     close_caches()
 
 
 async def in_own_thread(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Await the coroutine; its database calls run in a thread that ends with it, with its connections."""
+    """Await the coroutine; its database calls run in a thread that ends with it, as do its connections."""
     async with ThreadSensitiveContext():
         try:
             return await coroutine
@@ -74,7 +65,7 @@ async def in_own_thread(coroutine: Coroutine[Any, Any, R]) -> R:
 
 
 def close_all() -> None:
-    """Close what this thread has opened, and Django's connection pools."""
+    """Close the connections of this thread, and Django's connection pools."""
     for connection in connections.all(initialized_only=True):
         connection.close()
         close_pool = getattr(connection, "close_pool", None)  # PostgreSQL's, if OPTIONS ask for a pool
@@ -98,12 +89,13 @@ def close_opened_since(before: set[str]) -> None:
 
 
 def leave_to_parent() -> None:
-    """In a forked process: forget what the parent had open, and leave the sockets alone."""
+    """In a forked process: forget the connections of the parent without closing their sockets."""
     if os.getpid() == _PROCESS:
         close_all()
         return
     for alias in open_now():
-        # Referenced here, because a collected connection would write its goodbye to the parent's socket.
+        # Referenced here, because a garbage-collected connection would end the parent's session on its
+        # socket.
         _parents.append(connections[alias])
         del connections[alias]
 
@@ -123,30 +115,17 @@ _parents: list[Any] = []  # the parent's connections: at most one for each datab
 
 
 # ---- sending on commit -----------------------------------------------------------------------------
-#
-# Whether a message waits until the database transaction that surrounds its call is done.
-#
-# The message is made where it is sent, so that wrong arguments are refused there, it carries what they are
-# at that moment, and the caller has the task's id. Only handing it to the broker waits; after a rollback
-# nobody does that. Django says when: a rollback to a savepoint drops what was sent since, and what is sent
-# outside a transaction goes at once.
-#
-# Where it stops being right: a process that dies between the commit and the send loses the message, and so
-# does an unavailable broker. Then all others are tried, each that is lost is logged, and the first error is
-# raised where the transaction ends. Where that must not be, the message has to be written in the
-# transaction itself, into an outbox.
 
-# The database that a surrounding block named; None: send at once. "": follow the settings.
+# The database that a surrounding block names. None: send at once. "": follow the settings.
 _asked: ContextVar[str | None] = ContextVar("umbel_send_on_commit", default="")
 # Errors of the sends of the commit that runs in this context.
 _failed: ContextVar[list[BaseException] | None] = ContextVar("umbel_failed_on_commit", default=None)
-Call = tuple[str, str]  # name and id of a task
 log = logging.getLogger("umbel.publishing")
 
 
 @contextmanager
 def waiting_for(database: str | None) -> Iterator[None]:
-    """What is sent inside waits for the transactions of this database; None: it is sent at once."""
+    """Inside this block sends wait for the transactions of this database; None: they do not wait."""
     token = _asked.set(database)
     try:
         yield
@@ -155,38 +134,39 @@ def waiting_for(database: str | None) -> Iterator[None]:
 
 
 def waits_for(configured: str | None) -> str | None:
-    """The database whose transaction a send waits for here and now; None: it is sent at once."""
+    """The database whose open transaction a send waits for; None: it is sent at once."""
     database = _database(configured)
     return database if database is not None and _in_transaction(database) else None
 
 
 async def awaits_for(configured: str | None) -> str | None:
-    """As `waits_for` in async code, whose transactions are in Django's thread for it."""
+    """As `waits_for` in async code, whose transactions are in Django's thread for async code."""
     return None if _database(configured) is None else await sync_to_async(waits_for)(configured)
 
 
-def on_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
-    """Call `send` once the transaction is committed. `calls`: the tasks that are lost if that fails."""
+def on_commit(send: Callable[[], object], database: str, batch: Sequence[Prepared]) -> None:
+    """Call `send` once the transaction is committed. `batch`: the calls that are lost if that fails."""
 
     def send_now() -> None:
         with waiting_for(None):
             done = call_guarded(send)
         if isinstance(done, Raised):
-            _not_sent(calls, done.error)
+            _not_sent(batch, done.error)
 
     transaction.on_commit(send_now, using=database)
     _raise_after_all(connections[database])
 
 
-async def aon_commit(send: Callable[[], object], database: str, calls: Sequence[Call]) -> None:
+async def aon_commit(send: Callable[[], object], database: str, batch: Sequence[Prepared]) -> None:
     """As `on_commit`, in async code."""
-    await sync_to_async(on_commit)(send, database, calls)
+    await sync_to_async(on_commit)(send, database, batch)
 
 
-def _not_sent(calls: Sequence[Call], error: BaseException) -> None:
-    for task, task_id in calls:
-        # All in the text: the site's log format may not show fields.
-        text = f"the transaction is committed, but its task {task} ({task_id}) was not sent: {error}"
+def _not_sent(batch: Sequence[Prepared], error: BaseException) -> None:
+    for prepared in batch:
+        # The facts are in the text, because the site's log format may not show fields.
+        task = f"{prepared.task} ({prepared.task_id})"
+        text = f"the transaction is committed, but its task {task} was not sent: {error}"
         log.error(one_line(text))
     failed = _failed.get()
     if failed is None:  # not in a commit: a test runs the hooks itself
@@ -195,11 +175,10 @@ def _not_sent(calls: Sequence[Call], error: BaseException) -> None:
 
 
 def _raise_after_all(connection: BaseDatabaseWrapper) -> None:
-    """Let the first failed send raise after everything that waits for the commit has run, including others'
-    hooks.
+    """Raise the error of the first failed send after all hooks of the commit have run.
 
-    Django stops at the first hook that raises, and has nothing that runs after all of them; so the method
-    that runs them is wrapped, on this connection.
+    Django stops at the first hook that raises, and offers nothing that runs after the last hook. So the
+    method of the connection that runs the hooks is wrapped.
     """
     run_all = connection.run_and_clear_commit_hooks
     if isinstance(run_all, _RunAll):

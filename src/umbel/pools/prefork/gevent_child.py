@@ -20,15 +20,7 @@ import gevent
 from gevent import monkey
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
-from umbel.pools.guard import (
-    Raised,
-    Returned,
-    call_to_the_end,
-    in_one_line,
-    is_guarded,
-    soft_limit_reached,
-    worker_stops,
-)
+from umbel.pools.guard import in_one_line, is_guarded, soft_limit_reached, worker_stops
 from umbel.pools.interface import Job, Outcome, Runner, UserEvent
 from umbel.pools.prefork.messages import EndJob, NoOutcome, ToChild, no_outcome
 from umbel.wire.frames import (
@@ -121,11 +113,19 @@ class GreenChild:
 
     def _run(self, job: Job, runner: Runner) -> None:
         started_at = time()
-        ran = call_to_the_end(_call, runner, job)
-        del self._jobs[job.number]
-        if os.getpid() != self._pid:
-            os._exit(0)  # the task forked, and its copy returned to this point
-        self._send(_frame_of(ran, job, started_at))
+        try:
+            outcome = _call(runner, job)
+        except SystemExit:  # the runner raises this when the process has to end
+            raise
+        except BaseException as error:  # a task may raise anything, and other jobs run in this process
+            frame = _frame_of_error(error, job, started_at)
+        else:
+            frame = _outcome_frame(outcome)
+        finally:
+            del self._jobs[job.number]
+            if os.getpid() != self._pid:
+                os._exit(0)  # the task forked, and its copy returned to this point
+        self._send(frame)
 
     def _throw(self, number: int, error: BaseException) -> None:
         """Raise the error in the job at the hub's next iteration, or when the job may be interrupted."""
@@ -155,19 +155,15 @@ class GreenChild:
             self._writing = False
 
 
-def _frame_of(ran: Returned[Outcome] | Raised, job: Job, started_at: float) -> bytearray:
+def _frame_of_error(error: BaseException, job: Job, started_at: float) -> bytearray:
     runtime_s = time() - started_at
-    match ran:
-        case Returned(outcome):
-            return _outcome_frame(outcome)
-        case Raised(_Ended()):
+    match error:
+        case _Ended():
             return _outcome_frame(Outcome(job.number, "cancelled", started_at, runtime_s))
-        case Raised(SystemExit() as error):
-            raise error  # the runner raises this when the process has to end
-        case Raised(Exception() as error):  # interrupted while it was ending: the job has to run again
+        case Exception():  # interrupted while it was ending: the job has to run again
             summary = in_one_line(error)
             return _outcome_frame(Outcome(job.number, "requeued", started_at, runtime_s, summary=summary))
-        case Raised(error):  # the task killed its own greenlet, or raised another BaseException
+        case _:  # the task killed its own greenlet, or raised another BaseException
             return encode_frame(NoOutcome(job.number, f"the runner of the task failed: {in_one_line(error)}"))
 
 

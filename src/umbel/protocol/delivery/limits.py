@@ -12,7 +12,7 @@ k starts in a window of P: allowed within P + slack, so (k - 1) * interval < P +
 
 The slack costs a part of the rate: a tenth of "100/s", 3 % of "100/m", almost nothing of "100/h". The
 guarantee does not hold for a task that waits longer than the slack between its permission and its start,
-because other tasks of its worker are before it. `buckets.lua` contains `Pace` word for word; a property test
+because other tasks of its worker are before it. `limits.lua` contains `Pace` word for word; a property test
 compares the two.
 """
 

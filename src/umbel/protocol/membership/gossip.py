@@ -276,8 +276,8 @@ class Membership:
         read.
         """
         slept_s = now.boot_s - self._members.deadline
-        record = self._members.first()
-        if record is None or record.is_gone or slept_s <= LAG_MAX * record.member.freq_s:
+        record = self._members.next_due
+        if record is None or slept_s <= LAG_MAX * record.member.freq_s:
             return False
         self.health.strain(now.boot_s)
         for other in self._members:

@@ -434,9 +434,11 @@ class Members:
         self._records.pop(node, None)
         self._gone.pop(node, None)
 
-    def first(self) -> Record | None:
-        """Return the node whose timer is due first."""
-        return self._records.get(self._timers[0][1]) if self._timers else None
+    @property
+    def next_due(self) -> Record | None:
+        """Return the node whose timer is due first; another node if that one was removed meanwhile."""
+        due = self._records.get(self._timers[0][1]) if self._timers else None
+        return due or next(iter(self._records.values()), None)
 
     def pop_due(self, now_s: float) -> Record | None:
         """Return the next node to check now; the caller calls `changed` after that."""

@@ -1,6 +1,4 @@
-"""Admission: whether a claimed message may run here, with its signature, age, limits and revokes checked
-first.
-"""
+"""Admission: whether a claimed message may run here: its signature, age, limits and revokes are checked."""
 
 import logging
 from collections import OrderedDict
@@ -11,21 +9,9 @@ from itertools import count
 import msgspec
 from msgspec.structs import replace
 
-from umbel.brokers.interface import (
-    Ack,
-    Claim,
-    Delivery,
-    Messages,
-    Permit,
-    Return,
-    Spend,
-    Started,
-    Tag,
-    Verdict,
-)
+from umbel.brokers.interface import Ack, Claim, Delivery, Permit, Return, Spend, Started, Tag, Verdict
 from umbel.clock import cluster_now, offset_s
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
-from umbel.pools.guard import each_guarded
 from umbel.pools.interface import Job
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Admit, Arrival, Park, Refusal, Refuse
 from umbel.protocol.delivery.revoked import RevokedTasks
@@ -45,23 +31,15 @@ from umbel.wire.records import Revoke
 from umbel.wire.signing import Signer
 from umbel.wire.task import to_v2
 from umbel.worker.context import WorkerContext
-from umbel.worker.delivery.claimed import Claimed, RetainedOutcomes, earlier_claim
-from umbel.worker.delivery.end import Endings
+from umbel.worker.delivery.claimed import Claimed, is_same_message
+from umbel.worker.delivery.end import Endings, handle_each
 from umbel.worker.delivery.permits import Permits, turn_of
 from umbel.worker.delivery.settle import Settler
 from umbel.worker.delivery.task_events import TaskEvents
 
+log = logging.getLogger("umbel.worker.tasks")
+
 # ---- verification ----------------------------------------------------------------------------------
-#
-# Which messages have a valid signature, where there are keys; the others get their verdict.
-#
-# The first check of every message, before it is opened or judged. An unsigned, forged, too old or copied
-# message goes to the dead letters. It leaves no result and no event, because nothing it says can be
-# believed, not even which task it is. The rules are those of `protocol/delivery/trust.py` and
-# `wire/signing.py`.
-#
-# Age is judged after the broker has confirmed that the signature was not used. A copy is a copy however old
-# it is, and only a message that certainly did not run may be signed again.
 
 EVERY_QUEUE = "*"
 _COPY = Doubted(
@@ -70,75 +48,97 @@ _COPY = Doubted(
 _NOT_JSON = Doubted(Doubt.UNSIGNED, "it has no valid signature; only messages in JSON may be unsigned")
 
 
-class CheckedDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A message as it was signed. `proof` None: it needs no signature."""
-
-    delivery: Delivery
-    proof: Signed | None = None
-
-
 class Verification:
-    """Checks signatures, spends each of them at the broker, and buries what fails."""
+    """Checks the signature of every message, where there are keys, before the message is opened or judged.
+
+    An unsigned, forged, too old or copied message is buried. It leaves no result and no event, because
+    nothing in it can be believed, not even which task it calls. The rules are those of
+    `protocol/delivery/trust.py` and `wire/signing.py`.
+
+    Age is judged after the broker has confirmed that the signature was not used. A copy is a copy however old
+    it is, and only a message that certainly did not run may be signed again.
+    """
 
     def __init__(self, context: WorkerContext, settler: Settler, endings: Endings) -> None:
-        self._broker: Messages = context.broker
-        self._limits_are_kept = context.broker.capabilities.limits
+        settings = context.settings
+        self._broker = context.broker
         self._counters = context.counters
         self._settler = settler
         self._endings = endings
-        self._window_s = context.settings.signing_window_s
-        self._unbound_s = context.settings.unbound_s
-        self._accept_unsigned = frozenset(context.settings.accept_unsigned)
-        self._stale: list[
-            tuple[Permit, Delivery, Doubted, bool]
-        ] = []  # with a turn that other messages wait for
+        self._window_s = settings.signing_window_s
+        self._unbound_s = settings.unbound_s
+        self._accept_unsigned = frozenset(settings.accept_unsigned)
+        # Messages that are too old, and have a turn under a limit that other messages wait for.
+        self._stale: list[tuple[Permit, Delivery, Doubted, bool]] = []
 
-    async def genuine(self, deliveries: Sequence[Delivery], now: float) -> list[Delivery]:
+    async def verified(self, deliveries: Sequence[Delivery], now: float) -> list[Delivery]:
         """Return the deliveries that may be opened; the others are buried or returned."""
         signer = self._broker.signer
         assert signer is not None, "a worker with keys knows its cluster"
-        look, bury = self._checked, self._endings.bury_faulty
-        found = each_guarded(lambda delivery: look(signer, delivery, now), deliveries, bury)
-        checked = [message for message in found if message is not None]
-        doubts = await self._unusable(checked)
-        passed = [
-            message.delivery
-            for message in checked
-            if self._passes(message, doubts.get(message.delivery.tag), now)
+        checked = handle_each(
+            lambda delivery: self._check(signer, delivery, now),
+            deliveries,
+            self._endings.bury_faulty_delivery,
+        )
+        signed = [found for found in checked if found is not None]
+        doubts = await self._spend([(delivery, proof) for delivery, proof in signed if proof is not None])
+        verified = [
+            delivery
+            for delivery, proof in signed
+            if proof is None or self._is_usable(delivery, proof, doubts.get(delivery.tag), now)
         ]
         if self._stale:
-            await self._pass_on()
-        return passed
+            await self._bury_stale()
+        return verified
 
-    def _checked(self, signer: Signer, delivery: Delivery, now: float) -> CheckedDelivery | None:
-        """Check one signature. None: it is not valid, or whether it is a copy cannot be known."""
+    def _check(self, signer: Signer, delivery: Delivery, now: float) -> tuple[Delivery, Signed | None] | None:
+        """Return the message as it was signed, with its proof; without a proof it needs no signature.
+
+        None: its signature is not valid, or it cannot be known whether the message is a copy.
+        """
         proof, message = signer.check_task(delivery.message, delivery.queue)
         doubted: Doubted | None = proof if isinstance(proof, Doubted) else None
         if isinstance(proof, Signed):
             doubted = unbound_doubt(proof, now, signer.cluster.since, self._unbound_s)
         if doubted is not None and self._needs_no_signature(delivery.queue):
             if delivery.message.content_type == JSON_CONTENT:
-                return CheckedDelivery(replace(delivery, unsigned=True))
+                return replace(delivery, unsigned=True), None
             doubted = _NOT_JSON
         if doubted is not None:
-            self._endings.distrust(delivery, doubted)
+            self._endings.bury_untrusted(delivery, doubted)
             return None
         assert isinstance(proof, Signed), "what is not signed is doubted"
+        delivery = replace(delivery, message=message)
         if (unknown := unknown_doubt(proof, now, self._window_s)) is not None:
-            self._end_stale(replace(delivery, message=message), unknown, is_verified=False)
+            self._end_stale(delivery, unknown, is_verified=False)
             return None
-        return CheckedDelivery(replace(delivery, message=message), proof)
+        return delivery, proof
 
-    def _passes(self, checked: CheckedDelivery, unusable: Doubt | None, now: float) -> bool:
-        proof = checked.proof
-        if proof is None:
-            return True
-        if unusable is Doubt.REPLAYED:
-            self._endings.distrust(checked.delivery, _COPY)
-        elif unusable is not None:
-            self._end_stale(checked.delivery, forgotten_doubt(proof, now), is_verified=False)
+    def _needs_no_signature(self, queue: str) -> bool:
+        """An invalid signature counts as none there: Celery hands on those of earlier attempts."""
+        return queue in self._accept_unsigned or EVERY_QUEUE in self._accept_unsigned
+
+    async def _spend(self, signed: Sequence[tuple[Delivery, Signed]]) -> Mapping[Tag, Doubt]:
+        """Spend the signatures; return those that were used before, or of which that is unknown."""
+        spends = [
+            Spend(delivery.tag, proof.mark, proof.born + remembered_s(self._window_s), proof.born)
+            for delivery, proof in signed
+        ]
+        try:
+            return await self._broker.spend(spends) if spends else {}
+        except BrokerError:
+            for delivery, _ in signed:  # this worker keeps its lease, so no other would ever get them
+                self._settler.add(Return(delivery.tag))
+            raise
+
+    def _is_usable(self, delivery: Delivery, proof: Signed, doubt: Doubt | None, now: float) -> bool:
+        """Return whether a signed message may be opened; otherwise it is buried. `doubt`: the broker's."""
+        if doubt is Doubt.REPLAYED:
+            self._endings.bury_untrusted(delivery, _COPY)
+        elif doubt is not None:
+            self._end_stale(delivery, forgotten_doubt(proof, now), is_verified=False)
         elif (old := age_doubt(proof, now, self._window_s)) is not None:
-            self._end_stale(checked.delivery, old, is_verified=True)
+            self._end_stale(delivery, old, is_verified=True)
         else:
             self._counters.unbound += not proof.is_bound
             return True
@@ -147,68 +147,46 @@ class Verification:
     def _end_stale(self, delivery: Delivery, doubted: Doubted, *, is_verified: bool) -> None:
         """Bury a genuine message that is too old to run. `is_verified`: it certainly did not run."""
         self._settler.release_of(delivery.message)
-        if turn := self._turn_of(delivery):
-            self._stale.append((turn, delivery, doubted, is_verified))
+        turn = None
+        if self._broker.capabilities.limits:
+            with suppress(WireError):
+                turn = turn_of(delivery.tag, read_headers(delivery.message))
+        if turn is None:
+            self._endings.bury_untrusted(delivery, doubted, is_verified=is_verified)
         else:
-            self._endings.distrust(delivery, doubted, is_verified=is_verified)
+            self._stale.append((turn, delivery, doubted, is_verified))
 
-    def _turn_of(self, delivery: Delivery) -> Permit | None:
-        with suppress(WireError):
-            return turn_of(delivery.tag, read_headers(delivery.message)) if self._limits_are_kept else None
-        return None
-
-    async def _pass_on(self) -> None:
+    async def _bury_stale(self) -> None:
         """Bury genuine messages that are too old, and give up the turns they had for a limit."""
         stale, self._stale = self._stale, []
         with suppress(BrokerError):  # then the turn passes on when the call goes unanswered
             await self._broker.permit([turn for turn, *_ in stale])
         for _, delivery, doubted, is_verified in stale:
-            self._endings.distrust(delivery, doubted, is_verified=is_verified)
-
-    def _needs_no_signature(self, queue: str) -> bool:
-        """An invalid signature counts as none there: Celery hands on those of earlier attempts."""
-        return queue in self._accept_unsigned or EVERY_QUEUE in self._accept_unsigned
-
-    async def _unusable(self, checked: Sequence[CheckedDelivery]) -> Mapping[Tag, Doubt]:
-        """Spend the signatures; return those that were used before, or of which that is unknown."""
-        wanted = [self._spend(message, message.proof) for message in checked if message.proof is not None]
-        try:
-            return await self._broker.spend(wanted) if wanted else {}
-        except BrokerError:
-            for message in checked:  # this worker keeps its lease, so no other would ever get them
-                self._settler.add(Return(message.delivery.tag))
-            raise
-
-    def _spend(self, checked: CheckedDelivery, proof: Signed) -> Spend:
-        return Spend(checked.delivery.tag, proof.mark, proof.born + remembered_s(self._window_s), proof.born)
+            self._endings.bury_untrusted(delivery, doubted, is_verified=is_verified)
 
 
 # ---- adoption --------------------------------------------------------------------------------------
-#
-# A message redelivered to the worker that runs it, or has run it, is not run again.
-#
-# A claim may end while its task runs: RabbitMQ takes back what was claimed on a broken connection, and
-# every broker what was claimed by a worker whose lease expired. The same worker may be the next to claim
-# it. The run under way takes over the new claim and is settled with it. An outcome that could not be
-# settled with the old claim is settled with the new one (`RetainedOutcomes`). If the message goes to
-# another worker, both run it, which at-least-once delivery allows.
 
-log = logging.getLogger("umbel.worker.tasks")
 ADOPTED = "message redelivered while its task is running here; run continues"
 ENDED = "message redelivered after its task finished here; outcome acknowledged, task not repeated"
 
 
 class Adoption:
-    """Recognises redelivered messages that run here, or ran here, and settles them without a second run."""
+    """Recognises redelivered messages that run here, or ran here, and settles them without a second run.
 
-    def __init__(self, context: WorkerContext, kept: RetainedOutcomes, settler: Settler) -> None:
-        self._broker: Messages = context.broker
-        self._counters = context.counters
-        self._outages = context.outages
-        self._kept = kept
+    A claim may end while its task runs: RabbitMQ takes back what was claimed on a broken connection, and
+    every broker what was claimed by a worker whose lease expired. The same worker may be the next to claim
+    it. The run under way takes over the new claim and is settled with it. An outcome that could not be
+    settled with the old claim is settled with the new one (`RetainedOutcomes`). If the message goes to
+    another worker, both run it, which at-least-once delivery allows.
+    """
+
+    def __init__(self, context: WorkerContext, settler: Settler) -> None:
+        self._context = context
+        self._broker = context.broker
         self._settler = settler
 
-    async def rest(
+    async def unadopted(
         self, deliveries: Sequence[Delivery], claimed: Mapping[int, Claimed]
     ) -> Sequence[Delivery]:
         """Return the deliveries that do not run here and have not run here; the others are adopted."""
@@ -222,8 +200,13 @@ class Adoption:
     async def _adopt(
         self, delivery: Delivery, running: Mapping[str, Claimed], claimed: Mapping[int, Claimed]
     ) -> bool:
+        """Let the run under way take over the new claim, or settle the outcome of a run that has ended.
+
+        The broker is asked whether the old claim has ended: a published copy has the same content, and the
+        claim of a copy must not replace the claim of the run.
+        """
         found = running.get(delivery.message.correlation_id)
-        if found is not None and found.is_of(delivery):
+        if found is not None and is_same_message(found.delivery, delivery):
             has_ended = await self._broker.ended([found.delivery.tag])
             if has_ended and claimed.get(found.number) is found:  # its task may have ended meanwhile
                 found.delivery = delivery
@@ -238,49 +221,45 @@ class Adoption:
 
     async def _settle_ended(self, delivery: Delivery) -> bool:
         """Settle a message whose task has ended here; false if its outcome is not known."""
-        tag = earlier_claim(delivery, self._settler.outcomes)
-        if tag is not None and await self._broker.ended([tag]) and tag in self._settler.outcomes:
-            self._kept.came_back[tag] = delivery
+        settler = self._settler
+        tag = settler.waiting_outcome(delivery)
+        if tag is not None and await self._broker.ended([tag]) and settler.waiting_outcome(delivery) == tag:
+            settler.retained.came_back[tag] = delivery
             return True
-        if (ack := self._kept.take(delivery)) is None:
+        if (ack := settler.retained.take(delivery)) is None:
             return False
-        self._settler.add_outcome(ack, delivery)
+        settler.add_outcome(ack, delivery)
         return True
 
     def _note(self, text: str, named: str, delivery: Delivery) -> None:
-        self._counters.adopted += 1
-        self._outages.consequence(
-            log,
-            logging.INFO,
-            text,
-            named=named,
-            queue=delivery.queue,
-            task_id=delivery.message.correlation_id,
+        self._context.counters.adopted += 1
+        task_id = delivery.message.correlation_id
+        self._context.outages.consequence(
+            log, logging.INFO, text, named=named, queue=delivery.queue, task_id=task_id
         )
 
 
 # ---- scheduled -------------------------------------------------------------------------------------
-#
-# The messages that this worker found too early and parked in the broker, for inspection.
-#
-# They belong to the broker again; this lists the last SHOWN_MAX of them, until they are due. A restarted
-# worker begins with none, and a message that was revoked or purged stays listed until then.
 
 SHOWN_MAX = 1000
 BODY_MAX = 4096  # of a larger message only the headers are listed
 
 
 class Scheduled:
-    """Parked messages by task id, each with the time when it is due."""
+    """The messages that this worker parked in the broker until they are due, for inspection.
+
+    They belong to the broker again; this lists the last SHOWN_MAX of them, until they are due. A restarted
+    worker begins with none, and a message that was revoked or purged stays listed until then.
+    """
 
     def __init__(self) -> None:
-        self._parked: OrderedDict[str, tuple[float, Claimed]] = OrderedDict()
+        self._parked: OrderedDict[str, tuple[float, Claimed]] = OrderedDict()  # by task id, with the time
 
     def add(self, claimed: Claimed, until: float, now: float) -> None:
         """List a parked message; the oldest entry goes when there are too many."""
         if len(claimed.message.body) > BODY_MAX:
-            message = msgspec.structs.replace(claimed.message, body=b"")
-            delivery = msgspec.structs.replace(claimed.delivery, message=message)
+            message = replace(claimed.message, body=b"")
+            delivery = replace(claimed.delivery, message=message)
             claimed = replace(claimed, message=message, delivery=delivery)
         self._parked[claimed.headers.id] = (until, claimed)
         self._parked.move_to_end(claimed.headers.id)
@@ -300,16 +279,15 @@ class Scheduled:
 
 
 # ---- admission -------------------------------------------------------------------------------------
-#
-# Which delivered messages may run here now; all others get their verdict.
-#
-# The shell of `protocol/delivery/delivery.py`. A message is verified where there are keys, opened and
-# judged. If it is acknowledged early, or its start is counted, the broker applies that before its task
-# runs. Then it becomes a job for the pool.
 
 
 class Admission:
-    """Judges claimed messages: those that may run are returned, the others settled, parked or buried."""
+    """Judges claimed messages: those that may run are returned, the others settled, parked or buried.
+
+    The shell of `protocol/delivery/delivery.py`. A message is verified where there are keys, opened and
+    judged. If it is acknowledged early, or its start is counted, the broker applies that before its task
+    runs. Then it becomes a job for the pool.
+    """
 
     def __init__(
         self,
@@ -321,11 +299,10 @@ class Admission:
         events: TaskEvents,
     ) -> None:
         self.scheduled = Scheduled()
-        self._broker: Messages = context.broker
+        self._broker = context.broker
         self._pool = context.pool
         self._counters = context.counters
-        notices = context.notices
-        self._tell_received = notices.received if notices.hears_received else None
+        self._notify_received = context.notices.received if context.notices.wants_received else None
         self._message_max_bytes = context.settings.message_max_bytes
         self._policy = policy
         self._revoked = revoked
@@ -341,16 +318,16 @@ class Admission:
         """Return the deliveries whose signatures are valid; the others are buried without being opened."""
         if self._verification is None:
             return deliveries
-        return await self._verification.genuine(deliveries, cluster_now())
+        return await self._verification.verified(deliveries, cluster_now())
 
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Claimed]:
         """Return the messages that may run now, once their early acks and starts are at the broker."""
         now = cluster_now()
-        judged = each_guarded(lambda delivery: self._judge(delivery, now), deliveries, self._bury_unjudged)
+        judged = handle_each(lambda delivery: self._judge(delivery, now), deliveries, self._bury_unjudged)
         admitted = [claimed for claimed in judged if claimed is not None]
         was_asked = self._permits.is_asked
         if was_asked:
-            granted = each_guarded(self._take_up, await self._permits.granted(), self._bury_faulty)
+            granted = handle_each(self._take_up, await self._permits.granted(), self._endings.bury_faulty)
             admitted += [claimed for claimed in granted if claimed is not None]
         settled = await self._settled_first(admitted)
         return self._not_revoked(settled) if was_asked or settled is not admitted else settled
@@ -388,37 +365,34 @@ class Admission:
         revoked = [claimed for claimed in admitted if covers(claimed.arrival.task_id, claimed.arrival.stamps)]
         if not revoked:
             return admitted
-        each_guarded(
-            lambda claimed: self._endings.refuse(claimed, Refusal.REVOKED), revoked, self._bury_faulty
-        )
+        refuse = self._endings.refuse
+        handle_each(lambda claimed: refuse(claimed, Refusal.REVOKED), revoked, self._endings.bury_faulty)
         numbers = {claimed.number for claimed in revoked}
         return [claimed for claimed in admitted if claimed.number not in numbers]
 
     def _take_up(self, claimed: Claimed) -> Claimed | None:
+        """Count and announce a message that may run; None if the pool cannot run it, which buries it."""
         delivery = claimed.delivery
         if self._events.noted:
             self._events.received(claimed)
         if delivery.redelivered or delivery.starts:
             self._counters.repeated += 1
         if problem := self._beyond_the_pool(claimed):
-            self._endings.bury(claimed, NotSupported(problem), charged=False)
+            self._endings.bury(claimed, NotSupported(problem))
             return None
-        if self._tell_received is not None:
-            self._tell_received(claimed.message, delivery.queue)
+        if self._notify_received is not None:
+            self._notify_received(claimed.message, delivery.queue)
         return claimed
 
     def _bury_unjudged(self, delivery: Delivery, error: BaseException) -> None:
-        self._endings.bury_faulty(delivery, error)
-        self._let_go(delivery)
+        self._endings.bury_faulty_delivery(delivery, error)
+        self._release(delivery)
 
-    def _let_go(self, delivery: Delivery) -> None:
+    def _release(self, delivery: Delivery) -> None:
         """Free the unique key and the permit that the headers of an unopened, ended message name."""
         self._settler.release_of(delivery.message)
-        if (held := holding_of(delivery.message)) is not None:
-            self._permits.pass_on(delivery.tag, held)
-
-    def _bury_faulty(self, claimed: Claimed, error: BaseException) -> None:
-        self._endings.bury_faulty(claimed.delivery, error, claimed)
+        if (holding := holding_of(delivery.message)) is not None:
+            self._permits.pass_on(delivery.tag, holding)
 
     def _beyond_the_pool(self, claimed: Claimed) -> str:
         """Return why the pool cannot run it; "" when it can.
@@ -437,6 +411,10 @@ class Admission:
         return reason and f"this worker's pool cannot enforce the message's time limit: {reason}"
 
     def _opened(self, delivery: Delivery) -> Claimed | None:
+        """Decode the headers of a message; None if it is too large or cannot be decoded, which buries it.
+
+        The body stays encoded: only the child that runs the task decodes it.
+        """
         try:
             size = len(delivery.message.body) + len(delivery.message.headers)
             if size > (most := self._message_max_bytes):
@@ -450,7 +428,7 @@ class Admission:
             arrival = arrival_of(delivery, headers)
         except WireError as error:
             self._endings.bury_unreadable(delivery, error)
-            self._let_go(delivery)
+            self._release(delivery)
             return None
         claimed = Claimed(next(self._numbers), delivery, message, headers, arrival)
         if (rules := self._policy.rules.get(headers.task)) is not None:
@@ -495,7 +473,7 @@ def arrival_of(delivery: Delivery, headers: TaskHeaders) -> Arrival:
 
 
 def let_run(claimed: Claimed, run: Admit) -> None:
-    """Note that the message may run, and its time limits: its own, else the task's; 0 is no limit."""
+    """Note that the message may run, and its time limits: those of the call, else the task's; 0: no limit."""
     hard, soft = claimed.headers.timelimit
     claimed.run = run
     claimed.hard_limit_s = hard or run.rules.hard_limit_s
@@ -524,26 +502,25 @@ def job_of(claimed: Claimed, lamport: int = 0, signs_for: str | None = None) -> 
 
 
 # ---- revoke record ---------------------------------------------------------------------------------
-#
-# Reads the broker's record of revokes into this worker's revoked tasks.
 
 
 class RevokeRecord:
-    """`cursor`: how far the record was read."""
+    """Reads the broker's record of revokes into this worker's revoked tasks.
+
+    `cursor`: how far it was read.
+    """
 
     def __init__(self, context: WorkerContext, revoked: RevokedTasks) -> None:
         self.cursor = 0
+        self._context = context
         self._revoked = revoked
-        self._broker: Messages = context.broker
-        self._owner, self._queues = context.identity.owner, context.settings.queues
 
     async def read(self) -> None:
         """Read the whole record without claiming a message."""
-        read = -1
+        read, owner, queues = -1, self._context.identity.owner, self._context.settings.queues
         while read != self.cursor:
             read = self.cursor
-            claim = await self._broker.claim(self._owner, self._queues, 0, revoked_after=read)
-            self.learn(claim, after=read)
+            self.learn(await self._context.broker.claim(owner, queues, 0, revoked_after=read), after=read)
 
     def read_again(self) -> None:
         """Read from the start, because the record was replaced. Known revokes stay in force here."""

@@ -2,13 +2,13 @@
 
 One call covers all such messages of a claim. A message that may not start waits in the broker and no longer
 belongs to this worker. The key of the limit is in the message's headers. A sender that does not know the task
-sets none; then it is computed here, if the arguments can be read.
+sets none; then the key is computed here, if the arguments can be read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from umbel.brokers.interface import Messages, Permit, Return, Tag
+from umbel.brokers.interface import Permit, Return, Tag
 from umbel.errors import BrokerError, BrokerRefused, NotSupported
 from umbel.protocol.delivery.limits import ClusterLimit, Terms, bucket_of
 from umbel.wire.call import Holding, TaskHeaders
@@ -25,8 +25,7 @@ class Permits:
     """Collects the messages of one claim that need a permit, then asks for all of them."""
 
     def __init__(self, context: WorkerContext, settler: Settler, endings: Endings) -> None:
-        self._broker: Messages = context.broker
-        self._are_kept = context.broker.capabilities.limits
+        self._broker = context.broker
         self._counters = context.counters
         self._settler = settler
         self._endings = endings
@@ -39,50 +38,48 @@ class Permits:
         return bool(self._asked or self._ending)
 
     def ask(self, claimed: Claimed, limit: ClusterLimit) -> None:
-        """Add a message to the next call, `granted`; one whose key cannot be computed is buried."""
+        """Add a message to the next call of `granted`; a message whose key cannot be computed is buried."""
         try:
             permit = _permit(claimed, limit)
         except (ValueError, TypeError) as error:
-            self._endings.bury(claimed, NotSupported(str(error)), charged=False)
+            self._endings.bury(claimed, NotSupported(str(error)))
         else:
             self._asked.append((permit, claimed))
 
     def pass_on(self, tag: Tag, headers: TaskHeaders | Holding) -> None:
-        """Note that a message will not start, or needs no permit any more: its turn goes to the next one."""
-        turn = turn_of(tag, headers) if self._are_kept else None
+        """Note that a message will not start, or needs no permit any more: the next message gets its turn."""
+        turn = turn_of(tag, headers) if self._broker.capabilities.limits else None
         if turn is not None:
             self._ending.append(turn)
 
     async def granted(self) -> Sequence[Claimed]:
-        """Ask the broker; return messages that may start now. The others are parked, returned, buried."""
+        """Ask the broker; return messages that may start now. The others are parked, returned or buried."""
         asked, self._asked = self._asked, []
         ending, self._ending = self._ending, []
         starting = [claimed for _, claimed in asked]
         for permit, claimed in asked:  # taken before the call: the broker counts from a later time
             claimed.start_by = monotonic() + START_WITHIN_S if permit.terms.pace is not None else 0.0
+        refused: Mapping[Tag, str | None]
         try:
             refused = await self._broker.permit([*ending, *(permit for permit, _ in asked)])
-        except BrokerError as error:
-            self._give_up(starting, error)
-            return ()
+        except BrokerRefused as error:
+            refused = {claimed.delivery.tag: str(error) or repr(error) for claimed in starting}
+        except BrokerError:  # this worker keeps its lease, so no other worker would ever get the messages
+            refused = dict.fromkeys((claimed.delivery.tag for claimed in starting), None)
         for claimed in starting:
             if claimed.delivery.tag not in refused:
                 continue
             why = refused[claimed.delivery.tag]
-            self._counters.parked += why == ""
             if why is None:
                 self._give_back(claimed)
             elif why:
-                self._endings.bury(claimed, _not_applied(claimed, why), charged=False)
-        return [claimed for claimed in starting if claimed.delivery.tag not in refused]
-
-    def _give_up(self, claimed: Sequence[Claimed], error: BrokerError) -> None:
-        """Return the messages to the broker: this worker keeps its lease, so no other would ever get them."""
-        for message in claimed:
-            if isinstance(error, BrokerRefused):
-                self._endings.bury(message, _not_applied(message, error), charged=False)
+                text = (
+                    f"the broker cannot apply the limit of task {claimed.headers.task!r}, so it was not run"
+                )
+                self._endings.bury(claimed, NotSupported(f"{text}: {why}"))
             else:
-                self._give_back(message)
+                self._counters.parked += 1
+        return [claimed for claimed in starting if claimed.delivery.tag not in refused]
 
     def _give_back(self, claimed: Claimed) -> None:
         """Return a message whose claim may have ended. Settling finds that out.
@@ -95,20 +92,15 @@ class Permits:
 
 
 def turn_of(tag: Tag, headers: TaskHeaders | Holding) -> Permit | None:
-    """Return the call that gives up a message's turn; None if it had no limit when it was sent."""
+    """Return the request that gives up a message's turn; None if it had no limit when it was sent."""
     key = headers.umbel_limit
     if not isinstance(key, str):
         return None
     return Permit(tag, headers.id, bucket_of(headers.task, key), Terms(), ends=True)
 
 
-def _not_applied(claimed: Claimed, why: object) -> NotSupported:
-    return NotSupported(
-        f"the broker cannot apply the limit of task {claimed.headers.task!r}, so it was not run: {why}"
-    )
-
-
 def _permit(claimed: Claimed, limit: ClusterLimit) -> Permit:
+    """Return the request for a message; raises ValueError if the key of its limit cannot be computed."""
     key = claimed.headers.umbel_limit
     if not isinstance(key, str):
         arguments = claimed.arguments()

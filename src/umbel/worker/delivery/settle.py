@@ -1,53 +1,56 @@
-"""Settling: when and how the broker learns what became of messages, and what comes before and after that.
+"""Settling: reports to the broker how messages ended, and does the work before and after that.
 
 Verdicts gather while one batch is on its way, so an idle worker settles each message at once and a busy one
-in large batches. Work that must come before a message is settled delays it; work that comes after it is data.
+settles large batches, without a timer. A batch that fails because the broker is unavailable is retried.
+Meanwhile the worker claims nothing new, because unsettled messages count as claimed, and so do results and
+follow-ups of messages that were acknowledged before they ran. What the broker refuses for good ends alone,
+and the rest is settled.
+
+While a recorder runs, the events of an outcome are in the event log before the outcome is settled. If a
+worker dies between the two, history shows a run that is then repeated, which is what happened. The other
+order could lose a run from history.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
-from umbel.backends.interface import Backend
-from umbel.brokers.interface import (
-    Ack,
-    Bury,
-    ClusterRecord,
-    Delivery,
-    Messages,
-    Refused,
-    Return,
-    Settled,
-    Tag,
-    Verdict,
-)
-from umbel.chance import random
+from umbel.backoff import Backoff
+from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Refused, Return, Settled, Tag, Verdict
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.event_loop import OffLoop
-from umbel.pools.guard import Raised, Returned, await_guarded
-from umbel.protocol.delivery.states import reconnect_wait_s
+from umbel.pools.guard import Raised, Returned
 from umbel.wire.call import holding_of
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.worker.context import AfterSettle, Counters, Ending
-from umbel.worker.delivery.claimed import RetainedOutcomes
-from umbel.worker.sidecar import Outages
+from umbel.worker.context import AfterSettle, Ending, WorkerContext
+from umbel.worker.delivery.claimed import RetainedOutcomes, is_same_message
+from umbel.worker.events import Events
+
+log = logging.getLogger("umbel.worker.settling")
+
+PART = "settling"
+BATCH_MAX = 500
+SHOWN_MAX = 5
+TIMEOUT_S = 30.0  # of one attempt of the app's work before or after settling
+ATTEMPTS_MAX = 5  # of the app's work after settling
+UNCONFIRMED = frozenset({"amqp", "gcpubsub"})  # brokers that do not say whether an ack has arrived
+_WITH_RESULTS = (Ack, Bury)  # a tuple: `Ack | Bury` would build a union at each call
+NOT_APPLIED = "task finished after its claim expired; outcome dropped unless the message is redelivered here"
+T = TypeVar("T")
 
 # ---- before settling -------------------------------------------------------------------------------
-#
-# Work that comes before a message is settled (`Ending.before`).
-#
-# It blocks, so it runs off the loop. A call that exceeds its timeout is awaited again, not repeated.
-
-TIMEOUT_S = 30.0  # for one attempt
 
 
 class BeforeSettling:
-    """One such piece of work. `joins`: the verdict that its results are settled with."""
+    """Blocking work that comes before a message is settled (`Ending.before`).
+
+    It runs off the loop. A call that exceeds its timeout is awaited again, not repeated. `joins`: the verdict
+    that its results are settled with.
+    """
 
     def __init__(self, work: Callable[[], Ending], attempts_max: int, joins: Tag | None) -> None:
         self.joins = joins
@@ -57,7 +60,7 @@ class BeforeSettling:
         self._call: OffLoop[Ending] | None = None
 
     async def attempt(self) -> Returned[Ending] | Raised:
-        """Start the work, or await the call that still runs; return what it gave or raised."""
+        """Start the work, or await the call that still runs; return how it ended."""
         self._attempts += 1
         self._call = self._call or OffLoop("umbel-ending", self._work)
         try:
@@ -67,7 +70,7 @@ class BeforeSettling:
         self._call = None
         return happened
 
-    def goes_on(self, error: BaseException) -> bool:
+    def may_retry(self, error: BaseException) -> bool:
         """Return whether the work is retried after this error."""
         if self._attempts_max:
             return self._attempts < self._attempts_max
@@ -75,126 +78,90 @@ class BeforeSettling:
 
 
 # ---- settler ---------------------------------------------------------------------------------------
-#
-# Brings verdicts to the broker, in batches of what has gathered.
-#
-# While one batch is on its way the next gathers, so an idle worker settles each message at once and a busy
-# one in large batches, without a timer. A batch that fails because the broker is unavailable is retried.
-# Meanwhile the worker claims nothing new, because unsettled messages count as claimed, and so do results
-# and follow-ups of messages that were acknowledged before they ran. What the broker refuses for good ends
-# alone, and the rest is settled.
-#
-# While a recorder runs, the events of an outcome are in the event log before the outcome is settled. If a
-# worker dies between the two, history shows a run that is then repeated, which is what happened. The other
-# order could lose a run from history.
-
-log = logging.getLogger("umbel.worker.settling")
-PART = "settling"
-BATCH_MAX = 500
-SHOWN_MAX = 5
-_BRINGING = (Ack, Bury)  # a tuple: `Ack | Bury` would build a union at each call
-NOT_APPLIED = "task finished after its claim expired; outcome dropped unless the message is redelivered here"
-
-
-class SettlingBroker(Messages, ClusterRecord, Protocol):
-    """Messages, and the keys of unique tasks, which are released with them."""
-
-
-class SentEvents(Protocol):
-    """The events step, as the settler sees it."""
-
-    recorded: bool  # a recorder runs, so there is an event log
-
-    async def logged(self) -> None:
-        """Return when the event log has the events sent so far."""
-        ...
 
 
 class Settler:
     """Queues of what must reach the broker and the result store, and the loop that brings it there.
 
     `settled` is called whenever fewer messages are claimed than before. `refused` gets what the broker or the
-    store refuses; messages among that are dead letters by then. `after` gets work that had to wait until its
-    message is settled.
+    store refuses; messages among that are dead letters by then.
     """
 
     def __init__(
         self,
-        broker: SettlingBroker,
-        backend: Backend,
-        counters: Counters,
+        context: WorkerContext,
+        events: Events,
         *,
-        outages: Outages,
-        store_outages: Outages,
-        together: bool,
-        events: SentEvents,
         refused: Callable[[Sequence[Refused]], None],
-        kept: RetainedOutcomes,
         settled: Callable[[], None] = lambda: None,
-        after: Callable[[Sequence[bytes]], None] = lambda _: None,
     ) -> None:
+        broker, backend = context.broker, context.backend
+        self.after = AfterSettling(context.settings.after_settle)
+        self.retained = RetainedOutcomes(confirmed=broker.capabilities.transport not in UNCONFIRMED)
+        self.problem = ""  # why nothing can be settled now
+        self._context = context
         self._broker = broker
-        self._backend = backend
-        self._counters = counters
-        self._outages = outages
-        self._store_outages = store_outages
-        self._together = together  # results are stored in the transaction of their acks
+        self._stores_with_acks = broker.capabilities.stores_results and backend.shares_settle(broker.url)
         self._events = events
         self._refused = refused
         self._settled = settled
-        self._do_after = after
-        self._waiting: list[Verdict] = []
-        self._results: list[StoredResult] = []
-        self._follow_ups: list[Outgoing] = []
-        self._after: list[bytes] = []  # work after settling, of what was reported
-        self._first: list[BeforeSettling] = []
-        self._uniques: list[tuple[str, str]] = []
-        self.outcomes: dict[Tag, Delivery] = {}  # by claim: messages whose outcomes wait
-        self._kept = kept
-        self._messages: dict[Tag, Outgoing] = {}  # of waiting verdicts without an outcome
-        self._dead, self._failed = list[Refused](), list[Refused]()  # to be buried, to be stored for a retry
-        self._singly = 0  # how many of the waiting verdicts are settled one by one
+        # Each verdict with the delivery of a task that ended, or with the message to send or bury if the
+        # broker has lost it.
+        self._verdicts: list[tuple[Verdict, Delivery | Outgoing | None]] = []
+        self._singly = 0  # how many of these are settled one by one
+        self._before: list[BeforeSettling] = []
+        # Of messages that were acknowledged before they ran: messages to retain for a retry, results,
+        # follow-ups and work after settling.
+        self._reported: list[Refused | StoredResult | Outgoing | bytes] = []
+        # When all verdicts are settled.
+        self._dead: list[Refused] = []  # buried messages that the broker has lost
+        self._unique_keys: list[tuple[str, str]] = []
         self._gathered = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.problem = ""
 
     @property
     def pending(self) -> int:
         """How much is not settled, stored or sent yet; a worker with a lot of it claims nothing new."""
-        reported = len(self._results) + len(self._follow_ups) + len(self._after) + len(self._failed)
-        return len(self._waiting) + reported + len(self._first)
+        return len(self._verdicts) + len(self._before) + len(self._reported)
+
+    # -- for other parts -------------------------------------------------------------------------
 
     def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
         """Add the ack of a task that ended; if its claim has ended, its outcome is retained."""
-        self.outcomes[ack.tag] = delivery
-        self.add(ack, Outgoing(delivery.queue, delivery.message) if ack.keep else None)
-
-    def keep_failed(self, message: Outgoing, reason: str) -> None:
-        """Store the message of a task that was acknowledged before it failed, for a retry."""
-        self._failed.append(Refused(message, reason))
+        self._verdicts.append((ack, delivery))
         self._wake()
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         """Add a verdict. `message`: what is returned or buried, in case the broker has lost it."""
-        if message is not None:
-            self._messages[verdict.tag] = message
-        self._waiting.append(verdict)
+        self._verdicts.append((verdict, message))
         self._wake()
+
+    def waiting_outcome(self, delivery: Delivery) -> Tag | None:
+        """Return the earlier claim of this message, if its outcome still waits to be settled."""
+        for verdict, origin in self._verdicts:
+            if isinstance(origin, Delivery) and is_same_message(origin, delivery):
+                return verdict.tag
+        return None
 
     def report(
         self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing], after: bytes = b""
     ) -> None:
         """Store results and send follow-ups of a message that was acknowledged before it ran."""
         if results or follow_ups or after:
-            self._results += results
-            self._follow_ups += follow_ups
+            self._reported += results
+            self._reported += follow_ups
             if after:
-                self._after.append(after)
+                self._reported.append(after)
             self._wake()
 
+    def retain_failed(self, message: Outgoing, reason: str) -> None:
+        """Store the message of a task that was acknowledged before it failed, for a retry."""
+        self._reported.append(Refused(message, reason))
+        self._wake()
+
     def resend(self, message: Outgoing) -> None:
-        """Send a message again whose signature is used up, because it has ended for the broker."""
+        """Send a message again that has ended for the broker, with a new signature where there are keys."""
         signer = None if self._broker.keyring is None else self._broker.signer
         self.report((), [message if signer is None else signer.renewed(message, cluster_now())])
 
@@ -205,24 +172,32 @@ class Settler:
 
         `joins`: the verdict that its results are settled with.
         """
-        self._first.append(BeforeSettling(work, attempts_max, joins))
+        self._before.append(BeforeSettling(work, attempts_max, joins))
         self._wake()
 
     def release(self, key: str, task_id: str) -> None:
         """Free the key of a unique task, once its message is settled."""
         if self._broker.capabilities.unique:
-            self._uniques.append((key, task_id))
+            self._unique_keys.append((key, task_id))
             self._wake()
 
     def release_of(self, message: Message) -> None:
         """Free the key that the headers of an unopened message name."""
-        held = holding_of(message)
-        if held is not None and held.umbel_unique:
-            self.release(held.umbel_unique, held.id)
+        holding = holding_of(message)
+        if holding is not None and holding.umbel_unique:
+            self.release(holding.umbel_unique, holding.id)
+
+    def _wake(self) -> None:
+        if not self._gathered.is_set():  # the hot path: each message that ends comes here
+            self._idle.clear()
+            self._gathered.set()
+
+    # -- the loop --------------------------------------------------------------------------------
 
     async def drained(self) -> None:
-        """Return when nothing waits to be settled."""
+        """Return when everything is settled and the work after settling is done."""
         await self._idle.wait()
+        await self.after.drained()
 
     async def flush(self) -> None:
         """Try once to settle what has gathered, when `run` was cancelled."""
@@ -230,206 +205,141 @@ class Settler:
 
     async def run(self) -> None:
         """Settle what gathers, with retries while the broker is unavailable, until cancelled."""
-        failures = 0
+        backoff = Backoff()
         while True:
             await self._gathered.wait()
             self._gathered.clear()
             try:
                 await self._settle_gathered()
             except BrokerError as error:
-                failures += 1
-                self._note_failure(error)
+                self.problem = f"cannot acknowledge results: {error}"
+                if not self._context.store_outages.problem:
+                    self._context.outages.failed(PART, error)
                 self._gathered.set()
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                await backoff.pause()
                 continue
-            if failures:
-                self._outages.worked(PART)
-                failures, self.problem = 0, ""
-            if not self.pending and not self._uniques:
+            if backoff.failures:
+                backoff.reset()
+                self._context.outages.worked(PART)
+                self.problem = ""
+            if not self.pending and not self._unique_keys:
                 self._idle.set()
 
     async def _settle_gathered(self) -> None:
+        """Bring everything that has gathered, in an order that loses nothing if the worker dies in between.
+
+        What a verdict depends on is stored before the verdict. A batch is removed when it is settled, so it
+        is repeated after an outage. If a part of it cannot be encoded, its verdicts are settled one by one.
+        """
         while True:
-            while self._first or self._results or self._follow_ups or self._after or self._failed:
-                await self._store_reported()
+            while self._before or self._reported:
+                await self._bring_reported()
             # From here to the slice nothing is awaited: what a verdict depends on was stored above.
-            if not self._waiting:
+            if not self._verdicts:
                 break
-            batch = self._waiting[: 1 if self._singly else BATCH_MAX]
+            batch = self._verdicts[: 1 if self._singly else BATCH_MAX]
             if self._events.recorded:
                 await self._events.logged()
-            sent = await self._with_results_stored(batch)
-            settled = await self._settle(sent)
+            sent = [verdict for verdict, _ in batch]
+            if not self._stores_with_acks:
+                sent = await self._with_results_stored(sent)
+            settled = await self._settle(sent, batch[0][1])
             if settled is None:
                 self._singly = len(batch)
                 continue
             self._singly = max(0, self._singly - 1)
-            del self._waiting[: len(batch)]
+            del self._verdicts[: len(batch)]
             self._settled()
-            self._keep_unknown(sent, settled)
-            self._note_applied(sent, settled)
-            self._note_ended(batch, settled.conflicts)
+            if settled.unknown:
+                self._save_unknown(sent, [origin for _, origin in batch], settled.unknown)
+            self._queue_work_after(sent, settled)
+            self._note_outcomes(batch, settled.conflicts)
             if settled.refused:
                 self._refused(settled.refused)
-        await self._bury_unknown()
-        await self._release_gathered()
+        if self._dead:
+            await _bring(self._dead, self._broker.bury)
+        if self._unique_keys:
+            await _bring(self._unique_keys, self._broker.coordination.release_unique)
 
-    def _note_applied(self, batch: Sequence[Verdict], settled: Settled) -> None:
-        ended = settled.conflicts | settled.unknown if settled.applied else {verdict.tag for verdict in batch}
-        bringing = [verdict for verdict in batch if isinstance(verdict, _BRINGING) and verdict.after]
-        if after := [verdict.after for verdict in bringing if verdict.tag not in ended]:
-            self._do_after(after)
+    # -- before verdicts -------------------------------------------------------------------------
 
-    def _note_ended(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
-        known = self.outcomes
-        outcomes = [
-            (verdict, known.pop(verdict.tag))
-            for verdict in batch
-            if isinstance(verdict, Ack) and verdict.tag in known
-        ]
-        if self._kept.confirmed and not (conflicts or self._kept.came_back):
-            return
-        again = self._kept.settled(outcomes, conflicts)
-        for ack, delivery in again.values():
-            self.add_outcome(ack, delivery)
-        if count := len(conflicts - again.keys()):
-            self._counters.conflicts += count
-            self._outages.consequence(
-                log, logging.WARNING, NOT_APPLIED, named="outcomes not applied", count=count
-            )
-
-    async def _settle(self, batch: Sequence[Verdict]) -> Settled | None:
-        """Settle a batch. None: part of it is refused or raises, so that each verdict must go alone."""
-        happened = await await_guarded(self._broker.settle, batch)
-        if not isinstance(happened, Raised):
-            return happened.value
-        if isinstance(happened.error, BrokerError) and not isinstance(happened.error, BrokerRefused):
-            raise happened.error  # `run` retries it
-        return await self._bury(batch[0], happened.error) if len(batch) == 1 else None
-
-    async def _bury(self, verdict: Verdict, error: BaseException) -> Settled:
-        """Move a message whose outcome cannot be written to the dead letters, or leave it unsettled."""
-        self._counters.faults += 1
-        reason = f"cannot store the outcome of the task: {type(error).__name__}: {error}"
-        log.error(
-            "cannot store the outcome of a finished task; moving its message to dead letters", exc_info=error
-        )
-        buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
-        if not isinstance(buried, Raised):
-            message = self._messages.get(verdict.tag) if isinstance(verdict, Return) else None
-            ended = () if message is None or not buried.value.applied else (Refused(message, reason),)
-            return replace(buried.value, applied=0, refused=ended)  # nothing of the verdict itself
-        if isinstance(buried.error, BrokerError) and not isinstance(buried.error, BrokerRefused):
-            raise buried.error
-        log.error(
-            "cannot move a message to dead letters either; restart this worker to have it redelivered",
-            exc_info=buried.error,
-        )
-        return Settled(0)
-
-    def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
-        """Save what came of claims that the broker no longer knows, because its data was replaced."""
-        if not self._messages and not settled.unknown:
-            return
-        for verdict in batch:
-            message = self._messages.pop(verdict.tag, None)
-            if verdict.tag not in settled.unknown:
-                continue
-            match verdict:
-                case Ack() | Bury():
-                    self._counters.unknown += 1
-                    self.report(verdict.results, verdict.follow_ups, verdict.after)
-                    if message is not None and isinstance(verdict, Bury):
-                        self._dead.append(Refused(message, verdict.reason))
-                    elif message is not None and isinstance(verdict, Ack):
-                        self._failed.append(Refused(message, verdict.keep))
-                case Return() if message is not None:
-                    self._counters.unknown += 1
-                    self.resend(message)
-
-    async def _release_gathered(self) -> None:
-        if self._uniques:
-            claimed = tuple(self._uniques)
-            await self._broker.coordination.release_unique(claimed)
-            del self._uniques[: len(claimed)]
-
-    async def _with_results_stored(self, batch: list[Verdict]) -> list[Verdict]:
-        if self._together:
-            return batch
-        bringing = [verdict for verdict in batch if isinstance(verdict, Ack | Bury) and verdict.results]
-        if not bringing:
-            return batch
-        # A run whose claim has ended is repeated elsewhere: its result must not replace that run's.
-        ended = await self._broker.ended([verdict.tag for verdict in bringing])
-        results = [result for verdict in bringing if verdict.tag not in ended for result in verdict.results]
-        if results:
-            await self._store(results)
-        return [
-            msgspec.structs.replace(verdict, results=()) if isinstance(verdict, Ack | Bury) else verdict
-            for verdict in batch
-        ]
-
-    async def _store_reported(self) -> None:
-        while self._first:
-            await self._do_next(self._first[0])
-            del self._first[0]
-        results, follow_ups, after = tuple(self._results), tuple(self._follow_ups), tuple(self._after)
-        failed = tuple(self._failed)
+    async def _bring_reported(self) -> None:
+        """Do the work before settling, then bring what was reported for messages acknowledged early."""
+        while self._before:
+            await self._attempt(self._before[0])
+            del self._before[0]
+        count = len(self._reported)
         # What is reported from here on waits for the next round: its events may not be in the log yet.
         if self._events.recorded:
             await self._events.logged()
-        if failed:  # before its result is visible: a failure that can be seen can be retried
-            await store_failed(self._broker, failed)
-            del self._failed[: len(failed)]
-        if results:
-            await self._store(results)
-            del self._results[: len(results)]
-        if follow_ups:
-            await self._publish(follow_ups)
-            del self._follow_ups[: len(follow_ups)]
-        if after:
-            self._do_after(after)
-            del self._after[: len(after)]
+        # First the retained message: a failure whose result is visible can be retried.
+        count = await self._bring_kind(Refused, self._retain, count)
+        count = await self._bring_kind(StoredResult, self._store, count)
+        count = await self._bring_kind(Outgoing, self._publish, count)
+        await self._bring_kind(bytes, self._add_after, count)
         self._settled()
 
-    async def _do_next(self, first: BeforeSettling) -> None:
+    async def _bring_kind(
+        self, kind: type[T], bring: Callable[[Sequence[T]], Awaitable[None]], count: int
+    ) -> int:
+        """Bring those of one kind among the first `count` reported parts; return how many of these remain."""
+        first = self._reported[:count]
+        if batch := [part for part in first if isinstance(part, kind)]:
+            await bring(batch)
+            self._reported[:count] = [part for part in first if not isinstance(part, kind)]
+        return count - len(batch)
+
+    async def _add_after(self, work: Sequence[bytes]) -> None:
+        self.after.add(work)
+
+    async def _attempt(self, first: BeforeSettling) -> None:
         """Do the work once; return when it is done or given up, raise when it must be retried."""
-        more = await first.attempt()
-        if not isinstance(more, Raised):
-            self._store_outages.worked(PART)
-            if not self._join(first.joins, more.value):
-                self.report(more.value.results, more.value.follow_ups, more.value.after)
-            return
-        if first.goes_on(more.error):
-            failed = BrokerUnavailable(f"cannot store the result of a revoked or refused task: {more.error}")
-            self._store_outages.failed(PART, failed)
+        happened, outages = await first.attempt(), self._context.store_outages
+        if isinstance(happened, Returned):
+            outages.worked(PART)
+            if not self._join(first.joins, happened.value):
+                self.report(happened.value.results, happened.value.follow_ups, happened.value.after)
+        elif first.may_retry(happened.error):
+            failed = BrokerUnavailable(
+                f"cannot store the result of a revoked or refused task: {happened.error}"
+            )
+            outages.failed(PART, failed)
             raise failed
-        log.error("cannot store the result of a revoked or refused task; giving up", exc_info=more.error)
+        else:
+            text = "cannot store the result of a revoked or refused task; giving up"
+            log.error(text, exc_info=happened.error)
 
     def _join(self, tag: Tag | None, more: Ending) -> bool:
-        """Add results to a verdict that still waits; return whether it did."""
-        for place, verdict in enumerate(self._waiting if tag is not None else ()):
+        """Add results to a verdict that still waits; return whether there is one."""
+        for place, (verdict, origin) in enumerate(self._verdicts if tag is not None else ()):
             if verdict.tag == tag and isinstance(verdict, Ack | Bury):
-                self._waiting[place] = msgspec.structs.replace(
+                joined = replace(
                     verdict,
                     results=[*verdict.results, *more.results],
                     follow_ups=[*verdict.follow_ups, *more.follow_ups],
                     after=more.after or verdict.after,
                 )
+                self._verdicts[place] = joined, origin
                 return True
         return False
 
+    async def _retain(self, failed: Sequence[Refused]) -> None:
+        await store_failed(self._broker, failed)
+
     async def _store(self, results: Sequence[StoredResult]) -> None:
+        """Store results in the backend, off the loop; results that it refuses are stored as failures."""
+        outages = self._context.store_outages
         try:
-            await asyncio.to_thread(self._backend.store, results)
+            await asyncio.to_thread(self._context.backend.store, results)
         except BrokerRefused as error:
             self._refused([Refused(results[place], str(error)) for place in _places(error, results)])
         except BrokerError as error:
-            self._store_outages.failed(PART, error)
+            outages.failed(PART, error)
             raise
-        self._store_outages.worked(PART)
+        outages.worked(PART)
 
     async def _publish(self, messages: Sequence[Outgoing]) -> None:
+        """Send messages; those that the broker refuses become dead letters, and the others are sent."""
         try:
             await self._broker.publish(messages)
         except BrokerRefused as error:
@@ -441,24 +351,128 @@ class Settler:
             await self._broker.bury(refused)
             self._refused(refused)
 
-    async def _bury_unknown(self) -> None:
-        if self._dead:
-            dead = tuple(self._dead)
-            await self._broker.bury(dead)
-            del self._dead[: len(dead)]
+    # -- verdicts --------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        if not self._gathered.is_set():  # the hot path: each message that ends comes here
-            self._idle.clear()
-            self._gathered.set()
+    async def _with_results_stored(self, batch: list[Verdict]) -> list[Verdict]:
+        """Store the results where the broker does not do it, and return the verdicts without them."""
+        with_results = [
+            verdict for verdict in batch if isinstance(verdict, _WITH_RESULTS) and verdict.results
+        ]
+        if not with_results:
+            return batch
+        # A run whose claim has ended is repeated elsewhere: its result must not replace that run's.
+        ended = await self._broker.ended([verdict.tag for verdict in with_results])
+        results = [
+            result for verdict in with_results if verdict.tag not in ended for result in verdict.results
+        ]
+        if results:
+            await self._store(results)
+        return [
+            replace(verdict, results=()) if isinstance(verdict, _WITH_RESULTS) else verdict
+            for verdict in batch
+        ]
 
-    def _note_failure(self, error: BrokerError) -> None:
-        self.problem = f"cannot acknowledge results: {error}"
-        if not self._store_outages.problem:
-            self._outages.failed(PART, error)
+    async def _settle(self, batch: Sequence[Verdict], origin: Delivery | Outgoing | None) -> Settled | None:
+        """Settle a batch. None: part of it cannot be written, so that each verdict must go alone.
+
+        `origin`: that of the first verdict.
+        """
+        try:
+            return await self._broker.settle(batch)
+        except Exception as error:  # ours: what a broker refuses, or cannot encode, must end alone
+            if _is_outage(error):
+                raise  # `run` retries it
+            return await self._bury(batch[0], error, origin) if len(batch) == 1 else None
+
+    async def _bury(self, verdict: Verdict, error: Exception, origin: Delivery | Outgoing | None) -> Settled:
+        """Move a message whose outcome cannot be written to the dead letters, or leave it unsettled."""
+        self._context.counters.faults += 1
+        reason = f"cannot store the outcome of the task: {type(error).__name__}: {error}"
+        log.error(
+            "cannot store the outcome of a finished task; moving its message to dead letters", exc_info=error
+        )
+        try:
+            buried = await self._broker.settle([Bury(verdict.tag, reason)])
+        except Exception as again:  # ours, as above
+            if _is_outage(again):
+                raise
+            log.error(
+                "cannot move a message to dead letters either; restart this worker to have it redelivered",
+                exc_info=again,
+            )
+            return Settled(0)
+        ended: Sequence[Refused] = ()
+        if isinstance(verdict, Return) and isinstance(origin, Outgoing) and buried.applied:
+            ended = (Refused(origin, reason),)
+        return replace(buried, applied=0, refused=ended)  # nothing of the verdict itself
+
+    def _save_unknown(
+        self,
+        batch: Sequence[Verdict],
+        origins: Sequence[Delivery | Outgoing | None],
+        unknown: frozenset[Tag],
+    ) -> None:
+        """Save the outcomes of claims that the broker no longer knows, because its data was replaced."""
+        for verdict, origin in zip(batch, origins, strict=True):
+            if verdict.tag not in unknown:
+                continue
+            message = Outgoing(origin.queue, origin.message) if isinstance(origin, Delivery) else origin
+            match verdict:
+                case Ack() | Bury():
+                    self._context.counters.unknown += 1
+                    self.report(verdict.results, verdict.follow_ups, verdict.after)
+                    if message is not None and isinstance(verdict, Bury):
+                        self._dead.append(Refused(message, verdict.reason))
+                    elif message is not None and isinstance(verdict, Ack) and verdict.keep:
+                        self._reported.append(Refused(message, verdict.keep))
+                case Return() if message is not None:
+                    self._context.counters.unknown += 1
+                    self.resend(message)
+
+    def _queue_work_after(self, batch: Sequence[Verdict], settled: Settled) -> None:
+        after = [verdict for verdict in batch if isinstance(verdict, _WITH_RESULTS) and verdict.after]
+        if after and settled.applied:
+            ended = settled.conflicts | settled.unknown
+            self.after.add([verdict.after for verdict in after if verdict.tag not in ended])
+
+    def _note_outcomes(
+        self, batch: Sequence[tuple[Verdict, Delivery | Outgoing | None]], conflicts: frozenset[Tag]
+    ) -> None:
+        """Retain the outcomes that were not applied, and settle those again whose messages came back."""
+        retained = self.retained
+        if retained.confirmed and not (conflicts or retained.came_back):
+            return
+        outcomes = [
+            (ack, delivery)
+            for ack, delivery in batch
+            if isinstance(delivery, Delivery) and isinstance(ack, Ack)
+        ]
+        again = retained.settled(outcomes, conflicts)
+        for ack, delivery in again.values():
+            self.add_outcome(ack, delivery)
+        if count := len(conflicts - again.keys()):
+            self._context.counters.conflicts += count
+            self._context.outages.consequence(
+                log, logging.WARNING, NOT_APPLIED, named="outcomes not applied", count=count
+            )
 
 
-async def store_failed(broker: Messages, failed: Sequence[Refused]) -> None:
+async def _bring(gathered: list[T], bring: Callable[[Sequence[T]], Awaitable[object]]) -> None:
+    """Bring all items of a list, and remove them when that worked."""
+    batch = tuple(gathered)
+    await bring(batch)
+    del gathered[: len(batch)]
+
+
+def _is_outage(error: Exception) -> bool:
+    return isinstance(error, BrokerError) and not isinstance(error, BrokerRefused)
+
+
+def _places(error: BrokerRefused, parts: Sequence[object]) -> Sequence[int]:
+    return error.places or range(len(parts))
+
+
+async def store_failed(broker: Broker, failed: Sequence[Refused]) -> None:
     """Store failed messages for a retry; what the broker refuses is dropped with an error in the log."""
     if not broker.capabilities.failures:
         return
@@ -472,24 +486,17 @@ async def store_failed(broker: Messages, failed: Sequence[Refused]) -> None:
         log.error("broker refuses to store failed tasks; `umbel task retry` cannot retry them", extra=fields)
 
 
-def _places(error: BrokerRefused, parts: Sequence[object]) -> Sequence[int]:
-    return error.places or range(len(parts))
-
-
 # ---- after settling --------------------------------------------------------------------------------
-#
-# Blocking work that comes after a message is settled, as data for the app.
-#
-# For example, a chord's part that was counted outside the broker is then noted as done. The work runs off
-# the loop, in the order of the settles, in batches. A batch that fails is retried ATTEMPTS_MAX times and
-# then dropped with an error in the log. A worker that dies does not do it, so only work that may be missing
-# belongs here.
-
-ATTEMPTS_MAX = 5
 
 
 class AfterSettling:
-    """Runs the app's `after_settle`. Waiting work counts as unsettled, which limits new claims."""
+    """Runs the app's `after_settle`: blocking work after a message is settled, given as data for the app.
+
+    For example, a chord's part that was counted outside the broker is then recorded as done. The work runs
+    off the loop, in the order of the settles, in batches. A batch that fails is retried, ATTEMPTS_MAX
+    attempts in all, and then dropped with an error in the log. A worker that dies does not do it, so only
+    work that may be missing belongs here. Work that waits counts as unsettled, which limits new claims.
+    """
 
     def __init__(self, do: AfterSettle | None) -> None:
         self._do = do
@@ -520,21 +527,16 @@ class AfterSettling:
             self._idle.set()
 
     async def _attempt(self, do: AfterSettle, batch: Sequence[bytes]) -> None:
-        attempts = 1
-        while (error := await _done(do, batch)) is not None and attempts < ATTEMPTS_MAX:
-            await asyncio.sleep(reconnect_wait_s(attempts, random()))
-            attempts += 1
-        if error is None:
-            return
-        fields = {"count": len(batch), "attempts": ATTEMPTS_MAX}
-        log.error(
-            "chords of finished tasks cannot be updated in the result backend; giving up",
-            extra=fields,
-            exc_info=error,
-        )
+        backoff = Backoff()
+        while (error := await _error_of(do, batch)) is not None and backoff.failures < ATTEMPTS_MAX - 1:
+            await backoff.pause()
+        if error is not None:
+            fields = {"count": len(batch), "attempts": ATTEMPTS_MAX}
+            text = "chords of finished tasks cannot be updated in the result backend; giving up"
+            log.error(text, extra=fields, exc_info=error)
 
 
-async def _done(do: AfterSettle, batch: Sequence[bytes]) -> BaseException | None:
+async def _error_of(do: AfterSettle, batch: Sequence[bytes]) -> BaseException | None:
     try:
         happened = await OffLoop("umbel-after", lambda: do(batch)).ended(TIMEOUT_S)
     except TimeoutError as error:

@@ -9,93 +9,48 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from umbel.brokers.interface import Delivery, Messages, Refused
-from umbel.chance import random
+from umbel.backoff import Backoff
+from umbel.brokers.interface import Broker, Delivery, Refused
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, PoolError
-from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, UserEvent
 from umbel.protocol.delivery.delivery import PATIENCE_S, AdmissionPolicy, ClaimAhead, Refusal
 from umbel.protocol.delivery.revoked import RevokedTasks
-from umbel.protocol.delivery.states import reconnect_wait_s
 from umbel.protocol.delivery.trust import UNSIGNED
 from umbel.protocol.shutdown import LinkChange, LinkLost
 from umbel.worker.bootsteps import Step
 from umbel.worker.connection import RETURNED_TEXT
 from umbel.worker.context import WorkerContext
 from umbel.worker.delivery.admit import Admission, Adoption, RevokeRecord, Scheduled, job_of
-from umbel.worker.delivery.claimed import Claimed, RetainedOutcomes
-from umbel.worker.delivery.end import AppEndings, Endings, RefusedParts
-from umbel.worker.delivery.settle import AfterSettling, Settler
+from umbel.worker.delivery.claimed import Claimed
+from umbel.worker.delivery.end import Endings, handle_each
+from umbel.worker.delivery.settle import Settler
 from umbel.worker.delivery.task_events import TaskEvents
 
-# ---- message parts ---------------------------------------------------------------------------------
-#
-# The chain of objects that handle each message, built once for a worker.
+log = logging.getLogger("umbel.worker.tasks")
 
-UNCONFIRMED = frozenset({"amqp", "gcpubsub"})  # brokers that do not say whether an ack has arrived
-
-
-class MessageParts:
-    """Builds settler, endings, adoption and admission, and connects them."""
-
-    def __init__(
-        self,
-        context: WorkerContext,
-        events: TaskEvents,
-        policy: AdmissionPolicy,
-        revoked: RevokedTasks,
-        settled: Callable[[], None],
-    ) -> None:
-        broker, backend = context.broker, context.backend
-        together = broker.capabilities.stores_results and backend.shares_settle(broker.url)
-        confirmed = broker.capabilities.transport not in UNCONFIRMED
-        retained = RetainedOutcomes(asyncio.get_running_loop().time, confirmed=confirmed)
-        self.after = AfterSettling(context.settings.after_settle)
-        self.settler = Settler(
-            broker,
-            backend,
-            context.counters,
-            outages=context.outages,
-            store_outages=context.store_outages,
-            together=together,
-            events=events.step,
-            refused=self._end_refused,
-            kept=retained,
-            settled=settled,
-            after=self.after.add,
-        )
-        remains = AppEndings(context, self.settler)
-        self._refused_parts = RefusedParts(context, remains, self.settler, events)
-        self.endings = Endings(context, policy, self.settler, remains, events)
-        self.adoption = Adoption(context, retained, self.settler)
-        self.admission = Admission(context, policy, revoked, self.settler, self.endings, events)
-
-    async def drained(self) -> None:
-        """Return when everything is settled and the work after settling is done."""
-        await self.settler.drained()
-        await self.after.drained()
-
-    def _end_refused(self, refused: Sequence[Refused]) -> None:
-        self._refused_parts.end(refused)
-
-
-# ---- idle wait -------------------------------------------------------------------------------------
-#
-# Waits at the broker until a claim may find something; `end` ends the wait at once.
-#
-# The broker decides how long a wait may last: as long as it reports every change itself.
+LEASE_EXPIRED = "worker lease expired; running tasks may also run on another worker"
+_CHILD_LOGGED_AT = {
+    "died": logging.WARNING,
+    "heavy": logging.WARNING,
+    "not-reloaded": logging.ERROR,
+    "ended": logging.INFO,
+    "reloaded": logging.INFO,
+}
 
 
 class IdleWait:
-    """The wait of one worker that found its queues empty."""
+    """The wait of a worker that found its queues empty, until a claim may find something.
 
-    def __init__(self, broker: Messages, owner: str) -> None:
+    The broker decides how long a wait may last: as long as it reports every change itself.
+    """
+
+    def __init__(self, broker: Broker, owner: str) -> None:
         self._broker = broker
         self._owner = owner
-        self._longest_s = broker.capabilities.idle_wait_s
         self._waiting: asyncio.Timeout | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the waiting task
 
@@ -104,7 +59,8 @@ class IdleWait:
         self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as self._waiting:
-                await self._broker.wait_ready(queues, self._longest_s, owner=self._owner)
+                most_s = self._broker.capabilities.idle_wait_s
+                await self._broker.wait_ready(queues, most_s, owner=self._owner)
         except TimeoutError:  # `end`
             pass
         finally:
@@ -121,20 +77,18 @@ class IdleWait:
             waiting.reschedule(loop.time())
 
 
-# ---- child table -----------------------------------------------------------------------------------
-#
-# The child processes of a pool: their process ids, and how often each was replaced.
-
-
 class ChildTable:
-    """By place in the pool; a place stays listed when the pool shrinks."""
+    """The child processes of a pool, by their place in it: process ids, and how often each was replaced.
+
+    A place stays listed when the pool shrinks.
+    """
 
     def __init__(self) -> None:
         self.pids: dict[int, int] = {}
         self.restarts: dict[int, int] = {}
 
     def note(self, what: str, fields: Mapping[str, Any]) -> None:
-        """Take in one event of a child (`started`, `ended`, `died`); others are ignored."""
+        """Note that a child `started`, `ended` or `died`; other events are ignored."""
         child, pid = fields.get("child"), fields.get("pid")
         if not isinstance(child, int) or not isinstance(pid, int):
             return
@@ -145,57 +99,48 @@ class ChildTable:
             del self.pids[child]
 
 
-# ---- tasks -----------------------------------------------------------------------------------------
-#
-# Claims messages, has them judged, hands them to the pool, settles how they ended.
-#
-# The heart of a worker. It claims only as much as the pool can use, so that what this worker cannot start
-# stays with the broker for others. `Admission` decides which messages may run, `Endings` what becomes of
-# those that have ended.
-
-log = logging.getLogger("umbel.worker.tasks")
-
-ELSEWHERE = "worker lease expired; running tasks may also run on another worker"
-_CHILD_LOGGED_AT = {
-    "died": logging.WARNING,
-    "heavy": logging.WARNING,
-    "not-reloaded": logging.ERROR,
-    "ended": logging.INFO,
-    "reloaded": logging.INFO,
-}
-
-
 class Tasks(Step):
-    """The step that takes messages, the listener of the pool, and the source for remote control."""
+    """The step that takes messages.
+
+    It is also the listener of the pool, and the source for remote control.
+    """
 
     name = "tasks"
     requires = ("connection", "events", "pool", "heart", "control", "gossip")
 
     def __init__(self, context: WorkerContext, events: TaskEvents) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._counters = context.counters
-        self._broker: Messages = context.broker
+        self._broker = context.broker
         self._owner = context.identity.owner
         self._pool = context.pool
-        self._policy = AdmissionPolicy(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
-        self.prefetch_max = context.settings.prefetch_max
+        settings = context.settings
+        # The rules by which messages are admitted; remote control changes limits in it.
+        self.policy = AdmissionPolicy(settings.tasks, max_deliveries=settings.max_deliveries)
+        self.prefetch_max = settings.prefetch_max
         self.revoked = RevokedTasks()
-        self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
-        self._before_taking: dict[str, Callable[[], Awaitable[None]]] = {}  # by name
         self.revokes = RevokeRecord(context, self.revoked)
+        self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self.children = ChildTable()
+        self._before_taking: dict[str, Callable[[], Awaitable[None]]] = {}  # by name
         self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
         self._idle = IdleWait(self._broker, self._owner)
         self._stopping = False
         self._signs_for: str | None = None  # the cluster, for what signed messages cause; None: no keys
-        self._pool_failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._pool_failed: asyncio.Future[str] = self._loop.create_future()
         self._claim_problem = ""
-        self._parts = parts = MessageParts(context, events, self._policy, self.revoked, self._note_settled)
-        self._settler, self._endings = parts.settler, parts.endings
-        self._adoption, self._admission = parts.adoption, parts.admission
+        self._settler = settler = Settler(
+            context,
+            events.step,
+            refused=self._end_refused,
+            settled=self._note_settled,
+        )
+        self._endings = Endings(context, self.policy, settler, events)
+        self._adoption = Adoption(context, settler)
+        self._admission = Admission(context, self.policy, self.revoked, settler, self._endings, events)
         self._ahead = ClaimAhead()
         self._ahead_timer: asyncio.TimerHandle | None = None
         self._is_late = False  # claimed messages wait too long for a child, and are to be returned
@@ -203,7 +148,7 @@ class Tasks(Step):
     @property
     def claimed(self) -> int:
         """Messages claimed and not settled, with everything that still has to be stored or sent for them."""
-        return len(self._claimed) + self._settler.pending + len(self._parts.after.waiting)
+        return len(self._claimed) + self._settler.pending + len(self._settler.after.waiting)
 
     @property
     def problem(self) -> str:
@@ -223,7 +168,7 @@ class Tasks(Step):
         if self._broker.keyring is not None and (signer := self._broker.signer) is not None:
             self._signs_for = signer.cluster.id
         self.run_in_background(self._settler.run())
-        self.run_in_background(self._parts.after.run())
+        self.run_in_background(self._settler.after.run())
         self.run_in_background(self._consume())
         self.run_in_background(self._fail_with_the_pool())
 
@@ -238,7 +183,7 @@ class Tasks(Step):
         await self._finish_settling()
         await self.end_background()
 
-    # -- stopping: what `Stopping` calls -------------------------------------------------------------------
+    # -- stopping: what `Stopping` calls ---------------------------------------------------------
 
     @property
     def running(self) -> int:
@@ -250,7 +195,7 @@ class Tasks(Step):
         self._stopping = True
         if self._ahead_timer is not None:
             self._ahead_timer.cancel()
-        self.look_again()
+        self.wake()
         if self._background:
             for job in self._pool.withdraw():
                 self._endings.give_back(self._claimed.pop(job.number), ran=False)
@@ -274,7 +219,7 @@ class Tasks(Step):
         """End a wait in `changed`."""
         self._room.set()
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """End the wait for messages or for room, because queues or limits have changed."""
         self._room.set()
         self._idle.end()
@@ -285,23 +230,20 @@ class Tasks(Step):
             self._before_taking.pop(name, None)
         else:
             self._before_taking[name] = callback
-            self.look_again()
+            self.wake()
 
     # -- for remote control ----------------------------------------------------------------------
-
-    @property
-    def policy(self) -> AdmissionPolicy:
-        """The rules by which messages are admitted; remote control changes limits in it."""
-        return self._policy
 
     @property
     def scheduled(self) -> Scheduled:
         """The messages that this worker parked until they are due."""
         return self._admission.scheduled
 
-    def hold_at_most(self, most: int) -> None:
-        """Claim at most this many messages, running and waiting; claimed ones stay."""
+    def limit_prefetch(self, most: int) -> None:
+        """Claim at most this many messages, running and waiting; claimed ones stay. Thread-safe."""
         self.prefetch_max = most
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.wake)
 
     def holding(self) -> list[Claimed]:
         """Return every message that was admitted here and has not ended."""
@@ -314,8 +256,12 @@ class Tasks(Step):
     def drop_revoked(self) -> None:
         """Refuse unstarted messages that were revoked after they were claimed."""
         if any(map(self._is_revoked, self._claimed.values())):
-            for claimed in self._withdrawn(self._is_revoked):
-                self._handle(claimed, self._endings.refuse, Refusal.REVOKED)
+            refuse = self._endings.refuse
+            handle_each(
+                lambda claimed: refuse(claimed, Refusal.REVOKED),
+                self._withdrawn(self._is_revoked),
+                self._endings.bury_faulty,
+            )
 
     def return_unstarted(self) -> None:
         """Return all that has not started, because the lease expired and other workers have the messages.
@@ -326,7 +272,7 @@ class Tasks(Step):
             self._endings.give_back(claimed, ran=False)
         if self.running:
             self._context.outages.consequence(
-                log, logging.WARNING, ELSEWHERE, named="maybe run twice", count=self.running
+                log, logging.WARNING, LEASE_EXPIRED, named="maybe run twice", count=self.running
             )
 
     def _look_for_late(self) -> None:
@@ -335,7 +281,7 @@ class Tasks(Step):
         A free child is about to take the first of them, so they wait once more.
         """
         self._ahead_timer = None
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         last = self._ahead.overdue(now)
         if last and self._has_unstarted(last):
             if self._pool.free():
@@ -343,7 +289,7 @@ class Tasks(Step):
             else:
                 self._ahead.stall()
                 self._is_late = True
-                self.look_again()
+                self.wake()
         self._arm_ahead()
 
     def _has_unstarted(self, last: int) -> bool:
@@ -357,7 +303,7 @@ class Tasks(Step):
     def _arm_ahead(self) -> None:
         deadline = self._ahead.deadline
         if self._ahead_timer is None and deadline is not None and self._claimed and not self._stopping:
-            self._ahead_timer = asyncio.get_running_loop().call_at(deadline, self._look_for_late)
+            self._ahead_timer = self._loop.call_at(deadline, self._look_for_late)
 
     async def _return_late(self) -> None:
         """Return what has not started, first in line; other workers may have room for it.
@@ -379,25 +325,24 @@ class Tasks(Step):
         return self._withdrawn(lambda claimed: not claimed.acked) if self._background else []
 
     def _withdrawn(self, goes: Callable[[Claimed], bool]) -> list[Claimed]:
-        """Withdraw the unstarted messages for which `goes` is true; the others may start here."""
+        """Withdraw the unstarted messages for which `goes` is true; the others may start here.
+
+        A stopping worker returns the others to their queues, too.
+        """
         withdrawn: list[Claimed] = []
-        keep: list[Job] = []
+        others: list[Job] = []
         for job in self._pool.withdraw():
             if goes(self._claimed[job.number]):
                 withdrawn.append(self._claimed.pop(job.number))
             else:
-                keep.append(job)
-        self._put_back(keep)
-        return withdrawn
-
-    def _put_back(self, jobs: Sequence[Job]) -> None:
-        """Submit withdrawn jobs to the pool again; a stopping worker returns their messages instead."""
-        if not self._stopping:
-            self._submit(jobs)
+                others.append(job)
+        if self._stopping:
+            for job in others:
+                self._endings.give_back(self._claimed.pop(job.number), ran=False)
+        else:
+            self._submit(others)
             self._room.set()
-            return
-        for job in jobs:
-            self._endings.give_back(self._claimed.pop(job.number), ran=False)
+        return withdrawn
 
     def _is_revoked(self, claimed: Claimed) -> bool:
         return self.revoked.covers(claimed.headers.id, claimed.headers.stamps)
@@ -405,22 +350,21 @@ class Tasks(Step):
     # -- from the broker -------------------------------------------------------------------------
 
     async def _consume(self) -> None:
-        failures, outages = 0, self._context.outages
+        """Claim and start messages until the worker stops, with retries while the broker is unavailable."""
+        backoff, outages = Backoff(), self._context.outages
         while not self._stopping:
             try:
                 idle_for = await self._take_some()
-                if failures:  # before a wait, which may be long
+                if backoff.failures:  # before a wait, which may be long
                     outages.worked(self.name)
                     self._claim_problem = ""
                 if idle_for:
                     await self._wait_for_messages(idle_for)
+                backoff.reset()
             except BrokerError as error:
-                failures += 1
                 outages.failed(self.name, error)
                 self._claim_problem = f"cannot fetch messages: {error}"
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
-                continue
-            failures = 0
+                await backoff.pause()
         try:  # what was prefetched goes to other workers now, not only when the last task has ended
             await self._leave_queues(is_busy=False)
         except BrokerError as error:  # the broker returns it when this worker disconnects
@@ -459,14 +403,14 @@ class Tasks(Step):
                 log, logging.WARNING, RETURNED_TEXT, named="returned of others", count=claim.returned
             )
         if claim.set_aside:
-            self._endings.set_aside(claim.set_aside)
+            self._endings.note_set_aside(claim.set_aside)
         for catch_up in tuple(self._before_taking.values()):
             await catch_up()
         if not claim.deliveries:
             return queues
         deliveries = await self._admission.verified(claim.deliveries)
         if any(delivery.redelivered for delivery in deliveries):
-            deliveries = await self._adoption.rest(deliveries, self._claimed)
+            deliveries = await self._adoption.unadopted(deliveries, self._claimed)
         await self._take_in(deliveries)
         return ()
 
@@ -496,12 +440,11 @@ class Tasks(Step):
             for claimed in runnable:
                 self._endings.give_back(claimed, ran=False)
             return
-        jobs = each_guarded(self._job, runnable, self._bury_faulty)
-        self._submit(jobs)
+        self._submit(handle_each(self._job, runnable, self._endings.bury_faulty))
 
     def _submit(self, jobs: Sequence[Job]) -> None:
         if jobs:
-            self._ahead.submit(jobs[-1].number, asyncio.get_running_loop().time())
+            self._ahead.submit(jobs[-1].number, self._loop.time())
             self._arm_ahead()
             self._pool.submit(jobs)
 
@@ -512,22 +455,13 @@ class Tasks(Step):
         self.totals[claimed.headers.task] += 1
         return job
 
-    def _bury_faulty(self, claimed: Claimed, error: BaseException) -> None:
-        self._endings.bury_faulty(claimed.delivery, error, claimed)
-
-    def _handle(self, claimed: Claimed, handle: Callable[..., None], *args: Any) -> None:
-        """Handle one message; an internal error ends that message alone (N1)."""
-        happened = call_guarded(handle, claimed, *args)
-        if isinstance(happened, Raised):
-            self._bury_faulty(claimed, happened.error)
-
-    def _tell(self, claimed: Claimed, tell: Callable[..., None], *args: Any) -> None:
+    def _publish(self, claimed: Claimed, publish: Callable[..., None], event: object) -> None:
         """Publish an event of a running task; an internal error is only logged, as its end comes later."""
-        happened = call_guarded(tell, claimed, *args)
-        if isinstance(happened, Raised):
-            self._endings.note_fault(
-                "internal error while publishing a task event", claimed.headers.id, happened.error
-            )
+        try:
+            publish(claimed, event)
+        except Exception as error:  # ours: a message is not lost for one of its events (N1)
+            text = "internal error while publishing a task event"
+            self._endings.note_fault(text, claimed.headers.id, error)
 
     # -- from the pool (PoolListener) ------------------------------------------------------------
 
@@ -536,35 +470,40 @@ class Tasks(Step):
         for number, at, pid in started:
             if (claimed := self._claimed.get(number)) is not None:
                 claimed.started_at, claimed.pid = at, pid
-                self._endings.take(claimed)
-                self._tell(claimed, self._events.started, at)
+                self._endings.acknowledge_taken(claimed)
+                self._publish(claimed, self._events.started, at)
 
     def on_told(self, custom: UserEvent) -> None:
         """Publish a custom event that a task sent."""
         if (claimed := self._claimed.get(custom.number)) is not None:
-            self._tell(claimed, self._events.told, custom)
+            self._publish(claimed, self._events.custom, custom)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
         """Settle the tasks that ended in one child."""
         ended = [(self._claimed.pop(outcome.number), outcome) for outcome in outcomes]
-        each_guarded(lambda pair: self._endings.settle(*pair), ended, self._bury_ended)
+        handle_each(lambda pair: self._endings.settle(*pair), ended, self._bury_ended)
         self._pool_moved()
 
     def _bury_ended(self, ended: tuple[Claimed, Outcome], error: BaseException) -> None:
-        claimed, outcome = ended
-        self._endings.bury_faulty(claimed.delivery, error, claimed, outcome)
+        self._endings.bury_faulty(ended[0], error, ended[1])
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:
         """Decide about jobs that ended without an outcome."""
-        for job in lost:
-            self._handle(self._claimed.pop(job.number), self._lose, job)
+        ended = [(self._claimed.pop(job.number), job) for job in lost]
+        handle_each(lambda pair: self._lose(*pair), ended, self._bury_lost)
         self._pool_moved()
+
+    def _bury_lost(self, ended: tuple[Claimed, LostJob], error: BaseException) -> None:
+        self._endings.bury_faulty(ended[0], error)
 
     def _pool_moved(self) -> None:
         self._ahead.move()
         if not self._settler.pending:  # else the pool is notified when that is settled
             self._pool.note_unsettled(0)
         self._room.set()
+
+    def _end_refused(self, parts: Sequence[Refused]) -> None:
+        self._endings.end_refused_parts(parts)
 
     def _note_settled(self) -> None:
         """Fewer messages are claimed than before."""
@@ -595,10 +534,11 @@ class Tasks(Step):
         return {**fields, "task": claimed.headers.task, "task_id": claimed.headers.id}
 
     async def _finish_settling(self) -> None:
+        """Wait until everything is settled, at most for a lease: then other workers get the messages."""
         is_cancelled = all(task.done() for task in self._background)  # because something went wrong
         try:
             async with asyncio.timeout(self._context.settings.lease_s):
-                await (self._settler.flush() if is_cancelled else self._parts.drained())
+                await (self._settler.flush() if is_cancelled else self._settler.drained())
         except (TimeoutError, BrokerError):
             log.error(
                 "messages not acknowledged before shutdown; their tasks may run again",

@@ -1,47 +1,29 @@
-"""The mailbox: listens for control requests on one connection, runs the commands, sends the replies.
-
-The shell of `protocol/pidbox.py`, and the counts of it that `stats` shows.
-"""
+"""The mailbox: listens for control requests on one connection, runs the commands, sends the replies."""
 
 import asyncio
 import logging
-import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from umbel.brokers.interface import Broadcast, FanOut
-from umbel.chance import random
+from umbel.backoff import Backoff
+from umbel.brokers.interface import Broadcast, Broker
 from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER, Command, Panel
-from umbel.control.state import ControlState
-from umbel.coordination.driver import fairly
-from umbel.errors import AccessRefused, BrokerError, BrokerRefused, WireError
-from umbel.pools.guard import Raised, Returned, call_guarded
-from umbel.protocol.delivery.states import reconnect_wait_s
+from umbel.coordination.driver import listen
+from umbel.errors import BrokerError, BrokerRefused, WireError
+from umbel.pools.event_loop import OffLoop
+from umbel.pools.guard import Raised
 from umbel.protocol.delivery.trust import Signed, unbound_doubt
 from umbel.protocol.pidbox import Handle, Mailbox, Malformed, MemberReport, Refused, Request, RequestIgnored
 from umbel.wire.control import REQUEST_EXCHANGE, decode_request, encode_reply
+from umbel.worker.context import WorkerContext
 
-# ---- mailbox shell ---------------------------------------------------------------------------------
-#
-# Listens for control requests on one connection, runs the commands, sends the replies.
-#
-# The shell of `protocol/pidbox.py`. Umbel's own commands that do not wait run in the order of their
-# requests. Commands that wait, and all users' commands, run concurrently, so that a `ping` is always
-# answered. The creator of the shell decides where they run (`Runner`).
-#
-# In a flood requests are read in small shares, so that the worker goes on. A `ping` is answered when it is
-# read. Other commands wait for their turn, and are answered with an error when WAITING_MAX of them wait. At
-# most HANDLED_MAX of Umbel's waiting commands and as many of users' run at a time; the next of its kind
-# waits, others pass it. While the limit of queued replies is reached, no request is read: the flood waits
-# at the broker, or in the subscription, which has a limit.
-#
-# After a channel error the mailbox reconnects, and the worker goes on (P5). Requests sent meanwhile are
-# lost, on Redis as with Celery's workers; the caller sees which nodes did not answer.
+if TYPE_CHECKING:
+    from umbel.worker.remote.view import WorkerView
 
 log = logging.getLogger("umbel.worker.control")
 
@@ -53,10 +35,21 @@ HANDLED_MAX = 100
 WAITING_MAX, WAITING_MAX_BYTES = 200, 4 * 2**20
 MEMBERS_FRESH_S = 0.2
 BUSY = "too many commands are queued on this worker; try again later"
-MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes send the members
-MEMBERS_TOLD_BY = 3
+MEMBERS_SENT_MAX = 100  # in a larger cluster only the first few nodes send the members
+MEMBERS_SENT_BY = 3
 
-CommandOutcome = Returned[Any] | Raised
+Members = Callable[[], Sequence[MemberReport]]
+Report = Callable[[BrokerError | None], None]
+
+
+class MailboxFigures(msgspec.Struct):
+    """What `stats` shows of the mailbox: how often its subscription failed, and how many replies were
+    dropped.
+    """
+
+    resets: int = 0  # it restores lost links by itself; these are other faults
+    replies_dropped: int = 0
+    mailbox: Mailbox | None = None  # once there is one
 
 
 class WaitingCommand(msgspec.Struct, frozen=True):
@@ -64,49 +57,51 @@ class WaitingCommand(msgspec.Struct, frozen=True):
 
     request: Request
     command: Command
-    arguments: dict[str, Any]
+    arguments: Mapping[str, Any]
     size_bytes: int
 
 
-class Runner(Protocol):
-    """Runs commands with the worker's state."""
-
-    def at_once(self, command: Command, arguments: dict[str, Any]) -> CommandOutcome | None:
-        """Run a command that may run here and now and return what happened; None for any other."""
-        ...
-
-    async def beside(self, command: Command, arguments: dict[str, Any]) -> CommandOutcome:
-        """Run a command that waits; return what happened."""
-
-
 class MailboxShell:
-    """One subscription with its queues of commands and replies."""
+    """One subscription with its queues of commands and replies; the shell of `protocol/pidbox.py`.
+
+    Umbel's own commands that do not wait run in the order of their requests. Commands that wait, and all
+    users' commands, run concurrently, so that a `ping` is always answered. Users' commands run in new
+    threads. `main`: the worker's loop, on which the others run, if this is not it.
+
+    In a flood requests are read in small portions, so that tasks continue. A `ping` is answered when it is
+    read. Other commands wait for their turn, and are answered with an error when WAITING_MAX of them wait. At
+    most HANDLED_MAX of Umbel's waiting commands and as many of users' run at a time; the next of its kind
+    waits, others pass it. While the limit of queued replies is reached, no request is read: the flood waits
+    at the broker, or in the subscription, which has a limit.
+
+    After a channel error the mailbox reconnects, and the worker continues (P5). Requests sent meanwhile are
+    lost, on Redis as with Celery's workers; the caller sees which nodes did not answer.
+    """
 
     def __init__(
         self,
-        node: str,
-        broker: FanOut,
+        context: WorkerContext,
+        broker: Broker,
         mailbox: Mailbox,
         panel: Panel,
-        runner: Runner,
-        members: Callable[[], Sequence[MemberReport]],
-        report: Callable[[BrokerError | None], None],
+        view: "WorkerView",
+        figures: MailboxFigures,
         *,
-        accept: Collection[str],
-        unbound_s: float,
+        members: Members,
+        report: Report,
+        main: asyncio.AbstractEventLoop | None,
     ) -> None:
-        self.resets = 0  # faults that ended the subscription; it restores lost links by itself
-        self.replies_dropped = 0
         self.is_open = asyncio.Event()
-        self._node = node
+        self._node = context.identity.node
+        self._settings = context.settings
         self._broker = broker
         self._mailbox = mailbox
         self._panel = panel
-        self._runner = runner
+        self._view = view
+        self._figures = figures
         self._members = members
-        self._accept = accept  # content types that requests may have
-        self._unbound_s = unbound_s  # how long after the upgrade requests signed by Umbel 0.3 are accepted
         self._report = report  # called with None when the subscription works, else with its error
+        self._main = main
         self._replies: deque[tuple[Broadcast, float]] = deque()
         self._replies_bytes = 0
         self._has_room = asyncio.Event()
@@ -114,7 +109,7 @@ class MailboxShell:
         self._replies_clock = 0
         self._to_send = asyncio.Event()
         self._members_at = -MEMBERS_FRESH_S
-        self._members_told: Sequence[MemberReport] = ()
+        self._members_sent: Sequence[MemberReport] = ()
         self._waiting: deque[WaitingCommand] = deque()  # commands that have not begun
         self._waiting_count = self._waiting_bytes = 0  # of all commands that do not run yet
         self._to_do = asyncio.Event()
@@ -126,8 +121,13 @@ class MailboxShell:
         """Listen and answer until cancelled; commands under way are then cancelled."""
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(self._send_replies())
-            self._group.create_task(self._carry_out())
-            await self._listen()
+            self._group.create_task(self._run_waiting())
+            await listen(
+                lambda: self._broker.subscribe(REQUEST_EXCHANGE, [self._node]),
+                self._take_when_replies_fit,
+                is_open=self.is_open,
+                report=self._note_listening,
+            )
 
     async def send_last_replies(self) -> None:
         """Try to send queued replies; called when `run` has ended."""
@@ -139,26 +139,16 @@ class MailboxShell:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _listen(self) -> None:
-        failures = 0
-        while True:
-            try:
-                async with self._broker.subscribe(REQUEST_EXCHANGE, [self._node]) as requests:
-                    self.is_open.set()
-                    failures = 0
-                    self._report(None)
-                    async for broadcast in fairly(requests):
-                        self._take(broadcast)
-                        await self._has_room.wait()
-            except BrokerError as error:
-                if isinstance(error, AccessRefused) and not self.is_open.is_set():
-                    raise
-                failures += 1
-                self.resets += 1
-                self._report(error)
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+    def _note_listening(self, error: BrokerError | None) -> None:
+        self._figures.resets += error is not None
+        self._report(error)
+
+    async def _take_when_replies_fit(self, broadcast: Broadcast) -> None:
+        self._take(broadcast)
+        await self._has_room.wait()
 
     def _take(self, broadcast: Broadcast) -> None:
+        """Decode a request and let the protocol decide: run the command, refuse it, or ignore the request."""
         try:
             event = self._read(broadcast)
         except WireError as error:
@@ -168,48 +158,53 @@ class MailboxShell:
                 case Handle(request):
                     self._handle(request, len(broadcast.body))
                 case Refused(request, why):
-                    log.warning(
-                        "control command refused", extra={"command": request.method[:100], "why": why}
-                    )
+                    fields = {"command": request.method[:100], "why": why}
+                    log.warning("control command refused", extra=fields)
                     self._answer(request, {"error": why})
                 case RequestIgnored(why):
                     log.debug("control command ignored", extra={"why": why})
 
     def _read(self, broadcast: Broadcast) -> Request | Malformed:
         signer = None if self._broker.keyring is None else self._broker.signer
-        request = decode_request(broadcast.headers, broadcast.body, signer, self._accept)
+        accept, unbound_s = self._settings.accept_content, self._settings.unbound_s
+        request = decode_request(broadcast.headers, broadcast.body, signer, accept)
         if signer is None or not isinstance(request.proof, Signed):
             return request
-        doubted = unbound_doubt(request.proof, cluster_now(), signer.cluster.since, self._unbound_s)
+        doubted = unbound_doubt(request.proof, cluster_now(), signer.cluster.since, unbound_s)
         return request if doubted is None else request.replaced(proof=doubted)
 
-    # -- handlers --------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------
 
     def _handle(self, request: Request, size_bytes: int) -> None:
+        """Answer a stateless command at once; queue any other, or refuse it while the queue is full."""
         command = self._panel.find(request.method)
         assert command is not None, "the mailbox refuses unknown commands"
         log.debug("control command received", extra={"command": command.name})
-        bound = call_guarded(command.bind, request)
-        if isinstance(bound, Raised):
-            self._answer(request, _error(bound.error))
-        elif command.is_stateless and (happened := self._runner.at_once(command, bound.value)) is not None:
-            self._finish(request, command, happened)
+        try:
+            arguments = command.bind(request)
+        except Exception as error:  # of arguments that anybody may send
+            self._answer(request, _described(error))
+            return
+        if command.is_stateless and not command.is_users:
+            self._run_now(request, command, arguments)
         elif self._waiting_count >= WAITING_MAX or self._waiting_bytes >= WAITING_MAX_BYTES:
             self._answer(request, {"error": BUSY})
         else:
-            self._waiting.append(WaitingCommand(request, command, bound.value, size_bytes))
+            self._waiting.append(WaitingCommand(request, command, arguments, size_bytes))
             self._waiting_count += 1
             self._waiting_bytes += size_bytes
             self._to_do.set()
 
-    async def _carry_out(self) -> None:
+    async def _run_waiting(self) -> None:
+        """Run queued commands in order. Commands that may wait run as tasks and do not delay the next."""
         async for waiting in self._commands():
-            if (happened := self._runner.at_once(waiting.command, waiting.arguments)) is not None:
+            command = waiting.command
+            if self._main is None and not (command.is_users or command.is_async):
                 self._leave_line(waiting)
-                self._finish(waiting.request, waiting.command, happened)
+                self._run_now(waiting.request, command, waiting.arguments)
             else:
                 assert self._group is not None
-                self._group.create_task(self._handle_beside(waiting))
+                self._group.create_task(self._run_in_turn(waiting))
             await asyncio.sleep(0)  # reading goes first: a ping may be next
 
     async def _commands(self) -> AsyncIterator[WaitingCommand]:
@@ -219,29 +214,62 @@ class MailboxShell:
             self._to_do.clear()
             await self._to_do.wait()
 
-    async def _handle_beside(self, waiting: WaitingCommand) -> None:
-        places = self._users_places if waiting.command.is_users else self._our_places
-        async with places:  # in the order in which they came
-            self._leave_line(waiting)
-            happened = await self._runner.beside(waiting.command, waiting.arguments)
-            self._finish(waiting.request, waiting.command, happened)
-
     def _leave_line(self, waiting: WaitingCommand) -> None:
         self._waiting_count -= 1
         self._waiting_bytes -= waiting.size_bytes
 
-    def _finish(self, request: Request, command: Command, happened: CommandOutcome) -> None:
-        if isinstance(happened, Raised):
-            log.error(
-                "control command raised an exception",
-                extra={"command": command.name},
-                exc_info=_unless_ours(happened.error),
-            )
-            self._answer(request, _error(happened.error))
-        elif command.is_answered and happened.value is not NO_ANSWER:
-            self._answer(request, happened.value)
+    def _run_now(self, request: Request, command: Command, arguments: Mapping[str, Any]) -> None:
+        try:
+            value = command.handler(self._view, **arguments)
+        except (Exception, SystemExit) as error:  # of a command, with arguments that anybody may send
+            self._answer_error(request, command, error)
+        else:
+            self._answer_value(request, command, value)
+
+    async def _run_in_turn(self, waiting: WaitingCommand) -> None:
+        """Run a command when one of the places of its kind is free, and queue its reply."""
+        request, command = waiting.request, waiting.command
+        async with self._users_places if command.is_users else self._our_places:  # in the order they came
+            self._leave_line(waiting)
+            try:
+                value = await self._run(command, waiting.arguments)
+            except (Exception, SystemExit) as error:  # of a command, which users may have written
+                self._answer_error(request, command, error)
+            else:
+                self._answer_value(request, command, value)
+
+    async def _run(self, command: Command, arguments: Mapping[str, Any]) -> Any:
+        """Return what the command returns: of a user in a new thread, of Umbel on the worker's loop."""
+        if command.is_users:
+            call = OffLoop(f"umbel-control-{command.name}", lambda: self._run_users(command, arguments))
+            happened = await call.ended()
+            if isinstance(happened, Raised):
+                raise happened.error
+            return happened.value
+        called = self._run_ours(command, arguments)
+        if self._main is None:
+            return await called
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called, self._main))
+
+    def _run_users(self, command: Command, arguments: Mapping[str, Any]) -> Any:
+        value = command.handler(self._view, **arguments)
+        return asyncio.run(value) if asyncio.iscoroutine(value) else value
+
+    async def _run_ours(self, command: Command, arguments: Mapping[str, Any]) -> Any:
+        value = command.handler(self._view, **arguments)
+        return await value if command.is_async else value
 
     # -- replies ---------------------------------------------------------------------------------
+
+    def _answer_error(self, request: Request, command: Command, error: BaseException) -> None:
+        # The text of a broker's error says all; others are logged with the traceback.
+        traced = None if isinstance(error, BrokerError) else error
+        log.error("control command raised an exception", extra={"command": command.name}, exc_info=traced)
+        self._answer(request, _described(error))
+
+    def _answer_value(self, request: Request, command: Command, value: Any) -> None:
+        if command.is_answered and value is not NO_ANSWER:
+            self._answer(request, value)
 
     def _answer(self, request: Request, value: Any) -> None:
         """Queue a reply; when the queue is full, the next request waits."""
@@ -249,7 +277,7 @@ class MailboxShell:
         if to is None:
             return
         self._replies_clock += 1
-        stamp = (request.ticket, self._replies_clock, self._members_to_tell())
+        stamp = (request.ticket, self._replies_clock, self._members_to_send())
         try:
             headers, body = encode_reply(self._node, value, *stamp)
         except WireError as error:
@@ -260,35 +288,35 @@ class MailboxShell:
             self._has_room.clear()
         self._to_send.set()
 
-    def _members_to_tell(self) -> Sequence[MemberReport]:
+    def _members_to_send(self) -> Sequence[MemberReport]:
         if monotonic() - self._members_at >= MEMBERS_FRESH_S:
             members = self._members()
-            if len(members) > MEMBERS_TOLD_MAX:
-                first = sorted(member.node for member in members if member.is_umbel)[:MEMBERS_TOLD_BY]
+            if len(members) > MEMBERS_SENT_MAX:
+                first = sorted(member.node for member in members if member.is_umbel)[:MEMBERS_SENT_BY]
                 members = members if self._node in first else ()
-            self._members_told, self._members_at = members, monotonic()
-        return self._members_told
+            self._members_sent, self._members_at = members, monotonic()
+        return self._members_sent
 
     async def _send_replies(self) -> None:
-        failures = 0
+        """Send queued replies until cancelled; replies older than REPLY_TRIES_S are dropped."""
+        backoff = Backoff()
         while True:
             await self._to_send.wait()
             self._to_send.clear()
             try:
                 await self._send_waiting()
-                failures = 0
+                backoff.reset()
             except BrokerError as error:
-                failures += 1
                 log.debug("cannot send control replies; retrying", extra={"why": str(error)})
                 self._to_send.set()
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                await backoff.pause()
 
     async def _send_waiting(self) -> None:
         while self._replies:
             now = time()
             batch = list(self._replies)
             fresh = [reply for reply, at in batch if now - at < REPLY_TRIES_S]
-            self.replies_dropped += len(batch) - len(fresh)
+            self._figures.replies_dropped += len(batch) - len(fresh)
             await self._send(fresh)
             for reply, _ in batch:
                 self._replies.popleft()
@@ -305,94 +333,10 @@ class MailboxShell:
                 for reply in replies:
                     await self._send([reply])
                 return
-            self.replies_dropped += 1
-            log.warning(
-                "broker refused a control reply; the caller gets no answer",
-                extra={"to": replies[0].routing_key[:100], "why": str(error)},
-            )
+            self._figures.replies_dropped += 1
+            fields = {"to": replies[0].routing_key[:100], "why": str(error)}
+            log.warning("broker refused a control reply; the caller gets no answer", extra=fields)
 
 
-async def await_command(coroutine: Coroutine[Any, Any, Any]) -> CommandOutcome:
-    """Return what a waiting command of Umbel returned or raised."""
-    done = await asyncio.gather(coroutine, return_exceptions=True)
-    return Raised(done[0]) if isinstance(done[0], Exception) else Returned(done[0])
-
-
-async def run_in_thread(command: Command, state: ControlState, arguments: dict[str, Any]) -> CommandOutcome:
-    """Run a user's handler in a new daemon thread, which does not keep the worker from ending."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[CommandOutcome] = loop.create_future()
-
-    def run() -> Any:
-        value = command.handler(state, **arguments)
-        return asyncio.run(value) if asyncio.iscoroutine(value) else value
-
-    def settle(happened: CommandOutcome) -> None:
-        if not done.done():
-            done.set_result(happened)
-
-    def work() -> None:
-        happened = call_guarded(run)
-        call_guarded(loop.call_soon_threadsafe, settle, happened)  # the loop may have ended meanwhile
-
-    threading.Thread(target=work, name=f"umbel-control-{command.name}", daemon=True).start()
-    return await done
-
-
-def _error(error: BaseException) -> dict[str, str]:
+def _described(error: BaseException) -> dict[str, str]:
     return {"error": repr(error)[:ERROR_CHARS_MAX]}
-
-
-def _unless_ours(error: BaseException) -> BaseException | None:
-    """Return the error to log with its traceback; None for errors of the broker, whose text says all."""
-    return None if isinstance(error, BrokerError) else error
-
-
-# ---- mailbox figures -------------------------------------------------------------------------------
-#
-# The counts of the mailbox that `stats` shows, for both shapes of it (P6).
-
-
-class CountingMailbox(Protocol):
-    """A mailbox that counts its errors."""
-
-    @property
-    def resets(self) -> int:
-        """How often its subscription was restored after an error."""
-        ...
-
-    @property
-    def replies_dropped(self) -> int:
-        """How many replies could not be sent."""
-
-
-class MailboxFigures:
-    """The control step sets the mailbox that it opened; the worker's state reads its counts."""
-
-    def __init__(self) -> None:
-        self._mailbox: Mailbox | None = None
-        self._shell: CountingMailbox | None = None
-
-    def read_from(self, mailbox: Mailbox, shell: CountingMailbox) -> None:
-        """Read the counts of this mailbox from now on."""
-        self._mailbox, self._shell = mailbox, shell
-
-    @property
-    def resets(self) -> int:
-        """How often the subscription was restored after an error."""
-        return 0 if self._shell is None else self._shell.resets
-
-    @property
-    def replies_dropped(self) -> int:
-        """How many replies could not be sent."""
-        return 0 if self._shell is None else self._shell.replies_dropped
-
-    @property
-    def malformed(self) -> int:
-        """How many requests could not be read."""
-        return 0 if self._mailbox is None else self._mailbox.malformed
-
-    @property
-    def distrusted(self) -> int:
-        """How many requests failed the signature check."""
-        return 0 if self._mailbox is None else self._mailbox.distrusted

@@ -1,8 +1,7 @@
-"""ClusterClock: maintains this process's estimate of the cluster's time; the shell of
-`protocol/cluster_time.py`.
+"""ClusterClock: estimates the cluster's time in this process; the shell of `protocol/cluster_time.py`.
 
-The store's clock is read at the start and every STORE_EVERY_S; peers' clocks come with their heartbeats and
-with their answers to this node's hello. No task and no message costs a request.
+The store's clock is read at the start and every STORE_EVERY_S; peers send theirs with heartbeats and
+with the replies to this node's hello. No task and no message costs a request.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import logging
 from typing import Any
 
 from umbel import clock
-from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import instant
 from umbel.errors import BrokerError
 from umbel.protocol.cluster_time import OWN, ClockCorrection, ClusterTime
@@ -29,7 +27,7 @@ TOO_FEW = "too few nodes to compare wall clocks with; trusting this machine's cl
 DIFFERENT = (
     "wall clocks of the nodes differ, and no majority agrees; trusting this machine's clock: check NTP"
 )
-TELLING = ("worker-online", "worker-heartbeat")
+HEARTBEATS = ("worker-online", "worker-heartbeat")
 
 
 class ClusterClock(Step):
@@ -39,23 +37,21 @@ class ClusterClock(Step):
     requires = ("connection",)
 
     def __init__(self, context: WorkerContext, gossip: Gossip, tasks: Tasks) -> None:
-        super().__init__()
-        self._context = context
-        self._cluster: ClusterRecord = context.broker
+        super().__init__(context)
         self._machine = ClusterTime()
         self._judged = ClockCorrection(0.0, "", 1)
-        self._said = ""
+        self._logged = ""
         self._tasks = tasks
         self._gossip = gossip
         self._members: frozenset[str] = frozenset()  # whose clocks count, as of the last check
-        for event_type in TELLING:
-            gossip.listen(event_type, self._heard)
+        for event_type in HEARTBEATS:
+            gossip.listen(event_type, self._take_heartbeat)
 
     async def start(self) -> None:
-        """Read the store's clock, correct this process's clock, and go on doing so."""
+        """Read the store's clock and correct this process's clock, now and periodically."""
         await self._read_store()
         self._judge()
-        self.run_in_background(self._keep())
+        self.run_in_background(self._compare_clocks())
 
     async def stop(self) -> None:
         """Drop the correction."""
@@ -67,21 +63,22 @@ class ClusterClock(Step):
 
         It is judged at once, because the first task is claimed after the hello.
         """
-        self._hear(node, at_s)
+        self._take_clock(node, at_s)
         self._judge()
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _take_heartbeat(self, event: dict[str, Any]) -> None:
         node = event.get("hostname")
         if isinstance(node, str) and node in self._members:
-            self._hear(node, event.get("timestamp"))
+            self._take_clock(node, event.get("timestamp"))
 
-    def _hear(self, node: object, at_s: object) -> None:
+    def _take_clock(self, node: object, at_s: object) -> None:
         if not isinstance(node, str) or node == self._context.identity.node:
             return
         if isinstance(at_s, int | float) and not isinstance(at_s, bool) and 0 < at_s < 1e12:
             self._machine.hear_peer(node, float(at_s), instant())
 
-    async def _keep(self) -> None:
+    async def _compare_clocks(self) -> None:
+        """Compare the clocks once a second; nodes that have left count no more."""
         loop = asyncio.get_running_loop()
         began = read_at = loop.time()
         while True:
@@ -95,7 +92,7 @@ class ClusterClock(Step):
                 self._machine.forget_all_but(self._members)
             self._judge()
             if is_settled:
-                self._say_alone()
+                self._log_alone()
 
     def _alive(self) -> frozenset[str]:
         members = self._gossip.members()
@@ -104,7 +101,7 @@ class ClusterClock(Step):
     async def _read_store(self) -> None:
         try:
             before = instant()
-            at_s = await self._cluster.store_time()
+            at_s = await self._context.broker.store_time()
             if at_s is not None:
                 answered = instant()
                 self._machine.hear_store(at_s, answered.boot_s - before.boot_s, answered)
@@ -112,6 +109,7 @@ class ClusterClock(Step):
             log.debug("cannot read the broker's clock; retrying", extra={"why": str(error)})
 
     def _judge(self) -> None:
+        """Correct this process's clock as the machine decides, and log when that begins or ends."""
         judged, before = self._machine.judge(instant()), self._judged
         self._judged = judged
         clock.correct(judged.offset_s)
@@ -127,10 +125,10 @@ class ClusterClock(Step):
         elif before.offset_s and not judged.offset_s:
             log.info("wall clock of this machine is correct again", extra=fields)
 
-    def _say_alone(self) -> None:
+    def _log_alone(self) -> None:
         alone = self._judged.source == OWN
         text = (DIFFERENT if self._judged.disagreeing else TOO_FEW) if alone else ""
-        if text and text != self._said:
+        if text and text != self._logged:
             level = logging.WARNING if self._judged.disagreeing else logging.INFO
             log.log(level, text, extra=self._context.log_fields(clocks=self._judged.voices))
-        self._said = text
+        self._logged = text

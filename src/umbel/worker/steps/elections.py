@@ -1,7 +1,6 @@
 """Elections: this worker takes part in elections of the node that runs a handler once (E1 to E5).
 
-The step connects gossip, the control command and the sweep with one set of rules. The rules here are those of
-the store (`election_protocol = v2`), the shell of `protocol/election/election.py`; the classic ones stand in
+The rules here are those of the store (`election_protocol = v2`); the classic rules are in
 `classic_elections`.
 """
 
@@ -10,15 +9,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, time
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from umbel.brokers.coordination import CoordinationStore
-from umbel.brokers.interface import ClusterRecord
 from umbel.chance import uniform
 from umbel.control.client import ControlClient
-from umbel.control.state import ELECTION_REFUSED, NO_HANDLER, NOT_NOW
+from umbel.control.panel import ELECTION_REFUSED, NOT_NOW
 from umbel.coordination.driver import Change as LeaseChange
-from umbel.coordination.driver import LeaseKeeper, drive, instant
+from umbel.coordination.driver import LeaseKeeper, instant
 from umbel.errors import BrokerError, WireError
 from umbel.protocol.election.classic import PublishAck, PublishElect
 from umbel.protocol.election.election import Elections
@@ -30,10 +28,8 @@ from umbel.protocol.election.events import (
     CallStart,
     CancelHandler,
     ClaimReplied,
-    ClosedReceived,
     Dropped,
     Effect,
-    ElectedReceived,
     Event,
     Finished,
     FinishReplied,
@@ -57,19 +53,15 @@ from umbel.protocol.leadership.lease import LeaseAcquired, LeaseSettings
 from umbel.protocol.membership.members import Change, Joined, Member, MemberState
 from umbel.wire import coordination as wire
 from umbel.worker.bootsteps import Step
-from umbel.worker.context import GuardedMachine, WorkerContext
+from umbel.worker.context import WorkerContext
 from umbel.worker.events import Events
-from umbel.worker.steps.gossip import Gossip, announced_lease
+from umbel.worker.steps.election_rules import ElectionRules
+from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.heart import Heart
-from umbel.worker.user_code import HandlerThreads
 
-# ---- the store calls of elections ------------------------------------------------------------------
-#
-# Made concurrently with the machine, each with a timeout, answered as events.
-#
-# The machine repeats a request by its own timer when an answer is late. A call that is under way is not
-# made twice: its late answer serves as well, and a slow store is not flooded. Failed calls are counted; an
-# unavailable broker is logged by `Outages`.
+log = logging.getLogger("umbel.worker.elections")
+
+# ---- calls of the store ----------------------------------------------------------------------------
 
 AT_ONCE_MAX = 16
 UNDER_WAY_MAX = 1000
@@ -78,9 +70,13 @@ T = TypeVar("T")
 
 
 class StoreCalls:
-    """At most AT_ONCE_MAX calls run; beyond UNDER_WAY_MAX a new one is skipped until the machine repeats it.
+    """Calls of the store, made concurrently with the machine and answered as events.
 
-    `timeout_s`: when a call is given up, well after the machine has repeated it.
+    The machine repeats a request by a timer when an answer is late. A call that is under way is not made
+    twice: its late answer serves as well, and a slow store is not flooded. Failed calls are counted;
+    `Outages` logs an unavailable broker. At most AT_ONCE_MAX calls run; beyond UNDER_WAY_MAX a new call is
+    skipped until the machine repeats it. `timeout_s`: when a call is given up, well after the machine has
+    repeated it.
     """
 
     def __init__(self, store: CoordinationStore, timeout_s: float, answer: Callable[[Event], None]) -> None:
@@ -145,43 +141,32 @@ class StoreCalls:
                 return FinishReplied(election_id, term, ok)
 
 
-# ---- store elections -------------------------------------------------------------------------------
-#
-# Elections by the store, the shell of `protocol/election/election.py`.
-#
-# Commands and events come in on the loop and go to the machine's inbox; store calls, handlers and
-# broadcasts run concurrently. A command from a Celery client passes through `MixedElections` first, which
-# decides what Celery's workers must receive before anything else.
+# ---- rules of the store ----------------------------------------------------------------------------
 
-INBOX_MAX = 10_000
 SWEPT_MAX = 200
 OURS = "@v2"
 
 
-class StoreElections:
-    """The rules of `election_protocol = v2`."""
+class StoreElections(ElectionRules):
+    """The rules of `election_protocol = v2`: the shell of `protocol/election/election.py`.
+
+    Commands and events come in on the loop and go to the machine's inbox; store calls, handlers and
+    broadcasts run concurrently. A command from a Celery client passes through `MixedElections` first, which
+    decides what Celery's workers must receive before anything else.
+    """
 
     def __init__(self, context: WorkerContext, events: Events) -> None:
         identity, settings = context.identity, context.settings
-        self._context = context
-        self._cluster: ClusterRecord = context.broker
-        self._events = events
-        self._counters = context.counters
-        self._node = identity.node
-        self._topics = frozenset(settings.election_handlers)
-        machine_settings = ElectionSettings()
-        self._machine = Elections(identity.node, identity.owner, self._topics, machine_settings, uniform)
+        topics, machine_settings = frozenset(settings.election_handlers), ElectionSettings()
+        self._machine = Elections(identity.node, identity.owner, topics, machine_settings, uniform)
+        super().__init__(context, events, self._machine)
         compat = settings.election_v1_compat
         if compat == "auto" and settings.without_gossip:  # it cannot know whether a classic worker is there
             compat = "always"
-        self._mixed = MixedElections(identity.node, self._topics, compat)
-        # Unbounded: events from outside are limited by `_put`, the rest by the machine's own records.
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._handlers = HandlerThreads(settings.election_handlers, self._handler_ended)
-        store = context.broker.coordination
-        self._calls = StoreCalls(store, machine_settings.ttl_s, self._inbox.put_nowait)
+        self._mixed = MixedElections(identity.node, topics, compat)
+        self._store = context.broker.coordination
+        self._calls = StoreCalls(self._store, machine_settings.ttl_s, self._inbox.put_nowait)
         self._asker = ControlClient(context.broker)
-        self._group: asyncio.TaskGroup | None = None
 
     # -- what comes in ---------------------------------------------------------------------------
 
@@ -195,21 +180,15 @@ class StoreElections:
         self._put(Asked(request))
         return self._unknown(request.topic)
 
-    def _unknown(self, topic: str) -> str:
-        if topic in self._topics:
-            return ""
-        return f"{NO_HANDLER} {topic!r} on this node; it has {', '.join(sorted(self._topics))}"
-
     def elected(self, event: Mapping[str, Any]) -> None:
         """Take in the outcome of an election on another node."""
-        outcome: ElectedReceived | ClosedReceived = wire.elected_from(event)
-        self._put(outcome)
+        self._put(wire.elected_from(event))
 
-    def elect_heard(self, event: Mapping[str, Any]) -> None:
+    def candidacy(self, event: Mapping[str, Any]) -> None:
         """Take in the candidacy of a Celery worker."""
         self._step_mixed(wire.elect_from(event))
 
-    def ack_heard(self, event: Mapping[str, Any]) -> None:
+    def ack(self, event: Mapping[str, Any]) -> None:
         """Take in the ack of a Celery worker."""
         self._step_mixed(wire.ack_from(event))
 
@@ -224,17 +203,9 @@ class StoreElections:
 
     async def sweep(self) -> None:
         """Look for elections without a holder and claim each; the sweeper calls this every few seconds."""
-        found = await self._calls.attempt(self._cluster.coordination.unfinished_elections(SWEPT_MAX))
+        found = await self._calls.attempt(self._store.unfinished_elections(SWEPT_MAX))
         for _, record in found or ():
             self._put(Swept(record.request))
-
-    # -- life ------------------------------------------------------------------------------------
-
-    async def run(self, group: asyncio.TaskGroup) -> None:
-        """Drive the machine until cancelled."""
-        self._group = group
-        machine: GuardedMachine[Event, Effect] = GuardedMachine(self._machine, self._counters)
-        await drive(machine, self._inbox, self._perform)
 
     def begin_stop(self) -> None:
         """Take part in no new election."""
@@ -250,21 +221,14 @@ class StoreElections:
         """Cancel the store calls under way."""
         await self._calls.close()
 
-    def _put(self, event: Event) -> None:
-        if self._inbox.qsize() >= INBOX_MAX:  # the sweep and the timers repeat what matters
-            self._counters.elections_shed += 1
-            return
-        self._inbox.put_nowait(event)
-
     def _handler_ended(self, ended: HandlerEnded) -> None:
+        about = {"election": ended.election_id, "term": ended.term}
         if ended.stopped:
-            log.warning(
-                "election handler stopped: it could not renew its claim; another node may take over",
-                extra=_about(ended),
-            )
+            text = "election handler stopped: it could not renew its claim; another node may take over"
+            log.warning(text, extra=about)
         elif not ended.ok:
             self._counters.election_handlers_failed += 1
-            log.error("election handler failed", extra=_about(ended) | {"why": ended.outcome})
+            log.error("election handler failed", extra={**about, "why": ended.outcome})
         self._inbox.put_nowait(ended)
 
     # -- what goes out ---------------------------------------------------------------------------
@@ -276,28 +240,24 @@ class StoreElections:
                 self._counters.election_calls += 1
                 self._calls.make(effect, self._group)
             case PublishElected():
-                self._tell(effect)
+                self._publish(effect)
             case RunHandler():
                 self._run(effect)
             case Prolong(election_id, term, deadline_s):
                 self._handlers.prolong(election_id, term, deadline_s)
             case CancelHandler(election_id, term, reason):
-                log.warning(
-                    "election lost while its handler was running; handler cancelled",
-                    extra={"election": election_id},
-                )
+                text = "election lost while its handler was running; handler cancelled"
+                log.warning(text, extra={"election": election_id})
                 self._handlers.cancel(election_id, term, reason)
             case Resend(request):
                 await self._resend(request)
             case Dropped(election_id, reason, shed):
                 self._counters.elections_shed += shed
-                log.warning(
-                    "election request refused by this node",
-                    extra={"election": election_id[:128], "why": reason},
-                )
+                fields = {"election": election_id[:128], "why": reason}
+                log.warning("election request refused by this node", extra=fields)
             case Finished(election_id, state, outcome):
-                fields = {"election": election_id, "state": state, "outcome": outcome}
-                log.debug("election finished on another node", extra=fields)
+                about = {"election": election_id, "state": state, "outcome": outcome}
+                log.debug("election finished on another node", extra=about)
 
     def _run(self, order: RunHandler) -> None:
         self._counters.elections_run += 1
@@ -307,15 +267,15 @@ class StoreElections:
         log.info("elected to run the handler", extra=fields)
         self._handlers.run(order)
 
-    def _tell(self, tell: PublishElected) -> None:
-        if tell.phase is not Phase.ELECTED:
-            counted = {Phase.DONE: "done", Phase.FAILED: "failed", Phase.EXPIRED: "expired"}[tell.phase]
+    def _publish(self, outcome: PublishElected) -> None:
+        if outcome.phase is not Phase.ELECTED:
+            counted = {Phase.DONE: "done", Phase.FAILED: "failed", Phase.EXPIRED: "expired"}[outcome.phase]
             name = f"elections_{counted}"
             setattr(self._counters, name, getattr(self._counters, name) + 1)
-            fields = {"election": tell.election_id, "state": ElectionState(tell.phase)}
-            log.info("election decided", extra=fields | {"outcome": tell.outcome})
-        freq_s = self._context.settings.heartbeat_interval_s
-        self._events.tell(wire.ELECTED, freq=freq_s, **wire.elected_fields(tell))
+            state = ElectionState(outcome.phase)
+            fields = {"election": outcome.election_id, "state": state, "outcome": outcome.outcome}
+            log.info("election decided", extra=fields)
+        self._announce(outcome)
 
     async def _resend(self, request: ElectionRequest) -> None:
         try:
@@ -324,42 +284,23 @@ class StoreElections:
             log.debug("cannot forward an election request to the other nodes", extra={"why": str(error)})
 
     def _step_mixed(self, event: MixedEvent) -> None:
+        """Feed the machine for Celery's workers, and perform at once what they must receive first."""
         for effect in self._mixed.step(event, instant()):
             match effect:
                 case PublishElect():
-                    fields = wire.elect_fields(effect, version=wire.VERSION)
-                    self._publish_classic(wire.ELECT, fields)
+                    self._events.send(wire.ELECT, **wire.elect_fields(effect, version=wire.VERSION))
                 case PublishAck():
-                    self._publish_classic(wire.ELECT_ACK, wire.ack_fields(effect))
+                    self._events.send(wire.ELECT_ACK, **wire.ack_fields(effect))
                 case Enter(request):
                     self._put(Asked(request))
                 case Unfenced(election_id, classic, ours):
                     self._counters.elections_unfenced += 1
                     fields = {"election": election_id, "celery_workers": classic, "our_workers": ours}
-                    log.warning(
-                        "Celery workers are in this cluster: one of them may run this election too",
-                        extra=fields,
-                    )
-
-    def _publish_classic(self, event_type: str, fields: dict[str, Any]) -> None:
-        self._events.tell(event_type, **fields)
+                    text = "Celery workers are in this cluster: one of them may run this election too"
+                    log.warning(text, extra=fields)
 
 
-def _about(ended: HandlerEnded) -> dict[str, Any]:
-    return {"election": ended.election_id, "term": ended.term}
-
-
-# ---- elections -------------------------------------------------------------------------------------
-#
-# This worker takes part in elections of the node that runs a handler once (E1 to E5).
-#
-# Requests come by the control command `election`, news by gossip. Elections that were dropped come by the
-# sweep: every five seconds the holder of the lease `coord-sweeper` looks for elections without a holder.
-# The setting `election_protocol` chooses the rules, the store's or the classic ones; API and handlers are
-# the same. Heartbeats announce which rules a worker follows, or that it takes part in no election: a
-# classic election waits for every member except those.
-
-log = logging.getLogger("umbel.worker.elections")
+# ---- step ------------------------------------------------------------------------------------------
 
 SWEEPER = "coord-sweeper"
 SWEEP_EVERY_S = 5.0
@@ -369,7 +310,7 @@ STOP_POLL_S = 0.02
 OUR_SOFTWARE = "umbel"
 RULES, OFF = "elections", "off"  # the field of heartbeats, and its value where no elections are held
 ABSTAINING_MAX = 20_000
-DEAF = (
+NO_GOSSIP = (
     "gossip is off and 'election_protocol' is v1, which needs it; start the worker without --without-gossip, "
     "or set election_protocol to v2"
 )
@@ -377,60 +318,28 @@ PRESENT = (MemberState.ALIVE, MemberState.SUSPECT)
 Take = Callable[[Mapping[str, Any]], None]
 
 
-class ElectionRules(Protocol):
-    """Elections by one set of rules. The methods are called on the loop."""
-
-    def asked(self, arguments: Mapping[str, Any]) -> str:
-        """Take part in the election that a command asks for; return why this node cannot, or ""."""
-
-    def elected(self, event: Mapping[str, Any]) -> None:
-        """Take in the outcome of an election on another node."""
-
-    def elect_heard(self, event: Mapping[str, Any]) -> None:
-        """Take in the candidacy of a node under the classic rules."""
-
-    def ack_heard(self, event: Mapping[str, Any]) -> None:
-        """Take in the ack of a node under the classic rules."""
-
-    def members_changed(self, ours: Sequence[Member], others: Sequence[Member]) -> None:
-        """Take in which Umbel nodes and which other nodes take part."""
-
-    def holder_gone(self, holder: str) -> None:
-        """Note that a node that may hold elections has left or was lost."""
-
-    async def sweep(self) -> None:
-        """Look for elections without a holder."""
-
-    async def run(self, group: asyncio.TaskGroup) -> None:
-        """Drive the elections until cancelled."""
-
-    def begin_stop(self) -> None:
-        """Take part in no new election; running handlers go on."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a handler runs, or an event is not handled yet."""
-        ...
-
-    async def close(self) -> None:
-        """Release what is still under way, after `run` has ended."""
-
-
 class ElectionsStep(Step):
-    """The step that connects gossip, the control command and the sweep with one set of rules."""
+    """The step that connects gossip, the control command and the sweep with one set of rules.
+
+    The control command `election` brings requests, gossip the outcomes on other nodes. A sweep finds dropped
+    elections: every five seconds the holder of the lease `coord-sweeper` searches for elections that have no
+    holder.
+    The setting `election_protocol` chooses the rules, the store's or the classic rules; API and handlers are
+    the same. Heartbeats announce which rules a worker follows, or that it takes part in no election: a
+    classic election waits for every member except those.
+    """
 
     name = "elections"
     requires = ("control", "gossip")
 
     def __init__(self, context: WorkerContext, events: Events, gossip: Gossip, heart: Heart) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._gossip = gossip
         self._rules: ElectionRules | None = None
         self._takes_part = False
         self._abstaining: set[str] = set()  # nodes that announce that they take part in no election
-        heart.announce(RULES, self._announced)
+        heart.announce(RULES, lambda: OFF if self._why_off() else context.settings.election_protocol)
         self._sweeper: LeaseKeeper | None = None
         self._acquired = asyncio.Event()
         self._counted_at = -COUNT_EVERY_S
@@ -443,23 +352,14 @@ class ElectionsStep(Step):
             return
         assert self._group is not None
         classic = self._context.settings.election_protocol == "v1"
-        rules: ElectionRules
-        self._rules = rules = (
-            self._classic_rules() if classic else StoreElections(self._context, self._events)
-        )
+        rules = self._classic_rules() if classic else StoreElections(self._context, self._events)
+        self._rules = rules
         self._listen(rules)
         self._count_members(rules)
         self._takes_part = True
         self.run_in_background(rules.run(self._group))
         if not classic:
-            self._sweeper = announced_lease(
-                self._context,
-                self._events,
-                self._gossip,
-                SWEEPER,
-                settings=SWEEPER_LEASE,
-                changed=self._sweep_when_it_leads,
-            )
+            self._sweeper = self._gossip.campaign(SWEEPER, self._sweep_when_it_leads, settings=SWEEPER_LEASE)
             self.run_in_background(self._sweeper.run())
             self.run_in_background(self._sweep(rules, self._sweeper))
 
@@ -482,18 +382,15 @@ class ElectionsStep(Step):
         if self._sweeper is not None:
             await self._sweeper.stop()
 
-    def _announced(self) -> str:
-        return OFF if self._why_off() else self._context.settings.election_protocol
-
     def _why_off(self) -> str:
         settings, capabilities = self._context.settings, self._context.broker.capabilities
         if not capabilities.fanout:
             return capabilities.why_not("fanout")
-        if settings.election_protocol == "v1":
-            if not capabilities.events:
-                return capabilities.why_not("events")
-            return DEAF if settings.without_gossip else ""
-        return "" if capabilities.leases else capabilities.why_not("leases")
+        if settings.election_protocol != "v1":
+            return "" if capabilities.leases else capabilities.why_not("leases")
+        if not capabilities.events:
+            return capabilities.why_not("events")
+        return NO_GOSSIP if settings.without_gossip else ""
 
     # -- what comes in ---------------------------------------------------------------------------
 
@@ -512,12 +409,13 @@ class ElectionsStep(Step):
         return ClassicElectionsShell(self._context, self._events)
 
     def _listen(self, rules: ElectionRules) -> None:
-        self._gossip.listen(wire.ELECTED, self._unless_malformed(rules.elected))
-        self._gossip.listen(wire.ELECT, self._unless_malformed(rules.elect_heard))
-        self._gossip.listen(wire.ELECT_ACK, self._unless_malformed(rules.ack_heard))
+        listen = self._gossip.listen
+        listen(wire.ELECTED, self._unless_malformed(rules.elected))
+        listen(wire.ELECT, self._unless_malformed(rules.candidacy))
+        listen(wire.ELECT_ACK, self._unless_malformed(rules.ack))
         self._gossip.on_change(lambda change: self._member_changed(rules, change))
         for beat in ("worker-online", "worker-heartbeat"):
-            self._gossip.listen(beat, lambda event: self._note_rules(rules, event))
+            listen(beat, lambda event: self._note_rules(rules, event))
 
     def _note_rules(self, rules: ElectionRules, event: Mapping[str, Any]) -> None:
         node, abstains = event.get("hostname"), event.get(RULES) == OFF
@@ -545,6 +443,7 @@ class ElectionsStep(Step):
         self._count_members(rules)
 
     def _count_members(self, rules: ElectionRules) -> None:
+        """Pass the rules the nodes that take part, Umbel's and Celery's separately."""
         here = [
             member
             for member in self._gossip.members()

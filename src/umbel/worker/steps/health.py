@@ -1,7 +1,4 @@
-"""Health: what a supervisor sees of a worker, and the watchdog that ends it when it stalls.
-
-The worker leaves word in its run directory for `umbel health`, and notifies systemd where that runs it.
-"""
+"""Health: what a supervisor sees of a worker, and the watchdog that ends it when it stalls."""
 
 import asyncio
 import logging
@@ -11,10 +8,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from umbel.brokers.interface import Queues, ready_for
-from umbel.errors import BrokerError, ConfigurationError, WorkerStalled
+from umbel.errors import ConfigurationError, WorkerStalled
 from umbel.pools.prefork.kernel import resident_bytes
 from umbel.protocol.pool.autoscale import StallWatch
 from umbel.text import without_password
@@ -26,15 +22,12 @@ from umbel.worker.run_directory import REFRESH_S, remove_state, write_state
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
 
     from umbel.events.meters import Meters
 
 
 # ---- metrics ---------------------------------------------------------------------------------------
-#
-# This node's counters for Prometheus, served by a separate thread (`--metrics PORT`).
-#
-# The thread only reads: growing counters, and the pool's description. It never touches the loop.
 
 log = logging.getLogger("umbel.worker.metrics")
 COUNTED = (
@@ -50,14 +43,17 @@ COUNTED = (
 
 
 class Metrics(Step):
-    """The step that serves metrics."""
+    """The step that serves this node's counters for Prometheus, in a separate thread (`--metrics PORT`).
+
+    The thread only reads: growing counters, and the pool's description. It never touches the loop.
+    """
 
     name = "metrics"
     requires = ("tasks",)
 
     def __init__(self, context: WorkerContext, tasks: Tasks, meters: "Meters | None") -> None:
-        super().__init__()
-        self._context, self._tasks, self._meters = context, tasks, meters
+        super().__init__(context)
+        self._tasks, self._meters = tasks, meters
         self._server: Any = None
 
     async def start(self) -> None:
@@ -66,16 +62,9 @@ class Metrics(Step):
         if place is None or self._meters is None:
             return
         from prometheus_client import CollectorRegistry, start_http_server
-        from prometheus_client.registry import Collector
-
-        step = self
-
-        class Node(Collector):
-            def collect(self) -> Iterator["Metric"]:
-                return step.collect()
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(Node())
+        registry.register(cast("Collector", self))  # it calls `collect`
         host, port = place
         try:
             self._server, _ = start_http_server(port, host, registry)
@@ -87,13 +76,13 @@ class Metrics(Step):
         log.info("metrics served", extra={"address": f"{host}:{self._server.server_port}"})
 
     async def stop(self) -> None:
-        """Stop the server."""
+        """Stop the server of the metrics."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
 
     def collect(self) -> Iterator["Metric"]:
-        """Yield all metrics; called in the server's thread."""
+        """Yield all metrics; called in the thread of the server."""
         from umbel.exposition import counter, gauge, of_tasks
 
         assert self._meters is not None, "metrics are served where something is counted"
@@ -121,15 +110,16 @@ class Metrics(Step):
         yield counter("umbel_child_restarts", "Processes beyond the first, by child.", labels, replaced)
 
 
-# ---- service ---------------------------------------------------------------------------------------
-#
-# Notifications to a service manager, if there is one (systemd, `Type=notify`): ready, alive, stopping.
-#
-# The address comes in `NOTIFY_SOCKET`. Without it, or if sending fails, the worker runs as usual.
+# ---- health ----------------------------------------------------------------------------------------
+
+health_log = logging.getLogger("umbel.worker.health")
 
 
 def notify_service_manager(*lines: str) -> bool:
-    """Send lines such as READY=1; return whether they were sent."""
+    """Send lines such as READY=1 to systemd (`Type=notify`); return whether they were sent.
+
+    The address is in `NOTIFY_SOCKET`. Without it, or if sending fails, the worker runs as usual.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -140,32 +130,25 @@ def notify_service_manager(*lines: str) -> bool:
     return False
 
 
-# ---- health ----------------------------------------------------------------------------------------
-#
-# Writes the worker's status to the run directory about once a second, for `umbel health`.
-#
-# A service manager (systemd, `Type=notify`) is notified at the same time.
-
-health_log = logging.getLogger("umbel.worker.health")
-
-
 class Health(Step):
-    """The step that writes and removes the status file."""
+    """The step that writes the worker's status to the run directory every second, for `umbel health`.
+
+    A service manager is notified at the same time. The file is removed when the worker stops.
+    """
 
     name = "health"
     requires = ("tasks",)
 
     def __init__(self, context: WorkerContext, connection: Connection, tasks: Tasks) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._connection = connection
         self._tasks = tasks
-        self._complained = False
+        self._has_failed = False
         self._directory = Path.cwd()
         self._place = (context.settings.run_directory, context.identity.node, context.broker.url)
 
     async def start(self) -> None:
-        """Write the status and go on doing so."""
+        """Write the status now and every second."""
         self._write()
         notify_service_manager("READY=1")
         self.run_in_background(self._write_on())
@@ -205,7 +188,13 @@ class Health(Step):
             "stopping": shutdown.describe(asyncio.get_running_loop().time()),
             "counters": self._context.counters.as_dict(),
         }
-        self._leave(state)
+        try:
+            write_state(*self._place, state)
+        except (OSError, ConfigurationError) as error:
+            if not self._has_failed:
+                text = "cannot write the status file that `umbel health` reads; retrying"
+                health_log.error(text, extra={"why": str(error)})
+            self._has_failed = True
 
     def _replaced(self) -> dict[str, Any] | None:
         """Return when the broker's data was last replaced, and how many messages were unknown to it."""
@@ -214,50 +203,37 @@ class Health(Step):
         at, replaced = self._connection.replaced
         return {"at": at, "what": replaced.what, "unknown": replaced.unknown}
 
-    def _leave(self, state: dict[str, Any]) -> None:
-        try:
-            write_state(*self._place, state)
-        except (OSError, ConfigurationError) as error:
-            if not self._complained:
-                health_log.error(
-                    "cannot write the status file that `umbel health` reads; retrying",
-                    extra={"why": str(error)},
-                )
-            self._complained = True
-
 
 # ---- watchdog --------------------------------------------------------------------------------------
-#
-# Ends a worker that has free children and ready messages and fetches none.
-#
-# Whatever the cause, a restart by the supervisor is better than a process that only looks alive. The exit
-# code is not 0, and the last log line says why.
 
-LOOK_EVERY_S = 20.0
+CHECK_EVERY_S = 20.0
 PATIENCE_S = 60.0
 
 
 class Watchdog(Step):
-    """The step that compares queue depths, free children and received messages."""
+    """The step that ends a worker which has free children and ready messages and fetches none.
+
+    Whatever the cause, a restart by the supervisor is better than a process that does no work. The exit code
+    is not 0, and the last log line gives the reason.
+    """
 
     name = "watchdog"
     requires = ("tasks",)
 
     def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
-        super().__init__()
-        self._context = context
-        self._queues: Queues = context.broker
+        super().__init__(context)
         self._tasks = tasks
         self._watch = StallWatch(patience_s=PATIENCE_S)
 
     async def start(self) -> None:
         """Begin to watch."""
-        self.run_in_background(self._look_on())
+        self.run_in_background(self._watch_queues())
 
-    async def _look_on(self) -> None:
+    async def _watch_queues(self) -> None:
+        """Raise WorkerStalled, which ends the worker, when messages stay ready although children are free."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             if self._context.shutdown.is_stopping:  # a stopping worker fetches nothing on purpose
                 return
             # A worker that cannot settle has a reason to wait, and a restart would lose its outcomes.
@@ -265,16 +241,9 @@ class Watchdog(Step):
             received = self._context.counters.received
             if not self._watch.is_idle(received=received, free=free):
                 continue
-            ready = await self._ready()
+            ready = await self._context.ready_messages()
             if self._watch.is_stalled(ready=ready, now=loop.time()):
                 raise WorkerStalled(
                     f"{ready} messages are ready and {free} could run, but none was fetched for "
                     f"{PATIENCE_S:.0f} s: this worker is stalled and stops; restart it"
                 )
-
-    async def _ready(self) -> int | None:
-        try:
-            depths = await self._queues.queues(self._context.queues)
-        except BrokerError:
-            return None
-        return ready_for(self._context.queues, depths)

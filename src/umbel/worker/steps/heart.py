@@ -1,4 +1,4 @@
-"""Heart: announces this node and its end, and beats; the shell of `protocol/membership/heartbeat.py`.
+"""Heart: announces this node, its heartbeats and its end; the shell of `protocol/membership/heartbeat.py`.
 
 The fields are those of Celery's heartbeats, so that Flower and Celery workers see this node. `freq` is the
 true interval, because peers take a node for lost after twice that time. With each beat the node renews its
@@ -14,7 +14,6 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from umbel.brokers.interface import ClusterRecord
 from umbel.chance import uniform
 from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
@@ -32,7 +31,6 @@ from umbel.protocol.membership.heartbeat import (
     Lagged,
     Resized,
 )
-from umbel.protocol.membership.observers import GossipMode
 from umbel.version import VERSION
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
@@ -40,7 +38,7 @@ from umbel.worker.events import Events
 
 log = logging.getLogger("umbel.worker.heart")
 
-MARK_INTERVALS = 3.0
+ALIVE_INTERVALS = 3.0
 INBOX_MAX = 1000
 
 
@@ -51,14 +49,11 @@ class Heart(Step):
     requires = ("state_store", "mingle")
 
     def __init__(self, context: WorkerContext, events: Events) -> None:
-        super().__init__()
-        self._context = context
-        self._cluster: ClusterRecord = context.broker
+        super().__init__(context)
         self._events = events
         self._is_on = not context.settings.without_heartbeat
         self._machine = Heartbeat(context.settings.heartbeat_interval_s, uniform)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
-        self._mode = GossipMode.FULL  # the gossip mode that the beats announce
         self._on_lag: list[Callable[[str], None]] = []
         self._announced: dict[str, Callable[[], str]] = {}
 
@@ -75,12 +70,8 @@ class Heart(Step):
         """Add a field to every event of this step."""
         self._announced[field] = value
 
-    def tell_mode(self, mode: GossipMode) -> None:
-        """Set the gossip mode that the events announce from now on."""
-        self._mode = mode
-
     async def start(self) -> None:
-        """Announce this node and begin to beat."""
+        """Announce this node and begin to send heartbeats."""
         if not self._is_on:
             log.info("heartbeats disabled by without_heartbeat")
             return
@@ -97,22 +88,22 @@ class Heart(Step):
             await self._perform(effect)
 
     def beat(self) -> None:
-        """Beat now: a command asked for it, or a peer suspects this node."""
-        self._tell(BeatNow())
+        """Send a heartbeat now: a command requested it, or a peer suspects this node."""
+        self._put(BeatNow())
 
     def come_online(self) -> None:
         """Announce this node again, because peers declared it lost."""
-        self._tell(BeginBeats())
+        self._put(BeginBeats())
 
     def resized(self, nodes: int) -> None:
         """Adapt the interval to the number of nodes."""
-        self._tell(Resized(nodes))
+        self._put(Resized(nodes))
 
     def echoed(self, sent_at: float) -> None:
         """Record that a heartbeat of this node, sent at that time, came back from the broker."""
-        self._tell(Echoed(sent_at))
+        self._put(Echoed(sent_at))
 
-    def _tell(self, event: Event) -> None:
+    def _put(self, event: Event) -> None:
         if self._is_on and not self._inbox.full():  # a dropped event equals one that waits
             self._inbox.put_nowait(event)
 
@@ -123,18 +114,19 @@ class Heart(Step):
                     callback(reason)
             case Beat(kind, freq_s):
                 if kind is BeatKind.ONLINE:
-                    await self._mark(freq_s)
-                self._events.tell(kind.value, freq=freq_s, **self._fields())
+                    await self._mark_alive(freq_s)
+                self._events.send(kind.value, freq=freq_s, **self._fields())
                 if kind is BeatKind.BEAT:
-                    self._context.notices.heartbeat()
-                    await self._mark(freq_s)
+                    self._context.notices.call("heartbeat")
+                    await self._mark_alive(freq_s)
 
-    async def _mark(self, freq_s: float) -> None:
+    async def _mark_alive(self, freq_s: float) -> None:
+        """Renew this node's entry at the broker; it expires after a few intervals without a heartbeat."""
         identity = self._context.identity
         try:
             async with asyncio.timeout(freq_s):
-                await self._cluster.mark_alive(
-                    identity.node, identity.incarnation, ttl_s=MARK_INTERVALS * freq_s
+                await self._context.broker.mark_alive(
+                    identity.node, identity.incarnation, ttl_s=ALIVE_INTERVALS * freq_s
                 )
         except (BrokerError, TimeoutError) as error:
             log.debug(
@@ -150,6 +142,5 @@ class Heart(Step):
             "sw_ver": VERSION,
             "sw_sys": platform.system(),
             "cver": 2,
-            "gossip": self._mode.value,
             **{field: value() for field, value in self._announced.items()},
         }

@@ -15,7 +15,6 @@ from contextlib import suppress
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import ClusterRecord
 from umbel.brokers.links import MAILBOX, MAIN
 from umbel.clock import cluster_now
 from umbel.control.client import ControlClient
@@ -55,27 +54,25 @@ class Mingle(Step):
         tasks: Tasks,
         gossip: Gossip,
         *,
-        heard_time: Callable[[object, object], None],
+        take_time: Callable[[object, object], None],
     ) -> None:
-        super().__init__()
-        self._context = context
-        self._cluster: ClusterRecord = context.broker
+        super().__init__(context)
         self._events = events
         self._asker = asker
         self._tasks = tasks
         self._gossip = gossip
-        self._heard_time = heard_time
+        self._take_time = take_time
         self._revoked = tasks.revoked
         self._began_alone = False
         self._is_due = False  # events may have been lost since the last hello
-        self._saying = asyncio.Lock()
+        self._hello_lock = asyncio.Lock()
 
-    async def look_around(self) -> None:
-        """Find out whether any node listens, before this one does.
+    async def check_alone(self) -> None:
+        """Note whether this node is the first, before it listens.
 
-        It sends a ping for itself, which all others ignore.
+        It sends a ping for itself, which all others ignore, and the broker counts the receivers.
         """
-        is_waited_for = self._cluster.capabilities.transport not in ONLY_OURS
+        is_waited_for = self._context.broker.capabilities.transport not in ONLY_OURS
         if is_waited_for and not self._context.settings.without_mingle:
             with suppress(BrokerError):
                 listeners = await self._asker.tell("ping", destination=[self._context.identity.node])
@@ -83,7 +80,7 @@ class Mingle(Step):
 
     async def start(self) -> None:
         """Read the broker's revokes and say hello to the other nodes."""
-        capabilities = self._cluster.capabilities
+        capabilities = self._context.broker.capabilities
         if self._context.settings.without_mingle:
             log.info("mingle disabled by without_mingle")
             return
@@ -94,7 +91,7 @@ class Mingle(Step):
         outages.on_begin(lambda: self._gossip.strained("broker reconnected"))
         outages.on_link(self._note_link)
         if capabilities.transport in ONLY_OURS:  # it reports no links
-            outages.on_end(self._say_again)
+            outages.on_end(self._hello_again)
         await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS or self._began_alone:
             self.run_in_background(self._begin(BACKGROUND_WAIT_S))
@@ -109,7 +106,7 @@ class Mingle(Step):
     # -- asking ----------------------------------------------------------------------------------
 
     def _note_link(self, change: LinkChange) -> None:
-        """Ask again after a lost link for what was sent meanwhile, whether tasks are claimed or not."""
+        """Say hello again after a lost link, because revokes may have been sent meanwhile."""
         outages = self._context.outages
         if isinstance(change, LinkLost) and change.link in (MAIN, MAILBOX):
             self._note_due()
@@ -117,7 +114,7 @@ class Mingle(Step):
         elif self._is_due and outages.is_linked:
             self.run_in_background(self._catch_up())
 
-    def _say_again(self) -> None:
+    def _hello_again(self) -> None:
         self._note_due()
         self.run_in_background(self._catch_up())
 
@@ -126,8 +123,8 @@ class Mingle(Step):
         self._tasks.before_taking(self.name, self._catch_up)
 
     async def _catch_up(self) -> None:
-        """Say hello after a lost link, before any task is claimed, and apply what was revoked meanwhile."""
-        async with self._saying:  # waits for the answers of a hello under way, too
+        """Say hello after a lost link, before any task is claimed, and apply the revokes sent meanwhile."""
+        async with self._hello_lock:  # waits for the answers of a hello under way, too
             for _ in range(TRIES_MAX):
                 if not self._is_due:
                     break
@@ -137,9 +134,8 @@ class Mingle(Step):
                     self._is_due = True
             if not self._is_due:
                 self._tasks.before_taking(self.name, None)
-        self._context.outages.worked(
-            self.name
-        )  # a hello that failed is no separate outage: other parts fail too
+        # A hello that failed is no separate outage: other parts fail too.
+        self._context.outages.worked(self.name)
         self._tasks.drop_revoked()
 
     async def _relinked(self) -> None:
@@ -162,7 +158,7 @@ class Mingle(Step):
             revoked.adjust_clock(self._events.clock, others)
             for peer, reply in others.items():
                 if isinstance(reply, Mapping):
-                    self._heard_time(peer, reply.get("timestamp"))
+                    self._take_time(peer, reply.get("timestamp"))
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
         except BrokerError as error:
@@ -187,11 +183,11 @@ class Mingle(Step):
         members = self._gossip.introductions() if greeting.get("cver") == revoked.VERSION else []
         reply = revoked.answer(self._revoked, self._events.clock, members, cluster_now())
         await self._events.reserve_clock()
-        return reply | {
-            "timestamp": time()
-        }  # of the wall clock, uncorrected: one vote for the cluster's time
+        # The time of the wall clock, uncorrected: it counts as one vote for the cluster's time.
+        return reply | {"timestamp": time()}
 
     async def _take_in(self, peer: str, hello: Mapping[str, Any]) -> None:
+        """Apply the revokes in another node's hello, and record those that the broker does not have yet."""
         now = cluster_now()
         learned = revoked.take_in(hello, self._revoked, now)
         if learned.bad:
@@ -199,7 +195,7 @@ class Mingle(Step):
                 "unreadable revokes in the hello of another node skipped",
                 extra={"peer": peer, "count": learned.bad},
             )
-        is_recorded = "ages" in hello or not self._cluster.capabilities.revokes
+        is_recorded = "ages" in hello or not self._context.broker.capabilities.revokes
         if learned.news and not is_recorded:  # Umbel's nodes have read them in the record already
             self._context.outages.consequence(
                 log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
@@ -207,7 +203,7 @@ class Mingle(Step):
             expires_at = now + self._context.broker.revoke_retention_s
             news = [Revoke(task_id, now, expires_at) for task_id in learned.news]
             try:
-                await self._cluster.revoke(news)
+                await self._context.broker.revoke(news)
             except BrokerError as error:
                 log.error(
                     "cannot save revokes received from another node; this worker applies them until it stops",

@@ -1,7 +1,7 @@
 """OutboxStep: publishes the rows of outboxes, while this node holds the lease of each (`docs/outbox.md`).
 
 Every worker whose app names outboxes is a candidate for their leases, one for each database, and any may
-lead. It is off where the transport has no leases: two relays would send everything twice.
+lead. The step is off where the transport has no leases: two relays would send everything twice.
 """
 
 import logging
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.events import Events
 from umbel.worker.steps.gossip import Gossip
 
 if TYPE_CHECKING:
@@ -24,10 +23,8 @@ class OutboxStep(Step):
     name = "outbox"
     requires = ("control", "gossip")
 
-    def __init__(self, context: WorkerContext, events: Events, gossip: Gossip) -> None:
-        super().__init__()
-        self._context = context
-        self._events = events
+    def __init__(self, context: WorkerContext, gossip: Gossip) -> None:
+        super().__init__(context)
         self._gossip = gossip
         self._candidates: list[RelayCandidate] = []
 
@@ -44,7 +41,7 @@ class OutboxStep(Step):
 
         assert self._group is not None
         for address in settings.addresses:
-            candidate = RelayCandidate(self._context, self._events, self._gossip, address, self._group)
+            candidate = RelayCandidate(self._context, self._gossip, address, self._group)
             self._candidates.append(candidate)
             self.run_in_background(candidate.keeper.run())
             self.run_in_background(candidate.note_progress())

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from time import time
 
-from umbel.brokers.interface import ClusterRecord
 from umbel.clock import cluster_now
 from umbel.coordination.driver import Change
 from umbel.errors import BrokerError, OutboxUnavailable
@@ -14,9 +13,8 @@ from umbel.outbox.table import Progress, decode_progress, encode_progress
 from umbel.protocol.leadership.lease import LeaseAcquired
 from umbel.wire.message import Outgoing
 from umbel.worker.context import WorkerContext
-from umbel.worker.events import Events
-from umbel.worker.sidecar import Outages
-from umbel.worker.steps.gossip import PHASES, Gossip, announced_lease
+from umbel.worker.outages import Outages
+from umbel.worker.steps.gossip import PHASES, Gossip
 from umbel.worker.steps.scheduler import lease_settings
 
 log = logging.getLogger("umbel.outbox")
@@ -26,29 +24,20 @@ NOTE_S = 5.0
 
 
 class RelayCandidate:
-    """The listener of the relay: logs outages, counts what was published, notes progress in the lease."""
+    """This node's campaign for one outbox. It is the listener of the relay that runs while this node leads.
+
+    It logs outages, counts what was published, and stores the progress in the lease.
+    """
 
     def __init__(
-        self,
-        context: WorkerContext,
-        events: Events,
-        gossip: Gossip,
-        address: Address,
-        group: asyncio.TaskGroup,
+        self, context: WorkerContext, gossip: Gossip, address: Address, group: asyncio.TaskGroup
     ) -> None:
         assert context.settings.outbox is not None
         self._context = context
-        self._cluster: ClusterRecord = context.broker
         self._settings = context.settings.outbox
         self._address = address
-        self.keeper = announced_lease(
-            context,
-            events,
-            gossip,
-            address.lease(self._settings.table),
-            settings=lease_settings(context.settings.lease_s),
-            changed=self._changed,
-        )
+        lease, settings = address.lease(self._settings.table), lease_settings(context.settings.lease_s)
+        self.keeper = gossip.campaign(lease, self._changed, settings=settings)
         self._group = group
         self._database_outages = Outages("outbox database", address.shown)
         self._term: asyncio.Task[None] | None = None
@@ -68,11 +57,11 @@ class RelayCandidate:
         if isinstance(change, LeaseAcquired):
             self._progress = self._noted = decode_progress(change.data)
             self._term = self._group.create_task(self._relay(), name="umbel-outbox-relay")
-        text = f"outbox relay {PHASES[type(change)]}"
-        fields = self._context.log_fields(database=self._address.shown, term=change.term)
-        self._context.outages.consequence(log, logging.INFO, text, named=text, **fields)
+        phase, database = PHASES[type(change)], self._address.shown
+        self._context.log_leadership(log, "outbox relay", phase, change.term, database=database)
 
     async def _relay(self) -> None:
+        """Publish rows until the term ends; the database connection and the producer end with it."""
         settings, producer = self._settings, self._settings.open_producer()
         relay = Relay(
             lambda: OutboxDatabase(self._address, settings.table),
@@ -127,7 +116,7 @@ class RelayCandidate:
             progress, keeper = self._progress, self.keeper
             try:
                 async with asyncio.timeout(NOTE_S):
-                    await self._cluster.coordination.update_lease(
+                    await self._context.broker.coordination.update_lease(
                         keeper.name, keeper.holder, keeper.term, encode_progress(progress)
                     )
                 self._noted = progress

@@ -3,55 +3,41 @@
 import asyncio
 import logging
 
-from umbel.brokers.interface import Queues, ready_for
-from umbel.errors import BrokerError
 from umbel.pools.interface import PoolListener
 from umbel.protocol.pool.autoscale import Autoscale, Load, SizeLimits
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 
-# ---- pool step -------------------------------------------------------------------------------------
-#
-# Starts the children before any message is claimed, and ends them after the last one.
+log = logging.getLogger("umbel.worker.autoscaler")
+CHECK_EVERY_S = 0.5
 
 
 class PoolStep(Step):
-    """The step that owns the pool's life."""
+    """The step that starts the children before any message is claimed, and ends them after the last one."""
 
     name = "pool"
 
     def __init__(self, context: WorkerContext, listener: PoolListener) -> None:
-        super().__init__()
-        self._pool = context.pool
+        super().__init__(context)
         self._listener = listener
 
     async def start(self) -> None:
         """Start the children."""
-        await self._pool.start(self._listener)
+        await self._context.pool.start(self._listener)
 
     async def stop(self) -> None:
         """End the children without a grace period: by now no task runs."""
-        await self._pool.stop(grace_s=0.0)
-
-
-# ---- autoscaler ------------------------------------------------------------------------------------
-#
-# Makes the pool larger or smaller, as its load and the queues require (F4).
-
-LOOK_EVERY_S = 0.5
-log = logging.getLogger("umbel.worker.autoscaler")
+        await self._context.pool.stop(grace_s=0.0)
 
 
 class Autoscaler(Step):
-    """The step that resizes the pool; does nothing without `--autoscale`."""
+    """The step that resizes the pool as its load and the queues require; off without `--autoscale`."""
 
     name = "autoscaler"
     requires = ("tasks",)
 
     def __init__(self, context: WorkerContext) -> None:
-        super().__init__()
-        self._context = context
-        self._queues: Queues = context.broker
+        super().__init__(context)
         settings = context.settings
         self._machine: Autoscale | None = None
         if settings.autoscale is not None:
@@ -64,9 +50,9 @@ class Autoscaler(Step):
         return self._machine is not None
 
     async def start(self) -> None:
-        """Begin to resize, if it is on."""
+        """Begin to resize the pool, if the worker has bounds."""
         if self._machine is not None:
-            self.run_in_background(self._look_on(self._machine))
+            self.run_in_background(self._resize(self._machine))
 
     def limit(self, most: int | None, least: int | None) -> tuple[int, int]:
         """Change one bound or both; return both. Surplus children end when they are idle."""
@@ -86,13 +72,14 @@ class Autoscaler(Step):
         size = self._context.pool.describe()["max-concurrency"]
         return {"max": self._machine.most, "min": self._machine.least, "current": size, "qty": 0}
 
-    async def _look_on(self, machine: Autoscale) -> None:
+    async def _resize(self, machine: Autoscale) -> None:
+        """Resize the pool periodically; queue depths are read only when the machine needs them."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             load = self._load()
             if machine.wants_depth(load):
-                ready = await self._ready()
+                ready = await self._context.ready_messages() or 0  # unknown: none could be fetched either
                 now_load = self._load()  # the load may have changed meanwhile
                 load = Load(now_load.size, now_load.busy, now_load.waiting + ready)
             for effect in machine.step(load, loop.time()):
@@ -102,10 +89,3 @@ class Autoscaler(Step):
     def _load(self) -> Load:
         pool = self._context.pool.describe()
         return Load(pool["max-concurrency"], len(pool["running"]), pool["waiting"])
-
-    async def _ready(self) -> int:
-        try:
-            depths = await self._queues.queues(self._context.queues)
-        except BrokerError:  # nothing could be fetched from it either
-            return 0
-        return ready_for(self._context.queues, depths)

@@ -13,12 +13,11 @@ import logging
 from umbel.chance import uniform
 from umbel.errors import BrokerError
 from umbel.worker.bootsteps import Step
-from umbel.worker.context import WorkerContext
 from umbel.worker.sidecar import run_sidecar
 
 log = logging.getLogger("umbel.history")
 RECORDER_LEASE = "recorder"
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 SPREAD_S = 2.0
 STOP_S = 15.0  # to write the events it has read
 
@@ -28,10 +27,6 @@ class RecorderStep(Step):
 
     name = "recorder"
     requires = ("connection",)
-
-    def __init__(self, context: WorkerContext) -> None:
-        super().__init__()
-        self._context = context
 
     async def start(self) -> None:
         """Begin to watch, if a recorder is configured and the broker can record."""
@@ -58,4 +53,4 @@ class RecorderStep(Step):
                 if not lease.holder and not was_recorded:
                     return
                 was_recorded = bool(lease.holder)
-            await asyncio.sleep(LOOK_EVERY_S + (0 if was_recorded else uniform(0, SPREAD_S)))
+            await asyncio.sleep(CHECK_EVERY_S + (0 if was_recorded else uniform(0, SPREAD_S)))

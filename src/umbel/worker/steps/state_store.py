@@ -1,4 +1,9 @@
-"""StateStore: saves the node's clock and incarnation, so that a restart continues from there."""
+"""StateStore: saves the node's clock and incarnation, so that a restart continues from there.
+
+A reader finds the old or the new file, whole, after SIGKILL, a full disk or a power cut. An unreadable file
+is set aside, once, and the node starts without it: the broker's clock and the wall clock serve. A run
+directory to which another user could have written is refused.
+"""
 
 import asyncio
 import logging
@@ -14,20 +19,17 @@ from umbel.worker.context import WorkerContext
 from umbel.worker.events import Events
 from umbel.worker.run_directory import open_run_directory, state_file
 
+log = logging.getLogger("umbel.worker.state_store")
+
 # ---- saved state -----------------------------------------------------------------------------------
-#
-# What a node keeps across restarts: its clock and its incarnation, in one small file.
-#
-# A reader finds the old or the new file, whole, after SIGKILL, a full disk or a power cut. An unreadable
-# file is set aside, once, and the node starts without it: the broker's clock and the wall clock serve. A
-# run directory to which another user could have written is refused.
-#
-# The incarnation grows from run to run, also if the wall clock is set back: peers ignore events of a run
-# that is older than the one they know.
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """The clock and incarnation of a node's last run."""
+    """The clock and incarnation of a node's last run.
+
+    The incarnation grows from run to run, also if the wall clock is set back: peers ignore events of a run
+    that is older than the one they know.
+    """
 
     node: str
     clock: int
@@ -101,27 +103,22 @@ def _set_aside(folder: PrivateFolder, name: str, error: Exception) -> None:
 
 
 # ---- state store -----------------------------------------------------------------------------------
-#
-# Saves the node's clock and incarnation, so that a restart continues from there.
-#
-# Saved at the start, every few seconds and at the end. A save that fails is logged once, and the worker
-# goes on with the file it saved before. Only one save runs at a time: a thread that saves cannot be
-# cancelled, so the last save waits for it.
-
-log = logging.getLogger("umbel.worker.state_store")
 
 SAVE_EVERY_S = 5.0
 
 
 class StateStore(Step):
-    """The step that saves the state."""
+    """The step that saves the state at the start, every few seconds and at the end.
+
+    A save that fails is logged once, and the worker continues with the previous file. Only one save runs
+    at a time: a thread that saves cannot be cancelled, so the last save waits for it.
+    """
 
     name = "state_store"
     requires = ("events",)
 
     def __init__(self, context: WorkerContext, events: Events, saved: SavedState | None) -> None:
-        super().__init__()
-        self._context = context
+        super().__init__(context)
         self._events = events
         self._saved = saved
         self._failing = False
@@ -130,7 +127,7 @@ class StateStore(Step):
         self._path: Path = saved_state_file(context.settings.run_directory, identity.node, context.broker.url)
 
     async def start(self) -> None:
-        """Move the clock above the saved one, save, and go on saving."""
+        """Move the clock above the saved one, and save it now and periodically."""
         if self._saved is not None:
             self._events.clock.begin_above(self._saved.clock)
         await self._save()
@@ -149,6 +146,7 @@ class StateStore(Step):
             await self._save()
 
     async def _save(self) -> None:
+        """Save the clock and the incarnation in a thread; a failure is logged once until a save works."""
         identity = self._context.identity
         state = SavedState(identity.node, self._events.clock_reserved, identity.incarnation)
         try:

@@ -21,13 +21,11 @@ class Command(BaseCommand):
     requires_system_checks: Sequence[str] = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """All arguments are Umbel's, including `--help`, except those that tell manage.py where the settings
-        are.
-        """
-        own = ArgumentParser(add_help=False, allow_abbrev=False)
-        own.add_argument("--settings")
-        own.add_argument("--pythonpath")
-        given, words = own.parse_known_args(argv[2:])
+        """Pass on all arguments, including `--help`, except those with which manage.py finds the settings."""
+        manage = ArgumentParser(add_help=False, allow_abbrev=False)
+        manage.add_argument("--settings")
+        manage.add_argument("--pythonpath")
+        given, words = manage.parse_known_args(argv[2:])
         self._run(words, [Path(argv[0]).resolve().parent, *([given.pythonpath] if given.pythonpath else [])])
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -35,13 +33,13 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs=REMAINDER)
 
     def handle(self, *_args: Any, words: Sequence[str], **_options: Any) -> None:
-        """Called by `call_command`; raises SystemExit at the end."""
+        """Run for `call_command`; raises SystemExit at the end."""
         self._run(words, [])
 
     def _run(self, words: Sequence[str], places: Sequence[str | Path]) -> None:
         from umbel.cli.main import main
 
-        close_all()  # opened while the project was set up: a worker's children are forked from here
+        close_all()  # of the project's setup: a worker forks its children from this process
         _let_processes_find(places)
         before, sys.argv = sys.argv, ["umbel", "-A", APP, *words]
         try:
@@ -51,7 +49,7 @@ class Command(BaseCommand):
 
 
 def _let_processes_find(places: Sequence[str | Path]) -> None:
-    """A worker's processes import the project from the same places as manage.py."""
+    """Let the processes of a worker import the project from the same places as manage.py."""
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     new = [str(place) for place in places if str(place) not in known]
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in (*new, *known) if entry)
