@@ -1,4 +1,4 @@
-"""`python -m umbel`: the command `umbel`, where its script is not on the path."""
+"""`python -m umbel`: the `umbel` command, for when its script is not on the path."""
 
 from umbel.cli.main import main
 

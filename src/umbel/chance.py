@@ -1,7 +1,7 @@
-"""Chance: random numbers for pauses and choices that must differ between nodes.
+"""Random numbers for delays and choices that must differ between nodes.
 
-They come from the operating system. So a project that seeds Python's `random` gets the same numbers with
-Umbel in its process as without, and forked processes draw different numbers.
+They come from the operating system, for two reasons. A project that seeds Python's `random` gets the same
+numbers with and without Umbel in its process. And forked processes draw different numbers.
 """
 
 from random import SystemRandom

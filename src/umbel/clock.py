@@ -1,8 +1,8 @@
-"""The clocks of a process: the cluster's time, as known in this process, and the time since boot.
+"""The clocks of a process: the cluster's time, as this process knows it, and the time since boot.
 
-What is due, and what has expired, is judged by `cluster_now`. A client uses its own clock unchanged; a
-worker corrects it (`worker/steps/cluster_clock.py`), and hands the correction to its children with each job.
-Stamps of events and results stay those of the wall clock.
+`cluster_now` decides which ETAs are due and which tasks have expired. A client uses its system clock
+unchanged. A worker corrects it (`worker/steps/cluster_clock.py`) and passes the correction to its children
+with each job. Timestamps of events and results come from the uncorrected wall clock.
 
 A test may stop the cluster's time and move it (`umbel/testing/bench.py`). Code that waits for a time
 subscribes to changes of the clock, and checks again after each.
@@ -19,7 +19,7 @@ _listeners: set[Callable[[], None]] = set()
 
 
 def cluster_now() -> float:
-    """The cluster's time, as Unix time."""
+    """Return the cluster's time, as Unix time."""
     return time() + _offset_s if _stands_at is None else _stands_at
 
 
@@ -30,7 +30,7 @@ def this_moment() -> Callable[[], float]:
 
 
 def offset_s() -> float:
-    """The correction of this process's wall clock, in seconds."""
+    """Return the correction of this process's wall clock, in seconds."""
     return _offset_s
 
 
@@ -43,15 +43,15 @@ def correct(by_s: float) -> None:
 
 
 def stand_still(at_s: float | None) -> None:
-    """Stop the cluster's time of this process at a moment, for tests; None lets it pass again."""
+    """Stop the cluster's time of this process at a moment, for tests; None lets it run again."""
     global _stands_at
     _stands_at = at_s
     _tell()
 
 
 def on_change(listener: Callable[[], None]) -> Callable[[], None]:
-    """Call `listener`, in any thread, when the cluster's time is changed; returns the function that ends
-    that.
+    """Call `listener`, in any thread, when the cluster's time is changed; return a function that unsubscribes
+    it.
     """
     _listeners.add(listener)
     return lambda: _listeners.discard(listener)
@@ -63,5 +63,7 @@ def _tell() -> None:
 
 
 def boot_time_s() -> float:
-    """Seconds since boot: unaffected by clock settings, the same for all processes of this machine."""
+    """Return the seconds since boot: unaffected by clock settings, and equal in all processes of this
+    machine.
+    """
     return clock_gettime(_BOOT_CLOCK)

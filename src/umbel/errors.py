@@ -71,7 +71,7 @@ from umbel.text import without_password
 
 
 class UmbelError(Exception):
-    """The root of all errors raised by Umbel."""
+    """The base class of all errors raised by Umbel."""
 
 
 class ConfigurationError(UmbelError):
@@ -122,16 +122,16 @@ class NoClusterId(ConfigurationError):
 
     @classmethod
     def at(cls, broker: str) -> "NoClusterId":
-        """The error for this broker, with the commands that repair it."""
+        """Return the error for this broker, with the commands that repair it."""
         return cls(
-            f"'signing_keys' are set, and {broker} has no id of its cluster, which signatures are bound to: "
+            f"'signing_keys' are set, but {broker} has no cluster id, which signatures are bound to: "
             "for a new cluster, or after the upgrade from 0.3, run `umbel cluster-id make`; if it had one, "
             "run `umbel cluster-id restore ID`; or set 'signing_cluster'"
         )
 
 
 class WireError(UmbelError):
-    """Bytes that are not what the protocol says."""
+    """Received bytes do not follow the protocol."""
 
 
 class BadMessage(WireError):
@@ -159,7 +159,7 @@ class BrokerUnavailable(BrokerError):
 
 
 class MayHaveArrived(BrokerUnavailable):
-    """The message was written, and the broker has not confirmed it."""
+    """The message was sent, but the broker has not confirmed it."""
 
 
 class BrokerSilent(BrokerUnavailable):
@@ -171,7 +171,7 @@ class AccessRefused(BrokerUnavailable):
 
 
 class RowsSetAside(BrokerUnavailable):
-    """The database file had malformed rows, which are set aside now. Nothing else was changed."""
+    """The database file had malformed rows, which have been set aside. Nothing else was changed."""
 
 
 class BufferFull(BrokerUnavailable):
@@ -183,7 +183,7 @@ class ClusterIdLost(BrokerUnavailable):
 
     @classmethod
     def of(cls, expected: str, found: str) -> "ClusterIdLost":
-        """The error for the expected id and the one that the broker has now."""
+        """Return the error for the expected id and the one that the broker has now."""
         now = f"names this cluster {found!r} now" if found else "lost the id of this cluster"
         return cls(
             f"the broker {now}, and with it maybe which signatures were used; no signed message runs until "
@@ -192,8 +192,11 @@ class ClusterIdLost(BrokerUnavailable):
 
 
 class SendUnknown(BrokerUnavailable):
-    """The broker did not say whether it has these messages. On Redis and the embedded broker they can be sent
-    again with the same ids, and each runs once; on RabbitMQ one that had arrived may run twice."""
+    """The broker did not say whether it received these messages.
+
+    On Redis and the embedded broker they can be sent again with the same ids, and each runs once. On RabbitMQ
+    a message that had arrived may run twice.
+    """
 
     def __init__(self, task_ids: Sequence[str], why: str) -> None:
         self.task_ids, self.why = tuple(task_ids), why
@@ -212,8 +215,8 @@ class StorageFull(BrokerError):
 class BrokerRefused(BrokerError):
     """The broker or the result backend refuses one message or result; it accepts others.
 
-    `places`: which of the given items were refused; the others were applied. Without places
-    nothing was applied.
+    `places` lists the indices of the refused items; the others were applied. If it is empty, nothing was
+    applied.
     """
 
     def __init__(self, message: str, *, places: Sequence[int] = ()) -> None:
@@ -230,7 +233,7 @@ class RevokesFull(BrokerError):
 
 
 class TaskError(UmbelError):
-    """Something about one task."""
+    """The base class of errors about one task."""
 
 
 class NotRegistered(TaskError):
@@ -238,14 +241,14 @@ class NotRegistered(TaskError):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """The error for this name of a task."""
+        """Return the error for a task name."""
         return cls(
             f"no task named {name!r} is registered here; import its module in the app, or check the name"
         )
 
 
 class WrongType(TaskError, TypeError):
-    """An argument or a result that does not fit the type that its task states."""
+    """An argument or a result does not match the type that its task declares."""
 
 
 class WorkerLost(TaskError):
@@ -253,7 +256,7 @@ class WorkerLost(TaskError):
 
 
 class TimeLimitExceeded(TaskError):
-    """The hard limit ended the task. `limit_s`: that limit, where it is known."""
+    """The task was ended at its hard time limit. `limit_s` is that limit, if it is known."""
 
     def __init__(self, *args: Any, limit_s: float | None = None) -> None:
         super().__init__(*args)
@@ -309,7 +312,7 @@ class UnknownTopic(ElectionError):
 
     @classmethod
     def answered(cls, topic: str, answers: Iterable[str]) -> Self:
-        """The error with the answers of the workers."""
+        """Return the error with the replies of the workers."""
         listed = "; ".join(sorted(set(answers))[:3])
         return cls(
             f"no worker handles elections of topic {topic!r}: {listed}; define an election_handler for it"
@@ -321,7 +324,7 @@ class ElectionTimeout(ElectionError, TimeoutError):
 
     @classmethod
     def after(cls, election_id: str, state: str, timeout_s: float) -> Self:
-        """The error with the state that the election has after the timeout."""
+        """Return the error with the election's state after the timeout."""
         return cls(
             f"election {election_id!r} is still {state} after {timeout_s:g} s; "
             "it continues; ask again with the same id, or run `umbel election show`"
@@ -333,7 +336,7 @@ class LeaseTimeout(UmbelError, TimeoutError):
 
     @classmethod
     def after(cls, name: str, leader: str, timeout_s: float) -> Self:
-        """The error with the current holder of the lease."""
+        """Return the error with the current holder of the lease."""
         return cls(f"lease {name!r} was not free within {timeout_s:g} s; its holder is {leader or 'unknown'}")
 
 
@@ -368,7 +371,7 @@ class LakeBusy(LakeError):
 
 
 class BadQuery(HistoryError):
-    """SQL that cannot be run."""
+    """The SQL cannot be run."""
 
 
 class SlowQuery(BadQuery):
@@ -384,11 +387,11 @@ class NotKept(UmbelError):
 
     @classmethod
     def of(cls, task_id: str) -> Self:
-        """The error for this task, with the possible reasons."""
+        """Return the error for this task, with the possible reasons."""
         return cls(
-            f"no message of the task {task_id} is kept: it did not fail, was retried already, made room for"
-            " newer failures, or is not to be kept (`failed_keep`, `keep_failed`); `umbel task failed` lists"
-            " those that are"
+            f"no message of the task {task_id} is stored: it did not fail, was retried already, made room for"
+            " newer failures, or is not to be stored (`failed_keep`, `keep_failed`); `umbel task failed`"
+            " lists the stored messages"
         )
 
 
@@ -405,7 +408,7 @@ class PoolError(UmbelError):
 
 
 class TaskControl(UmbelError):
-    """Raised by tasks to say how they end."""
+    """The base class of exceptions that tasks raise to say how they end."""
 
 
 class Retry(TaskControl):
@@ -434,7 +437,7 @@ class Ignore(TaskControl):
 
 
 class Reject(TaskControl):
-    """Give the message back to its queue, or (the default) to the dead letters."""
+    """Give the message back to its queue, or (the default) make it a dead letter."""
 
     def __init__(self, reason: str = "", *, requeue: bool = False) -> None:
         super().__init__(reason)
@@ -443,7 +446,7 @@ class Reject(TaskControl):
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The known name that was probably meant; "" if none is near."""
-    from difflib import get_close_matches  # a fifth of a megabyte that only errors need
+    """Return the known name that was probably meant; "" if no known name is similar."""
+    from difflib import get_close_matches  # takes 200 kB of memory that only errors need
 
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")

@@ -1,6 +1,6 @@
-"""Exposition: counts as metrics for Prometheus, for the dashboard and for workers.
+"""Prometheus metrics of the dashboard and of workers.
 
-It needs `prometheus_client` (`umbel[metrics]`), so it is imported only where metrics are served.
+This module needs `prometheus_client` (`umbel[metrics]`), so it is imported only where metrics are served.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ def text_of(collector: Collector) -> bytes:
 
 
 def of_tasks(meters: Meters) -> Iterator[Metric]:
-    """Yield the metrics of tasks. The counts are copied first, because another thread may count meanwhile."""
+    """Yield the metrics of tasks. The counts are copied first, because another thread may update them."""
     ended, repeats = list(meters.ended.items()), list(meters.repeats.items())
     yield counter("umbel_tasks", "Tasks that ended, by end.", ("task", "end"), ended)
     retried = [((name,), float(number)) for (name, end), number in ended if end == "retried"]

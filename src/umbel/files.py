@@ -1,9 +1,9 @@
-"""Files of this process: how many may be open, and files in folders that other users can write to.
+"""Files of this process: the limit on open files, and safe files in folders that other users can write to.
 
-Each socket, pipe and file takes a descriptor; a process that has none left can start no child and open no
-connection. In a folder such as /tmp another user may have put a link, a file or a folder at the name that a
-process is about to use, so files are opened without following links, and only those that this user owns are
-used.
+Each socket, pipe and file takes a descriptor. A process without free descriptors can start no child process
+and open no connection. In a folder such as /tmp another user may have put a link, a file or a folder at the
+name that a process is about to use. So files are opened without following links, and only files of this user
+are used.
 """
 
 import errno
@@ -15,33 +15,30 @@ from pathlib import Path
 
 # ---- descriptors -----------------------------------------------------------------------------------
 #
-# How many files this process may have open, and what to do when they run out.
-#
-# Each socket, pipe and file takes one. A process without free descriptors can start no child process and
-# open no connection. So a worker checks the limit before it starts, and an error names the limit and the
-# remedy.
+# A worker checks the limit before it starts, and an error names the limit and the remedy.
 
-OF_WORKER = 16  # the least that it opens: an event loop, connections, files of the embedded broker
-OF_GREEN_WORKER = 28  # a second loop and connection for remote control, and a loop for the tasks
+OF_WORKER = 16  # the minimum: an event loop, connections, files of the embedded broker
+OF_GREEN_WORKER = 28  # plus a second loop and connection for remote control, and a loop for the tasks
 PER_CHILD = 3  # a socket, and both ends of the pipe of tokens
 SUGGESTED = 1024
 
 
 def opened() -> set[int]:
-    """The open descriptors of this process; an empty set where there is no /proc."""
+    """Return the open descriptors of this process; an empty set if there is no /proc."""
     try:
         with os.scandir("/proc/self/fd") as entries:
             listed = {int(entry.name) for entry in entries}
     except FileNotFoundError:
         return set()
-    return {fd for fd in listed if os.path.exists(f"/proc/self/fd/{fd}")}  # not that of the listing
+    # without the descriptor of the listing itself
+    return {fd for fd in listed if os.path.exists(f"/proc/self/fd/{fd}")}
 
 
 def limit() -> int | None:
-    """How many descriptors this process may have; None if that is unknown or unlimited."""
+    """Return how many descriptors this process may have; None if that is unknown or unlimited."""
     try:
         import resource
-    except ImportError:  # Windows, from where tasks are sent
+    except ImportError:  # Windows, which can only send tasks
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
@@ -60,7 +57,7 @@ def raise_limit(wanted: int) -> int | None:
 
 
 def too_few_for(children: int, *, is_green: bool) -> str:
-    """Why a worker with so many child processes cannot start; "" if there are enough descriptors."""
+    """Return why a worker with this many child processes cannot start; "" if there are enough descriptors."""
     most = limit()
     needed = len(opened()) + (OF_GREEN_WORKER if is_green else OF_WORKER) + PER_CHILD * children
     if most is None or needed <= most:
@@ -74,7 +71,7 @@ def too_few_for(children: int, *, is_green: bool) -> str:
 
 
 def ran_out(error: BaseException) -> str:
-    """What is wrong and what to do, if the error means that no descriptor is free; else ""."""
+    """Return the problem and the remedy if the error means that no descriptor is free; else ""."""
     match getattr(error, "errno", None):
         case errno.EMFILE:
             most = limit()
@@ -86,7 +83,9 @@ def ran_out(error: BaseException) -> str:
 
 
 def none_left() -> str:
-    """Like `ran_out`, by trying to open a file, for a caller that has no error to look at."""
+    """Check for free descriptors by opening a file, for a caller without an error; return the same as
+    `ran_out`.
+    """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
@@ -103,27 +102,27 @@ def _remedy(needed: int) -> str:
 
 # ---- own files -------------------------------------------------------------------------------------
 #
-# Files of this process in folders where other users may make files too.
-#
-# In /tmp every user may put a link, a file or a folder at the name that a process is about to use. A link
-# makes it overwrite another file; a folder of another user lets that user replace what it reads later.
+# In /tmp every user may create a link, a file or a folder at a name that a process is about to use. A link
+# makes the process overwrite another file. The owner of a folder can replace the files that the process reads
+# later.
 #
 # A private folder belongs to this user, and no other user may write to it. It is opened without following a
-# link, and checked and used by its descriptor, so nothing changes between the check and the use.
+# link, then checked and used by its descriptor, so nothing can change between the check and the use.
 #
-# A file that a person named (a log, a database) may be anywhere. It is checked only where every user may
-# make files: this user, root or the folder's owner must have made it, whether it is a file, a folder or a
-# link, and it has a single name. Such a folder without the sticky bit cannot be made safe: other users may
-# replace the file between the check and its use.
+# A file that a user named (a log, a database) may be anywhere. It is checked only in folders where every user
+# may create files. There, this user, root or the folder's owner must have created it, and it must have a
+# single hard link. A folder without the sticky bit cannot be made safe: other users may replace the file
+# between the check and its use.
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 READ_MAX = 1024 * 1024
-_SIDE_FILES = ("-wal", "-shm", "-journal")  # of a database: its log, the index of that, and a journal to undo
-_TRIES = 3  # another process may remove the file at the same moment
+# of a SQLite database: its write-ahead log, the index of that log, and a rollback journal
+_SIDE_FILES = ("-wal", "-shm", "-journal")
+_TRIES = 3  # another process may remove the file between two steps
 
 
 class UntrustedFile(PermissionError):
-    """A file or folder that another user made, or may change."""
+    """Another user made, or may change, a file or folder."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(errno.EPERM, problem)
@@ -133,18 +132,18 @@ class UntrustedFile(PermissionError):
 
 
 class PrivateFolder:
-    """An open folder that other users cannot change; names are those of files in it."""
+    """An open folder that other users cannot change; names are names of files in it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
 
     def names(self, suffix: str) -> list[str]:
-        """Names of the files with this suffix, sorted."""
+        """Return the names of the files with this suffix, sorted."""
         return sorted(name for name in os.listdir(self._descriptor) if name.endswith(suffix))
 
     def read(self, name: str) -> bytes:
-        """Read a file; FileNotFoundError, or OSError if it is not a regular file or exceeds READ_MAX
+        """Read a file; raise FileNotFoundError, or OSError if it is not a regular file or exceeds READ_MAX
         bytes.
         """
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -157,11 +156,11 @@ class PrivateFolder:
         return content
 
     def replace(self, name: str, content: bytes, *, durable: bool = False) -> None:
-        """Write a file atomically: readers get the former or the new one. `durable`: also after a power
-        cut.
+        """Write a file atomically: readers get the old or the new content. `durable`: also after a power
+        failure.
         """
         draft = f".{name}.{os.getpid()}"
-        self.remove(draft)  # of a process that had this number and died
+        self.remove(draft)  # left by a process that had the same pid and died
         try:
             with os.fdopen(self._new(draft), "wb") as file:
                 file.write(content)
@@ -174,11 +173,11 @@ class PrivateFolder:
             raise
 
     def rename(self, name: str, new: str) -> None:
-        """Rename a file, replacing one of the new name."""
+        """Rename a file; replace an existing file of the new name."""
         os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file; a missing one is no error."""
+        """Remove a file; a missing file is no error."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
@@ -189,9 +188,9 @@ class PrivateFolder:
 
 @contextmanager
 def private_folder(path: Path, *, make: bool = False, of_any_user: bool = False) -> Iterator[PrivateFolder]:
-    """The folder, open; UntrustedFile where other users could change what is in it.
+    """Open a folder that other users cannot change; raise UntrustedFile if they can.
 
-    `make`: create the folder if it is missing. `of_any_user`: also another user's folder, for root.
+    `make`: create the folder if it is missing. `of_any_user`: also accept another user's folder, for root.
     """
     _refuse_link(path)
     if make:
@@ -205,20 +204,21 @@ def private_folder(path: Path, *, make: bool = False, of_any_user: bool = False)
 
 
 def refuse_planted(path: Path) -> None:
-    """Raise UntrustedFile if another user may have put something at `path`; nothing there is no error."""
+    """Raise UntrustedFile if another user may have created the file at `path`; a missing file is no error."""
     with suppress(FileNotFoundError):
         _refuse_planted(path)
 
 
 def refuse_planted_beside(database: Path) -> None:
-    """Raise UntrustedFile for side files of a SQLite database that another user may have made: SQLite applies
-    them."""
+    """Raise UntrustedFile if another user may have created side files of a SQLite database, which SQLite
+    applies.
+    """
     for side in _SIDE_FILES:
         refuse_planted(database.with_name(f"{database.name}{side}"))
 
 
 def make_own(path: Path, mode: int = PRIVATE_FILE) -> None:
-    """Create an empty file if there is none; UntrustedFile if another user put something there."""
+    """Create an empty file if there is none; raise UntrustedFile if another user created something there."""
     for _ in range(_TRIES):
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
@@ -227,7 +227,7 @@ def make_own(path: Path, mode: int = PRIVATE_FILE) -> None:
                 return _refuse_planted(path)
         else:
             return None
-    raise UntrustedFile(f"another process makes and removes {path} again and again")
+    raise UntrustedFile(f"another process creates and removes {path} again and again")
 
 
 def _refuse_planted(path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Logs of a worker and its children: one line per fact, followed by its fields, on stderr or in a file.
+"""Logging of a worker and its children: one line per log entry, with fields, on stderr or in a file.
 
 Texts come from messages and tasks, so they are escaped: they cannot control a terminal or forge a log line
-(`text.py`). Only tracebacks have several lines; a traceback that is text, because it comes from a child, is
-the field `traceback`.
+(`text.py`). Only tracebacks span several lines. A traceback from a child arrives as text, and becomes the
+field `traceback`.
 
-Umbel's own lines are limited in rate, each kind for itself: a flood of bad messages must not fill a
-disk. What users' code logs or prints is not limited.
+Umbel limits the rate of its log lines, per kind of line, so that a flood of bad messages does not fill a
+disk. What user code logs or prints is not limited.
 """
 
 import atexit
@@ -30,14 +30,14 @@ from umbel.text import leaving, lines, one_line
 from umbel.wire.show import show_value
 
 OF_ONE_KIND = Budget(100, 0.1)
-# People read a log to see how tasks end, so each task has its own budget. All tasks share another one,
-# because senders of messages choose the names.
+# Each task has a separate budget, because people read a log to see how tasks end. All tasks together have
+# another budget, because senders of messages choose the task names.
 OF_ONE_TASK = Budget(100, 10.0)
 OF_ALL_TASKS = Budget(1000, 100.0)
 TELL_EVERY_S = 10.0
-USERS = ("umbel.stdout", "umbel.stderr")  # what tasks print
+USERS = ("umbel.stdout", "umbel.stderr")  # where the output of tasks is logged
 NAME_CHARS_MAX = LINE_CHARS_MAX = 200
-LOG_FILE = 0o666  # less the umask
+LOG_FILE = 0o666  # minus the umask
 
 TRACEBACK = "traceback"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -46,9 +46,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 def set_up_logging(
     level: str, *, logfile: str | None = None, as_json: bool = False, node: str = "", child: int = 0
 ) -> None:
-    """Set up the logging of this process. `child`: 0 in the main process, else the child's number from 1 on.
+    """Set up the logging of this process. `child` is 0 in the main process, otherwise the child's number from
+    1.
 
-    BadSetting if the log file cannot be opened.
+    Raises BadSetting if the log file cannot be opened.
     """
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if logfile:
@@ -73,14 +74,14 @@ def forget_logging() -> None:
 
 
 def limit_lines(handler: logging.Handler) -> None:
-    """Limit the rate of Umbel's lines in a handler; at exit, omitted lines are reported."""
+    """Limit the rate of Umbel's lines in a handler; at exit, the number of omitted lines is logged."""
     limit = LineLimit(handler)
     handler.addFilter(limit)
     atexit.register(limit.tell)
 
 
 def log_path(logfile: str, node: str, child: int) -> str:
-    """The name of a log file with `%n`, `%h`, `%d`, `%p`, `%i` and `%I` replaced, as in Celery.
+    """Return the name of a log file with `%n`, `%h`, `%d`, `%p`, `%i` and `%I` replaced, as in Celery.
 
     `%n%I.log` is `w1.log` for the main process of the node w1, and `w1-1.log` for its first child.
     """
@@ -98,7 +99,9 @@ def log_path(logfile: str, node: str, child: int) -> str:
 
 
 def own_log(logfile: str, node: str, child: int) -> str:
-    """The path of a process's log file, created if missing; BadSetting if another user made it."""
+    """Return the path of a process's log file, created if missing; raise BadSetting if another user created
+    it.
+    """
     path = log_path(logfile, node, child)
     try:
         make_own(Path(path), LOG_FILE)
@@ -108,7 +111,7 @@ def own_log(logfile: str, node: str, child: int) -> str:
 
 
 def tell_left_out() -> None:
-    """Log now how many lines were left out, for a process that ends without its exit functions."""
+    """Log the number of omitted lines now, for a process that ends without running its exit functions."""
     for handler in logging.getLogger().handlers:
         for limit in handler.filters:
             if isinstance(limit, LineLimit):
@@ -116,9 +119,10 @@ def tell_left_out() -> None:
 
 
 class LineLimit(logging.Filter):
-    """Passes the lines that `LogLimit` admits, and logs every ten seconds how many it left out.
+    """A logging filter: passes the lines that `LogLimit` admits, and logs every ten seconds how many it
+    omitted.
 
-    The handler's lock guards it; logging replaces that lock in a forked process.
+    The handler's lock protects it; logging replaces that lock in a forked process.
     """
 
     def __init__(self, handler: logging.Handler, *, tell_every_s: float = TELL_EVERY_S) -> None:
@@ -126,11 +130,11 @@ class LineLimit(logging.Filter):
         self._handler = handler
         self._tell_every_s = tell_every_s
         self._limit = LogLimit()
-        self._examples: dict[Hashable, str] = {}  # by kind, the beginning of the first line that was left out
+        self._examples: dict[Hashable, str] = {}  # by kind, the beginning of the first omitted line
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is logged; a record that is not is counted."""
+        """Return whether a record is logged; count it if it is not."""
         is_ours = super().filter(record) and record.name not in USERS
         if not is_ours or record.levelno >= logging.CRITICAL or hasattr(record, "left_out"):
             return True
@@ -148,7 +152,7 @@ class LineLimit(logging.Filter):
             self._handler.release()
 
     def tell(self) -> None:
-        """Log a summary of the lines that were left out."""
+        """Log a summary of the omitted lines."""
         self._handler.acquire()
         try:
             examples, self._examples = self._examples, {}
@@ -171,7 +175,7 @@ def _summary(left_out: LeftOut, example: str) -> logging.LogRecord:
     match left_out.kind:
         case (name, level, _, *task):
             fields = {"name": name, "levelno": level} | ({"task": task[0]} if task else {})
-    text = f"{example} ({left_out.count:,} similar lines left out in {left_out.seconds:.0f} s)"
+    text = f"{example} ({left_out.count:,} similar lines omitted in {left_out.seconds:.0f} s)"
     fields |= {"levelname": logging.getLevelName(fields["levelno"]), "left_out": left_out.count}
     return logging.makeLogRecord({"msg": text, **fields})
 
@@ -181,7 +185,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def with_fields(line: str, record: logging.LogRecord) -> str:
-    """A line followed by the record's fields, and by its traceback."""
+    """Return a line followed by the record's fields and its traceback."""
     fields = _fields(record)
     traceback = fields.pop(TRACEBACK, "")
     line += "".join(f" {name}={_shown(value)}" for name, value in fields.items())
@@ -196,17 +200,19 @@ class PlainLines(logging.Formatter):
         self._zone = os.environ.get("TZ")
 
     def converter(self, seconds: float | None) -> struct_time:
-        """Local time in the time zone of the process's start: users' code may change TZ (Django does)."""
+        """Return local time in the time zone at the process's start, because user code may change TZ (Django
+        does).
+        """
         if os.environ.get("TZ") == self._zone:
             return localtime(seconds)
         return datetime.fromtimestamp(seconds or time(), zone_of(self._zone)).timetuple()
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """The record's line, escaped, with its fields."""
+        """Return the record's line, escaped, with its fields."""
         return with_fields(one_line(super().formatMessage(record)), record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        """The traceback, escaped, with its line breaks."""
+        """Return the traceback, escaped, with its line breaks."""
         return lines(super().formatException(ei))
 
 
@@ -214,7 +220,7 @@ class JsonLines(logging.Formatter):
     """Formats records as JSON objects, one per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON."""
+        """Return the record as one line of JSON."""
         ours: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
@@ -225,12 +231,13 @@ class JsonLines(logging.Formatter):
             **ours,
             **_fields(record),
             **ours,
-        }  # in this order; a user's field cannot replace one of Umbel's
+        }  # in this order; a field of the user cannot replace one of Umbel's
         if record.exc_info:
             line[TRACEBACK] = self.formatException(record.exc_info)
         try:
             return msgspec.json.encode(line, enc_hook=repr).decode()
-        except (ValueError, RecursionError):  # text that is no Unicode, a number too long, something too deep
+        # invalid Unicode, a number too long, or a value nested too deeply
+        except (ValueError, RecursionError):
             plain = {
                 leaving(name): leaving(value) if isinstance(value, str) else show_value(value)
                 for name, value in line.items()
@@ -240,8 +247,8 @@ class JsonLines(logging.Formatter):
 
 @cache
 def zone_of(variable: str | None) -> tzinfo:
-    """The time zone of a value of TZ, or of the machine for None; UTC if it cannot be determined."""
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # a hundredth of a worker's start
+    """Return the time zone for a value of TZ, or of the machine for None; UTC if it cannot be determined."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # takes a hundredth of a worker's start time
 
     try:
         if variable:

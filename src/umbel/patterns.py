@@ -1,13 +1,13 @@
-"""Patterns: whether a name fits a glob or a regular expression, in time linear in both.
+"""Matching of names against globs and regular expressions, in time linear in both.
 
-Patterns come from outside: a control request chooses its workers by one, and anyone who can write to the
-broker can send one. Python's `re`, and `fnmatch` on top of it, try the ways to match one after another, which
-takes years for a pattern of twenty characters. So `re` never gets a pattern from outside
-(`tests/test_tidy.py`), and a pattern's length is all that needs a limit.
+Patterns come from outside: a control request selects its workers by a pattern, and anyone who can write to
+the broker can send one. Python's `re`, and `fnmatch` on top of it, backtrack, which can take years for a
+pattern of twenty characters. So `re` never gets a pattern from outside (`tests/test_tidy.py` checks this),
+and only the length of a pattern needs a limit.
 
-A glob is matched by all its states at once, as the bits of one number: bit n is set while the first n parts
-of the pattern fit what was read. Regular expressions are RE2's (`google-re2`, an optional library): no
-backreferences and no lookaround, memory bounded by EXPRESSION_MAX_BYTES.
+A glob is matched in all its states at once, which are the bits of one number: bit n is set while the first n
+parts of the pattern match what was read. Regular expressions use RE2 (`google-re2`, an optional library): no
+backreferences, no lookaround, and memory limited by EXPRESSION_MAX_BYTES.
 """
 
 from bisect import bisect_right
@@ -26,17 +26,17 @@ Fits = Callable[[str], bool]
 
 
 class BadPattern(ValueError):
-    """A pattern that cannot be used; the text says what is wrong with it."""
+    """A pattern cannot be used; the text says why."""
 
 
 class Glob:
-    """A pattern of the shell, as `fnmatch.fnmatchcase` reads it: `*`, `?`, `[abc]`, `[a-z]`, `[!a]`."""
+    """A shell pattern with the syntax of `fnmatch.fnmatchcase`: `*`, `?`, `[abc]`, `[a-z]`, `[!a]`."""
 
     __slots__ = ("_any", "_bounds", "_classes", "_last", "_literals", "_loops")
 
     def __init__(self, pattern: str) -> None:
-        self._loops = 0  # states of a `*`, which any character keeps
-        self._any = 0  # the states that every character leads on from, and below those that some do
+        self._loops = 0  # states of a `*`, which every character preserves
+        self._any = 0  # the states that every character advances; below, those that some characters advance
         self._literals: dict[str, int] = {}
         changes: dict[int, int] = {0: 0}  # by code point: the states whose class begins or ends there
         state = 1
@@ -57,7 +57,7 @@ class Glob:
         self._classes = list(_running(changes[bound] for bound in self._bounds))
 
     def fits(self, text: str) -> bool:
-        """Whether the whole text fits."""
+        """Return whether the whole text matches."""
         states = 1
         for character in text:
             leads = self._any | self._literals.get(character, 0)
@@ -70,19 +70,19 @@ class Glob:
 
 @lru_cache(CACHED_MAX)
 def glob_of(pattern: str) -> Glob:
-    """The compiled pattern, cached for the next texts."""
+    """Return the compiled pattern; it is cached."""
     return Glob(pattern)
 
 
 def fits_glob(text: str, pattern: str) -> bool:
-    """Whether the text fits the glob; case counts."""
+    """Return whether the text matches the glob; the match is case-sensitive."""
     return glob_of(pattern).fits(text)
 
 
 def expression_of(pattern: str) -> Fits:
-    """A regular expression, which a text fits that begins with a match, as with `re.match`.
+    """Compile a regular expression that must match at the beginning of a text, as with `re.match`.
 
-    Raises BadPattern for one that RE2 does not take, and where it is not installed.
+    Raises BadPattern if RE2 does not accept the pattern, or is not installed.
     """
     try:
         import re2
@@ -103,20 +103,20 @@ def _reason_of(error: Any) -> str:
 
 
 def _parts(pattern: str) -> Iterator[str]:
-    """The pattern's parts: a wildcard or another character; a class as `[` and what stands in it."""
+    """Yield the pattern's parts: a wildcard, another character, or a class as `[` and its content."""
     at = 0
     while at < len(pattern):
         part, at = pattern[at], at + 1
         if part == "[":
             first = at + (pattern[at : at + 1] == "!")
-            end = pattern.find("]", first + 1)  # a `]` that comes first is one of the class
+            end = pattern.find("]", first + 1)  # a `]` that comes first belongs to the class
             if end >= 0:
                 part, at = pattern[at - 1 : end], end + 1
         yield part
 
 
 def _bounds_of(part: str) -> Iterator[int]:
-    """Where the class of a part begins and ends among all characters, as code points."""
+    """Yield the code points where the character class of a part begins and ends."""
     negated = part.startswith("[!")
     members, at = part[2 if negated else 1 :], 0
     ranges: list[tuple[int, int]] = []
@@ -127,7 +127,7 @@ def _bounds_of(part: str) -> Iterator[int]:
     if negated:
         yield 0
     end = -1
-    for low, high in sorted(ranges):  # overlaps are joined, or they would cancel one another out
+    for low, high in sorted(ranges):  # join overlapping ranges, otherwise they would cancel out
         if high > end and high >= low:
             yield max(low, end + 1)
             yield high + 1

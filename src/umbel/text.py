@@ -1,7 +1,7 @@
 """Text that may leave a process: lines that a terminal can show, and addresses without their passwords.
 
-A Python text can hold halves of surrogate pairs, and text from outside can hold control characters. Addresses
-of brokers, backends and lakes are shown, logged and put into errors without their passwords.
+A Python text may contain halves of surrogate pairs, and text from outside may contain control characters.
+Addresses of brokers, backends and lakes are displayed, logged and put into errors without their passwords.
 """
 
 import re
@@ -9,23 +9,21 @@ from urllib.parse import unquote
 
 # ---- text ------------------------------------------------------------------------------------------
 #
-# What may leave a process, and what may be shown to a person.
-#
-# A Python text can hold halves of surrogate pairs (`os.fsdecode` makes them of bytes that are no Unicode),
-# which no encoding carries; and characters that a terminal obeys instead of showing them: ESC, newlines
-# that forge a line of a log, marks that turn the direction of what follows. Both are written as Python
-# would write them in a literal, so that nothing is hidden and nothing is lost.
+# Halves of surrogate pairs (`os.fsdecode` makes them from bytes that are not Unicode) cannot be encoded.
+# Terminals interpret control characters instead of showing them: ESC, newlines that forge a log line, and
+# marks that change the text direction. Both are written as escapes, as in a Python literal, so that nothing
+# is hidden or lost.
 
 
 def leaving(text: str) -> str:
-    """The text as every encoding can carry it: half a surrogate pair becomes `\\udcff`."""
+    """Return text that every encoding can represent: half a surrogate pair becomes `\\udcff`."""
     if type(text) is str and text.isascii():
         return text
-    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")  # also of a subclass
+    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")  # also for a subclass of str
 
 
 def one_line(text: str) -> str:
-    """The text in one line, with everything that is not printable escaped."""
+    """Return the text in one line, with everything that is not printable escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -34,22 +32,20 @@ def one_line(text: str) -> str:
 
 
 def numbered(count: int, noun: str) -> str:
-    """A number with its noun: `1 task`, `2,000 tasks`."""
+    """Return a number with its noun: `1 task`, `2,000 tasks`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def lines(text: str) -> str:
-    """Like `one_line`, but newlines of the text stay, as in a traceback."""
+    """Escape a text like `one_line`, but keep its newlines, as in a traceback."""
     return "\n".join(one_line(line.rstrip("\r")) for line in text.split("\n"))
 
 
 # ---- urls ------------------------------------------------------------------------------------------
 #
-# Addresses without their passwords, as shown, logged and put into errors; and where lakes are.
-#
-# A broker's address may hold several, joined by `;`, and a mistyped one need not be an address at all. So
-# nothing is parsed: the text between the first `:` of the account and the last `@` is removed, and so is
-# everything from the value of the first parameter whose name says that it is secret (`?password=`).
+# A broker setting may contain several addresses, joined by `;`, and a mistyped one may not be a valid address
+# at all. So nothing is parsed: the text between the first `:` of the account and the last `@` is removed, and
+# so is everything from the value of the first parameter whose name suggests a secret (`?password=`).
 
 SEVERAL_HOSTS = "it has several hosts joined by ','; write an address for each, joined by ';'"
 LAKES = "the path of a folder, such as /srv/umbel-lake, or s3://bucket/prefix"
@@ -61,26 +57,26 @@ _SECRET = re.compile("passw|secret", re.IGNORECASE)
 
 
 def each_url(urls: str) -> list[str]:
-    """The addresses that are joined by `;`."""
+    """Return the addresses, which are joined by `;`."""
     return _NEXT.split(urls)
 
 
 def without_password(urls: str) -> str:
-    """Addresses without passwords and secret parameters."""
+    """Return the addresses without passwords and secret parameters."""
     return ";".join(map(_hidden, each_url(urls)))
 
 
 def several_hosts(url: str) -> bool:
-    """Whether one address names several hosts joined by commas, as other programs allow."""
+    """Return whether one address names several hosts joined by commas, which other programs allow."""
     place = re.split("[/?]", url.partition("://")[2], maxsplit=1)[0]
     return "," in place.rpartition("@")[2]
 
 
 def lake_place(named: str) -> str:
-    """The place of a lake: a path (also given as `file:///…`) or `s3://bucket/prefix`.
+    """Return the location of a lake: a path (also given as `file:///…`) or `s3://bucket/prefix`.
 
-    ValueError for any other address, which could pass for a relative path: `gs://bucket/x` is the folder
-    `gs:` where there is one.
+    Raises ValueError for any other address, because it could be taken for a relative path: `gs://bucket/x` is
+    the folder `gs:` if that exists.
     """
     scheme = _SCHEME.match(named)
     if scheme is None:
@@ -111,7 +107,7 @@ def _hidden(url: str) -> str:
     scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
     account, _, place = rest.rpartition("@")
     user, colon, _ = account.partition(":")
-    if _cut(account) != account:  # the `@` may belong to that parameter: remove the text after it too
+    if _cut(account) != account:  # the `@` may belong to that parameter, so the text after it is removed too
         rest = f"{user}:***" if colon else account
     elif colon:
         rest = f"{user}:***@{place}"
@@ -119,7 +115,7 @@ def _hidden(url: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """The text up to the value of the first secret parameter."""
+    """Return the text up to the value of the first secret parameter."""
     for parameter in _PARAMETER.finditer(text):
         if _SECRET.search(unquote(parameter[1])):
             return f"{text[: parameter.end()]}***"

@@ -1,4 +1,4 @@
-"""Top: the monitor in the terminal. It draws the model twice a second, and sends commands with the feed."""
+"""The terminal monitor (`umbel top`). It draws the model twice a second and sends commands by Feed."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from time import localtime, strftime, time
@@ -26,7 +26,7 @@ from umbel.wire.show import brief
 DRAW_EVERY_S = 0.5
 TASKS_SHOWN = 60
 MEMBERS_SHOWN = 500
-WIDE_COLUMNS = 110  # a terminal with room for members and tasks side by side
+WIDE_COLUMNS = 110  # a terminal this wide shows members and tasks side by side
 COLOURS = {
     "SUCCESS": "green",
     "FAILURE": "red",
@@ -42,7 +42,7 @@ Cells = Sequence[str | Text]
 
 
 class Confirm(ModalScreen[bool]):
-    """Asks before an action that cannot be undone."""
+    """Asks for confirmation of an action that cannot be undone."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "yes"),
@@ -143,8 +143,8 @@ class Top(App[None]):
     # -- drawing ---------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Draw the model; when paused, only the summary."""
-        if not self.query("#summary"):  # the screen is closing, and its timer still runs
+        """Draw the model; while paused, only the summary."""
+        if not self.query("#summary"):  # the screen is closing, and the timer outlives the widgets
             return
         now, model = time(), self.feed.model
         members = model.members(now)
@@ -216,7 +216,7 @@ class Top(App[None]):
             self._draw_story()
 
     def on_input_submitted(self, submitted: Input.Submitted) -> None:
-        """Filter the tasks by the text that was entered, or by `state:NAME`."""
+        """Filter the tasks by the entered text, or by `state:NAME`."""
         text = submitted.value.strip()
         state = text.removeprefix("state:").upper() if text.startswith("state:") else ""
         self.filter = Filter(text="" if state else text, state=state)
@@ -248,11 +248,11 @@ class Top(App[None]):
         self.draw()
 
     def action_revoke(self) -> None:
-        """Revoke the selected task, after a question."""
+        """Revoke the selected task, after confirmation."""
         self._on_task("revoke", terminate=False)
 
     def action_terminate(self) -> None:
-        """Terminate the selected task, after a question."""
+        """Terminate the selected task, after confirmation."""
         self._on_task("end", terminate=True)
 
     def action_resize(self, by: int) -> None:
@@ -263,7 +263,7 @@ class Top(App[None]):
             self._act(f"{command} on {node}", lambda: self.feed.ask(command, {"n": 1}, [node]))
 
     def action_shut_down(self) -> None:
-        """Shut down the worker at the cursor, after a question."""
+        """Shut down the worker at the cursor, after confirmation."""
         node = self._key_at_cursor("members")
 
         async def shut_down() -> None:
@@ -307,7 +307,7 @@ class Top(App[None]):
 def _update(
     table: DataTable[str | Text], shown: Sequence[tuple[str, Cells]], rows: Sequence[tuple[str, Cells]]
 ) -> None:
-    """Change only the cells that differ: redrawing all of a large cluster would take most of a core."""
+    """Update only the cells that differ: redrawing a large cluster would take most of a CPU core."""
     for at, ((_, before), (_, after)) in enumerate(zip(shown, rows, strict=True)):
         for column, (old, new) in enumerate(zip(before, after, strict=True)):
             if old != new:

@@ -1,3 +1,3 @@
-"""The version of Umbel: the one place where it is written."""
+"""The version of Umbel, which is written only here."""
 
 VERSION = "0.3.0"

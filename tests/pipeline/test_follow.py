@@ -43,7 +43,7 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look(lake: Path, *, thorough: bool = False) -> Found:
+def look(lake: Path, thorough: bool = False) -> Found:
     return look_into(lake, Lake(lake).raw_files(), thorough=thorough)
 
 

@@ -34,9 +34,8 @@ PING = Request("ping")
 
 
 def mailbox(*refused: str, clock: LamportClock | None = None) -> Mailbox:
-    return Mailbox(
-        NODE, clock or LamportClock(), refusal_of=lambda method: "not allowed" if method in refused else ""
-    )
+    forward = (clock or LamportClock()).forward
+    return Mailbox(NODE, forward, refusal_of=lambda method: "not allowed" if method in refused else "")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def test_a_pattern_that_cannot_be_used_is_refused(pattern: str, matcher: str, pr
 )
 def test_a_pattern_of_any_kind_is_answered_at_once(pattern: str, matcher: str) -> None:
     """Anyone who can write to the broker can send one to every worker."""
-    box = Mailbox("w" * 100 + "!", LamportClock(), refusal_of=lambda _: "")
+    box = Mailbox("w" * 100 + "!", LamportClock().forward, refusal_of=lambda _: "")
     (effect,) = box.step(PING.replaced(pattern=pattern, matcher=matcher), NOW)
     assert isinstance(effect, Refused | RequestIgnored)
 
@@ -310,7 +309,7 @@ def test_only_members_that_are_meant_are_waited_for() -> None:
 def signed_mailbox() -> Mailbox:
     return Mailbox(
         "w@h",
-        LamportClock(),
+        LamportClock().forward,
         refusal_of=lambda _: "",
         changes=lambda method: method != "ping",
         since=lambda: NOW,

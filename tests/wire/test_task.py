@@ -254,7 +254,7 @@ def test_what_is_sent_is_never_too_deep_for_the_reader() -> None:
 
 
 def test_headers_that_cannot_be_sent_are_named() -> None:
-    with pytest.raises(BadValue, match="custom headers must not have names of the protocol: eta, id"):
+    with pytest.raises(BadValue, match="custom headers must not use names of the protocol: eta, id"):
         encode_task(TaskCall(TaskHeaders(task="t", id="1"), extra={"id": 1, "eta": 2, "x": 3}))
     with pytest.raises(BadValue, match=r"headers\['x'\]: json cannot send"):
         encode_task(TaskCall(TaskHeaders(task="t", id="1"), extra={"x": object()}))

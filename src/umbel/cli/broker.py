@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from umbel.app.settings import assemble
-from umbel.brokers.interface import Broker, BrokerConnection, BrokerSettings, ClusterRecord, FanOut
+from umbel.brokers.interface import Broker, BrokerConnection, BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.control.commands import builtin_panel
 from umbel.control.panel import Panel
@@ -23,10 +23,6 @@ SLACK_S, SLACK = (
     0.05,
     0.05,
 )  # seconds, and a share of the limit; on a busy machine an inner time limit expires a little late
-
-
-class ClusterBroker(FanOut, ClusterRecord, Protocol):
-    """The parts of a broker that cluster commands need: broadcasts and the shared cluster record."""
 
 
 def ask_broker(

@@ -10,7 +10,7 @@ import msgspec
 
 from umbel.brokers.interface import Broker, Subscription
 from umbel.cli import completion, exits
-from umbel.cli.broker import ClusterBroker, ask_broker
+from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, broker_option, json_option, say
 from umbel.control.client import ControlClient
 from umbel.events.reorder import ReorderWindow
@@ -126,7 +126,7 @@ class Tail:
         self._inbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=INBOX_MAX)
         self._receiver = EventReceiver(LamportClock(), decode_events)
 
-    async def run(self, broker: ClusterBroker, timeout_s: float | None, *, enable: bool) -> None:
+    async def run(self, broker: Broker, timeout_s: float | None, *, enable: bool) -> None:
         """Subscribe to events and show them, until the limit, the timeout or cancellation."""
         clock_mark = await broker.coordination.raise_clock(0)
         self._receiver = EventReceiver(LamportClock(clock_mark), decode_events)

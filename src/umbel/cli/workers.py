@@ -1,14 +1,14 @@
 """`umbel status`, `ping`, `inspect`, `control`, `revoke` and `clock`: query and control workers."""
 
 from time import time
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
-from umbel.brokers.interface import Capabilities, FanOut, QueueControl
+from umbel.brokers.interface import Broker, Capabilities
 from umbel.cli import asking, completion, exits
 from umbel.cli.asking import print_answers, print_replies
-from umbel.cli.broker import ClusterBroker, ask_in_time
+from umbel.cli.broker import ask_in_time
 from umbel.cli.options import (
     app_option,
     broker_option,
@@ -47,10 +47,6 @@ FEATURES = {
 }
 
 
-class StatusBroker(FanOut, QueueControl, Protocol):
-    """The parts of a broker that `umbel status` needs: remote control and paused queues."""
-
-
 @click.command("status")
 @asking.asks_workers
 def status_command(question: asking.Question) -> int:
@@ -87,7 +83,7 @@ def _say_what_is_supported(features: dict[str, Any]) -> None:
             click.echo(f"umbel: {name} is off: {why}", err=True)
 
 
-async def _look(broker: StatusBroker, to: asking.Targets) -> tuple[Capabilities, list[str], "Answers"]:
+async def _look(broker: Broker, to: asking.Targets) -> tuple[Capabilities, list[str], "Answers"]:
     """Return the broker's capabilities, its paused queues, and the replies to `stats`."""
     paused = sorted(await broker.paused())
     return broker.capabilities, paused, await asking.ask_on(broker, to, "stats", {})
@@ -274,7 +270,7 @@ def clock_command(app_name: str | None, url: str | None, timeout_s: float | None
     The mark is ahead of the clocks by up to 16,384.
     """
 
-    async def ask(broker: ClusterBroker) -> tuple[int, dict[str, int]]:
+    async def ask(broker: Broker) -> tuple[int, dict[str, int]]:
         answers = await ControlClient(broker).ask("clock", timeout_s=timeout_s)
         found = {node: typed(reply, ClockReply).clock for node, reply in answers.replies.items()}
         clocks = {node: clock for node, clock in found.items() if clock is not None}

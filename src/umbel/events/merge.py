@@ -1,9 +1,20 @@
-"""Merge: what is known of a task, as a join: any order of arrival, any repetition, any split.
+"""Merge what is known of a task: the result does not depend on order, repetition or grouping of events.
 
 A task has one register for each type of event. A register holds the event that is greatest by (attempt,
-clock, time, hostname, pid, digest), a total order; the maximum is commutative, associative and idempotent, so
-the join is too. The digest identifies an event by its content. The timeline is the largest join: the set of
-all events, from which the registers can be computed again.
+clock, time, hostname, pid, digest), a total order. The maximum is commutative, associative and idempotent, so
+the merge (a join) is too: two observers that received the same events have the same registers. The digest
+identifies an event by its content.
+
+Two more joins accompany the registers: the earliest time of each type, and the digests of deliveries and
+endings, so that these can be counted although events are delivered twice. Both are stored only from the
+second event of a type on; before that, the register itself holds the information.
+
+People read the view of the registers (`view.py`), which is computed on request and never merged. Only the
+registers are stored. The timeline is the largest join: the set of all events, from which the registers can be
+computed again.
+
+Limits: events that were never received are unknown, so an attempt whose events were all lost is missing.
+Digests are counted up to `DIGESTS_MAX` for each type of one task.
 """
 
 from collections.abc import Iterable
@@ -30,15 +41,13 @@ from umbel.events.types import (
 
 # ---- digest ----------------------------------------------------------------------------------------
 #
-# 64 bits that identify an event, the same for every receiver.
+# A digest is a signed 64-bit number that identifies an event, the same for every receiver. It is computed
+# from the event's record as JSON with sorted keys, without nulls and without the fields that receivers add.
+# So a missing field equals a null field, and two times within one microsecond are equal.
 #
-# It is taken over the canonical event: its record written as JSON with sorted keys, without nulls and
-# without what receivers add. So a missing field and a null field are the same, and so are two times within
-# one microsecond. The number is signed, as the pipeline's tables hold it.
-#
-# An event is digested only when that decides something: when everything before it in the order is equal, or
-# when events are counted and there are several. The chance that two of a million different events share a
-# digest is about one in forty million.
+# Digests are expensive, so they are computed only when they decide something: when two events are equal in
+# everything that comes before the digest in the order, or when several events are counted. The chance that
+# two of a million different events share a digest is about one in forty million.
 
 _DIGEST_BYTES = 8
 _NOT_DIGESTED = frozenset({"timestamp", "extra", "subject", "told_type"})
@@ -51,7 +60,7 @@ def eid(event: Event) -> int:
 
 
 def canonical(event: Event) -> dict[str, Any]:
-    """Return the event as a map of the wire, with its time in microseconds."""
+    """Return the event as a map of wire fields, with its time in microseconds."""
     fields = dict(event.extra or {})
     for name in event.__struct_fields__:
         value = getattr(event, name)
@@ -64,22 +73,6 @@ _to_json = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
 
 # ---- merge -----------------------------------------------------------------------------------------
-#
-# What is known of a task, as a join: any order of arrival, any repetition, any split.
-#
-# A task has one register for each type of event. A register holds the event that is greatest by (attempt,
-# clock, time, hostname, pid, digest), a total order; the greatest of a set does not depend on the order in
-# which its members are seen, nor on how often. So a task's registers depend on the set of its events alone,
-# and two observers that received the same events have the same registers. Two more joins accompany them:
-# the earliest time of each type, and the digests of deliveries and endings, so that these can be counted
-# although events are delivered twice. Both are stored only from the second event of a type on; before, the
-# register itself holds the information.
-#
-# What a person reads is the view of the registers (`view.py`), made on request and never merged. What is
-# persisted is the registers, with their keys.
-#
-# What it does not do: it cannot know events that were never received. An attempt whose events were all lost
-# is not in it, and digests are counted up to `DIGESTS_MAX` for each type of one task.
 
 DIGESTS_MAX = 1024
 COUNTED = ENDINGS | {"received"}
@@ -87,14 +80,14 @@ COUNTED = ENDINGS | {"received"}
 
 
 class Repeats(msgspec.Struct, gc=False):
-    """What the registers do not hold, of types that had more than one event."""
+    """What the registers cannot hold, for types with more than one event."""
 
     first_us: dict[str, int]
     digests: dict[str, set[int]]
 
 
 class Registers(msgspec.Struct, gc=False):
-    """One task. Each register is empty or holds the greatest event of its type."""
+    """The registers of one task. Each is empty or holds the greatest event of its type."""
 
     uuid: str
     sent: TaskSent | None = None
@@ -119,7 +112,7 @@ class Registers(msgspec.Struct, gc=False):
 
 
 def put(registers: Registers, event: TaskEvent) -> bool:
-    """Join one event into the registers; return whether that changed a register."""
+    """Merge one event into the registers; return whether that changed a register."""
     slot = event.slot
     held = getattr(registers, slot)
     if held is None:
@@ -129,8 +122,8 @@ def put(registers: Registers, event: TaskEvent) -> bool:
 
 
 def join(first: Registers, other: Registers) -> Registers:
-    """Return the join of both; neither is changed."""
-    assert first.uuid == other.uuid, "only what is known of one task can be joined"
+    """Return the merged registers; the arguments are not changed."""
+    assert first.uuid == other.uuid, "registers of different tasks cannot be joined"
     both = Registers(first.uuid)
     for known in (first, other):
         absorb(both, known)
@@ -138,7 +131,7 @@ def join(first: Registers, other: Registers) -> Registers:
 
 
 def absorb(registers: Registers, known: Registers) -> bool:
-    """Join the contents of other registers; return whether that changed a register."""
+    """Merge other registers into the first; return whether that changed a register."""
     changed = [put(registers, event) for event in known.events()]
     if known.repeats is not None:
         repeats = _repeats(registers)
@@ -151,24 +144,24 @@ def absorb(registers: Registers, known: Registers) -> bool:
 
 
 def is_later(event: TaskEvent, other: TaskEvent) -> bool:
-    """Whether the first event comes after the second in the order of events, which is total."""
+    """Return whether the first event comes after the second; the order is total."""
     mine, theirs = _prefix(event), _prefix(other)
     return mine > theirs if mine != theirs else eid(event) > eid(other)
 
 
 def order_key(event: TaskEvent) -> tuple[int, int, int, str, int, int]:
-    """Return the order of events as a key, for sorting."""
+    """Return the sort key of an event."""
     return (*_prefix(event), eid(event))
 
 
 def winner(registers: Registers) -> TaskEvent | None:
-    """Return the event that decides the task's state; None without any event."""
+    """Return the event that decides the task's state; None if there are no events."""
     received = registers.received
     return max(registers.events(), key=lambda event: rank(event, received), default=None)
 
 
 def first_us(registers: Registers, slot: str) -> int | None:
-    """Return the earliest time of an event of this type; None without any."""
+    """Return the earliest time of an event of this type; None if there is none."""
     repeats, held = registers.repeats, registers.held(slot)
     if repeats is not None and slot in repeats.first_us:
         return repeats.first_us[slot]
@@ -176,7 +169,7 @@ def first_us(registers: Registers, slot: str) -> int | None:
 
 
 def count(registers: Registers, slot: str) -> int:
-    """How many different events of this type were received, up to the limit."""
+    """Return how many different events of this type were received, up to the limit."""
     assert slot in COUNTED
     repeats = registers.repeats
     if repeats is not None and slot in repeats.digests:
@@ -185,7 +178,7 @@ def count(registers: Registers, slot: str) -> int:
 
 
 def _put_beside(registers: Registers, held: TaskEvent, event: TaskEvent) -> bool:
-    """Join an event whose register is occupied."""
+    """Merge an event whose register is occupied."""
     if _prefix(held) == _prefix(event) and eid(held) == eid(event):
         return False
     slot = event.slot
@@ -218,20 +211,16 @@ def _note_digest(repeats: Repeats, slot: str, digest: int) -> None:
 
 
 def _prefix(event: TaskEvent) -> tuple[int, int, int, str, int]:
-    """The order of events before their digests are compared; hardly ever equal for two of them."""
+    """Return the part of the sort key before the digest; it is hardly ever equal for two events."""
     return (event.retries or 0, event.clock, event.at_us, event.hostname, event.pid)
 
 
 # ---- timeline --------------------------------------------------------------------------------------
 #
-# All events of a task, each once, in the order of the merge.
-#
-# It is the largest of the joins: the set of events itself. The registers can be computed from it, and their
-# view must be the same, which the tests check. It is for showing a task's history and for checking; the
-# cluster's state does not store it, because it grows with every event.
-#
-# In a task's order the attempt comes first, then the clock. `task-sent` does not carry the cluster's clock,
-# so it comes first in its attempt.
+# The timeline holds all events of a task, each once, in merge order: by attempt, then by clock. It shows a
+# task's history and checks the merge: registers computed from it must give the same view. The cluster's state
+# does not store it, because it grows with every event. `task-sent` does not carry the cluster's clock, so it
+# comes first in its attempt.
 
 
 def timeline(events: Iterable[TaskEvent]) -> list[TaskEvent]:
@@ -240,9 +229,9 @@ def timeline(events: Iterable[TaskEvent]) -> list[TaskEvent]:
 
 
 def registers_of(uuid: str, events: Iterable[TaskEvent]) -> Registers:
-    """Return what the cluster's state would know from these events of one task."""
+    """Return the registers that these events of one task produce."""
     registers = Registers(uuid)
     for event in events:
-        assert event.uuid == uuid, "a timeline is one task's"
+        assert event.uuid == uuid, "a timeline holds events of one task"
         put(registers, event)
     return registers

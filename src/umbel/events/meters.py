@@ -1,8 +1,8 @@
-"""Meters: counters and histograms of tasks and nodes, for a scraper, under our names and under Flower's.
+"""Counters and histograms of tasks and nodes for Prometheus, under Umbel's names and under Flower's.
 
-Counters only grow. The number of series is bounded: names beyond the limit are counted as `other`, and the
-series of a node are removed some time after the node is gone. `FlowerMeters` has Flower's names, for its
-dashboards and alerts.
+Counters never decrease. The number of series is limited: names beyond the limit are counted as `other`, and
+the series of a node are removed some time after the node is gone. `FlowerMeters` uses Flower's names, so that
+dashboards and alerts made for Flower work unchanged.
 """
 
 from bisect import bisect_left
@@ -16,12 +16,12 @@ from umbel.events.types import TaskEvent, TaskReceived, TaskStarted, TaskSucceed
 from umbel.events.view import name_of
 
 # ---- histogram -------------------------------------------------------------------------------------
-#
-# How many durations were at most each bound, and the sum of all of them.
 
 
 class Histogram(msgspec.Struct):
-    """How many durations were at most each bound, how many were longer, and the sum of all."""
+    """Counts durations by upper bound, and sums them. Longer durations than the last bound are counted
+    separately.
+    """
 
     bounds_s: Sequence[float]
     counts: list[int]
@@ -48,11 +48,9 @@ class Histogram(msgspec.Struct):
 
 # ---- flower meters ---------------------------------------------------------------------------------
 #
-# What Flower measures of tasks at each worker, under its names, for its dashboards and alerts.
-#
-# Runtimes, and how long and how many messages wait at a worker that has received them. Waiting messages are
-# tracked individually: Flower adds and subtracts, so an event that it missed makes its count wrong for
-# good. A task with an ETA waits because it must; that is not measured.
+# Flower adds and subtracts to count waiting messages, so an event that it missed makes its count wrong for
+# good. Here each waiting message is tracked by its id. A task with an ETA waits on purpose, so it is not
+# counted.
 
 WAITING_MAX = 50_000
 FLOWER_SERIES_MAX = 20_000
@@ -61,15 +59,16 @@ Key = tuple[str, str]  # worker, task
 
 
 class FlowerMeters:
-    """Runtimes, waiting messages and prefetch times, by worker and task name."""
+    """Run times, waiting messages and prefetch times, by worker and task name."""
 
     def __init__(self) -> None:
         self.runtime: dict[Key, Histogram] = {}
-        self.prefetch_s: dict[Key, float] = {}  # the wait of the last task that began; 0 when it has ended
-        self._waiting: OrderedDict[str, tuple[Key, float]] = OrderedDict()  # by id: where, and since when
+        self.prefetch_s: dict[Key, float] = {}  # the wait of the last task that started; 0 after it ended
+        # by task id: the key, and when it was received
+        self._waiting: OrderedDict[str, tuple[Key, float]] = OrderedDict()
 
     def take(self, event: TaskEvent, name: str) -> None:
-        """Count one event of a task that is counted under this name."""
+        """Count one event of a task under this name."""
         key = (event.hostname, name)
         if isinstance(event, TaskReceived):
             self._waiting.pop(event.uuid, None)
@@ -81,7 +80,7 @@ class FlowerMeters:
             self._left(event, key)
 
     def prefetched(self) -> dict[Key, int]:
-        """How many messages wait at each worker; 0 where some did before."""
+        """Return how many messages wait at each worker; 0 for a worker where messages waited before."""
         return dict.fromkeys(self.prefetch_s, 0) | Counter(key for key, _ in self._waiting.values())
 
     def forget(self, nodes: Set[str]) -> None:
@@ -93,7 +92,7 @@ class FlowerMeters:
             del self._waiting[uuid]
 
     def _left(self, event: TaskEvent, key: Key) -> None:
-        """Note that a message no longer waits: its task has begun, or ended."""
+        """Record that a message no longer waits, because its task started or ended."""
         waited = self._waiting.pop(event.uuid, None)
         if isinstance(event, TaskStarted) and waited is not None:
             self._put(key, max(0.0, event.timestamp - waited[1]))
@@ -111,15 +110,10 @@ class FlowerMeters:
 
 
 # ---- meters ----------------------------------------------------------------------------------------
-#
-# Counts that only grow, by task name and by node, for `/metrics`.
-#
-# The number of series is bounded: names beyond NAMES_MAX are counted as `other`, and the series of a node
-# are removed some time after the node is gone.
 
 NAMES_MAX = 500
 SERIES_MAX = 20_000
-ATTEMPTS_MAX = 10_000  # tasks whose last retry is remembered
+ATTEMPTS_MAX = 10_000  # number of tasks whose last retry is remembered
 OTHER = "other"
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 ENDS = {
@@ -135,16 +129,16 @@ class Meters:
     """Counters and histograms of tasks by name and node, for `/metrics`."""
 
     def __init__(self) -> None:
-        self.ended: dict[tuple[str, str], int] = {}  # (name, end)
+        self.ended: dict[tuple[str, str], int] = {}  # by (name, outcome)
         self.repeats: dict[str, int] = {}
         self.wait: dict[str, Histogram] = {}
         self.run: dict[str, Histogram] = {}
-        self.by_node: dict[tuple[str, str, str], int] = {}  # (node, type, name)
+        self.by_node: dict[tuple[str, str, str], int] = {}  # by (node, event type, task name)
         self.flower = FlowerMeters()
         self._names: set[str] = set()
         self._attempts: OrderedDict[str, int] = (
             OrderedDict()
-        )  # the last attempt received, of tasks that were retried
+        )  # of each retried task, the last attempt received
 
     def take(self, event: TaskEvent, known: Registers) -> str:
         """Count one event; return the name under which its task is counted."""
@@ -161,11 +155,11 @@ class Meters:
         return name
 
     def note_repeat(self, name: str) -> None:
-        """Count a delivery of an attempt that was delivered before."""
+        """Count a repeated delivery of an attempt."""
         self.repeats[name] = self.repeats.get(name, 0) + 1
 
     def _is_repeat(self, event: TaskEvent, known: Registers) -> bool:
-        """Whether this attempt of the task was received before; a retry is not a repeat."""
+        """Return whether this attempt of the task was received before; a retry is not a repeat."""
         if not event.retries:
             return count(known, "received") > 1
         before = self._attempts.pop(event.uuid, None)
@@ -175,7 +169,7 @@ class Meters:
         return before == event.retries
 
     def note_end(self, name: str, end: str) -> None:
-        """Count the end of a task's attempt."""
+        """Count the outcome of an attempt."""
         self.ended[name, end] = self.ended.get((name, end), 0) + 1
 
     def waited(self, name: str, seconds: float) -> None:

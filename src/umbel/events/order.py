@@ -1,12 +1,12 @@
-"""OrderIndex: tasks in the order of their keys, at a cost per change that does not grow with them.
+"""An index of tasks sorted by key, where the cost of a change hardly depends on the number of tasks.
 
 A task's key changes with almost every event. Removing the old key at once would cost as much as inserting the
-new one, so it stays: a key that is no longer its task's is dead; readers skip it, and it is dropped when its
-block is next written. Keys lie in sorted blocks of bounded size; a batch of new keys is merged block by
-block, in O(log n) for each key.
+new one, so it stays as a dead key. Readers skip dead keys, and a dead key is removed when its block is next
+written. Keys are in sorted blocks of limited size. A batch of new keys is merged block by block, in O(log n)
+for each key.
 
-Dead keys stay fewer than the live ones plus a few: beyond that every batch also cleans blocks, in turn, until
-that holds again. So memory is bounded and no single call cleans the whole.
+The number of dead keys never exceeds the number of live keys by more than a few: beyond that, each batch also
+cleans some blocks. So memory is bounded, and no single call has to clean the whole index.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -22,7 +22,7 @@ SWEEP_FACTOR = 4
 
 
 class OrderIndex:
-    """`is_alive(key)`: whether this very key is still its task's. `live`: how many such keys there are."""
+    """Keys in order. `is_alive(key)` says whether a key is still its task's key; `live` counts such keys."""
 
     __slots__ = ("_blocks", "_is_alive", "_size", "_swept", "_tops", "live")
 
@@ -35,7 +35,7 @@ class OrderIndex:
         self._swept = 0
 
     def add(self, keys: Sequence[Key]) -> None:
-        """Add new keys, in order. A caller that had an older key for a task calls `forget` too."""
+        """Add new keys, in order. If a task had an older key, the caller also calls `forget`."""
         self.live += len(keys)
         self._size += len(keys)
         start = 0
@@ -51,9 +51,9 @@ class OrderIndex:
         self._sweep(SWEEP_FACTOR * len(keys))
 
     def forget(self, count: int = 1) -> None:
-        """Note that this many keys have died."""
+        """Count keys that became dead."""
         self.live -= count
-        assert self.live >= 0, "more keys died than lived"
+        assert self.live >= 0, "more keys became dead than were alive"
         self._sweep(SWEEP_FACTOR * count)
 
     def take_oldest(self, count: int) -> list[Key]:
@@ -90,7 +90,7 @@ class OrderIndex:
                     yield block[index]
 
     def __len__(self) -> int:
-        """The keys that take up memory, including dead ones."""
+        """Return the number of keys in memory, including dead ones."""
         return self._size
 
     def _settle(self, at: int) -> None:
@@ -100,7 +100,9 @@ class OrderIndex:
             self._replace(at, list(filter(self._is_alive, block)))
 
     def _replace(self, at: int, keys: list[Key]) -> None:
-        """Put keys in place of a block: joined to the one before if both are short, or split in halves."""
+        """Replace a block by these keys: join it to the block before if both are short, or split it in
+        halves.
+        """
         self._size += len(keys) - len(self._blocks[at])
         if keys and at > 0 and len(self._blocks[at - 1]) + len(keys) <= BLOCK_MAX // 2:
             self._blocks[at - 1] += keys

@@ -1,17 +1,17 @@
-"""Precedence: which of a task's events decides what state it is in.
+"""Precedence: which of a task's events decides the task's state.
 
-The states have Celery's order of strength, and an ending outranks everything: a late event never moves a
-finished task back. Before the end a later attempt outranks an earlier one, whatever its events; a retry
-already belongs to the attempt it requests, so it outranks the start it ended and the sending it causes, and
-is outranked by the next receipt.
+States have the same order of strength as in Celery, and an ending outranks everything else: a late event
+never moves a finished task back. Before the end, events of a later attempt outrank those of an earlier one. A
+retry event belongs to the attempt that it requests. So it outranks the start before it and the sending that
+it causes, and the next receipt outranks it.
 
-No two registers of a task have the same rank: strengths differ from type to type and stay below the step
-between two attempts. So the highest rank names one winner.
+No two registers of a task have the same rank: each type has a different strength, and all strengths are
+smaller than the step between two attempts. So exactly one event wins.
 
-An event without an attempt (Celery's workers omit it after the receipt) counts for the attempt that was
-received last, if its clock is not before that receipt, otherwise for the attempt before. This is an
-interpretation, made when the state is read: with two attempts whose receipts were not both received, or a
-sender whose clock began again at 0, it can be the wrong attempt.
+Celery's workers state the attempt only on receipt. An event without an attempt counts for the attempt that
+was received last, if its clock is not before that receipt, otherwise for the attempt before. This is a guess,
+made when the state is read. It can be wrong if one of two receipts was lost, or if the sender's clock was
+reset to 0.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ STATES: Mapping[str, str] = {
     "revoked": REVOKED,
     "rejected": REJECTED,
 }
-"""The state that each register stands for; a custom event names its state."""
+"""The state for each register; a custom event names its state."""
 
 STRENGTHS: Mapping[str, int] = {
     "succeeded": 8,
@@ -48,16 +48,16 @@ STRENGTHS: Mapping[str, int] = {
 ENDINGS = frozenset({"succeeded", "failed", "revoked"})
 ATTEMPT_STEP = 16
 ENDED = 2**20
-"""Above the rank of every attempt that is counted (`types.RETRIES_MAX`)."""
+"""Higher than the rank of every attempt that is counted (`types.RETRIES_MAX`)."""
 
 
 def state_of(event: TaskEvent) -> str:
-    """Return the state that an event puts its task in."""
+    """Return the task state that an event stands for."""
     return event.subject.upper() if isinstance(event, TaskCustom) else STATES[event.slot]
 
 
 def attempt_of(event: TaskEvent, received: TaskReceived | None) -> int:
-    """Return the attempt that an event belongs to, as stated or derived from the receipt."""
+    """Return the attempt that an event belongs to: the stated one, or one derived from the receipt."""
     if event.retries is not None:
         return event.retries
     if received is None:
@@ -67,7 +67,7 @@ def attempt_of(event: TaskEvent, received: TaskReceived | None) -> int:
 
 
 def rank(event: TaskEvent, received: TaskReceived | None) -> int:
-    """Return the rank of an event among its task's; the highest decides the state."""
+    """Return the rank of an event among the events of its task; the highest rank decides the state."""
     slot, attempt = event.slot, event.retries
     if slot in ENDINGS:
         return ENDED + STRENGTHS[slot]

@@ -1,4 +1,4 @@
-"""Order of events as they arrive: missing sequence numbers, and events held back until their turn."""
+"""The order of received events: gaps in sequence numbers, and a buffer that sorts events by time."""
 
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -12,32 +12,33 @@ from umbel.events.stamp import CLIENT_CLOCK_SKEW, TASK_SENT, ReceivedEvent
 
 # ---- sequences -------------------------------------------------------------------------------------
 #
-# Which event numbers of which senders are missing.
+# Every node numbers its events without gaps (`stamp.py`), so a missing number is a lost event: it was not
+# appended to the log, or was dropped there. Events may arrive twice or late, so a missing number counts as a
+# gap only after some time.
 #
-# Every node numbers its events without gaps (`stamp.py`), so a number that does not arrive is an event that
-# was lost: not appended to the log, or dropped there. Events may arrive twice or late, so a hole stays open
-# for a while before it counts as a gap.
-#
-# Watching a sender begins with its first number seen, unless the sender is younger than the recording: then
-# its events count from 1. What is remembered is bounded: beyond SENDERS_MAX senders the earliest is
-# forgotten, and starts over at its next event; of one sender's holes those beyond HOLES_MAX are gaps at
-# once. A sender's last events, lost together with it, leave no hole.
+# Tracking of a sender begins with the first number received from it. If the sender started after the
+# recording did, it begins with number 1. Memory is limited: beyond SENDERS_MAX senders the oldest is
+# forgotten, and tracked from scratch at its next event. Beyond HOLES_MAX missing ranges of one sender, the
+# excess is reported as gaps at once. If a sender's last events are lost together with the sender, no gap is
+# noticed.
 
 SENDERS_MAX = 10_000
-HOLES_MAX = 5000  # a worker logs 2,000 events at once, by type, and a reader may receive half of them first
+HOLES_MAX = 5000  # a worker logs 2,000 events at once, by type; a reader may receive half of them first
 SETTLED_AFTER_S = 10.0
 YOUNGER_BY_US = 60_000_000
-"""How much later than the recording a sender must have started to count as younger: clocks differ."""
+"""A sender counts as younger than the recording if it started this much later; the margin allows for clock
+differences.
+"""
 
 Sender = tuple[str, int, int]
 """Hostname, pid, incarnation."""
 
 Run = tuple[int, int, int]
-"""The first and the last of the numbers that arrived in a row, and the time of the first in microseconds."""
+"""Consecutive numbers that arrived: the first, the last, and the time of the first in microseconds."""
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """These numbers did not arrive. `at_us`: when the event after them happened."""
+    """Numbers of one sender that did not arrive. `at_us` is the time of the event after them."""
 
     hostname: str
     pid: int
@@ -48,12 +49,12 @@ class Gap(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> int:
-        """How many numbers are missing."""
+        """Return how many numbers are missing."""
         return self.last - self.first + 1
 
 
 class Hole(msgspec.Struct, array_like=True):
-    """Numbers that have not arrived yet; `since_s`: when that was noticed."""
+    """Numbers that have not arrived yet; `since_s` is when that was noticed."""
 
     first: int
     last: int
@@ -62,7 +63,7 @@ class Hole(msgspec.Struct, array_like=True):
 
 
 class KnownSender(msgspec.Struct, array_like=True):
-    """One sender: the highest number seen, and the holes below it, in order."""
+    """One sender: the highest number received, and the missing ranges below it, in order."""
 
     hostname: str
     pid: int
@@ -72,7 +73,7 @@ class KnownSender(msgspec.Struct, array_like=True):
 
 
 class Sequences:
-    """The senders that were seen. `began_us`: since when events are recorded; 0 if unknown."""
+    """Tracks the numbers of each sender. `began_us` is the start of the recording; 0 if unknown."""
 
     def __init__(
         self, *, began_us: int = 0, known: Iterable[KnownSender] = (), senders_max: int = SENDERS_MAX
@@ -87,7 +88,7 @@ class Sequences:
         self._full: list[Gap] = []
 
     def saw(self, sender: Sender, runs: Iterable[Run], now: float) -> None:
-        """Note that these numbers of the sender arrived."""
+        """Record that these numbers of the sender arrived."""
         known = self._known.get(sender)
         for first, last, at_us in runs:
             if known is None:
@@ -99,12 +100,12 @@ class Sequences:
             known.highest = max(known.highest, last)
 
     def goes_on(self, sender: Sender, first: int) -> bool:
-        """Whether this is the sender's next number."""
+        """Return whether this is the sender's next number."""
         known = self._known.get(sender)
         return known is not None and known.highest + 1 == first
 
     def settled(self, now: float) -> list[Gap]:
-        """Return the holes that were not filled in time. Each is reported once."""
+        """Return the ranges that did not arrive in time. Each is reported once."""
         gaps, self._full = self._full, []
         if not self.holes_open:
             return gaps
@@ -118,7 +119,7 @@ class Sequences:
         return gaps
 
     def known(self) -> list[KnownSender]:
-        """Return what must be remembered across a restart."""
+        """Return the state to restore after a restart."""
         return list(self._known.values())
 
     def _meet(self, hostname: str, pid: int, inc: int, seq: int) -> KnownSender:
@@ -159,16 +160,16 @@ def _gap(known: KnownSender, hole: Hole) -> Gap:
 
 # ---- reorder window --------------------------------------------------------------------------------
 #
-# Puts received events into the cluster's order, for showing them.
+# The window sorts received events into the cluster's order, for display.
 #
 # Brokers deliver the events of one node in order, but those of two nodes in any order. So each event is
-# held back for a moment, and given out with all that come before it by (clock, time, node). An event that
-# is later than the others by more than the window comes too late for its place: it is given out at once,
-# and counted. When too many are held, the lowest is given out at once.
+# buffered for a moment, then released together with all events that come before it by (clock, time, node). An
+# event that arrives too late for its place is released at once, and counted. When too many events are
+# buffered, the first in order is released at once.
 #
-# A `task-sent` does not carry the cluster's clock: its client sends it when the task is stored, and a
-# worker may be quicker. So a `task-sent` that is held is given out just before the first event of a worker
-# about that attempt (L3), whatever their clocks are.
+# A `task-sent` does not carry the cluster's clock: its client sends it when the task is stored, and a worker
+# may start the task before. So a buffered `task-sent` is released just before the first worker event of that
+# attempt (rule L3), whatever their clocks are.
 
 HELD_MAX = 10_000
 HELD_BYTES_MAX = 32 * 2**20
@@ -188,7 +189,7 @@ class _Held:
 
 
 class ReorderWindow:
-    """Events that are held back for `window_s`, at most `held_max` of them and `bytes_max` bytes."""
+    """Buffers events for `window_s`, at most `held_max` of them and `bytes_max` bytes."""
 
     def __init__(self, window_s: float, *, held_max: int = HELD_MAX, bytes_max: int = HELD_BYTES_MAX) -> None:
         assert window_s >= 0
@@ -200,18 +201,18 @@ class ReorderWindow:
         self._held = self._held_bytes = 0
         self._heap: list[_Held] = []
         self._arrivals: deque[_Held] = deque()
-        self._sent: dict[str, list[_Held]] = {}  # the held `task-sent` of each task
+        self._sent: dict[str, list[_Held]] = {}  # the buffered `task-sent` events of each task
         self._highest = 0
         self._last: Place | None = None
 
     @property
     def deadline(self) -> float | None:
-        """When the next event is due; None when none is held."""
+        """Return when the next event is due; None if no event is buffered."""
         self._forget_given()
         return self._arrivals[0].arrived + self._window_s if self._arrivals else None
 
     def put(self, received: ReceivedEvent, now: float, *, size_bytes: int = 0) -> list[ReceivedEvent]:
-        """Hold an event of this size; return what is given out to make room for it."""
+        """Buffer an event of this size; return the events that are released to make room for it."""
         self._number += 1
         received = self._timed(received)
         held = _Held(received, _place(received, self._number), now, size_bytes)
@@ -229,23 +230,23 @@ class ReorderWindow:
         return given
 
     def due(self, now: float) -> list[ReceivedEvent]:
-        """Return the events that were held long enough, with those that come before them, in order."""
+        """Return the events that were buffered long enough, with the events before them, in order."""
         given: list[ReceivedEvent] = []
         while (deadline := self.deadline) is not None and deadline <= now:
             given += self._give()
         return given
 
     def rest(self) -> list[ReceivedEvent]:
-        """Return all held events, in order."""
+        """Return all buffered events, in order."""
         given: list[ReceivedEvent] = []
         while self._held:
             given += self._give()
         return given
 
     def _give(self) -> list[ReceivedEvent]:
-        """Return the lowest held event, after the `task-sent` that belong before it."""
+        """Return the first buffered event, after the `task-sent` events that belong before it."""
         held = heappop(self._heap)
-        while held.is_out:  # a `task-sent` that was given out with an event of its task
+        while held.is_out:  # a `task-sent` that was released with an event of its task
             held = heappop(self._heap)
         sent = self._sent_before(held.heard)
         for entry in (*sent, held):
@@ -269,10 +270,10 @@ class ReorderWindow:
         return [entry for entry in self._sent.get(_task(received), ()) if _attempt(entry.heard) <= attempt]
 
     def _timed(self, received: ReceivedEvent) -> ReceivedEvent:
-        """Give a `task-sent` a time between the last given out and the highest of the cluster's times.
+        """Give a `task-sent` a time between the last released event and the highest cluster time.
 
-        The receiver's clock ticks with every event it receives. Its own time would soon be past the nodes'
-        next events, and after a quiet time before those given out last.
+        The receiver's clock advances with every event it receives. Its time would soon be later than the next
+        events of the nodes, and after a quiet period it would be earlier than the last released events.
         """
         if not _is_sent(received):
             self._highest = max(self._highest, received.clock)
@@ -295,7 +296,7 @@ class ReorderWindow:
 
 
 def _place(received: ReceivedEvent, number: int) -> Place:
-    """Events that are equal in everything else stay in the order in which they were received."""
+    """Return the sort key; events that are equal otherwise stay in the order in which they were received."""
     timestamp, hostname = received.event.get("timestamp"), received.event.get("hostname")
     at = float(timestamp) if isinstance(timestamp, int | float) else 0.0
     return (received.clock, at, hostname if isinstance(hostname, str) else "", number)
@@ -310,6 +311,8 @@ def _task(received: ReceivedEvent) -> str:
 
 
 def _attempt(received: ReceivedEvent) -> int:
-    """The attempt; Celery's workers state it on receipt only, so later events belong after the receipt."""
+    """Return the attempt; Celery's workers state it on receipt only, so their later events sort after the
+    receipt.
+    """
     attempt = received.event.get("retries")
     return attempt if isinstance(attempt, int) else 0

@@ -1,8 +1,8 @@
-"""Stamps: what a node's clock adds to the events it sends, and what it takes from those it receives.
+"""The clock values that a node adds to events it sends, and that it takes from events it receives.
 
-`EventStamper` turns a fact into an event of the wire: besides Celery's fields it carries `inc` (the
-incarnation) and `seq` (without gaps). `EventReceiver` moves the clock past the time of each received event,
-so whatever happens here afterwards is later (L2).
+`EventStamper` turns a fact into an event of the wire: in addition to Celery's fields it carries `inc` (the
+incarnation) and `seq` (without gaps). `EventReceiver` advances the clock past the time of each received
+event, so everything that happens here afterwards is later (rule L2).
 """
 
 from collections.abc import Callable
@@ -15,16 +15,14 @@ from umbel.protocol.clock import LamportClock
 
 # ---- event stamper ---------------------------------------------------------------------------------
 #
-# Turns a fact into an event of the wire, for one node.
-#
-# In addition to Celery's fields every event carries `inc` (the incarnation: microseconds at the start of
-# the process, so a restarted node is a different one) and `seq` (without gaps per incarnation, so a reader
-# knows what it missed). The clock strictly increases from event to event (L1); a blind event has none.
+# The incarnation is the start time of the process in microseconds, so a restarted node counts as a different
+# one. `seq` has no gaps within an incarnation, so a reader can see how many events it missed. The clock
+# strictly increases from event to event (rule L1). A blind event has no clock.
 
 SOFTWARE = "umbel"
 TASK_GROUP = "task"
 EVENT_EXCHANGE = "celeryev"
-EVENT_TTL_S = 5.0  # an event that was not read by then is dropped
+EVENT_TTL_S = 5.0  # the broker drops an event that was not read by then
 
 
 class EventStamper:
@@ -38,7 +36,7 @@ class EventStamper:
         self._sequence = 0
 
     def skip(self) -> None:
-        """Skip the number of an event that cannot be sent, so that readers know of it."""
+        """Skip the number of an event that cannot be sent, so that readers see a gap."""
         self._sequence += 1
 
     def advance(self) -> tuple[int, int]:
@@ -49,7 +47,7 @@ class EventStamper:
     def stamp(
         self, event_type: str, fields: dict[str, Any], *, at: float, blind: bool = False
     ) -> dict[str, Any]:
-        """Return the event as a map. `blind`: without a clock, as in Celery, and the clock does not move."""
+        """Return the event as a map. `blind` omits the clock, as Celery does; the clock does not advance."""
         self._sequence += 1
         timed = {} if blind else {"clock": self.clock.forward()}
         return {
@@ -58,7 +56,7 @@ class EventStamper:
             "pid": self.pid,
             **timed,
             "timestamp": at,
-            "utcoffset": 0.0,  # timestamps are UTC everywhere; Celery's monitors shift by this
+            "utcoffset": 0.0,  # timestamps are in UTC everywhere; Celery's monitors subtract this offset
             "inc": self.incarnation,
             "seq": self._sequence,
             **fields,
@@ -67,30 +65,30 @@ class EventStamper:
 
 # ---- event receiver --------------------------------------------------------------------------------
 #
-# How a node's clock follows the events it receives.
+# An event of another node advances the clock past that event's time (rule L2). An event of this node came
+# back from the broker, so the clock advances by one step only (rule S4). An event without a clock gets the
+# time at which it was received. A `task-sent` comes from a client, which takes no part in the cluster's
+# clock: it gets the time just before ours, so that it precedes all later worker events of the task (rule L3).
+# A `ReorderWindow` also puts it before their earlier events.
 #
-# Another node's event moves the clock past that event's time, so whatever happens here next is later than
-# it (L2). An event of this node came back from the broker and moves the clock one step only (S4). An event
-# without a clock gets the time at which it was received. A `task-sent` comes from a client, which takes no
-# part in the cluster's clock: it gets the time just before ours, so that it precedes all later events of
-# workers about the task (L3); a `ReorderWindow` puts it before their earlier ones.
-#
-# These times are the receiver's view, good for showing events in order. Two receivers assign different
-# times, so the merge never sees them: the events are passed on as they were on the wire.
+# These times are local to the receiver and serve to show events in order. Two receivers assign different
+# times, so the merge does not use them: events are passed on unchanged.
 
 CLIENT_CLOCK_SKEW = 1
 TASK_SENT = "task-sent"
 
 
 class ReceivedEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event as it was on the wire, and its time for this receiver."""
+    """An event as it was on the wire, and its time at this receiver."""
 
     event: dict[str, Any]
     clock: int
 
 
 class EventReceiver:
-    """Receives events. `node`: this node's name; a monitor has none. `decode`: reads a message's body."""
+    """Decodes events and assigns times. `node` is this node's name, None for a monitor; `decode` reads a
+    message body.
+    """
 
     def __init__(
         self, clock: LamportClock, decode: Callable[[bytes], list[dict[str, Any]]], *, node: str = ""
@@ -103,7 +101,7 @@ class EventReceiver:
         self._node = node
 
     def receive(self, body: bytes) -> list[ReceivedEvent]:
-        """Return a message's events; none if it cannot be decoded, which is counted."""
+        """Return a message's events; an empty list if it cannot be decoded, which is counted."""
         try:
             events = self._decode(body)
         except WireError as error:
@@ -113,7 +111,7 @@ class EventReceiver:
         return [self.hear(event) for event in events]
 
     def hear(self, event: dict[str, Any]) -> ReceivedEvent:
-        """Return one event with its time for this receiver, and move the clock past it."""
+        """Return one event with its time at this receiver, and advance the clock past it."""
         self.heard += 1
         clock = self.clock
         time = event.get("clock")

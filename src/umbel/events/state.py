@@ -1,9 +1,9 @@
-"""ClusterState: what a monitor knows of tasks and workers from the events it received, within bounds.
+"""What a monitor knows of tasks and workers from the events it received, in bounded memory.
 
 Every task is a join of its events (`merge.py`), so two monitors that received the same events, in any order
-and any number of times, hold the same tasks in the same order. Counting tasks does not bound memory: anyone
-who can write to the broker can send events of megabytes. So texts are cut before they are stored, and sizes
-are counted.
+and any number of times, have the same tasks in the same order. A limit on the number of tasks does not bound
+memory, because anyone with write access to the broker can send events of megabytes. So texts are truncated
+before they are stored, and sizes are counted.
 """
 
 from collections import Counter, defaultdict
@@ -23,29 +23,27 @@ from umbel.events.view import EventReader, TaskRecord, name_of, view, worker_of
 
 # ---- workers ---------------------------------------------------------------------------------------
 #
-# What a monitor knows of the nodes from their own events.
+# The newest heartbeat and the newest offline event of each worker are stored, each the greatest by (time,
+# clock, pid, digest): a join again. Here time comes before the clock: whether a node is online is a question
+# of physical time, and a Celery worker that restarts without its state resets its clock to 0. So the clocks
+# of different machines must not differ by hours, or an old run hides a new one of the same name.
 #
-# A worker's newest heartbeat and its newest offline event are stored, each the greatest by (time, clock,
-# pid, digest): a join again. Time goes first here, not the clock: whether a node is online is a question of
-# physical time, and a Celery worker that restarts without its state begins its clock at 0. So clocks of
-# different machines should not be hours apart, or an old run outlives a new one of the same name.
+# A name that appears in one event only may be forged. It counts as unproven: monitors do not list it, and it
+# is removed first when the table is full. So a flood of forged names displaces no node that is online.
 #
-# A name that only one event mentions may be made up. It is not proven, monitors do not list it, and it is
-# the first to be removed when the table is full: a flood of names displaces no node that is online.
-#
-# Whether a node is alive is judged by the receiver's time where that is known, so that a sender's wrong
-# clock does not make it look lost. Membership that others act on is decided by gossip, not here.
+# The receiver's time decides whether a node is alive, if it is known, so that a sender's wrong clock does not
+# make the node look lost. Other code acts on the membership that gossip decides, not on this.
 
 WORKERS_MAX = 10_000
 BEAT_S = 60.0
-"""The interval assumed for a node that states none."""
+"""The heartbeat interval assumed for a node that does not state its own."""
 BEATS_MISSED = 2.0
 
 
 class WorkerRecord(msgspec.Struct, gc=False):
-    """One node, by name. `heard_at`: when an event of it was last received here.
+    """One node, by name. `heard_at` is when an event of it was last received here.
 
-    `is_proven`: two different events of it were received.
+    `is_proven`: two different events of the node were received.
     """
 
     hostname: str
@@ -56,20 +54,20 @@ class WorkerRecord(msgspec.Struct, gc=False):
 
     @property
     def newest(self) -> WorkerBeat:
-        """The node's newest event."""
+        """Return the node's newest event."""
         newest = self.farewell if self.is_offline else self.beat
         assert newest is not None, "a known node has sent an event"
         return newest
 
     @property
     def is_offline(self) -> bool:
-        """Whether its newest event says that it went offline."""
+        """Return whether the node's newest event says that it went offline."""
         if self.farewell is None or self.beat is None:
             return self.beat is None
         return _key(self.farewell) > _key(self.beat)
 
     def is_alive(self, now: float) -> bool:
-        """Whether it is online and has missed fewer than BEATS_MISSED heartbeats."""
+        """Return whether the node is online and has missed fewer than BEATS_MISSED heartbeats."""
         if self.is_offline or self.beat is None:
             return False
         last = self.beat.at_us / 1_000_000 if self.heard_at is None else self.heard_at
@@ -78,14 +76,14 @@ class WorkerRecord(msgspec.Struct, gc=False):
 
 
 class Workers:
-    """Nodes by name, at most `workers_max`; unproven ones are removed first, then the longest silent."""
+    """Nodes by name, at most `workers_max`; unproven nodes are removed first, then the longest silent."""
 
     def __init__(self, workers_max: int = WORKERS_MAX) -> None:
         self._workers_max = workers_max
         self._workers: dict[str, WorkerRecord] = {}
 
     def put(self, event: Event, heard_at: float | None = None) -> None:
-        """Take in an event of a worker, received at that time; other events are ignored."""
+        """Process an event of a worker, received at that time; other events are ignored."""
         if not isinstance(event, WorkerBeat):
             return
         hostname = event.hostname
@@ -104,7 +102,7 @@ class Workers:
             worker.heard_at = heard_at if worker.heard_at is None else max(worker.heard_at, heard_at)
 
     def absorb(self, other: "Workers") -> None:
-        """Join what another monitor knows of the nodes."""
+        """Merge what another monitor knows of the nodes."""
         for worker in other:
             for event in (worker.beat, worker.farewell):
                 if event is not None:
@@ -116,7 +114,7 @@ class Workers:
         return self._workers.get(hostname)
 
     def alive(self, now: float) -> list[WorkerRecord]:
-        """Return the nodes that are alive, by name."""
+        """Return the nodes that are alive, sorted by name."""
         return [worker for worker in self if worker.is_alive(now)]
 
     def __iter__(self) -> Iterator[WorkerRecord]:
@@ -126,7 +124,9 @@ class Workers:
         return len(self._workers)
 
     def _make_room(self) -> None:
-        """Remove a tenth at a time, so that a flood of names does not sort all of them for each."""
+        """Remove a tenth of the nodes at a time; otherwise a flood of names would sort them all for each new
+        name.
+        """
         if len(self._workers) < self._workers_max:
             return
         oldest = sorted(self._workers.values(), key=lambda worker: (worker.is_proven, _key(worker.newest)))
@@ -140,34 +140,33 @@ def _key(event: WorkerBeat) -> tuple[int, int, int, int]:
 
 # ---- memory ----------------------------------------------------------------------------------------
 #
-# How much of events a monitor remembers, and what of tasks that it has dropped.
+# Memory that events take at a monitor is limited by truncating texts and dropping events that are still too
+# large. The size in bytes is returned, for code that limits bytes in addition to tasks.
 #
-# Counting tasks does not bound memory: anyone who can write to the broker can send events of megabytes. So
-# texts are cut before they are stored, and an event that is still too large is dropped. Its size in bytes
-# is passed along, for code that limits bytes in addition to tasks.
-#
-# Of a task that was dropped only a hash and its state are remembered, so that it does not count twice, in
-# two generations: when the younger is full the older is forgotten. So at least as many are remembered as
-# fit into one, at a bounded cost. Two tasks with the same 64-bit hash would be confused; among a million
-# that chance is one in some thirty million.
+# Of a dropped task only a hash and its state are remembered, so that the task is not counted twice. They are
+# in two generations: when the younger is full, the older is discarded. So at least one full generation is
+# always remembered. Two tasks with the same 64-bit hash would be confused; among a million tasks that chance
+# is about one in thirty million.
 
 TEXT_MAX = 20_000  # characters of arguments, results and errors; no page shows more
-NAME_MAX = 1_000  # of any other text
-EVENT_MAX_BYTES = 160 * 1024  # of a whole event, after its texts were cut
-BEAT_MAX_BYTES = 8 * 1024  # of a worker's heartbeat, in memory: many workers are remembered
-RECORD_BYTES, DIGEST_BYTES = 400, 100  # of a record without its texts, and of a repeat
-PART_BYTES = 100  # of each list, map and entry in it, and of each field beyond FIELDS_USUAL
+NAME_MAX = 1_000  # characters of any other text
+EVENT_MAX_BYTES = 160 * 1024  # of a whole event, after its texts were truncated
+BEAT_MAX_BYTES = 8 * 1024  # of a worker's heartbeat in memory, because there are many workers
+RECORD_BYTES, DIGEST_BYTES = 400, 100  # of a record without its texts, and of a repeated event
+PART_BYTES = 100  # of each list, map and entry, and of each field beyond FIELDS_USUAL
 FIELDS_USUAL = 30
 TEXTS = frozenset({"args", "kwargs", "result", "exception", "traceback"})
 CUT = "…"
-_IDENTITIES = frozenset({"uuid", "type"})  # cutting these would make different values equal
+_IDENTITIES = frozenset({"uuid", "type"})  # never truncated: different values could become equal
 _BEATS = frozenset({"worker-online", "worker-heartbeat", "worker-offline"})
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 REMEMBERED_MIN = 1000
 
 
 def bounded(event: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
-    """Return the event with long texts cut, and its record's bytes; None for an event that is too large."""
+    """Return the event with long texts truncated, and the size of its record; None for an event that is too
+    large.
+    """
     text = _encode(event)
     if len(text) > NAME_MAX:  # rare; in a shorter event no text can be longer
         long = {
@@ -191,33 +190,33 @@ def bounded(event: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
 
 
 def size_of(event: TaskEvent) -> int:
-    """About how many bytes the record of an event takes."""
+    """Estimate the size of an event's record in bytes."""
     extra = event.extra or {}
     return RECORD_BYTES + len(_encode(event)) + PART_BYTES * len(extra) + _size_of_parts(extra.values())
 
 
 def size_of_all(known: Registers) -> int:
-    """About how many bytes the registers of a task take."""
+    """Estimate the size of a task's registers in bytes."""
     digests = () if known.repeats is None else known.repeats.digests.values()
     repeated = sum(len(found) - 1 for found in digests)
     return sum(map(size_of, known.events())) + DIGEST_BYTES * repeated
 
 
 def _size_of_parts(values: Iterable[Any]) -> int:
-    """What lists and maps among the values take in addition to their text; commas in texts count too."""
+    """Estimate the size of lists and maps in addition to their text; commas within texts count too."""
     text = _encode([value for value in values if isinstance(value, list | dict)])
     return PART_BYTES * (text.count(b",") + text.count(b"[") - 1 + text.count(b"{"))
 
 
 class Dropped(msgspec.Struct, frozen=True, gc=False):
-    """A task that was dropped. `state`: as it was counted; `ended`: the task does not leave that state."""
+    """A dropped task. `state` is the state it was counted under; `ended` says that this state is final."""
 
     state: str
     ended: bool
 
 
 class Endings:
-    """The states of dropped tasks by hash, in two generations of bounded size."""
+    """The states of dropped tasks by hash, in two generations of limited size."""
 
     def __init__(self, generation_max: int) -> None:
         self._generation_max = max(generation_max, REMEMBERED_MIN)
@@ -226,14 +225,14 @@ class Endings:
         self._shared: dict[tuple[str, bool], Dropped] = {}
 
     def note(self, uuid: str, state: str, *, ended: bool) -> None:
-        """Remember the state of a task that is dropped."""
+        """Remember the state of a dropped task."""
         if len(self._young) >= self._generation_max:
             self._old, self._young = self._young, {}
             self._shared.clear()  # users can define any number of states
         self._young[hash(uuid)] = self._shared.setdefault((state, ended), Dropped(state, ended))
 
     def recall(self, uuid: str) -> Dropped | None:
-        """Return what was noted of the task, and forget it: the task is in memory again."""
+        """Return and forget the remembered state of a task, because the task is in memory again."""
         number = hash(uuid)
         return self._young.pop(number, None) or self._old.pop(number, None)
 
@@ -243,26 +242,21 @@ class Endings:
 
 # ---- cluster state ---------------------------------------------------------------------------------
 #
-# What a monitor knows of tasks and workers from the events it received.
+# Tasks are ordered by (clock, time, origin) of the event that decides each task's state, then by task id. The
+# clock is the one on the wire; the time that a receiver assigned plays no part. Adding an event costs the
+# same with a thousand tasks in memory as with a million: the order is in indices that are updated in batches,
+# or when they are read.
 #
-# Every task is a join of its events (`merge.py`), so two monitors that received the same events, in any
-# order and any number of times, hold the same tasks in the same order: by (clock, time, origin) of the
-# event that decides each task's state, and by the task's id where all that is equal. The clock is the one
-# on the wire; the time that a receiver assigned plays no part.
-#
-# Adding an event costs the same with a thousand tasks in memory or a million. The order is in indices that
-# are updated in batches, or when they are read.
-#
-# Memory is bounded by the number of tasks, and by the bytes of what is known of them. At the
-# limit the oldest finished tasks are dropped first, and unfinished ones only when there is nothing else.
-# How a dropped task ended is remembered for a while, so that a late event neither counts it again nor moves
-# it back; its record is then marked partial. Here two monitors may differ: what is dropped depends on what
-# each had received by then.
+# Memory is limited by the number of tasks and by bytes. At the limit the oldest finished tasks are dropped
+# first, and unfinished tasks only when there are no finished ones. The outcome of a dropped task is
+# remembered for a while, so that a late event neither counts it again nor moves it back; its new record is
+# marked as partial. Here two monitors may differ, because each drops tasks according to what it had received
+# by then.
 
 TASKS_MAX = 10_000
 BYTES_MAX = 256 * 2**20
-RECOUNTED_BYTES = 16 * 2**10  # of a task; the size of a smaller one may include replaced events
-EVICTED_SHARE = 100  # a hundredth of the tasks at a time
+RECOUNTED_BYTES = 16 * 2**10  # of a task; the size of a smaller task may include replaced events
+EVICTED_SHARE = 100  # drop a hundredth of the tasks at a time
 STATES_MAX = 1_000
 OTHER = "OTHER"
 BATCH_MAX = 4096
@@ -272,11 +266,11 @@ _DESCRIBING = frozenset({"sent", "received"})
 
 
 class Tracked(Registers, gc=False):
-    """A task and its place. `key`, `name` and `worker` are those under which it is indexed."""
+    """A task and its index keys. `key`, `name` and `worker` are the values under which it is indexed."""
 
     best: TaskEvent | None = None
     rank: int = NO_RANK
-    unsaid: bool = False  # an event came without its attempt, so a receipt may change ranks
+    unsaid: bool = False  # an event did not state its attempt, so a receipt may change ranks
     waiting: bool = False  # its place in the indices is not up to date
     key: Key = NO_KEY
     name: str | None = None
@@ -315,7 +309,7 @@ class ClusterState:
     def apply(
         self, events: dict[str, Any] | Sequence[dict[str, Any]], *, heard_at: float | None = None
     ) -> None:
-        """Take in an event as it is on the wire, or a list of them, received at that time."""
+        """Process an event from the wire, or a list of them, received at that time."""
         if isinstance(events, dict):
             self.apply_one(events, heard_at)
         else:
@@ -325,9 +319,9 @@ class ClusterState:
     def apply_one(
         self, event: dict[str, Any], heard_at: float | None, *, size_bytes: int | None = None
     ) -> Event | None:
-        """Take in one event; return the record it was read as, or None if it is not an event.
+        """Process one event; return its record, or None if it is not an event.
 
-        `size_bytes`: how large its record is, where that is known.
+        `size_bytes` is the size of the record, if it is known.
         """
         self.heard += 1
         record = self._reader.read(event)
@@ -343,7 +337,7 @@ class ClusterState:
         return record
 
     def absorb(self, other: "ClusterState") -> None:
-        """Join what another state knows. The other is not changed."""
+        """Merge another state into this one. The other is not changed."""
         for known in other._tasks.values():
             task = self._tasks.get(known.uuid) or self._begin(known.uuid)
             absorb(task, known)
@@ -354,7 +348,7 @@ class ClusterState:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tasks are in each state, including those that were dropped from memory."""
+        """Return how many tasks are in each state, including tasks that were dropped from memory."""
         self._bring_up_to_date()
         return {state: count for state, count in sorted(self._counts.items()) if count}
 
@@ -373,7 +367,7 @@ class ClusterState:
         return view(task, remembered=task.remembered, partial=task.partial)
 
     def registers(self, uuid: str) -> Registers | None:
-        """Return what the record is made from, for merging and for the timeline."""
+        """Return the registers behind the record, for merging and for the timeline."""
         return self._tasks.get(uuid)
 
     def tasks(
@@ -387,10 +381,10 @@ class ClusterState:
         below: Key | None = None,
         admits: Callable[[Tracked], bool] | None = None,
     ) -> list[TaskRecord]:
-        """Return tasks in order: all, or of one name, on one worker, finished or not.
+        """Return tasks in order: all, or filtered by name, by worker, or by whether they are finished.
 
-        `admits` is called for each task before its record is made, which is the expensive part. `below`: when
-        the newest are listed first, only those before this place (`place`).
+        `admits` is called for each task before its record is built, because building it is expensive.
+        `below`: with the newest first, return only tasks before this place (`place`).
         """
         ids = self._ordered(name, worker, finished, newest_first, below)
         if admits is not None:
@@ -404,7 +398,7 @@ class ClusterState:
         return None if task is None else task.key
 
     def tracked(self) -> Iterable[Tracked]:
-        """Return all tasks in memory, in no order; not to be changed."""
+        """Return all tasks in memory, unordered; the caller must not change them."""
         self._bring_up_to_date()
         return self._tasks.values()
 
@@ -414,12 +408,12 @@ class ClusterState:
         return sorted(self._by_name)
 
     def count_by_name(self) -> dict[str, int]:
-        """How many tasks of each name are in memory."""
+        """Return how many tasks of each name are in memory."""
         self._bring_up_to_date()
         return {name: index.live for name, index in sorted(self._by_name.items())}
 
     def count_by_worker(self) -> dict[str, int]:
-        """How many tasks of each worker are in memory."""
+        """Return how many tasks of each worker are in memory."""
         self._bring_up_to_date()
         return {name: index.live for name, index in sorted(self._by_worker.items())}
 
@@ -468,13 +462,13 @@ class ClusterState:
         return task
 
     def _judge(self, task: Tracked) -> None:
-        """Find the winner among all registers, where ranks may have changed or fallen."""
+        """Find the winning event among all registers again, after ranks may have changed."""
         task.best = winner(task)
         task.rank = NO_RANK if task.best is None else rank(task.best, task.received)
         self._place(task)
 
     def _place(self, task: Tracked) -> None:
-        """Give the task its new place with the next batch."""
+        """Queue the task for the next update of the indices."""
         if task.waiting:
             return
         task.waiting = True
@@ -485,7 +479,7 @@ class ClusterState:
     # ---- the order ---------------------------------------------------------------------------------
 
     def _bring_up_to_date(self) -> None:
-        """Give all tasks that changed their new places, and drop tasks above the limit."""
+        """Update the indices for all changed tasks, and drop tasks above the limit."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -511,7 +505,7 @@ class ClusterState:
 
     def _mark(self, task: Tracked) -> None:
         best = task.best
-        assert best is not None, "a task that waits for its place has had an event"
+        assert best is not None, "a task that waits for indexing has an event"
         task.key = (best.clock, best.at_us, best.hostname, best.pid, task.uuid)
         task.name, task.worker = name_of(task), worker_of(best)
         task.finished = best.slot in ENDINGS or task.remembered is not None
@@ -533,7 +527,7 @@ class ClusterState:
             task.counted = state
 
     def _take_out(self, tasks: Iterable[Tracked]) -> None:
-        """Mark the keys of these tasks as dead, in all indices that have them."""
+        """Mark the keys of these tasks as dead in all indices."""
         indexed = [task for task in tasks if task.key is not NO_KEY]
         for task in indexed:
             task.key = NO_KEY
@@ -553,7 +547,7 @@ class ClusterState:
         keys += self._unfinished.take_oldest(count - len(keys))
         gone = [self._tasks.pop(key[-1]) for key in keys]
         for task in gone:
-            assert task.counted is not None, "a task that has a place is counted"
+            assert task.counted is not None, "an indexed task is counted"
             self._endings.note(task.uuid, task.counted, ended=task.finished)
         self._leave_groups(gone)
         self.size_bytes -= sum(task.size_bytes for task in gone)
@@ -604,7 +598,7 @@ def _put_in(
 
 
 def _take_from(indices: dict[str, OrderIndex], counts: Mapping[str | None, int]) -> None:
-    """Remove the tasks from the indices, and an index that becomes empty."""
+    """Remove the tasks from the indices; remove an index that becomes empty."""
     for name, count in counts.items():
         if name is not None:
             indices[name].forget(count)

@@ -1,4 +1,9 @@
-"""Events as columns, and the columns of the tables that are made from them."""
+"""Events as columns, and the columns of the tables that are built from them.
+
+The lists of columns are data: the recorder makes its Arrow schema from them, the pipeline its Spark schemas,
+readers their queries, and the documentation its tables. Columns are only ever added, and a type never
+changes, so old files stay readable next to new ones. A renamed column states its old name (`was`).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -11,16 +16,10 @@ from umbel.events.view import TIMED, TaskRecord
 
 # ---- columns ---------------------------------------------------------------------------------------
 #
-# An event as one row of the lake, and what each column holds.
-#
-# The list is data: the recorder makes its Arrow schema from it, the pipeline its Spark schema, the
-# documentation its table. Columns are only ever added, with the version that introduced them; a type never
-# changes, so old files stay readable next to new ones.
-#
 # A row holds the record of `types.py`, normalized by the reader, so every engine that reads the lake starts
-# from the same values. `digest` identifies the event (`merge.py`); a worker's `eid` is the id of an
-# election, and the two must not be confused. A list or a map on the wire is JSON text here, and so is a
-# value that may be of several types.
+# with the same values. `digest` identifies the event (`merge.py`). Do not confuse it with a worker's `eid`,
+# which is an election's id. A list or a map on the wire becomes JSON text, and so does a value that may have
+# several types.
 
 LAKE_VERSION = 1
 
@@ -28,7 +27,7 @@ Kind = Literal["text", "int", "float", "bool", "instant", "json"]
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One column of the lake; `since` is the version of the lake that introduced it."""
+    """One column of the lake; `since` is the version of the lake that added it."""
 
     name: str
     kind: Kind
@@ -36,7 +35,7 @@ class Column(msgspec.Struct, frozen=True):
     since: int = 1
 
 
-# What every row has in addition to the fields of its type.
+# Every row has these columns in addition to the fields of its type.
 _ENVELOPE = (
     Column("digest", "int", "64 bits that identify the event; a duplicate of an event has the same"),
     Column("type", "text", "task-received, worker-heartbeat, …"),
@@ -100,12 +99,12 @@ _KINDS: Mapping[str, Kind] = {
     "list": "json",
     "dict": "json",
 }
-# On the wire a number or a name: no single type holds both.
+# On the wire this is a number or a name, so no single column type fits.
 _SEVERAL: Mapping[str, Kind] = {"signum": "json"}
 
 
 def _fields() -> Mapping[str, Any]:
-    """Every field of every known type, in the order of the vocabulary."""
+    """Return every field of every known type, in the order of the vocabulary."""
     return {name: hint for fields in VOCABULARY.values() for name, hint in fields.items()}
 
 
@@ -115,7 +114,7 @@ def _kind(name: str, hint: Any) -> Kind:
     described = msgspec.inspect.type_info(hint)
     options = described.types if isinstance(described, msgspec.inspect.UnionType) else (described,)
     names = {type(option).__name__.removesuffix("Type").lower() for option in options} - {"none"}
-    assert len(names) == 1, f"{name} has one type on the wire"
+    assert len(names) == 1, f"{name} must have one type on the wire"
     return _KINDS[names.pop()]
 
 
@@ -127,16 +126,16 @@ COLUMNS: tuple[Column, ...] = (
         if name not in {column.name for column in _ENVELOPE}
     ),
 )
-"""Every column of the lake. The order is that of the files, and new ones are added at the end."""
+"""Every column of the lake, in the order of the files; new columns are added at the end."""
 
 REQUIRED = ("digest", "type", "timestamp")
-"""Columns that every file of events has; others may be missing in older files."""
+"""Columns that every file of events has; older files may lack the others."""
 
 to_json: Callable[[Any], bytes] = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
 
 def row(event: Event, *, recorded_us: int, source: str) -> dict[str, Any]:
-    """Return an event as one row; instants in microseconds since 1970, null columns left out."""
+    """Return an event as one row, with instants in microseconds since 1970 and without null columns."""
     found: dict[str, Any] = {
         "digest": eid(event),
         "type": event.type_name,
@@ -159,18 +158,13 @@ _AS_JSON = frozenset(column.name for column in COLUMNS if column.kind == "json")
 
 # ---- tables ----------------------------------------------------------------------------------------
 #
-# What the pipeline makes of the lake, table by table and column by column.
-#
-# The lists are data, like the lake's (`columns.py`): the pipeline makes its Spark schemas from them,
-# readers their queries, the documentation its tables. Columns are only ever added; a renamed column states
-# its old name (`was`), so that builds of earlier versions are read under the new name. The lake has the
-# names of the wire: what tables call `task_id` is `uuid` there.
+# The lake uses the names of the wire: what tables call `task_id` is `uuid` there.
 #
 # A task's row is the view of its registers (`view.py`) with times as instants, and two durations. An
-# attempt's row is the same view of that attempt's events. Everything else is counted from those two, or
+# attempt's row is the same view of the attempt's events. All other tables are computed from those two, or
 # from the events of workers, so an event that is in the lake twice changes nothing.
 
-TABLES_VERSION = 2  # 1: the task's id was `uuid`
+TABLES_VERSION = 2  # version 1 called the task's id `uuid`
 
 
 class TableColumn(msgspec.Struct, frozen=True):
@@ -194,7 +188,7 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns."""
+        """Return the names of the columns."""
         return tuple(column.name for column in self.columns)
 
 
@@ -449,4 +443,4 @@ ANOMALIES = Table(
 TABLES: Mapping[str, Table] = {
     table.name: table for table in (TASKS, ATTEMPTS, TIMELINE, WORKERS, ELECTIONS, METRICS, ANOMALIES)
 }
-"""Every table that is built, in the order of building."""
+"""Every table that is built, in build order."""

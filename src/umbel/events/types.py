@@ -1,16 +1,16 @@
-"""Types: every event that is known by name, with its fields, as one typed record each.
+"""Every known event type, with its fields, as one typed record each.
 
-This is the vocabulary. The reader of the wire, the merge and the tables of the pipeline take names and types
-of fields from here and nowhere else (`VOCABULARY`).
+This is the vocabulary (`VOCABULARY`). The wire reader, the merge and the tables of the pipeline take names
+and types of fields from here and nowhere else.
 
-A record has the fields of the wire, normalized. The time is in whole microseconds. The clock is 0 where it is
-missing or impossible, and for `task-sent`, whose sender takes no part in the cluster's clock. A missing
-attempt stays missing: Celery's workers state it on sent and received only, and a zero would pretend to know
-it. A value without a field, or of another type than its field, is in `extra`; of the envelope, such a value
-counts as missing.
+A record has the fields of the wire, normalized. The time is in whole microseconds. The clock is 0 if it is
+missing or invalid, and for `task-sent`, whose sender takes no part in the cluster's clock. A missing attempt
+stays missing: Celery's workers state it on sent and received events only, so 0 would be a guess. A value that
+has no field, or has another type than its field, is in `extra`. An envelope value of the wrong type counts as
+missing.
 
-Records are many, so they are small: not tracked by the garbage collector (they hold plain data and cannot
-form a cycle). They are not changed after the reader has made them.
+There are many records in memory, so they are small. The garbage collector does not track them, which is safe
+because they hold plain data and cannot form a cycle. They are not changed after the reader has built them.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ RETRIES_MAX = 65_534
 """The highest attempt that the view can rank."""
 
 EARLIER_STARTS = "earlier_starts"
-"""A field of `task-received`: how often a requeued dead letter had started before."""
+"""A field of `task-received`: how often the task of a requeued dead letter had started before."""
 
 TIME_MAX_S = 253_402_300_799.0  # the end of the year 9999
 TASK_PREFIX = "task-"
 
 Clock = Annotated[int, msgspec.Meta(ge=0, le=CLOCK_MAX)]
 Attempt = Annotated[int, msgspec.Meta(ge=0, le=RETRIES_MAX)]
-Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what a column of the lake can hold
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # the range of an integer column of the lake
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=TIME_MAX_S)]
 Id = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -50,17 +50,17 @@ class Event(msgspec.Struct, kw_only=True, gc=False, forbid_unknown_fields=True, 
 
     @property
     def type_name(self) -> str:
-        """The type on the wire."""
+        """Return the event type on the wire."""
         return tag_of(type(self))
 
     @property
     def at_us(self) -> int:
-        """When it happened by its sender's clock, in microseconds since 1970, UTC."""
+        """Return when it happened by the sender's clock, in microseconds since 1970, UTC."""
         return round(self.timestamp * 1_000_000)
 
 
 class TaskEvent(Event, kw_only=True):
-    """An event of a task. `retries` is the attempt, from 0; None where the sender did not state it."""
+    """An event of a task. `retries` is the attempt, from 0; None if the sender did not state it."""
 
     slot: ClassVar[str] = ""
     uuid: Id
@@ -111,7 +111,7 @@ class TaskSucceeded(TaskEvent, tag="task-succeeded"):
 
 
 class TaskFailed(TaskEvent, tag="task-failed"):
-    """The task failed for good."""
+    """The task failed and will not be retried."""
 
     slot: ClassVar[str] = "failed"
     exception: str | None = None
@@ -150,12 +150,12 @@ class TaskCustom(TaskEvent, kw_only=True):
 
     @property
     def type_name(self) -> str:
-        """The type on the wire."""
+        """Return the event type on the wire."""
         return f"{TASK_PREFIX}{self.subject}"
 
 
 class WorkerBeat(Event):
-    """What a worker reports about itself when it comes online, at intervals, and when it goes offline."""
+    """What a worker reports about itself when it goes online, periodically, and when it goes offline."""
 
     freq: float | None = None
     active: Int | None = None
@@ -167,11 +167,11 @@ class WorkerBeat(Event):
 
 
 class WorkerOnline(WorkerBeat, tag="worker-online"):
-    """A worker came online."""
+    """A worker goes online."""
 
 
 class WorkerHeartbeat(WorkerBeat, tag="worker-heartbeat"):
-    """A worker is online, sent at its interval."""
+    """A worker's periodic heartbeat."""
 
 
 class WorkerOffline(WorkerBeat, tag="worker-offline"):
@@ -194,7 +194,7 @@ class WorkerElectAck(Event, tag="worker-elect-ack"):
 
 
 class WorkerElected(Event, tag="worker-elected"):
-    """How far an election by the store (v2) is; `eid` is the election's id."""
+    """The progress of an election by the store (v2); `eid` is the election's id."""
 
     eid: str | None = None
     topic: str | None = None
@@ -208,13 +208,13 @@ class WorkerElected(Event, tag="worker-elected"):
 
 
 class OtherEvent(Event, kw_only=True):
-    """An event of a group or type that is unknown here; all its fields are in `extra`."""
+    """An event of an unknown group or type; all its fields are in `extra`."""
 
     told_type: str
 
     @property
     def type_name(self) -> str:
-        """The type on the wire."""
+        """Return the event type on the wire."""
         return self.told_type
 
 
@@ -239,21 +239,21 @@ WORKER_TYPES: tuple[type[Event], ...] = (
 
 
 def tag_of(record: type[Event]) -> str:
-    """Return the type on the wire of a record's class."""
+    """Return the event type on the wire for a record's class."""
     return str(record.__struct_config__.tag)
 
 
 KNOWN_TYPES: Mapping[str, type[Event]] = {tag_of(record): record for record in (*TASK_TYPES, *WORKER_TYPES)}
 
 SLOTS = (*(record.slot for record in TASK_TYPES), TaskCustom.slot)
-"""A task's registers: one for each type of task event, and one for all custom types."""
+"""The registers of a task: one for each type of task event, and one for all custom types."""
 
 LOCAL_FIELDS = frozenset({"local_received", "delivery_tag", "archived_at"})
-"""Fields that receivers add; they are not part of the event, so that all receivers have the same event."""
+"""Fields that receivers add. They are ignored, so that all receivers have the same event."""
 
 
 def fields_of(record: type[Event]) -> dict[str, Any]:
-    """Return the fields on the wire, without `type`, and their types."""
+    """Return the fields on the wire and their types, without `type`."""
     hints = get_type_hints(record, include_extras=True)
     names = [field.name for field in msgspec.structs.fields(record)]
     return {name: hints[name] for name in names if name not in _NOT_ON_THE_WIRE}
@@ -264,4 +264,4 @@ _NOT_ON_THE_WIRE = frozenset({"extra", "subject", "told_type"})
 VOCABULARY: Mapping[str, Mapping[str, Any]] = {
     name: fields_of(record) for name, record in KNOWN_TYPES.items()
 }
-"""For every known type its fields on the wire and their types."""
+"""For every known type, its fields on the wire and their types."""

@@ -1,11 +1,11 @@
-"""View: what people read of a task, made from its registers whenever it is needed.
+"""The readable record of a task, computed from its registers when needed.
 
-Each field has one rule that looks at the registers alone, so the view is as independent of the order of
-arrival as they are. It is never merged: two views do not hold enough to be joined.
+Each field has one rule that looks at the registers only. So the view does not depend on the order in which
+events arrived. Views are never merged, because they do not hold enough information for that.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,32 +29,22 @@ from umbel.protocol.delivery.states import PENDING
 
 # ---- reading ---------------------------------------------------------------------------------------
 #
-# An event as it came over the wire becomes a record of `types.py`.
+# Reading an event from the wire never fails, whatever a peer sent: a field of the wrong type goes to `extra`,
+# and an impossible clock or time counts as 0. A map that is not an event (without a type, or a task event
+# without a task id) gives None, which the caller counts.
 #
-# Whatever a peer sent, reading it does not fail: a field of the wrong type goes to `extra`, a clock or time
-# that no honest sender has counts as 0, and a map that is not an event (no type, or a task event that names
-# no task) is None, for the caller to count.
-#
-# A reader remembers texts that senders repeat (their names, tasks' names, queues), so that a million events
-# share one text. It remembers a limited number and then starts over: that costs memory, no more.
+# A reader shares texts that senders repeat (names of nodes, tasks and queues), so that a million events hold
+# one copy. It remembers a limited number of texts and then starts over; that only costs memory.
 
 SHARED_MAX = 20_000
 EventT = TypeVar("EventT", bound=Event)
 
 
-class HasId(Protocol):
-    """What the reader needs of a known task."""
-
-    @property
-    def uuid(self) -> str:
-        """The task's id."""
-
-
 class EventReader:
-    """Reads events. `tasks`: the known ones, whose ids are used again instead of copies of them."""
+    """Reads events. `tasks` holds the known tasks; their ids are reused instead of copied."""
 
-    def __init__(self, tasks: Mapping[str, HasId] | None = None) -> None:
-        self._tasks: Mapping[str, HasId] = {} if tasks is None else tasks
+    def __init__(self, tasks: Mapping[str, Any] | None = None) -> None:
+        self._tasks: Mapping[str, Any] = {} if tasks is None else tasks
         self._texts: dict[str, str] = {}
 
     def read(self, event: Mapping[str, Any]) -> Event | None:
@@ -76,7 +66,7 @@ class EventReader:
         return record
 
     def _read_other(self, event: Mapping[str, Any], type_name: str) -> Event | None:
-        """Read events of workers, which are few, and those of unknown types."""
+        """Read events of workers, which are rare, and events of unknown types."""
         if type_name.startswith(TASK_PREFIX):
             subject = type_name.removeprefix(TASK_PREFIX)
             custom = _read_loosely(event, TaskCustom, subject=subject) if subject else None
@@ -94,7 +84,7 @@ class EventReader:
         return record
 
     def _settle(self, record: Event) -> None:
-        """Make the record comparable, and small: repeated texts are shared."""
+        """Normalize the record so that it can be compared, and share repeated texts."""
         record.timestamp = round(record.timestamp * 1_000_000) / 1_000_000
         hostname = record.hostname
         record.hostname = self._texts.get(hostname) or self._remember(hostname)
@@ -127,7 +117,7 @@ class EventReader:
 
 
 def _read_loosely(event: Mapping[str, Any], record_type: type[EventT], **given: str) -> EventT | None:
-    """Take what the record has fields for; other fields go to `extra`, except those that receivers add."""
+    """Read each field that has the right type; put the others in `extra`, except those that receivers add."""
     hints = _HINTS[record_type]
     taken = {name: value for name, value in event.items() if name in hints and value is not None}
     odd = {
@@ -163,18 +153,13 @@ _NO_EXTRA = LOCAL_FIELDS | {"type"}
 
 
 # ---- view ------------------------------------------------------------------------------------------
-#
-# What people read of a task, made from its registers whenever it is needed.
-#
-# Each field has one rule that looks at the registers alone, so the view is as independent of the order of
-# arrival as they are. It is never merged: two views do not hold enough to be joined.
 
 
 class TaskRecord(msgspec.Struct, frozen=True, gc=False):
-    """One task. Times are Unix seconds; `…_at` is the time of the newest attempt that got there.
+    """One task. Times are Unix seconds; `…_at` is the time of the newest attempt that reached that state.
 
     `worker` is null while no node is known to have the task. The error of a task that succeeded is the last
-    one before its success. `partial`: it was dropped from memory once, so earlier events are missing.
+    one before its success. `partial`: the task was dropped from memory once, so earlier events are missing.
     """
 
     uuid: str
@@ -228,7 +213,9 @@ TIMED = ("sent", "received", "started", "succeeded", "failed", "retried", "revok
 
 
 def view(registers: Registers, *, remembered: str | None = None, partial: bool = False) -> TaskRecord:
-    """Make the record. `remembered`: the ending of a dropped task, which holds until another arrives."""
+    """Return the record. `remembered` is the outcome of a dropped task, which applies until another one
+    arrives.
+    """
     best = winner(registers)
     ended = remembered is not None and (best is None or best.slot not in ENDINGS)
     sent, revoked, rejected = registers.sent, registers.revoked, registers.rejected
@@ -289,7 +276,9 @@ def seconds(at_us: int) -> float:
 
 
 def _described(registers: Registers) -> list[TaskReceived | TaskSent]:
-    """The events that describe the call, that of the newest attempt first; of equal ones the receipt."""
+    """Return the events that describe the call, newest attempt first; for the same attempt, the receipt
+    first.
+    """
     found = [event for event in (registers.received, registers.sent) if event is not None]
     return sorted(found, key=lambda event: -(event.retries or 0))
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -34,18 +34,10 @@ from umbel.stores.local import store_at
 # ---- build -----------------------------------------------------------------------------------------
 
 DoneT = TypeVar("DoneT")
+Look = Callable[[bool], Found]
+"""Checks the files of the lake, quarantines unreadable ones, and returns what it found; True: reads all."""
 FEW_EVENTS = 100_000
 """A build reads all events if there are more new events than old ones, and more than this number."""
-
-
-class Look(Protocol):
-    """A function that checks the lake's files, moves unreadable files to the quarantine, and returns the
-    others.
-
-    With `thorough` it reads the data of each file, not only the metadata.
-    """
-
-    def __call__(self, *, thorough: bool = False) -> Found: ...
 
 
 def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
@@ -55,7 +47,7 @@ def sound(found: Found, look: Look, work: Callable[[Found], DoneT]) -> DoneT:
     try:
         return work(found)
     except UnreadFile:
-        rest = look(thorough=True)
+        rest = look(True)
         if not rest.unreadable:
             raise
         return work(replace(rest, unreadable=[*found.unreadable, *rest.unreadable]))
@@ -204,7 +196,7 @@ class _Stream:
 
     def run_round(self) -> None:
         """Check the files, and publish if there are new events. The first round always publishes."""
-        found = self._following.look()
+        found = self._following.look(False)
         found = replace(found, unreadable=[*self._unreadable, *found.unreadable])
         sound(found, self._following.look, self._publish)
 

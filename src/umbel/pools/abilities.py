@@ -1,26 +1,26 @@
-"""What each pool can do, and why not where it cannot: one table, for the worker, the docs and tests.
+"""What each pool can do, and the reason for what it cannot: one table, for the worker, the docs and tests.
 
-An option that a pool cannot honour is refused when the worker starts, with the reason from here. A
-limit that ends a task only sometimes is worse than none, because people rely on it.
+If a pool cannot honour an option, the worker refuses to start and gives the reason from this table. A limit
+that only sometimes ends a task is worse than no limit, because people rely on it.
 """
 
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-GREEN = frozenset({"asyncio", "gevent"})  # many tasks share a thread, and each must yield it voluntarily
-PREFERRED = "prefork"  # where everything works
+GREEN = frozenset({"asyncio", "gevent"})  # many tasks share a thread, and a task must yield voluntarily
+PREFERRED = "prefork"  # the pool that can do everything
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool's row. Each text says why the pool cannot do something; "" means that it can."""
+    """The abilities of one pool. Each text says why the pool cannot do something; "" means that it can."""
 
-    soft_limits: str = ""  # of plain functions and of `async def` alike
-    hard_limits: str = ""  # of plain functions
-    async_hard_limits: str = ""  # of `async def` tasks
-    async_tasks: str = ""  # whether `async def` tasks run at all
-    terminate: str = ""  # end a running job from outside: a plain function
-    async_terminate: str = ""  # and an `async def` one
+    soft_limits: str = ""  # for plain functions and `async def` tasks
+    hard_limits: str = ""  # for plain functions
+    async_hard_limits: str = ""  # for `async def` tasks
+    async_tasks: str = ""  # running `async def` tasks at all
+    terminate: str = ""  # ending a running plain function from outside
+    async_terminate: str = ""  # ending a running `async def` task from outside
     resize: str = ""
     autoscale: str = ""
     max_tasks_per_child: str = ""
@@ -29,7 +29,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     gevent_children: str = ""
 
     def unenforceable(self, *, is_async: bool, soft: bool, hard: bool) -> str:
-        """Why a task with such limits cannot run here; "" when it can."""
+        """Return why a task with these limits cannot run here; "" if it can."""
         reason = self.soft_limits if soft else ""
         if hard and not reason:
             reason = self.async_hard_limits if is_async else self.hard_limits
@@ -86,7 +86,7 @@ ABILITIES: Mapping[str, Abilities] = {
     ),
 }
 
-# Settings that ask for an ability, when they are not at their defaults.
+# Settings that need an ability if they are not at their defaults.
 OPTIONS: Mapping[str, str] = {
     "worker_child_start": "child_start",
     "worker_autoscale": "autoscale",
@@ -96,7 +96,7 @@ OPTIONS: Mapping[str, str] = {
     "worker_max_memory_hard": "max_memory_per_child",
 }
 
-# The titles of the rows in the documentation.
+# Titles of the rows in the documentation.
 TITLES: Mapping[str, str] = {
     "soft_limits": "soft time limits",
     "hard_limits": "hard time limits",
@@ -114,13 +114,13 @@ TITLES: Mapping[str, str] = {
 
 
 def lacks(pool: str, ability: str) -> str:
-    """Why the pool cannot do this; "" when it can."""
+    """Return why the pool cannot do this; "" if it can."""
     reason: str = getattr(ABILITIES[pool], ability)
     return reason
 
 
 def table() -> Iterable[str]:
-    """The lines of the table in `docs/pools.md`; a test compares the two."""
+    """Yield the lines of the table in `docs/pools.md`; a test compares the two."""
     yield f"| | {' | '.join(f'`{name}`' for name in ABILITIES)} |"
     yield f"|---|{'---|' * len(ABILITIES)}"
     notes: dict[str, int] = {}

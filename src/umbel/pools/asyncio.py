@@ -1,14 +1,13 @@
-"""AsyncioPool: `async def` tasks as coroutines, thousands at once, on a loop in a separate thread.
+"""A pool that runs `async def` tasks as coroutines, thousands at once, on an event loop in a separate thread.
 
-Plain functions run in threads next to it. The worker's main loop runs no task: a coroutine that never yields
+Plain functions run in other threads. The worker's main loop runs no task: a coroutine that never yields
 blocks the other coroutines, but not heartbeats, leases and remote control.
 
-Limits are timed by the main loop, from the moment a job starts. A soft limit is an exception where the
-coroutine waits. At a hard limit the coroutine is cancelled. If it has not ended soon after, the job is
-reported as lost all the same, and what the coroutine still does is ignored. If the loop itself is blocked by
-that coroutine, an exception is raised in its code. If even that fails (the code waits in C), the thread is
-abandoned: a new thread with a new loop replaces it, and the other jobs that were stuck on the old loop are
-run again.
+The main loop measures time limits, from the moment a job starts. At a soft limit an exception is raised where
+the coroutine waits. At a hard limit the coroutine is cancelled. If it does not end soon after, the job is
+reported as lost, and any later outcome of the coroutine is ignored. If that coroutine blocks the loop, an
+exception is raised in its code. If even that fails (the code waits in C), the thread is abandoned: a new
+thread with a new loop replaces it, and the other jobs of the old loop run again.
 
 A plain function in a thread cannot be ended, so it must not have a hard limit here.
 """
@@ -69,20 +68,20 @@ from umbel.protocol.pool.slots import BRIEF_S
 log = logging.getLogger(__name__)
 
 _THREADS_MAX = 64  # for plain functions; more of them wait
-_AGAIN_S = 0.01  # between attempts to raise in a thread
-_CANCEL_S = 1.0  # for a cancelled coroutine to end, before its job is reported as lost
-_ABANDON_S = 5.0  # for a blocked loop to run again after that
-_WATCH_S = 1.0  # between checks whether the loop is blocked
+_AGAIN_S = 0.01  # between attempts to raise an exception in a thread
+_CANCEL_S = 1.0  # time for a cancelled coroutine to end, before its job is reported as lost
+_ABANDON_S = 5.0  # time for a blocked loop to run again after that
+_WATCH_S = 1.0  # between checks for a blocked loop
 
 
 @dataclass(slots=True)
 class _Running:
     job: Job
-    loop_thread: LoopThread | None  # None: in a thread
+    loop_thread: LoopThread | None  # None for a job that runs in a thread
     began: bool = False
     soft: asyncio.TimerHandle | None = None
     hard: asyncio.TimerHandle | None = None
-    ended_by: str = ""  # why it was cancelled
+    ended_by: str = ""  # why the job was cancelled
 
     def disarm(self) -> None:
         for timer in (self.soft, self.hard):
@@ -102,17 +101,17 @@ class AsyncioPool:
         self._size = settings.concurrency
         self._waiting: deque[Job] = deque()
         self._running: dict[int, _Running] = {}
-        self._in_threads = 0  # running jobs that are plain functions
+        self._in_threads = 0  # number of running plain functions
         self._typical_s: float | None = None
         self._host: Host | None = None
         self._closing = False
-        self._warned = False  # that the loop is blocked
+        self._warned = False  # whether the warning about a blocked loop was logged
         self._loops_ended: list[LoopThread] = []
 
     # ---- the interface -----------------------------------------------------------------------------
 
     async def start(self, listener: PoolListener) -> None:
-        """Load the app in a thread, then start the loop thread; PoolError if the app cannot be loaded."""
+        """Load the app in a thread, then start the loop thread; raise PoolError if loading fails."""
         self._loop = asyncio.get_running_loop()
         self._listener = GuardedListener(listener)
         self._ended = asyncio.Event()
@@ -126,7 +125,7 @@ class AsyncioPool:
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs; those with a limit that cannot be enforced here come back as lost."""
+        """Queue jobs; those with a limit that cannot be enforced here are reported as lost."""
         jobs, unfit = apart(jobs, hard_limits=self._refuse_hard_limit)
         if unfit:
             self._listener.on_lost(unfit)
@@ -136,22 +135,22 @@ class AsyncioPool:
         self._start_next()
 
     def note_unsettled(self, count: int) -> None:
-        """Nothing to do: what the worker claims is limited already."""
+        """Do nothing: the number of claimed messages is limited already."""
 
     def room(self) -> int:
-        """How many more jobs to hand in now: twice the size while jobs are brief."""
+        """Return how many more jobs to submit now: twice the size while jobs are short."""
         is_brief = self._typical_s is not None and self._typical_s < BRIEF_S
         return self._room_in(self._size * (2 if is_brief else 1))
 
     def free(self) -> int:
-        """How many more jobs could start at once."""
+        """Return how many more jobs could start at once."""
         return self._room_in(self._size)
 
     def _room_in(self, size: int) -> int:
         return 0 if self._closing else max(0, size - len(self._running) - len(self._waiting))
 
     def withdraw(self) -> Sequence[Job]:
-        """Take back the queued jobs, including those that no thread has taken yet."""
+        """Take back the queued jobs, including jobs handed to threads that have not started them."""
         jobs = [*self._waiting]
         self._waiting.clear()
         if self._host is not None:
@@ -162,12 +161,12 @@ class AsyncioPool:
         return tuple(jobs)
 
     def cancel_job(self, number: int) -> bool:
-        """Raise TaskCancelled in the coroutine or thread of this job; False when it does not run."""
+        """Raise TaskCancelled in the coroutine or thread of this job; return False if it does not run."""
         self._interrupt(number, TaskCancelled, CancelAsked)
         return number in self._running
 
     def terminate_job(self, number: int, signum: int) -> bool:
-        """Cancel the coroutine of this job; False for a plain function, which cannot be ended."""
+        """Cancel the coroutine of this job; return False for a plain function, which cannot be ended."""
         running = self._running.get(number)
         if running is None or running.loop_thread is None:
             return False
@@ -176,7 +175,7 @@ class AsyncioPool:
         return True
 
     def interrupt(self) -> int:
-        """Raise WorkerStopping in every running job; returns how many there are."""
+        """Raise WorkerStopping in every running job; return how many there are."""
         for number in self._running:
             self._interrupt(number, WorkerStopping, WorkerStops)
         return len(self._running)
@@ -188,7 +187,7 @@ class AsyncioPool:
         return size
 
     def describe(self) -> dict[str, Any]:
-        """The state for `health` and `stats`; there are no child processes to list."""
+        """Return the state for `health` and `stats`; there are no child processes to list."""
         return {
             "implementation": self.name,
             "max-concurrency": self._size,
@@ -216,7 +215,7 @@ class AsyncioPool:
         try:
             async with asyncio.timeout(self._settings.stop_grace_s):
                 await until_idle(lambda: self._loop_thread not in self._loops_ended, self._ended)
-                if not in_threads:  # else threads that cannot be ended still use the app
+                if not in_threads:  # otherwise, threads that cannot be ended still use the app
                     await stop_host(self._host)
         except TimeoutError:
             log.warning("task still blocks the event loop at shutdown; child shutdown hooks skipped")
@@ -334,7 +333,7 @@ class AsyncioPool:
         running.hard = self._loop.call_later(_CANCEL_S, self._on_deaf, number)
 
     def _on_deaf(self, number: int) -> None:
-        """The job was cancelled and still runs. It is reported as lost without waiting for it."""
+        """Report a job as lost that was cancelled but still runs."""
         running = self._running[number]
         assert running.loop_thread is not None
         cancelled_at = time.monotonic() - _CANCEL_S
@@ -361,7 +360,7 @@ class AsyncioPool:
 
     def _replace(self, loop_thread: LoopThread, reason: str) -> None:
         self._loop_thread = LoopThread(self._runner, self._reports.add, self._settings.loop)
-        loop_thread.tell(EndLoop())  # if its loop ever runs again
+        loop_thread.tell(EndLoop())  # for the case that its loop runs again
         stuck = [number for number, running in self._running.items() if running.loop_thread is loop_thread]
         self._lose(
             [LostJob(job, started=False, reason=reason, ran=self._running[job].began) for job in stuck]

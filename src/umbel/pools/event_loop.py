@@ -21,13 +21,12 @@ from umbel.pools.interface import ChildContext, Host, LoopChoice, PoolSettings, 
 
 # ---- loops -----------------------------------------------------------------------------------------
 #
-# Which event loop a process or a thread gets: `worker_loop` of the settings.
-#
-# `auto` is uvloop's where it is installed. It is an extra, not a need.
+# The setting `worker_loop` chooses the event loop of a process or thread. `auto` uses uvloop if it is
+# installed, else asyncio's loop.
 
 
 def loop_factory(choice: LoopChoice) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the event loop for `worker_loop`; None for asyncio's own. BadSetting if uvloop is
+    """Return the event loop factory for `worker_loop`; None for asyncio's loop. Raise BadSetting if uvloop is
     missing.
     """
     is_installed = find_spec("uvloop") is not None
@@ -42,16 +41,15 @@ def loop_factory(choice: LoopChoice) -> Callable[[], asyncio.AbstractEventLoop] 
 
 # ---- off loop --------------------------------------------------------------------------------------
 #
-# One call that blocks, in a thread that the end of the process does not wait for.
-#
-# Who waits for it does so for a time, and may wait again: the call is made once. What nobody waits for any
-# more goes on unheard until it returns.
+# The call runs in a daemon thread, so the end of the process does not wait for it. The caller waits with a
+# timeout, and may wait again: the call is made only once. If the caller stops waiting, the call continues,
+# and its result is ignored.
 
 R = TypeVar("R")
 
 
 class OffLoop(Generic[R]):
-    """One blocking call in a daemon thread, begun when this is made; `name` is the thread's."""
+    """One blocking call in a daemon thread, started on construction; `name` is the thread's name."""
 
     def __init__(self, name: str, function: Callable[[], R]) -> None:
         self._function = function
@@ -60,7 +58,7 @@ class OffLoop(Generic[R]):
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def ended(self, timeout_s: float | None = None) -> Returned[R] | Raised:
-        """How the call ended; TimeoutError when it has not returned in time. May be awaited again."""
+        """Return how the call ended; raise TimeoutError if it does not end in time. May be awaited again."""
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(self._done)
 
@@ -76,22 +74,24 @@ class OffLoop(Generic[R]):
 
 # ---- reports ---------------------------------------------------------------------------------------
 #
-# What threads tell the worker's event loop, gathered so that it wakes once for many.
+# Threads report to the worker's event loop; reports are collected so that the loop wakes once for many.
 
 ReportT = TypeVar("ReportT")
 
 
 class Reports(Generic[ReportT]):
-    """`add` in any thread; `deliver` is called on the loop with all that came since, in order."""
+    """`add` works in any thread; `deliver` is called on the loop with all reports since the last call, in
+    order.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Sequence[ReportT]], None]) -> None:
         self._loop = loop
         self._deliver = deliver
-        self._gathered: deque[ReportT] = deque()  # as many as jobs run, and as many that ended
+        self._gathered: deque[ReportT] = deque()  # limited by the number of running and ended jobs
         self._called = False
 
     def add(self, report: ReportT) -> None:
-        """Queue a report; the loop is woken if it is not about to wake already."""
+        """Queue a report; wake the loop unless it is about to wake already."""
         self._gathered.append(report)
         if not self._called:
             self._called = True
@@ -99,7 +99,7 @@ class Reports(Generic[ReportT]):
                 self._loop.call_soon_threadsafe(self._hand_over)
 
     def _hand_over(self) -> None:
-        self._called = False  # first: a report added from here on schedules another call
+        self._called = False  # first, so that a report added from here on schedules another call
         reports = [self._gathered.popleft() for _ in range(len(self._gathered))]
         if reports:
             self._deliver(reports)
@@ -107,13 +107,16 @@ class Reports(Generic[ReportT]):
 
 # ---- own host --------------------------------------------------------------------------------------
 #
-# The app inside the main process, for pools that have no children: loaded and ended off the loop.
+# Pools without children load the app in the main process. Loading and shutdown run in a thread, not on the
+# loop.
 
 
 async def start_host(
     settings: PoolSettings, tell: Callable[[UserEvent], None] | None = None, *, on_loop: bool = False
 ) -> tuple[Host, Runner]:
-    """The app and its runner, loaded in a thread; PoolError with one line that says why not."""
+    """Load the app in a thread and return it with its runner; raise PoolError with a one-line reason if that
+    fails.
+    """
     target = settings.host.target
 
     def load() -> tuple[Host, Runner]:
@@ -134,7 +137,7 @@ async def start_host(
 
 
 async def stop_host(host: Host) -> None:
-    """Run the app's shutdown hooks in a thread; an error there is printed."""
+    """Run the app's shutdown hooks in a thread; an error in them is printed."""
     ended = await OffLoop("umbel-stop", host.stop_child).ended()
     if isinstance(ended, Raised):
         traceback.print_exception(ended.error)

@@ -1,18 +1,18 @@
-"""GeventPool: many jobs at once in greenlets, in child processes whose modules gevent has patched.
+"""A pool that runs many jobs at once in greenlets, in child processes whose modules gevent has patched.
 
-Children come from prefork's fork server. Each takes its share of the concurrency; there is one child unless
-`worker_gevent_children` says otherwise. Greenlets of one process share one core.
+Children come from prefork's fork server. They share the concurrency equally. There is one child unless
+`worker_gevent_children` sets another number. Greenlets of one process share one CPU core.
 
-Limits are timed here, from the moment a job is sent. At a hard limit the greenlet is ended. If the task
-swallows that, the job is reported as lost all the same. If its child does not respond at all, a job blocks
-everything in that process: the child is killed, and the other jobs are run again.
+The main process measures time limits, from the moment a job is sent. At a hard limit the greenlet is ended.
+If the task catches that exception, the job is reported as lost. If its child does not respond at all, a job
+blocks the whole process: the child is killed, and its other jobs run again.
 
-When a child dies, the job that caused it is unknown. No job is charged; all come back as redelivered, and a
-redelivered job runs alone in an extra child (a "single"), where the next death is its doing. Singles are
-started when needed and stopped when idle.
+When a child dies, the job that caused it is unknown. So no job counts a failed start; all are redelivered. A
+redelivered job runs alone in an extra child (a "single"), so if that child dies, the job is the cause.
+Singles are started when needed and stopped when idle.
 
-A child that dies is replaced. When several die in a row before they were ready, the pool waits longer before
-each replacement and fails in the end, by the same rule as prefork (`protocol/pool/fleet.py`).
+A child that dies is replaced. When several children in a row die before they are ready, the pool waits longer
+before each replacement and fails in the end, by the same rule as prefork (`protocol/pool/fleet.py`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -52,18 +52,13 @@ from umbel.wire.frames import Cancel, Outcomes, Problem, Ready, SoftLimit, StopC
 
 # ---- green children --------------------------------------------------------------------------------
 #
-# The processes of a green pool, on prefork's fork server. Nothing here waits.
-#
-# So many children share the jobs; suspicious jobs get extra children ("singles"), one job at a time,
-# started when needed and stopped when not. A child that dies is replaced; when several die in a row before
-# they were ready, more and more slowly, and in the end the pool has failed: when is decided as for prefork
-# (`protocol/pool/fleet.py`).
+# No method here blocks.
 
 log = logging.getLogger(__name__)
 
 _SINGLES_MAX = 4
 _PROBLEM_MAX_CHARS = 4000
-_GONE_S = 2.0  # how long a child may take to exit after its connection has ended
+_GONE_S = 2.0  # time for a child to exit after its connection has ended
 
 
 @dataclass(slots=True, eq=False)
@@ -74,54 +69,32 @@ class GreenChildState:
     single: bool
     begun_at: float
     ready_at: float | None = None
-    sign_at: float = 0.0  # when its last message arrived
+    sign_at: float = 0.0  # when its last message arrived, which proves that it responds
     jobs: set[int] = field(default_factory=set)
-
-
-class GreenListener(Protocol):
-    """What the pool hears from its children."""
-
-    def on_ready(self) -> None:
-        """A child can take jobs."""
-
-    def on_told(self, told: UserEvent) -> None:
-        """A running task reports an event."""
-
-    def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
-        """Jobs have ended in the child with this pid."""
-
-    def on_no_outcome(self, lost: LostJob) -> None:
-        """A job has ended, but its outcome could not be sent."""
-
-    def on_gone(self, child: GreenChildState, reason: str, *, by_us: bool) -> None:
-        """The child has ended with the jobs it had; `by_us`: this worker killed it."""
-
-    def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        """A child came or went, for logs and counters."""
 
 
 class GreenChildren:
     """The child processes of a gevent pool: starts, replaces and ends them."""
 
-    def __init__(self, settings: PoolSettings, listener: GreenListener) -> None:
-        self.wanted = 0  # children that share jobs
+    def __init__(self, settings: PoolSettings, listener: "GeventPool") -> None:
+        self.wanted = 0  # number of children that share the jobs, without singles
         self._settings = settings
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._servers = ForkServers(settings, self)
         self._children: dict[int, GreenChildState] = {}  # by the link's key
         self._keys = 0
-        self._unmade: list[
-            tuple[bool, float]
-        ] = []  # single or not, and since when it waits for a fork server
-        self._is_refused = False  # the last child process could not be made
+        self._unmade: list[tuple[bool, float]] = []  # (is it a single, since when it waits for a fork server)
+        self._is_refused = False  # whether the last child process could not be created
         self._starts = Starts(slot_settings(settings))
         self._closing = False
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._empty = asyncio.Event()
 
     async def start(self, count: int) -> None:
-        """Start the shared children and wait until all are ready; PoolError if they are not in time."""
+        """Start the shared children and wait until all are ready; raise PoolError if they are not ready in
+        time.
+        """
         self.wanted = count
         for _ in range(count):
             self._make(single=False)
@@ -133,7 +106,9 @@ class GreenChildren:
             raise PoolError(f"the pool was not ready after {limit}") from None
 
     async def stop(self, *, grace_s: float) -> None:
-        """Ask the children to end, wait up to `grace_s`, then end the fork servers and all that is left."""
+        """Ask the children to end, wait up to `grace_s`, then end the fork servers and all remaining
+        children.
+        """
         self._closing = True
         for child in self._children.values():
             self._dismiss(child, "pool shutdown")
@@ -153,20 +128,20 @@ class GreenChildren:
 
     @property
     def server_pid(self) -> int | None:
-        """The pid of the current fork server; None before the first one."""
+        """Return the pid of the current fork server; None before the first one."""
         return self._servers.pid
 
     def pids(self) -> list[int]:
-        """The pids of the children that have become ready."""
+        """Return the pids of the children that have become ready."""
         return [child.link.pid for child in self._children.values() if child.ready_at is not None]
 
     def least_busy(self, most: int) -> GreenChildState | None:
-        """The ready child with the fewest jobs, if it has fewer than `most`."""
+        """Return the ready child with the fewest jobs, if it has fewer than `most`."""
         able = [child for child in self._able(single=False) if len(child.jobs) < most]
         return min(able, key=lambda child: len(child.jobs), default=None)
 
     def for_one_alone(self) -> GreenChildState | None:
-        """A ready single without a job. If there is none, one is started and reports when it is ready."""
+        """Return a ready single without a job. If there is none, start one, and return None."""
         for child in self._able(single=True):
             if not child.jobs:
                 return child
@@ -184,7 +159,7 @@ class GreenChildren:
                 self._dismiss(child, "no longer needed")
 
     def kill(self, child: GreenChildState, why: str) -> None:
-        """Kill this child with SIGKILL; `why` becomes a part of its exit reason."""
+        """Kill this child with SIGKILL; `why` becomes part of its exit reason."""
         child.link.doom = child.link.doom or why
         self._servers.signal(child.link, signal.SIGKILL)
 
@@ -212,7 +187,7 @@ class GreenChildren:
             link = ChildLink(
                 self._keys, self._keys - 1, on_messages=self._on_messages, on_broken=self._on_broken
             )
-        except OSError as error:  # no more descriptors, processes or memory for now
+        except OSError as error:  # no descriptors, processes or memory available now
             why = note_refused(error, was_refused=self._is_refused)
             self._is_refused = True
             self._replace(single, now, f"cannot start a child process: {why}")
@@ -242,7 +217,7 @@ class GreenChildren:
                 case Ready(pid) if child.ready_at is None:
                     self._on_first_ready(child, pid)
                 case _:
-                    pass  # a Ready that only proves that the child responds
+                    pass  # a Ready only proves that the child responds
         if outcomes:
             self._listener.on_outcomes(outcomes, link.pid)
 
@@ -260,7 +235,7 @@ class GreenChildren:
             return
         if why:
             self.kill(child, why)
-        elif not link.orphan:  # usually it is exiting, and the fork server reports its status soon
+        elif not link.orphan:  # usually it is exiting, and the fork server reports its exit status soon
             self._loop.call_later(_GONE_S, self._kill_if_there, link)
 
     def _kill_if_there(self, link: ChildLink) -> None:
@@ -295,9 +270,7 @@ class GreenChildren:
         ready_at: float | None = None,
         did_something: bool = False,
     ) -> None:
-        """A child has ended or could not be started: start another one, or report that the pool has
-        failed.
-        """
+        """Replace a child that ended or could not be started, or report that the pool has failed."""
         if self._closing:
             return
         now = self._loop.time()
@@ -318,7 +291,7 @@ class GreenChildren:
     # ---- from the fork servers ---------------------------------------------------------------------
 
     def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
-        """A fork server has loaded the app: start the children that waited for it."""
+        """Start the children that waited for a fork server, because one has loaded the app."""
         if spawn_because and self._settings.child_start == "auto":
             self._listener.on_child("spawning", {"because": spawn_because})
         unmade, self._unmade = self._unmade, []
@@ -326,22 +299,22 @@ class GreenChildren:
             self._make(single=single)
 
     def on_not_loaded(self, reason: str) -> None:
-        """The app could not be reloaded; the current fork server stays."""
+        """Keep the current fork server, because the app could not be reloaded."""
         self._listener.on_child("not-reloaded", {"reason": reason})
 
     def on_exited(self, link: ChildLink, status: int) -> None:
-        """A child has ended: report it and replace it."""
+        """Report a child that ended, and replace it."""
         gone = exit_of(link.pid, status, dismissed=link.dismissed, killed=link.doom, out_of_memory=False)
         self._bury(link, gone)
 
     def on_not_forked(self, link: ChildLink, problem: str) -> None:
-        """A child could not be forked: treated as a child that exited."""
+        """Treat a child that could not be forked like a child that exited."""
         self._bury(link, Exit("exit", problem))
 
     def on_server_lost(
         self, server: ServerLink, reason: str, orphans: Sequence[ChildLink], *, current: bool
     ) -> None:
-        """A fork server died: its children are dead too, and are replaced."""
+        """Replace the children of a fork server that died; they are dead too."""
         if server.problem and not self._started.done():
             self._started.set_exception(PoolError(reason))
             return
@@ -358,20 +331,8 @@ class GreenChildren:
 
 
 # ---- gevent pool -----------------------------------------------------------------------------------
-#
-# Many jobs at once in greenlets, in child processes whose modules gevent has patched.
-#
-# Children come from prefork's fork server. Each takes its share of the concurrency;
-# there is one unless `worker_gevent_children` says otherwise: greenlets of one process share one core.
-#
-# Limits are timed here, from the moment a job is sent. At a hard limit the greenlet is ended. If it does
-# not end (it swallows that), the verdict is given all the same. If its child gives no sign at all, a job
-# holds up everybody in there: the child is killed, and the others' jobs come back to be run again.
-#
-# When a child dies, the job that caused it is unknown. None is charged; they come back as redelivered, and
-# a redelivered job runs alone in a child, where the next death is its doing.
 
-_END_S = 1.0  # for a greenlet to end at its hard limit, before its job is reported as lost
+_END_S = 1.0  # time for a greenlet to end at its hard limit, before its job is reported as lost
 
 
 @dataclass(slots=True)
@@ -380,7 +341,7 @@ class _Running:
     child: GreenChildState
     soft: asyncio.TimerHandle | None = None
     hard: asyncio.TimerHandle | None = None
-    ended_by: str = ""  # what stopped it
+    ended_by: str = ""  # why the job was ended
 
     def disarm(self) -> None:
         for timer in (self.soft, self.hard):
@@ -389,7 +350,7 @@ class _Running:
 
 
 class GeventPool:
-    """Spreads jobs over green children, and runs redelivered jobs alone in extra children."""
+    """Distributes jobs over green children, and runs redelivered jobs alone in extra children."""
 
     abilities = ABILITIES["gevent"]
     is_green = True
@@ -401,7 +362,7 @@ class GeventPool:
         self._settings = settings
         self._size = settings.concurrency
         self._waiting: deque[Job] = deque()
-        self._suspects: deque[Job] = deque()  # redelivered: each runs alone in a child
+        self._suspects: deque[Job] = deque()  # redelivered jobs, each of which runs alone in a child
         self._running: dict[int, _Running] = {}
         self._typical_s: float | None = None
         self._closing = False
@@ -410,7 +371,7 @@ class GeventPool:
     # ---- the interface -----------------------------------------------------------------------------
 
     async def start(self, listener: PoolListener) -> None:
-        """Start the children; PoolError if the app cannot be loaded or no child becomes ready."""
+        """Start the children; raise PoolError if the app cannot be loaded or no child becomes ready."""
         self._loop = asyncio.get_running_loop()
         self._listener = GuardedListener(listener)
         self._is_started = True
@@ -424,7 +385,7 @@ class GeventPool:
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs; redelivered ones wait for a child to run alone in."""
+        """Queue jobs; redelivered jobs wait for a separate child."""
         jobs, unfit = apart(jobs)
         if unfit:
             self._listener.on_lost(unfit)
@@ -435,15 +396,15 @@ class GeventPool:
         self._start_next()
 
     def note_unsettled(self, count: int) -> None:
-        """Nothing to do: what the worker claims is limited already."""
+        """Do nothing: the number of claimed messages is limited already."""
 
     def room(self) -> int:
-        """How many more jobs to hand in now: twice the size while jobs are brief."""
+        """Return how many more jobs to submit now: twice the size while jobs are short."""
         is_brief = self._typical_s is not None and self._typical_s < BRIEF_S
         return self._room_in(self._size * (2 if is_brief else 1))
 
     def free(self) -> int:
-        """How many more jobs could start at once."""
+        """Return how many more jobs could start at once."""
         return self._room_in(self._size)
 
     def _room_in(self, size: int) -> int:
@@ -451,34 +412,34 @@ class GeventPool:
         return 0 if self._closing else max(0, size - held)
 
     def withdraw(self) -> Sequence[Job]:
-        """Take back the jobs that no child has been given."""
+        """Take back the jobs that were not sent to a child."""
         jobs = (*self._suspects, *self._waiting)
         self._suspects.clear()
         self._waiting.clear()
         return jobs
 
     def cancel_job(self, number: int) -> bool:
-        """Have the child raise TaskCancelled in this job's greenlet; False when it does not run."""
+        """Make the child raise TaskCancelled in this job's greenlet; return False if the job does not run."""
         return self._send(number, Cancel(number))
 
     def terminate_job(self, number: int, signum: int) -> bool:
-        """End this job's greenlet, whatever the signal; False when it does not run."""
+        """End this job's greenlet, whatever the signal; return False if the job does not run."""
         if number in self._running:
             self._running[number].ended_by = BY_REQUEST
         return self._send(number, EndJob(number))
 
     def interrupt(self) -> int:
-        """Have WorkerStopping raised in every running job; returns how many there are."""
+        """Make the children raise WorkerStopping in every running job; return how many there are."""
         return sum(self._send(number, SoftLimit(number, stopping=True)) for number in self._running)
 
     def resize(self, by: int) -> int:
-        """Change how many jobs run at once; the number of children stays."""
+        """Change how many jobs run at once; the number of children does not change."""
         size = self._size = resized(self._size, by)
         self._start_next()
         return size
 
     def describe(self) -> dict[str, Any]:
-        """The state for `health` and `stats`, with the pid of the child each job runs in."""
+        """Return the state for `health` and `stats`, with the pid of the child in which each job runs."""
         children = self._children if self._is_started else None
         return {
             "implementation": "gevent",
@@ -525,7 +486,7 @@ class GeventPool:
             self._listener.on_started([(job.number, now, pid) for job in jobs if job.number not in unfit])
             if unfit:
                 self._lose([LostJob(number, False, fault, fault=fault) for number, fault in unfit.items()])
-                self._loop.call_soon(self._start_next)  # the places they took are free again
+                self._loop.call_soon(self._start_next)  # the slots of these jobs are free again
 
     def _place(
         self, job: Job, child: GreenChildState, batches: dict[int, tuple[GreenChildState, list[Job]]]
@@ -555,25 +516,25 @@ class GeventPool:
         running.hard = self._loop.call_later(_END_S, self._on_deaf, number, self._loop.time())
 
     def _on_deaf(self, number: int, since: float) -> None:
-        """The job was cancelled and still runs, or its child does not respond."""
+        """Report a job as lost that was cancelled but still runs, or whose child does not respond."""
         running = self._running[number]
         self._lose([ended_by(number, BY_LIMIT)])
         if running.child.sign_at < since:
             self._children.kill(running.child, f"task {running.job.task} blocked it beyond its time limit")
         self._start_next()
 
-    # ---- from the children (GreenListener) ---------------------------------------------------------
+    # ---- from the children  ---------------------------------------------------------
 
     def on_ready(self) -> None:
-        """A child can take jobs: give it some."""
+        """Send jobs to a child that became ready."""
         self._start_next()
 
     def on_told(self, told: UserEvent) -> None:
-        """Pass a running task's event on to the worker."""
+        """Forward events of running tasks to the worker."""
         self._listener.on_told(told)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
-        """Report how jobs ended; one that was stopped by its limit or a request counts as lost."""
+        """Report how jobs ended; a job that was ended by its limit or a request counts as lost."""
         ended: list[Outcome] = []
         lost: list[LostJob] = []
         for outcome in outcomes:
@@ -600,7 +561,9 @@ class GeventPool:
             self._listener.on_lost([lost])
 
     def on_gone(self, child: GreenChildState, reason: str, *, by_us: bool) -> None:
-        """A child died: its jobs are lost. A job is charged only if it was alone in the child."""
+        """Report the jobs of a dead child as lost. A job counts a failed start only if it was alone in the
+        child.
+        """
         charged = len(child.jobs) == 1 and not by_us
         lost = []
         for number in list(child.jobs):
@@ -615,7 +578,7 @@ class GeventPool:
         self._start_next()
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        """Pass on to the worker that a child came or went."""
+        """Forward a child process event to the worker."""
         self._listener.on_child(what, fields)
 
     # ---- on the way out ----------------------------------------------------------------------------

@@ -1,12 +1,11 @@
-"""LoopThread: a thread with an event loop on which jobs run as coroutines, controlled from the main loop.
+"""A thread with an event loop on which jobs run as coroutines, controlled from the main loop.
 
-Orders from the main loop go through one inbox; what happens comes back as reports. So a coroutine that never
-yields blocks this thread and nothing else, and the main loop can detect it: a blocked loop does not answer
-ConfirmAlive.
+The main loop sends orders through one inbox, and gets reports back. So a coroutine that never yields blocks
+only this thread, and the main loop can detect it: a blocked loop does not answer ConfirmAlive.
 
-Soft limits, cancels, and the worker's shutdown are raised where the coroutine waits. Each is a cancellation
-and its own exception class at once: a group or a time-out inside the task then cancels what it contains, as
-it would for a plain cancellation, and the task may catch `SoftTimeLimitExceeded`.
+Soft limits, cancel requests and the worker's shutdown are raised where the coroutine waits. Each of these
+exceptions is also a CancelledError. So a task group or a timeout inside the task cancels its content, as it
+does for a plain cancellation, and the task may still catch `SoftTimeLimitExceeded`.
 """
 
 import asyncio
@@ -27,25 +26,25 @@ from umbel.pools.interface import AsyncRunner, Job, LoopChoice
 from umbel.pools.threads import JobBegan, JobEnded, RunnerFailed
 
 _AGAIN_S = 0.01  # between attempts to interrupt a job
-_END_S = 1.0  # for cancelled coroutines to end, when the thread does
+_END_S = 1.0  # time for cancelled coroutines to end when the thread ends
 
 
 class SoftLimitPassed(SoftTimeLimitExceeded, asyncio.CancelledError):
-    """A soft limit, as a cancellation."""
+    """A soft limit that is also a cancellation."""
 
     def __init__(self) -> None:
         super().__init__("soft time limit exceeded")
 
 
 class WorkerStops(WorkerStopping, asyncio.CancelledError):
-    """The worker's shutdown, as a cancellation."""
+    """The worker's shutdown as a cancellation."""
 
     def __init__(self) -> None:
         super().__init__("the worker is shutting down; the task returns to its queue")
 
 
 class CancelAsked(TaskCancelled, asyncio.CancelledError):
-    """A cancel request, as a cancellation."""
+    """A cancel request that is also a cancellation."""
 
     def __init__(self) -> None:
         super().__init__("cancelled")
@@ -95,7 +94,7 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True)
 class LoopEnded:
-    """Report: the thread is over."""
+    """Report: the thread has ended."""
 
     loop_thread: "LoopThread"
 
@@ -104,8 +103,9 @@ Report = JobBegan | JobEnded | RunnerFailed | JobCancelled | LoopEnded
 
 
 class LoopThread:
-    """The thread, as the main loop uses it: `tell` gives an order, `holder` and `break_in` deal with a
-    blocked loop.
+    """The thread, as the main loop sees it.
+
+    `tell` sends an order; `holder` and `break_in` find and interrupt code that blocks the loop.
     """
 
     def __init__(self, runner: AsyncRunner, report: Callable[[Report], None], loop: LoopChoice) -> None:
@@ -118,16 +118,18 @@ class LoopThread:
         self._ending: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._live, name="umbel-loop", daemon=True)
         self._thread.start()
-        self._started.wait()  # no user code runs before, so this takes no time
+        self._started.wait()  # short, because no user code runs before this
 
     def tell(self, order: Order) -> None:
-        """Give an order; it is carried out at the loop's next turn."""
+        """Send an order; the loop carries it out at its next iteration."""
         self._inbox.add(order)
 
     # ---- seen from outside -------------------------------------------------------------------------
 
     def holder(self) -> tuple[Job, FrameType] | None:
-        """The job whose code runs at this moment, and where; None when the loop is idle or between jobs."""
+        """Return the job whose code runs at this moment, and its frame; None if the loop is idle or between
+        jobs.
+        """
         frame = innermost = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             if frame.f_code is LoopThread._run.__code__ and innermost is not None:
@@ -136,7 +138,9 @@ class LoopThread:
         return None
 
     def break_in(self) -> None:
-        """Raise in the code that runs on the loop, at its next step of Python, if there is one."""
+        """Raise an exception in the code that runs on the loop, at its next Python instruction, if there is
+        any.
+        """
         error = ctypes.py_object(_Broken)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), error)
 
@@ -200,7 +204,7 @@ class LoopThread:
         try:
             report = JobEnded(await self._runner.run(job))
         except asyncio.CancelledError:
-            report = JobCancelled(job)  # nothing awaits this task
+            report = JobCancelled(job)  # nothing awaits this asyncio task
         except GeneratorExit:
             raise
         except BaseException as error:  # a task may raise anything, and the loop runs other tasks
@@ -224,10 +228,12 @@ class _Interruptible(Coroutine[Any, Any, None]):
         self._task: asyncio.Task[None] | None = None
 
     def interrupt(self, task: asyncio.Task[None], error: Interruption) -> bool:
-        """False when it cannot be raised now: retry."""
+        """Raise the error in the coroutine; return False if that is not possible now and the caller must
+        retry.
+        """
         if not _is_guarded(self._coroutine):
             return False
-        if not task.cancelling():  # else it is being cancelled already
+        if not task.cancelling():  # otherwise it is being cancelled already
             self._task, self._error = task, error
             task.cancel()
         return True
@@ -239,7 +245,7 @@ class _Interruptible(Coroutine[Any, Any, None]):
         ours, self._error = self._error, None
         if ours is None or self._task is None:
             return self._coroutine.throw(error)
-        self._task.uncancel()  # the task gets an exception and may go on
+        self._task.uncancel()  # the task gets an exception and may continue
         return self._coroutine.throw(ours())
 
     def close(self) -> None:
@@ -250,7 +256,9 @@ class _Interruptible(Coroutine[Any, Any, None]):
 
 
 def _is_guarded(coroutine: Any) -> bool:
-    """Whether it waits inside a guarded call: elsewhere the exception would break Umbel's own code."""
+    """Return whether the coroutine waits inside a guarded call: elsewhere the exception would break Umbel's
+    code.
+    """
     while coroutine is not None and getattr(coroutine, "cr_code", None) is not await_guarded.__code__:
         coroutine = getattr(coroutine, "cr_await", None)
     return coroutine is not None

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def make_pool(name: str, settings: PoolSettings, first_server: "StartedServer | None" = None) -> Pool:
-    """The pool of this name; BadSetting for an unknown one. `first_server`: for prefork, if already
-    started.
+    """Return the pool of this name; raise BadSetting for an unknown name.
+
+    `first_server` is for prefork, if a fork server was already started.
     """
     if first_server is not None:
         assert name == "prefork", "no other pool has one"
@@ -55,7 +56,7 @@ def _gevent(settings: PoolSettings) -> Pool:
     return GeventPool(settings)
 
 
-# Each imports its module when asked: a worker needs one of them, a client none.
+# Each pool's module is imported on demand: a worker needs one of them, a client none.
 _POOLS: dict[str, Callable[[PoolSettings], Pool]] = {
     "prefork": _prefork,
     "solo": _solo,

@@ -1,9 +1,11 @@
-"""What every pool reports to the worker, in the same words: refused and lost jobs, and notifications.
+"""Reports from any pool to the worker: refused jobs, lost jobs, and notifications.
 
-Whether a lost job counts against its task is decided here: only a job that is known to have crashed its
-process or runner, or that exceeded its time limit, counts as a failed start. Notifications reach the worker
-one after the other: a listener may submit or withdraw while it is called, and what follows from that waits
-until the call has returned. A call that raises is logged and counted, and the next one is made.
+This module decides whether a lost job counts as a failed start of its task. It does only if the job is known
+to have crashed its process or runner, or if it exceeded its time limit.
+
+The worker gets one notification after the other. A listener may submit or withdraw jobs while it is called;
+notifications caused by that are queued until the call has returned, so calls never nest. A call that raises
+is logged and counted, and the next one is made.
 """
 
 import asyncio
@@ -17,13 +19,8 @@ from umbel.pools.guard import Raised, call_guarded, in_one_line
 from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, UserEvent
 
 # ---- losses ----------------------------------------------------------------------------------------
-#
-# Jobs that came back without an outcome, in the words of all pools.
-#
-# Whether a loss counts against the task is decided here, once: only a job that is known to have brought its
-# process or runner down, or ran into its limit, counts as a start that failed.
 
-_LIMIT_MAX_S = 2.0**53  # every event loop can time this in milliseconds
+_LIMIT_MAX_S = 2.0**53  # every event loop can represent this in milliseconds
 BY_LIMIT = "the time limit"
 BY_REQUEST = "a terminate request"
 
@@ -31,9 +28,10 @@ BY_REQUEST = "a terminate request"
 def apart(
     jobs: Sequence[Job], *, hard_limits: Callable[[Job], str] = lambda _: ""
 ) -> tuple[Sequence[Job], list[LostJob]]:
-    """The jobs that a pool can run within their limits, and the others, which come straight back.
+    """Split jobs into those that the pool can run within their limits, and the others, which are lost at
+    once.
 
-    `hard_limits` returns why this job must not have a hard limit; "" if it may.
+    `hard_limits` returns why a job must not have a hard limit; "" if it may.
     """
     unfit: dict[int, LostJob] = {}
     for job in jobs:
@@ -48,34 +46,39 @@ def apart(
 
 
 def _is_time(limit_s: float | None) -> bool:
-    return limit_s is None or abs(limit_s) < _LIMIT_MAX_S  # which is not true of NaN either
+    return limit_s is None or abs(limit_s) < _LIMIT_MAX_S  # False for NaN too
 
 
 def _refused(job: Job, why: str) -> LostJob:
-    """The job cannot be run in this pool, on any worker."""
+    """Return a lost job that no worker can run in this kind of pool."""
     fault = f"cannot run in this pool: {why}"
     return LostJob(job.number, started=False, reason=fault, fault=fault)
 
 
 def not_started(job: Job) -> LostJob:
-    """A job that was still queued when the pool stopped; not charged."""
+    """Return a job as lost that was still queued when the pool stopped; it counts no failed start."""
     return LostJob(job.number, started=False, reason="the pool stopped before the task started")
 
 
 def cut_off(number: int) -> LostJob:
-    """A job that still ran at the end of the grace period; not charged."""
+    """Return a job as lost that still ran at the end of the grace period; it counts no failed start."""
     reason = "its task was still running at the end of the shutdown grace period"
     return LostJob(number, started=False, reason=reason, ran=True)
 
 
 def ended_by(number: int, by: str) -> LostJob:
-    """A job that this worker ended, `by` its limit (charged) or a request (not charged)."""
+    """Return a job as lost that this worker ended, `by` its limit (a failed start) or a request (not a failed
+    start).
+    """
     is_late = by == BY_LIMIT
     return LostJob(number, started=is_late, reason=f"stopped by {by}", timed_out=is_late, ran=True)
 
 
 def broken(job: Job, error: BaseException, interruptions: tuple[type[Exception], ...]) -> LostJob:
-    """A job whose runner raised; charged, unless one of `interruptions` arrived while it was finishing."""
+    """Return a job as lost whose runner raised.
+
+    It counts as a failed start, unless one of `interruptions` arrived while the job was finishing.
+    """
     if isinstance(error, interruptions):
         reason = "the task was interrupted while it was finishing"
         return LostJob(job.number, started=False, reason=reason, ran=True)
@@ -85,21 +88,15 @@ def broken(job: Job, error: BaseException, interruptions: tuple[type[Exception],
 
 
 # ---- guarded listener ------------------------------------------------------------------------------
-#
-# What a pool tells the worker, one call after the other, whatever becomes of each.
-#
-# A listener may submit or withdraw while it is called. What there is to tell because of that waits until
-# the call has returned, so calls never nest, however many there are. A call that raises is logged and
-# counted, and the next one is made.
 
 log = logging.getLogger(__name__)
 
 
 class GuardedListener:
-    """Wraps the worker's listener: queues notifications, and survives those that raise."""
+    """Wraps the worker's listener: queues notifications, and logs those that raise."""
 
     def __init__(self, listener: PoolListener) -> None:
-        self.faults = 0  # calls that raised
+        self.faults = 0  # number of calls that raised
         self._listener = listener
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = (
             deque()
@@ -108,7 +105,7 @@ class GuardedListener:
         self._calling = False
 
     def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
-        """Queue the notification that jobs run."""
+        """Queue the notification that jobs have started."""
         self._tell(self._listener.on_started, started)
 
     def on_told(self, told: UserEvent) -> None:
@@ -124,15 +121,15 @@ class GuardedListener:
         self._tell(self._listener.on_lost, lost)
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        """Queue the news of a child process."""
+        """Queue a child process event."""
         self._tell(self._listener.on_child, what, fields)
 
     def hold(self) -> None:
-        """Delay notifications until `release`: the pool is in the middle of a step."""
+        """Delay notifications until `release`, because the pool is in the middle of a step."""
         self._held = True
 
     def release(self) -> None:
-        """Deliver what was delayed, and everything after it at once."""
+        """Deliver the delayed notifications; later ones are delivered at once."""
         self._held = False
         self._call()
 
@@ -162,21 +159,17 @@ class GuardedListener:
 
 
 # ---- sizes -----------------------------------------------------------------------------------------
-#
-# What every pool does alike when it is resized and when it stops.
 
 
 def resized(size: int, by: int) -> int:
-    """The new size; PoolError if nothing would remain."""
+    """Return the new size; raise PoolError if it is below 1."""
     if size + by < 1:
         raise PoolError(f"a pool of {size} cannot shrink by {-by}: at least 1 must remain")
     return size + by
 
 
 async def until_idle(is_busy: Callable[[], object], changed: asyncio.Event) -> None:
-    """Wait until `is_busy` is false. `changed` is set whenever that may have become true; the caller sets the
-    time limit.
-    """
+    """Wait until `is_busy` returns false. The caller sets `changed` on each change, and the timeout."""
     while is_busy():
         changed.clear()
         await changed.wait()

@@ -1,18 +1,20 @@
-"""ThreadsPool: jobs in threads of the main process, for tasks that wait more than they compute.
+"""Pools that run jobs in threads of the main process, for tasks that wait more than they compute.
 
 The event loop stays free, but threads share one interpreter: a job that computes slows the others and the
-loop, and a job that crashes takes the worker down. No thread can be ended from outside, so hard limits and
+loop, and a job that crashes ends the worker. No thread can be ended from outside, so hard limits and
 `terminate_job` are refused. SoloPool is the same with a single thread.
 
-ThreadWorkers are the threads. They take jobs from one queue, so a long job blocks only its own thread. Taking
-a job is atomic: a job is run or withdrawn, never both.
+ThreadWorkers manages the threads. They take jobs from one queue, so a long job blocks only its own thread.
+Taking a job is atomic: a job is run or withdrawn, never both.
 
-Soft limits, cancels and the worker's shutdown are exceptions. Python can raise one in another thread, at that
-thread's next step of Python code: a job that waits in C (a long `time.sleep`, a driver that blocks) gets it
-when that returns. An event loop on which a coroutine waits is woken. Each run has one ticket, and whichever
-side takes it decides: the event loop, to raise, or the thread, whose job has ended. So the exception cannot
-reach a later job. It is raised only while the thread is inside a guarded call, where it is caught. If the
-thread leaves that call at the same moment, the outcome of its job is lost, and the job is run again.
+Soft limits, cancels and the worker's shutdown are exceptions. Python can raise an exception in another
+thread, at that thread's next Python instruction: a job that waits in C code (a long `time.sleep`, a driver
+that blocks) gets it when the C call returns. If a coroutine waits on an event loop, the loop is woken.
+
+The exception must not reach a later job. So each run has one ticket, and the side that takes it first
+decides: the event loop, which then raises, or the thread, whose job has ended. The exception is raised only
+while the thread is inside a guarded call, where it is caught. If the thread leaves that call at the same
+moment, the outcome of its job is lost, and the job runs again.
 """
 
 import asyncio
@@ -37,22 +39,9 @@ from umbel.pools.reporting import GuardedListener, apart, broken, cut_off, not_s
 from umbel.protocol.pool.slots import BRIEF_S
 
 # ---- thread workers --------------------------------------------------------------------------------
-#
-# Threads of this process that run jobs, and the soft limit as an exception in one of them.
-#
-# Threads take jobs from one queue, so a long job blocks only its own thread. Taking one is atomic: a job is
-# run or withdrawn, never both.
-#
-# Soft limits, cancels and the worker's shutdown are exceptions. Python can raise one in another thread, at
-# that thread's next step of Python code: a job that waits in C (a long `time.sleep`, a driver that blocks)
-# gets it when that returns. A loop of ours on which a coroutine waits is woken. The taker of the run's one
-# ticket decides: the loop, to raise, or the thread, whose job has ended. So the exception cannot reach a
-# later job. It is raised only while the thread is inside a guarded call, where it is caught; should the
-# thread leave that call in the very moment, its job's outcome is lost, and the job counts as one that ran
-# and comes back to be run again.
 
 INTERRUPTIONS: tuple[type[Exception], ...] = (SoftTimeLimitExceeded, TaskCancelled)
-_POST_S = 0.0005  # between checks whether the announced exception was raised
+_POST_S = 0.0005  # between checks whether the requested exception was raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,7 @@ class RunnerFailed:
 
 @dataclass(frozen=True, slots=True)
 class ThreadEnded:
-    """Report: a thread has ended, as it was asked to."""
+    """Report: a thread has ended, as requested."""
 
     thread: int
 
@@ -91,7 +80,7 @@ Report = JobBegan | JobEnded | RunnerFailed | ThreadEnded
 
 @dataclass(slots=True)
 class _ThreadRun:
-    """What the loop must know of a running job to raise in its thread."""
+    """The state of a running job that the loop needs to raise an exception in its thread."""
 
     ident: int
     ticket: list[None] = field(default_factory=lambda: [None])
@@ -106,7 +95,10 @@ class _ThreadRun:
 
 
 class ThreadWorkers:
-    """`soft_limit`: what a soft limit raises in the tasks; Umbel's class is also raised at shutdown."""
+    """Runs jobs from one queue in threads.
+
+    `soft_limit` is the class that a soft limit raises in tasks; Umbel's class is also raised at shutdown.
+    """
 
     def __init__(
         self,
@@ -123,7 +115,7 @@ class ThreadWorkers:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._running: dict[int, _ThreadRun] = {}  # by job number
         self._started = 0
-        self.size = 0  # threads that were not asked to leave
+        self.size = 0  # number of threads that were not asked to end
 
     def start_threads(self, count: int) -> None:
         """Start this many more threads."""
@@ -135,7 +127,7 @@ class ThreadWorkers:
             ).start()
 
     def stop_threads(self, count: int) -> None:
-        """End this many threads, each after the jobs that were put before this call."""
+        """End this many threads, each after the jobs that were queued before this call."""
         self.size -= count
         for _ in range(count):
             self._jobs.put(None)
@@ -145,7 +137,7 @@ class ThreadWorkers:
         self._jobs.put(job)
 
     def withdraw(self) -> list[Job]:
-        """Take back the jobs that no thread has taken; no thread will take them afterwards."""
+        """Take back the jobs that no thread has taken; no thread takes them afterwards."""
         jobs, leaving = [], 0
         while True:
             try:
@@ -161,17 +153,17 @@ class ThreadWorkers:
         return jobs
 
     def waiting(self) -> int:
-        """How many jobs and requests to end are queued."""
+        """Return how many jobs and requests to end are queued."""
         return self._jobs.qsize()
 
     def raise_in(self, job: int, error: type[Exception]) -> bool:
-        """Raise in the thread that runs this job; False when it cannot be raised now: retry.
+        """Raise the error in the thread that runs this job; return False if the caller must retry.
 
-        A job gets one exception only: after its soft limit it does not get the worker's shutdown.
+        A job gets only one exception: after its soft limit it does not get the worker's shutdown.
         """
         run = self._running.get(job)
         if run is None:
-            return True  # it has ended
+            return True  # the job has ended
         frame = sys._current_frames().get(run.ident)
         if not is_guarded(frame, within=_run.__code__):
             return False
@@ -194,7 +186,7 @@ class ThreadWorkers:
                 report = RunnerFailed(job, error)
             del self._running[job.number]
             self._report(report)
-            del job, report  # an idle thread would keep the values of its last job alive
+            del job, report  # otherwise an idle thread would keep its last job's values in memory
         self._report(ThreadEnded(thread))
 
 
@@ -214,9 +206,7 @@ def _run(
 
 
 def _absorb(run: _ThreadRun) -> None:
-    """The exception was raised, or is about to be. If the job did not get it, clear it before the next
-    job.
-    """
+    """Wait for a requested exception. If the job did not get it, clear it before the next job."""
     while not run.raised:
         time.sleep(_POST_S)
     _raise_in(run.ident, None)
@@ -228,12 +218,6 @@ def _raise_in(ident: int, error: type[BaseException] | None) -> None:
 
 
 # ---- threads pool ----------------------------------------------------------------------------------
-#
-# Jobs in threads of the main process. For tasks that wait more than they compute.
-#
-# The event loop stays free, but threads share one interpreter: a job that computes slows the others and the
-# loop, and a job that crashes takes the worker down. No thread can be ended from outside, so hard limits
-# and `terminate_job` are refused; a soft limit is an exception in the job's thread.
 
 _AHEAD_S, _AHEAD_MAX = 0.05, 64
 _AGAIN_S = 0.01  # between attempts to raise a soft limit
@@ -246,7 +230,7 @@ class _Running:
 
 
 class ThreadsPool:
-    """Runs jobs in ThreadWorkers; its own loop work is timing soft limits and counting."""
+    """Runs jobs in ThreadWorkers; on the event loop it only times soft limits and counts jobs."""
 
     name = "threads"
     is_green = False
@@ -257,16 +241,16 @@ class ThreadsPool:
         self._size = settings.concurrency
         self._workers: ThreadWorkers | None = None
         self._host: Host | None = None
-        self._outstanding: dict[int, Job] = {}  # submitted and not reported back
+        self._outstanding: dict[int, Job] = {}  # jobs that were submitted and not reported back
         self._running: dict[int, _Running] = {}
-        self._threads = 0  # running ones, including those that were asked to end
+        self._threads = 0  # running threads, including those that were asked to end
         self._typical_s: float | None = None
         self._closing = False
 
     # ---- the interface -----------------------------------------------------------------------------
 
     async def start(self, listener: PoolListener) -> None:
-        """Load the app in a thread, then start the threads; PoolError if it cannot be loaded."""
+        """Load the app in a thread, then start the threads; raise PoolError if it cannot be loaded."""
         self._loop = asyncio.get_running_loop()
         self._listener = GuardedListener(listener)
         self._left = asyncio.Event()
@@ -278,7 +262,7 @@ class ThreadsPool:
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs; those with a hard limit come back as lost."""
+        """Queue jobs; those with a hard limit are reported as lost."""
         jobs, unfit = apart(jobs, hard_limits=self._refuse_hard_limit)
         if unfit:
             self._listener.on_lost(unfit)
@@ -290,16 +274,16 @@ class ThreadsPool:
             self._workers.put(job)
 
     def note_unsettled(self, count: int) -> None:
-        """Nothing to do: what the worker claims is limited already."""
+        """Do nothing: the number of claimed messages is limited already."""
 
     def room(self) -> int:
-        """How many more jobs to hand in now, so that brief jobs do not leave threads idle."""
+        """Return how many more jobs to submit now, so that short jobs do not leave threads idle."""
         if self._closing:
             return 0
         return max(0, self._size * self._ahead() - len(self._outstanding))
 
     def free(self) -> int:
-        """How many more jobs could start at once."""
+        """Return how many more jobs could start at once."""
         return 0 if self._closing else max(0, self._size - len(self._outstanding))
 
     def withdraw(self) -> Sequence[Job]:
@@ -310,22 +294,22 @@ class ThreadsPool:
         return jobs
 
     def cancel_job(self, number: int) -> bool:
-        """Raise TaskCancelled in this job's thread; False when it does not run."""
+        """Raise TaskCancelled in this job's thread; return False if the job does not run."""
         self._raise_in(number, TaskCancelled)
         return number in self._running
 
     def terminate_job(self, number: int, signum: int) -> bool:
-        """Always False: a thread cannot be ended from outside."""
+        """Return False: a thread cannot be ended from outside."""
         return False
 
     def interrupt(self) -> int:
-        """Raise WorkerStopping in every running job; returns how many there are."""
+        """Raise WorkerStopping in every running job; return how many there are."""
         for number in list(self._running):
             self._raise_in(number, WorkerStopping)
         return len(self._running)
 
     def resize(self, by: int) -> int:
-        """Start threads, or end some after their jobs; NotSupported for the solo pool."""
+        """Start threads, or end some after their jobs; raise NotSupported for the solo pool."""
         if self.abilities.resize:
             raise NotSupported(f"the {self.name} pool cannot be resized: {self.abilities.resize}")
         size = resized(self._size, by)
@@ -338,7 +322,7 @@ class ThreadsPool:
         return size
 
     def describe(self) -> dict[str, Any]:
-        """The state for `health` and `stats`; there are no child processes to list."""
+        """Return the state for `health` and `stats`; there are no child processes to list."""
         return {
             "implementation": self.name,
             "max-concurrency": self._size,
@@ -362,7 +346,7 @@ class ThreadsPool:
             async with asyncio.timeout(self._settings.stop_grace_s):
                 await stop_host(self._host)
         except TimeoutError:
-            # Threads cannot be ended. What they still do is ignored.
+            # Threads cannot be ended. Whatever they still do is ignored.
             self._lose([cut_off(number) for number in self._outstanding])
 
     def _refuse_hard_limit(self, job: Job) -> str:
@@ -372,7 +356,7 @@ class ThreadsPool:
     # ---- on the loop -------------------------------------------------------------------------------
 
     def _ahead(self) -> int:
-        """How many jobs to queue for each thread, including the one it runs."""
+        """Return how many jobs to queue for each thread, including the job it runs."""
         typical_s = self._typical_s
         if typical_s is None or typical_s >= BRIEF_S:
             return 1
@@ -419,7 +403,7 @@ class ThreadsPool:
             self._listener.on_lost(lost)
 
     def _is_back(self, number: int) -> bool:
-        """Forget the job; False if it was reported as lost meanwhile."""
+        """Forget the job; return False if it was reported as lost meanwhile."""
         running = self._running.pop(number, None)
         if running is not None and running.limit is not None:
             running.limit.cancel()
@@ -450,10 +434,7 @@ class ThreadsPool:
 
 # ---- solo pool -------------------------------------------------------------------------------------
 #
-# One job at a time, in one thread of the main process.
-#
-# For debugging and for platforms where processes are dear. The event loop stays free, but a job that holds
-# the interpreter delays it, and a job that crashes takes the worker down.
+# This pool is for debugging, and for platforms where processes are expensive.
 
 
 class SoloPool(ThreadsPool):

@@ -1,1 +1,1 @@
-"""Decisions. Pure: no IO, no clock, no randomness, no logging; time and chance come in as arguments."""
+"""Pure decisions: no IO, clock, randomness or logging. Time and random numbers are arguments."""

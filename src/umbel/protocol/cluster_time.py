@@ -1,18 +1,18 @@
-"""ClusterTime: what time it is in the cluster, when this node's wall clock may be wrong.
+"""ClusterTime: the time in the cluster, although this node's wall clock may be wrong.
 
-A store that has a clock (Redis) decides. Otherwise the clocks of the nodes vote, this node's included, and
-the median is used if more than half of them agree with it: as long as fewer than half of them are wrong, it
-lies between two that are right. Two clocks that differ cannot tell which is wrong, so a vote takes three.
-With fewer, or without a majority, the node trusts its wall clock and reports the disagreement.
+If the store has a clock (Redis), it decides. Otherwise the clocks of all nodes vote, including this node's.
+The median is used if more than half of the clocks agree with it: while fewer than half of them are wrong, the
+median lies between two correct clocks. Two clocks that differ cannot show which is wrong, so a vote needs
+three. With fewer clocks, or without a majority, the node trusts its wall clock and reports the disagreement.
 
 Each node's clock is stored as its distance from this node's boot clock, which never jumps. So when the wall
-clock of this node is set, one vote changes and nothing else; the step is reported.
+clock of this node is set, only its own vote changes; the step is reported.
 
-Where it stops being right: a heartbeat shows the time at which it was sent, so the clocks of others are late
-by its transit time. Clocks that agree within TOLERANCE_S are not corrected; due times are right to that, not
-better. The store read its clock at any moment of the call, so a reply that took longer than WAY_MAX_S is
-ignored: a node that was cut off during the call would correct its clock by half of the partition. Clocks of
-nodes that are silent for SILENT_S are dropped: clocks drift, and nodes leave.
+Limits: a heartbeat shows the time at which it was sent, so the clocks of others are late by its transit time.
+Clocks that agree within TOLERANCE_S are not corrected, so due times are not more precise than that. The store
+may read its clock at any moment of the call, so a reply that took longer than WAY_MAX_S is ignored: otherwise
+a node that was partitioned during the call would correct its clock by half the length of the partition.
+Clocks of nodes that are silent for SILENT_S are dropped, because clocks drift and nodes leave.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -22,18 +22,19 @@ from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.machine import Value
 
 TOLERANCE_S = 2.0
-AGREEING_S = 10.0  # from the median; heartbeats may be late
-WAY_MAX_S = TOLERANCE_S  # of a call to the store, there and back
+AGREEING_S = 10.0  # largest distance from the median; heartbeats may be late
+WAY_MAX_S = TOLERANCE_S  # round-trip time of a call to the store
 SILENT_S = 120.0
 VOICES_MIN = 3
-VOICES_MAX = 1000  # the clocks of further nodes are ignored: this many are enough
+VOICES_MAX = 1000  # more clocks are ignored: this many are enough
 
 OWN, STORE, PEERS = "own", "store", "peers"
 
 
 class ClockCorrection(Value):
-    """The result: add `offset_s` to the wall clock; `stepped_s` is how far the wall clock was set since the
-    last time.
+    """The result: add `offset_s` to the wall clock.
+
+    `stepped_s` is how far the wall clock was set since the last call.
     """
 
     offset_s: float
@@ -52,17 +53,17 @@ class ClusterTime:
         self._own: float | None = None
 
     def hear_store(self, at_s: float, way_s: float, now: Instant) -> None:
-        """Note the time in the store's reply, which arrived `way_s` after the call was sent."""
+        """Record the time in the store's reply, which arrived `way_s` after the call was sent."""
         if way_s <= WAY_MAX_S:
             self._store = (at_s + way_s / 2 - now.boot_s, now.boot_s)
 
     def hear_peer(self, node: str, at_s: float, now: Instant) -> None:
-        """Note the wall-clock time that another node's heartbeat shows."""
+        """Record the wall-clock time in another node's heartbeat."""
         if node in self._peers or len(self._peers) < VOICES_MAX:
             self._peers[node] = (at_s - now.boot_s, now.boot_s)
 
     def forget_all_but(self, nodes: Container[str]) -> None:
-        """Drop the clocks of nodes that are not members: invented names must not outvote the nodes."""
+        """Drop the clocks of nodes that are not members: forged names must not outvote the real nodes."""
         for node in [peer for peer in self._peers if peer not in nodes]:
             del self._peers[node]
 
@@ -101,7 +102,7 @@ def _vote(distances: Sequence[float]) -> float | None:
 
 
 def _median(values: Sequence[float]) -> float:
-    """Return the median; `statistics` would load fractions and decimals, a quarter of a megabyte."""
+    """Return the median; importing `statistics` would take 250 kB for `fractions` and `decimal`."""
     in_order, half = sorted(values), len(values) // 2
     return in_order[half] if len(values) % 2 else (in_order[half - 1] + in_order[half]) / 2
 

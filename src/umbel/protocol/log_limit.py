@@ -1,11 +1,11 @@
-"""LogLimit: which log lines are written when many of one kind come, and how many were left out.
+"""Rate limits for log lines: which lines are written, and how many were omitted.
 
-A kind of line has a budget: a burst, and then a rate. A line beyond it is left out and counted. The shell
-reads the counts periodically, so each line is either written or in one count.
+Each kind of line has a budget: a burst, and then a rate. Lines beyond it are omitted and counted. The shell
+reads the counts periodically, so each line is either written or counted once.
 
-The table holds KINDS_MAX kinds. A kind that is new when the table is full shares one budget with all others
-that came too late: a flood of made-up kinds is limited too, and displaces no earlier kind. A kind is
-forgotten some time after its budget is full again.
+The table holds KINDS_MAX kinds. When the table is full, all new kinds share one budget. So a flood of forged
+kinds is limited too, and displaces no earlier kind. A kind is forgotten some time after its budget is full
+again.
 """
 
 from collections.abc import Hashable, Mapping
@@ -26,7 +26,7 @@ class Budget(Value):
 
 
 class LeftOut(Value):
-    """How many lines of a kind were left out, and during how many seconds."""
+    """How many lines of a kind were omitted, and during how many seconds."""
 
     kind: Hashable
     count: int
@@ -36,14 +36,14 @@ class LeftOut(Value):
 @dataclass(slots=True)
 class _Spent:
     budget: Budget
-    lines: float  # that it may still write
+    lines: float  # number of lines that may still be written
     at: float
     left_out: int = 0
-    since: float = 0.0  # when the first of those was left out
+    since: float = 0.0  # when the first line was omitted
 
 
 class LogLimit:
-    """The budgets of the kinds of log lines seen lately, and the counts of lines left out."""
+    """The budgets of recent kinds of log lines, and the counts of omitted lines."""
 
     def __init__(self, kinds_max: int = KINDS_MAX) -> None:
         self._kinds_max = kinds_max
@@ -54,11 +54,11 @@ class LogLimit:
         return len(self._kinds)
 
     def take(self, kinds: Mapping[Hashable, Budget], now: float) -> Hashable | None:
-        """Return None when the line is to be written; otherwise the kind that leaves it out and has counted
-        it.
+        """Return None if the line is to be written; otherwise count it as omitted and return the limiting
+        kind.
 
-        A line may be of several kinds, the widest first. A narrower kind is looked up only while the wider
-        has room, so that made-up names do not fill the table.
+        A line may have several kinds, widest first. A narrower kind is looked up only while the wider one has
+        budget, so that forged names do not fill the table.
         """
         spent: list[_Spent] = []
         for kind, budget in kinds.items():
@@ -73,7 +73,7 @@ class LogLimit:
         return None
 
     def left_out(self, now: float) -> list[LeftOut]:
-        """Return what was left out since the previous call."""
+        """Return the omitted lines since the previous call."""
         found: list[LeftOut] = []
         for kind, spent in self._kinds.items():
             if spent.left_out:

@@ -1,21 +1,22 @@
-"""Machines: what every decision-making part looks like from outside, and the records it exchanges.
+"""Machines: the interface of every decision-making part, and the base class of its events and effects.
 
-A machine decides and does nothing else: an event and the time go in, effects come out, in the order in which
-they are to be performed. The shell around it owns the clock, the sockets and the processes. Events and
-effects are `Value`s: small frozen records that are compared by content and cheap to create.
+A machine only decides: it gets an event and the time, and returns effects in the order in which to perform
+them. The shell around it owns the clock, the sockets and the processes. `step()` neither waits nor fails, so
+the only locking needed is one caller at a time. Events and effects are `Value`s: small frozen records that
+are compared by content and cheap to create.
 
     class Stand(Value):
         members: frozenset[NodeId]
 
-It does what `@dataclass(frozen=True, slots=True)` does: equal by content to values of the same class,
-hashable, shown as `Stand(members=...)`, matched by position. A worker imports two hundred such classes, most
-of which it never uses. A dataclass compiles six methods for each when it is imported; here the methods are
-shared, and the one worth compiling, `__init__`, is compiled for the first instance. That saves a megabyte and
-fifty milliseconds in every worker that starts.
+It does the same as `@dataclass(frozen=True, slots=True)`: values are equal if class and content are equal,
+hashable, shown as `Stand(members=...)`, and matched by position. A worker imports two hundred such classes
+and never uses most of them. A dataclass compiles six methods per class at import. Here the methods are
+shared, except `__init__`, which is compiled for the first instance. That saves a megabyte and fifty
+milliseconds in every worker that starts.
 
-It supports fields and their defaults, and nothing else of dataclasses: no factories, no order, no inherited
-fields. msgspec, which reads and writes dataclasses, does not support it. Outside of `protocol`, where msgspec
-is available, its frozen `Struct` is the record that is quick to import.
+It supports fields and defaults, but no other feature of dataclasses: no factories, no order, no inherited
+fields. msgspec does not support it. Outside of `protocol`, code may import msgspec and use its frozen
+`Struct`, which is imported as quickly.
 """
 
 import sys
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 
 # ---- value -----------------------------------------------------------------------------------------
-#
-# The inputs and effects of a machine, as small frozen records.
 
 if sys.version_info >= (3, 14):
     import annotationlib
@@ -80,9 +79,7 @@ class Value(metaclass=_ValueType):
 
 
 def _field_names(namespace: dict[str, Any]) -> tuple[str, ...]:
-    """Return a class's fields; from Python 3.14 on, a class body holds a function that returns its
-    annotations.
-    """
+    """Return a class's fields. Since Python 3.14 a function in the namespace returns the annotations."""
     if sys.version_info >= (3, 14) and "__annotations__" not in namespace:
         annotate = annotationlib.get_annotate_from_class_namespace(namespace)
         return () if annotate is None else tuple(annotate(annotationlib.Format.VALUE))
@@ -99,19 +96,13 @@ def _compiled_init(kind: type[Value]) -> Any:
 
 
 # ---- cluster machine and tick ----------------------------------------------------------------------
-#
-# The interface of a machine.
-#
-# A machine decides and does nothing else: an event and the time go in, effects come out, in the order in
-# which they are to be performed. The shell around it owns the clock, the sockets and the processes. Because
-# step() neither waits nor fails, the only locking needed is that there is one caller at a time.
 
 EventT_contra = TypeVar("EventT_contra", contravariant=True)
 EffectT = TypeVar("EffectT")
 
 
 class Tick(Value):
-    """Time has passed. Sent when a machine's deadline is due; an early or repeated one is harmless."""
+    """Time has passed. Sent when a machine's deadline is due; early or repeated ticks are harmless."""
 
 
 class ClusterMachine(Protocol[EventT_contra, EffectT]):
@@ -119,9 +110,9 @@ class ClusterMachine(Protocol[EventT_contra, EffectT]):
 
     @property
     def deadline(self) -> float | None:
-        """When the machine wants a Tick, as `Instant.boot_s`; None for never."""
+        """Return when the machine wants a Tick, as `Instant.boot_s`; None for never."""
         ...
 
     def step(self, event: EventT_contra | Tick, now: "Instant") -> list[EffectT]:
-        """Take one event and return the effects to perform, in order. Never blocks, never raises."""
+        """Process one event and return the effects to perform, in order. Never blocks, never raises."""
         ...

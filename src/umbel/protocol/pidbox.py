@@ -1,14 +1,14 @@
-"""Pidbox: a node's mailbox of control requests, and a caller's collection of the replies.
+"""Control requests: a node's mailbox of requests (pidbox), and a caller's collection of the replies.
 
-A request goes to every node. Each node decides whether the request is meant for it, and replies with an error
-when it refuses. The caller does not know how many nodes will reply: it stops at a limit, at a deadline, or
-when all members that it knows of have replied. Where nodes disagree about another node's state, `Opinion`s
-are ranked: a newer run first, then a recent sign of life, then the graver state.
+A request goes to every node. Each node decides whether the request is addressed to it, and replies with an
+error when it refuses. The caller does not know how many nodes will reply: it stops at a limit, at a deadline,
+or when all members that it knows of have replied. If nodes disagree about another node's state, `Opinion`s
+are ranked: a newer run first, then a recent sign of life, then the worse state.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from umbel.patterns import BadPattern, expression_of, glob_of
 from umbel.protocol.delivery.trust import Doubt, Doubted, Proof, SeenRequests, Signed
@@ -16,15 +16,13 @@ from umbel.protocol.machine import Value
 
 # ---- opinions --------------------------------------------------------------------------------------
 #
-# Which report about a node to believe when several nodes disagree.
+# A node that recently received an event of another node has evidence that this node was online, whatever
+# other nodes report. Without such evidence, "alive" only means that the reporter has not noticed anything
+# yet: it may have been partitioned a moment ago, and knows least. Then the worst state counts. A report about
+# a newer run of the node counts before a report about an older run.
 #
-# A node that received an event of another within the last heartbeats has evidence that it was online,
-# whatever the other nodes report. Where no node has, "alive" only means that its reporter has not judged:
-# it may have been cut off itself a moment ago, and knows least. So the gravest judgement counts then. A
-# report about a newer run of the node counts before a report about an older run.
-#
-# It stops being right where a whole part of the cluster is cut off from the caller: then only the other
-# part replies, with its view.
+# Limit: if a whole part of the cluster is partitioned from the caller, only the other part replies, with its
+# view.
 
 HEARTBEAT_S = 2.0
 FRESH_BEATS = 1.5
@@ -32,7 +30,7 @@ _GRAVITY = {"alive": 0, "suspect": 1, "lost": 2, "left": 3}
 
 
 class Opinion(Value):
-    """What one node reports about another: its state, and for how long it has been silent."""
+    """One node's report about another: its state, and how long it has been silent."""
 
     state: str
     silent_s: float
@@ -41,7 +39,7 @@ class Opinion(Value):
 
 
 def is_better(opinion: Opinion, other: Opinion) -> bool:
-    """Whether to believe the first of two opinions about one node rather than the second."""
+    """Return whether the first of two opinions about one node is more reliable than the second."""
     return _weight(opinion) > _weight(other)
 
 
@@ -53,26 +51,23 @@ def _weight(opinion: Opinion) -> tuple[int, bool, int, float]:
 
 # ---- pidbox ----------------------------------------------------------------------------------------
 #
-# One node's mailbox of control requests, and one caller's collection of the replies.
-#
-# A request is sent to every node; each node decides whether it is addressed, and replies with the reason
-# when it refuses: a caller whose clock is wrong, or that asks for something not allowed, learns why instead
-# of waiting in vain. A request that is for other nodes, or was handled before, gets no reply.
+# A node that refuses a request replies with the reason. So a caller whose clock is wrong, or that asks for
+# something not allowed, learns why instead of waiting in vain. A request that is for other nodes, or was
+# handled before, gets no reply.
 #
 # At most once: a request that expects replies carries a ticket, and a ticket is handled once. The last
-# TICKETS_MAX tickets are remembered; a copy that comes after that many others would run again. A request
-# without a ticket cannot be told from its copy.
+# TICKETS_MAX tickets are remembered; a copy that arrives after that many others would run again. A request
+# without a ticket cannot be distinguished from its copy.
 #
-# Where a node has keys, commands that change something must be signed (`trust.py`), and this is checked
-# before the pattern is. Commands that only read need no signature, but a wrong signature is refused. A
-# pattern is matched in linear time (`patterns.py`), because anyone who can write to the broker can send a
-# pattern.
+# If a node has keys, commands that change something must be signed (`trust.py`), which is checked before the
+# pattern. Commands that only read need no signature, but a wrong signature is refused. A pattern is matched
+# in linear time (`patterns.py`), because anyone who can write to the broker can send a pattern.
 #
-# A caller waits for replies from when its request was sent, for as long as it states. It is done earlier
-# when every node that it waits for has replied: those it named, or those that the first replies list as
-# members, or as many as the broker counted. A caller that states no time waits ANSWERS_S where a node is
-# known to listen, because a worker on a busy machine may be slow. Where it is unknown which nodes will
-# reply, it waits until no reply came for QUIET_S.
+# A caller waits for replies for the stated time, counted from when its request was sent. It finishes earlier
+# when every expected node has replied: the nodes that it named, those that the first replies list as members,
+# or as many as the broker counted. If no time is stated, it waits ANSWERS_S if a node is known to listen,
+# because a worker on a busy machine may be slow. If it is unknown which nodes will reply, it waits until no
+# reply has arrived for QUIET_S.
 
 EVERY_UMBEL_NODE = "@v2"
 """A destination that every Umbel node accepts as its name, and no Celery node does."""
@@ -104,11 +99,11 @@ class Request(Value):
     ticket: str = ""
     reply_to: ReplyTo | None = None
     expires_at: float = 0.0
-    proof: Proof | None = None  # None: this node has no keys and checked no signature
+    proof: Proof | None = None  # None: this node has no keys and verified no signature
 
 
 class MemberReport(Value):
-    """What a node reports about a member: its state, and for how long it has been silent."""
+    """A node's report about a member: its state, and how long it has been silent."""
 
     node: str
     state: str = "alive"
@@ -117,9 +112,9 @@ class MemberReport(Value):
 
 
 class Reply(Value):
-    """One node's reply. `members`: those that the node knows, if it lists them.
+    """One node's reply. `members`: the members that the node lists, if it does.
 
-    `total`: how many entries there are, where the list in the reply has only the first of them.
+    `total`: the number of entries, if the list in the reply was truncated.
     """
 
     node: str
@@ -132,24 +127,24 @@ class Reply(Value):
 class Answers(Value):
     """The outcome of a request. `silent`: nodes that should have replied and did not.
 
-    `lost`: nodes among those asked that other nodes declared lost; they were not waited for.
+    `lost`: requested nodes that other nodes declared lost; the caller did not wait for them.
     """
 
     replies: Mapping[str, Any]
     silent: tuple[MemberReport, ...] = ()
     unknown: tuple[str, ...] = ()  # nodes that replied although no member list names them
-    totals: Mapping[str, int] = _NOTHING  # by node: the length of a list that was sent in part
+    totals: Mapping[str, int] = _NOTHING  # by node: the full length of a truncated list
     lost: tuple[MemberReport, ...] = ()
 
     @property
     def refusals(self) -> dict[str, str]:
-        """Why nodes did not do what they were asked for, by node."""
+        """Return the reasons why nodes refused the request or failed, by node."""
         found = {node: error_of(reply) for node, reply in self.replies.items()}
         return {node: why for node, why in found.items() if why is not None}
 
 
 def error_of(reply: Any) -> str | None:
-    """Return why a node did not do what it was asked for, as its reply states; None if it did."""
+    """Return the error in a node's reply; None if there is none."""
     return str(reply["error"]) if isinstance(reply, Mapping) and "error" in reply else None
 
 
@@ -182,25 +177,18 @@ Event = Request | Malformed
 Effect = Handle | Refused | RequestIgnored
 
 
-class Forwarding(Protocol):
-    """A clock, or an object that moves a clock."""
-
-    def forward(self) -> object:
-        """Move the clock one step."""
-
-
 class Mailbox:
     """Decides which requests this node handles; each is handled at most once.
 
-    `refusal_of(method)` returns why this node does not run a command; "" means that it does.
-    `changes(method)`: whether the command changes something. Where signatures are checked it must then be
-    signed, and not before `since`, which moves when the clock is corrected.
+    `refusal_of(method)` returns why this node refuses a command; "" means that it runs it. `changes(method)`:
+    whether the command changes something. If signatures are verified, such a command must be signed, and not
+    before `since`, which moves when the clock is corrected.
     """
 
     def __init__(
         self,
         node: str,
-        clock: Forwarding,
+        forward_clock: Callable[[], object],
         *,
         refusal_of: Callable[[str], str],
         changes: Callable[[str], bool] = lambda _: True,
@@ -208,20 +196,20 @@ class Mailbox:
     ) -> None:
         self.received = self.malformed = self.refused = self.repeated = self.handled = self.distrusted = 0
         self._node = node
-        self._clock = clock
+        self._forward_clock = forward_clock
         self._refusal_of = refusal_of
         self._changes = changes
         self._heard = SeenRequests(since)
         self._tickets: OrderedDict[str, None] = OrderedDict()
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Judge one message from the mailbox. `now` is Unix time, like the expiry of requests."""
+        """Decide about one message from the mailbox. `now` is Unix time, like the expiry of requests."""
         self.received += 1
-        self._clock.forward()  # before any handler runs (P4)
+        self._forward_clock()  # before any handler runs (rule P4)
         if isinstance(event, Malformed):
             self.malformed += 1
             return [RequestIgnored(event.why)]
-        if len(event.ticket) > TICKET_CHARS_MAX:  # tickets are remembered
+        if len(event.ticket) > TICKET_CHARS_MAX:  # tickets are stored, so their length is limited
             self.malformed += 1
             return [RequestIgnored(f"the ticket has more than {TICKET_CHARS_MAX} characters")]
         if event.destination is not None and not _is_named(event.destination, self._node):
@@ -262,7 +250,7 @@ class Mailbox:
 
 
 def is_meant(request: Request, node: str) -> bool:
-    """Whether a request without a `pattern_problem` is addressed to this node."""
+    """Return whether a request without a `pattern_problem` is addressed to this node."""
     if request.destination is not None:
         return _is_named(request.destination, node)
     if not request.pattern or not request.matcher:
@@ -271,7 +259,7 @@ def is_meant(request: Request, node: str) -> bool:
 
 
 def is_for_member(request: Request, known: MemberReport) -> bool:
-    """Whether a member, as another node described it, is among those that should reply."""
+    """Return whether a member, as another node describes it, should reply."""
     named = request.destination
     if named is not None and EVERY_UMBEL_NODE in named:
         return known.is_umbel or known.node in named
@@ -279,7 +267,7 @@ def is_for_member(request: Request, known: MemberReport) -> bool:
 
 
 def pattern_problem(request: Request) -> str:
-    """Why the request's pattern is unusable; "" if it is usable, or ignored as destinations are named."""
+    """Return why the request's pattern is unusable; "" if it is usable, or if destinations are named."""
     pattern, matcher = request.pattern, request.matcher
     if request.destination is not None or not pattern or not matcher:
         return ""
@@ -298,7 +286,7 @@ MATCHERS: Mapping[str, Callable[[str], Callable[[str], bool]]] = {
     "glob": lambda pattern: glob_of(pattern).fits,
     "pcre": expression_of,
 }
-"""By Celery's names of matchers: a function that compiles a pattern for node names."""
+"""Celery's names of matchers, and the function that compiles a pattern for node names."""
 
 
 def _is_named(destination: Iterable[str], node: str) -> bool:
@@ -315,9 +303,9 @@ def _expired(request: Request, now: float) -> str:
 class Collection:
     """The replies to one request, until its deadline or until all nodes have replied.
 
-    A `limit` ends it at that number of replies. Without one it waits for `expected`, the nodes that were
-    named; or for the members that the replies name; or, where the broker counts the receivers of a request to
-    all, for that number. `timeout_s`: how long replies are waited for; None: the default.
+    A `limit` ends it at that number of replies. Otherwise it waits for `expected`, the nodes that were named;
+    or for the members that the replies name; or, if the broker counts the receivers of a request to all, for
+    that number. `timeout_s`: how long to wait for replies; None: the default.
     """
 
     def __init__(
@@ -330,7 +318,8 @@ class Collection:
     ) -> None:
         self.replies: dict[str, Any] = {}
         self._timeout_s = timeout_s
-        self._sent_s = self._latest_s = 0.0  # when it was sent; the same, or when the latest reply came
+        # when the request was sent; the same, or when the latest reply arrived
+        self._sent_s = self._latest_s = 0.0
         self._is_heard = False
         self._totals: dict[str, int] = {}
         self._expected = frozenset(expected) - {EVERY_UMBEL_NODE}
@@ -340,10 +329,10 @@ class Collection:
         self._heard: int | None = None
 
     def sent(self, now: float, *, heard: int | None, is_heard: bool, to_all: bool) -> None:
-        """Note that the request was sent: replies are waited for from now on.
+        """Record that the request was sent, which starts the timeout.
 
-        `heard`: how many nodes received it, where the broker counts them. `is_heard`: at least one node
-        listens that the broker does not count. If the request was `to_all`, all of them reply.
+        `heard`: how many nodes received it, if the broker counts them. `is_heard`: at least one node listens
+        that the broker does not count. If the request was `to_all`, all of them reply.
         """
         self._sent_s = self._latest_s = now
         self._is_heard = is_heard
@@ -352,7 +341,7 @@ class Collection:
 
     @property
     def deadline(self) -> float:
-        """Until when replies are waited for; each reply may move it."""
+        """Return until when to wait for replies; each reply may change it."""
         if self._timeout_s is not None:
             return self._sent_s + self._timeout_s
         last_s = self._sent_s + ANSWERS_S
@@ -373,7 +362,7 @@ class Collection:
                 self._members[member.node] = member
 
     def is_complete(self) -> bool:
-        """Whether no further reply is expected."""
+        """Return whether no further reply is expected."""
         if self._limit is not None:
             return len(self.replies) >= self._limit
         if self._heard is not None and len(self.replies) >= self._heard:
@@ -382,7 +371,7 @@ class Collection:
         return bool(awaited) and awaited <= self.replies.keys()
 
     def answers(self) -> Answers:
-        """Return the replies so far, and the nodes that are missing."""
+        """Return the replies so far, and the nodes that did not reply."""
         awaited = self._awaited()
         silent = sorted(awaited - self.replies.keys())
         unknown = sorted(self.replies.keys() - awaited) if awaited else []

@@ -1,12 +1,14 @@
-"""Shutdown: how a worker stops, from the first request to the last message (F7).
+"""Shutdown: how a worker stops, from the first request to the last message (rule F7); and outages of its
+broker.
 
-Each request makes it more urgent. The first: claim nothing more and finish what runs, for up to `grace_s`
-(warm). The second: the running tasks are interrupted, and have `soft_s` to clean up (soft). The third, or the
-end of the time: what still runs is cut off and its message returned (cold). An order to quit is cold at once.
+Each request makes the shutdown more urgent. First (warm): claim no more messages and finish the running
+tasks, for up to `grace_s`. Second (soft): the running tasks are interrupted, and have `soft_s` to clean up.
+Third, or at the end of the time (cold): tasks that still run are ended and their messages returned. A request
+to quit is cold at once.
 
-Why that loses nothing: a message is acknowledged when its task has ended, and returned otherwise; no phase
-does neither. What was cut off runs again elsewhere, so the only repeats are those that `Cut` counts. It stops
-being right where tasks are acknowledged before they run (`acks_early`).
+No message is lost, because a message is acknowledged when its task has ended, and returned otherwise. Tasks
+that were ended run again elsewhere, so only those that `Cut` counts run twice. Limit: this does not apply to
+tasks that are acknowledged before they run (`acks_early`).
 """
 
 from collections import Counter
@@ -17,21 +19,10 @@ from typing import assert_never
 from umbel.protocol.machine import Tick, Value
 
 # ---- shutdown --------------------------------------------------------------------------------------
-#
-# How a worker stops, from the first request to the last message (F7).
-#
-# Each request makes it more urgent. The first: claim nothing more and finish what runs, for up to `grace_s`
-# (warm). The second: the running tasks are interrupted, and have `soft_s` to clean up (soft). The third, or
-# the end of the time: what still runs is cut off and its message returned (cold). An order to quit is cold
-# at once.
-#
-# Why that loses nothing: a message is acknowledged when its task has ended, and returned otherwise; no
-# phase does neither. What was cut off runs again elsewhere, so the only repeats are those that `Cut`
-# counts. It stops being right where tasks are acknowledged before they run (`acks_early`).
 
 
 class ShutdownPhase(Enum):
-    """How far the shutdown is; the values are shown by `status` and `health`."""
+    """The phase of the shutdown; `status` and `health` show the values."""
 
     RUNNING = "running"
     WARM = "draining"
@@ -45,17 +36,17 @@ class StopRequested(Value):
 
 
 class QuitRequested(Value):
-    """The worker was asked to stop at once and to wait for nothing."""
+    """The worker was asked to stop at once, without waiting for tasks."""
 
 
 class TasksRunning(Value):
-    """How many tasks run, of those that were running when the worker was asked to stop."""
+    """The number of running tasks, of those that were running when the worker was asked to stop."""
 
     count: int
 
 
 class StopTaking(Value):
-    """Claim nothing more, and return messages that have not started."""
+    """Claim no more messages, and return messages that have not started."""
 
 
 class InterruptTasks(Value):
@@ -63,13 +54,13 @@ class InterruptTasks(Value):
 
 
 class Cut(Value):
-    """End the children and return the messages they ran: `count` tasks will run twice."""
+    """End the children and return the messages of their jobs: `count` tasks will run twice."""
 
     count: int
 
 
 class Drained(Value):
-    """No task runs any more."""
+    """No task is running any more."""
 
 
 Event = StopRequested | QuitRequested | TasksRunning
@@ -77,28 +68,28 @@ Effect = StopTaking | InterruptTasks | Cut | Drained
 
 
 class Shutdown:
-    """The shutdown of one worker: its phase, its deadline and how many tasks still run."""
+    """The shutdown of one worker: its phase, its deadline and the number of running tasks."""
 
     def __init__(self, *, grace_s: float, soft_s: float) -> None:
         self.phase = ShutdownPhase.RUNNING
         self.deadline: float | None = None
-        self.cut = 0  # how many tasks were cut off
+        self.cut = 0  # number of tasks that were ended
         self._grace_s = grace_s
         self._soft_s = soft_s
         self._running = 0
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the worker was asked to stop."""
+        """Return whether the worker was asked to stop."""
         return self.phase is not ShutdownPhase.RUNNING
 
     @property
     def running(self) -> int:
-        """How many tasks still run, as last reported."""
+        """Return how many tasks still run, as last reported."""
         return self._running
 
     def left_s(self, now: float) -> float | None:
-        """How long the running tasks still have; None when there is no deadline."""
+        """Return how much time the running tasks have; None if there is no deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - now)
 
     def describe(self, now: float) -> dict[str, object]:
@@ -106,7 +97,7 @@ class Shutdown:
         return {"phase": self.phase.value, "running": self._running, "left_s": self.left_s(now)}
 
     def step(self, event: Event | Tick, now: float) -> list[Effect]:
-        """Take one event and return what the worker must do next."""
+        """Process one event; return what the worker must do next."""
         match event:
             case TasksRunning(count):
                 return self._note(count)
@@ -134,7 +125,7 @@ class Shutdown:
                 self.phase, self.deadline = ShutdownPhase.WARM, now + self._grace_s
                 return [StopTaking()]
             case ShutdownPhase.WARM:
-                # Never later than the grace that the first request gave.
+                # Never later than the end of the first request's grace period.
                 soft_by = now + self._soft_s
                 self.phase = ShutdownPhase.SOFT
                 self.deadline = soft_by if self.deadline is None else min(self.deadline, soft_by)
@@ -154,35 +145,32 @@ class Shutdown:
 
 # ---- outage ----------------------------------------------------------------------------------------
 #
-# When a broker counts as unreachable, reported once for all parts of a worker that use it.
+# A worker uses several connections to its broker, and many parts of it make calls. Each part notices
+# separately that the broker is unavailable, and that it is back. So this machine reports one outage for all
+# of them: it begins with the first lost link or failed call, and ends when every link is restored and every
+# part that failed works again.
 #
-# A worker reaches its broker over several links, and many parts of it make calls. Each part notices
-# separately that the broker is away, and that it is back. An outage begins with the first link that is lost
-# or the first call that fails. It ends when every link is restored and every part that failed works.
+# Parts notice the end of a long outage at different times: a link may find out that it is dead when the
+# network is already back. So the end of a long outage is reported after `settle_s` without failures. A short
+# outage, such as a connection that was closed and reopened, needs only SHORT_S: what remains to reconcile (a
+# redelivered message, a hello) is known by then. A part that has to reconcile something reports it
+# (`Reconciling`), and the end of the outage waits for it.
 #
-# The parts of a long outage notice its end at different times: a link may find out that it is dead when the
-# network is already back. So the end of a long outage is reported after `settle_s` of quiet. A short one, a
-# connection that was closed and reopened, needs SHORT_S of quiet: what it leaves to reconcile (a
-# redelivered message, a hello) is known by then.
-#
-# A part that has to reconcile something reports it (`Reconciling`), and is waited for like a part that
-# failed.
-#
-# It stops being right where a part that failed never calls again: such a part must send `Closed`.
+# Limit: a part that failed and never calls again must send `Closed`, or the outage does not end.
 
 SHORT_S = 1.0
 
 
 class LinkLost(Value):
-    """A connection, or the subscription on one, ended without being closed here."""
+    """A connection, or its subscription, ended without being closed here."""
 
     link: str
     why: str
-    ends_claims: bool = False  # what was claimed on it is the broker's again
+    ends_claims: bool = False  # messages claimed on it belong to the broker again
 
 
 class LinkRestored(Value):
-    """The connection or subscription is there again: one reconnect."""
+    """The connection or subscription is restored; this counts as one reconnect."""
 
     link: str
 
@@ -207,20 +195,20 @@ class CallWorked(Value):
 
 
 class Reconciling(Value):
-    """The part has to make up for what it missed, and sends `CallWorked` when it has."""
+    """The part has to process what it missed, and sends `CallWorked` when it has."""
 
     part: str
 
 
 class OutageBegan(Value):
-    """An outage has begun, noticed by this part first."""
+    """An outage has begun; this part noticed it first."""
 
     part: str
     why: str
 
 
 class OutageEnded(Value):
-    """The outage is over. `reconnects`: by link. `failures`: calls that failed since it began."""
+    """The outage is over. `reconnects`: by link. `failures`: calls that failed during it."""
 
     after_s: float
     reconnects: tuple[tuple[str, int], ...]
@@ -233,14 +221,14 @@ OutageEffect = OutageBegan | OutageEnded
 
 
 class Outage:
-    """The links that are down and the parts that fail, as one outage with a beginning and an end."""
+    """Combines failed links and parts into one outage with a beginning and an end."""
 
     def __init__(self, *, settle_s: float) -> None:
         self.deadline: float | None = None
         self.began: OutageBegan | None = None
-        self.reconnects: Counter[str] = Counter()  # by link, of all outages
+        self.reconnects: Counter[str] = Counter()  # by link, over all outages
         self._settle_s = settle_s
-        self._down: Counter[str] = Counter()  # two subscriptions may have one name
+        self._down: Counter[str] = Counter()  # a counter, because two subscriptions may have the same name
         self._failing: set[str] = set()
         self._began_at = self._over_at = 0.0
         self._before: Mapping[str, int] = {}
@@ -248,19 +236,19 @@ class Outage:
 
     @property
     def is_linked(self) -> bool:
-        """Whether every link is up."""
+        """Return whether every link is up."""
         return not self._down
 
     def is_down(self, link: str) -> bool:
-        """Whether this link is down."""
+        """Return whether this link is down."""
         return link in self._down
 
     def is_failing(self, part: str) -> bool:
-        """Whether this part's last call failed, so that it has to report when it works again."""
+        """Return whether this part's last call failed, so that it has to report when it works again."""
         return part in self._failing
 
     def step(self, event: OutageEvent | Tick, now: float) -> list[OutageEffect]:
-        """Take one event and return that an outage began or ended, if it did."""
+        """Process one event; return that an outage began or ended, if it did."""
         match event:
             case LinkLost(link, why, _):
                 self._down[link] += 1

@@ -1,1 +1,1 @@
-"""The simulator: the workers' machines in a world of virtual time, chance and faults."""
+"""The simulator: the workers' machines in a world of virtual time, random events and faults."""

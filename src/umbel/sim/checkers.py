@@ -1,19 +1,19 @@
-"""Checkers: the promises of elections and leases, judged after every step of a simulation.
+"""Checkers: the guarantees of elections and leases, checked after every step of a simulation.
 
-They observe what the store holds and what the nodes do, with the world's own time, and record it separately:
-they do not judge by a record that the store or a machine may have got wrong. A handler has run at the moment
-its effect is performed.
+They observe the store and the nodes, with the world's time, and keep separate records: a record of the store
+or of a machine may be wrong, so they do not rely on it. A handler counts as run at the moment when its effect
+is performed.
 
-| promise | what is judged |
+| guarantee | what is checked |
 |---|---|
 | KS1 | policy at_most_once: one run for each election |
 | KS2 | policy at_least_once: terms of runs increase; one valid holder at a time, in store and nodes |
 | KS3 | nothing runs, and nothing is granted, after DONE |
-| KS4 | KS1 across a store that lost all data |
+| KS4 | KS1 even if the store lost all data |
 | KL1 | every opened election is closed in time |
-| KM1 | no table beyond its limits, every record removed in the end |
-| KC1 | broadcasts and store calls for each election |
-| L1 | leaders are leaders only while the store says so, under increasing terms |
+| KM1 | no table exceeds its limits, and every record is removed in the end |
+| KC1 | the number of broadcasts and store calls for each election |
+| L1 | a node leads only while the store agrees, under increasing terms |
 """
 
 from collections.abc import Mapping
@@ -35,13 +35,13 @@ from umbel.sim.plan import HARMLESS, THRIFTY, Ask, Plan
 from umbel.sim.world import NEAR_S, World
 
 CALLS_EXPECTED = 4.25  # for an election: open, 1.1 claims, start, finish
-CALLS_SPARE = 8  # how many calls chance may add in a few elections
-LATE_S = 1e-6  # rounding of conversions between clocks
+CALLS_SPARE = 8  # calls that chance may add in a few elections
+LATE_S = 1e-6  # tolerance for rounding between clocks
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The first broken promise of a simulation."""
+    """The first broken guarantee of a simulation."""
 
     promise: str
     at_s: float
@@ -51,21 +51,21 @@ class Violation:
 
 @dataclass(slots=True)
 class Case:
-    """What was observed of one election."""
+    """The observations of one election."""
 
     ask: Ask
     opened_at: float | None = None
     closed_at: float | None = None
     state: ElectionState | None = None
-    resets: int = 0  # how often the store had lost its data when this was opened
+    resets: int = 0  # how often the store had lost its data when this election was opened
     holder: str = ""
     held_until: float = -1.0
     attempts: int = 0
     crashes: int = 0
-    since_term: int = 0  # terms up to here belong to an election with this id that the store lost
+    since_term: int = 0  # terms up to this one belong to a lost election with the same id
     started: list[tuple[str, int]] = field(default_factory=list)
     runs: list[tuple[float, str, int]] = field(default_factory=list)
-    acting: dict[str, float] = field(default_factory=dict)  # holder: until when it may act
+    acting: dict[str, float] = field(default_factory=dict)  # by holder: until when it may act
     decided_at: float | None = None
     done_at: float | None = None
     tells: int = 0
@@ -76,7 +76,7 @@ class Case:
 
 
 class Checkers:
-    """Observes one simulation and stops it at the first broken promise."""
+    """Observes one simulation and stops it at the first broken guarantee."""
 
     def __init__(self, world: World, asks: Mapping[str, Ask], *, nodes: int) -> None:
         self.violation: Violation | None = None
@@ -97,7 +97,7 @@ class Checkers:
         self.cases[election_id].calls += 1
 
     def changed(self, key: str, before: ElectionRecord | None, after: ElectionRecord) -> None:
-        """Judge a change of an election in the store."""
+        """Check a change of an election in the store."""
         case = self.cases[after.request.election_id]
         if after.state is ElectionState.OPEN:
             self._opened(case)
@@ -110,7 +110,7 @@ class Checkers:
             self._closed(case, before, after)
 
     def forgot_everything(self) -> None:
-        """Note that the store lost its data, and with it the promise to close open elections."""
+        """Record that the store lost its data, and with it the guarantee that open elections are closed."""
         self.resets += 1
         self._reset_at = self._world.now
         for election_id in self.open:
@@ -181,7 +181,7 @@ class Checkers:
         self.open.discard(case.ask.election_id)
 
     def lease_changed(self, name: str, before: LeaseRecord | None, after: LeaseRecord) -> None:
-        """Judge a change of a lease in the store."""
+        """Check a change of a lease in the store."""
         if after.holder and (before is None or (before.holder, before.term) != (after.holder, after.term)):
             if after.term <= self._last_term:
                 self._fail("L1", name, f"term {after.term} is not above {self._last_term}")
@@ -192,7 +192,7 @@ class Checkers:
     # ---- the nodes ---------------------------------------------------------------------------------
 
     def ran(self, holder: str, run: RunHandler, until: float) -> None:
-        """Judge the start of a handler; by the node's clock it may act until `until`."""
+        """Check the start of a handler, which may act until `until` by the node's clock."""
         case = self.cases[run.request.election_id]
         now = self._world.now
         if case.decided_at is None:
@@ -213,14 +213,14 @@ class Checkers:
         case.runs.append((now, holder, run.term))
 
     def prolonged(self, holder: str, election_id: str, until: float) -> None:
-        """Judge a handler that may act for longer."""
+        """Check a handler that may act for longer."""
         case = self.cases[election_id]
         if holder in case.acting:
             case.acting[holder] = until
             self._check_inside(case, holder, until)
 
     def ended(self, holder: str, election_id: str) -> None:
-        """Note that a handler ended."""
+        """Record that a handler ended."""
         self.cases[election_id].acting.pop(holder, None)
 
     def told(self, tell: PublishElected) -> None:
@@ -238,7 +238,7 @@ class Checkers:
         self.cases[election_id].resent += 1
 
     def crashed(self, holder: str) -> None:
-        """Note that a node crashed."""
+        """Record that a node crashed."""
         self._dead.add(holder)
         for election_id in self.open:
             case = self.cases[election_id]
@@ -249,12 +249,12 @@ class Checkers:
             case.acting.pop(holder, None)
 
     def sized(self, holder: str, records: int, records_max: int) -> None:
-        """Judge the size of a node's table."""
+        """Check the size of a node's table."""
         if records > records_max:
             self._fail("KM1", "", f"{holder} keeps {records} records, {records_max} are allowed")
 
     def led(self, holder: str, term: int, until: float, lease: LeaseRecord | None) -> None:
-        """Judge a node that believes it leads until `until`, by the lease in the store."""
+        """Check a node that believes it leads until `until` against the lease in the store."""
         if self._world.now >= until:
             self._fail("L1", holder, f"leads in term {term} beyond its own time")
         if lease is None or (lease.holder, lease.term) != (holder, term):
@@ -266,13 +266,13 @@ class Checkers:
     # ---- at the end --------------------------------------------------------------------------------
 
     def check_all_closed(self) -> None:
-        """Judge at the end whether every opened election is closed."""
+        """Check at the end that every opened election is closed."""
         for election_id in sorted(self.open):
             self._report("KL1", self.cases[election_id], "still not closed")
             return
 
     def check_undisturbed(self, plan: Plan) -> None:
-        """Judge plans whose faults excuse nothing: one run, done, announced once, at the expected cost."""
+        """Check plans whose faults excuse nothing: one run, done, announced once, at the expected cost."""
         if plan.kinds <= HARMLESS:
             for case in self.cases.values():
                 if len(case.runs) != 1 or case.state is not ElectionState.DONE:
@@ -288,7 +288,7 @@ class Checkers:
                 self._fail("KC1", "", f"{calls} store calls for {len(self.cases)} elections")
 
     def check_forgotten(self, holder: str, records: int) -> None:
-        """Judge at the end whether a node has removed all records."""
+        """Check at the end that a node has removed all records."""
         if records:
             self._fail("KM1", "", f"{holder} still keeps {records} records")
 
@@ -314,7 +314,7 @@ class Checkers:
             self._report("KS2", case, f"{holder} would act until {until:.3f}, not {case.held_until:.3f}")
 
     def _check_time(self, case: Case) -> None:
-        """Check the bound of `coordination.md` 5, where nothing but crashes disturbs."""
+        """Check the time bound of `coordination.md` 5, for plans with no faults except crashes."""
         if case.knowers is None or not case.knowers or case.opened_at is None or case.closed_at is None:
             return
         spread = SPREAD_S * (ceil(log2(self._nodes + 1)) + 0.5)

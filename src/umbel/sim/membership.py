@@ -1,8 +1,8 @@
-"""Membership in the simulator: which nodes are believed alive, suspect or lost, by the workers' own machines.
+"""Membership in the simulator: which nodes the workers' own machines consider alive, suspect or lost.
 
-The same crowd, faults and weather as for elections, with the machines of `protocol/membership/gossip.py` and
-`protocol/membership/heartbeat.py` in each node. `MemberChecks` judges the promises of membership by what each
-node observed of the others.
+The nodes, faults and network conditions are the same as for elections. Each node runs the machines of
+`protocol/membership/gossip.py` and `protocol/membership/heartbeat.py`. `MemberChecks` checks the guarantees
+of membership by what each node observed of the others.
 """
 
 from collections.abc import Callable, Set
@@ -30,26 +30,26 @@ from umbel.sim.world import NEAR_S, NodeClock
 
 # ---- member checks ---------------------------------------------------------------------------------
 #
-# The promises of membership, judged by what each node observed of the others.
 #
-# | promise | what is judged |
+# | guarantee | what is checked |
 # |---|---|
 # | M1 | a run of a node joins once; it leaves or is lost once, and again only after it returned |
 # | M2 | no node is lost without silence: not while it sends heartbeats, nor because its observer was paused |
-# | M3 | when the weather is fair again, every node sees exactly those that are up |
+# | M3 | after all faults have ended, every node sees exactly the nodes that are up |
 #
-# Whether a node was silent is known to the caller: the simulator, or the log of a real network.
+# The caller knows whether a node was silent: it is the simulator, or the log of a real network.
 
 
 class MemberChecks:
-    """The views of all nodes. `report` is called with each broken promise and a text."""
+    """The views of all nodes. `report` is called with each broken guarantee and a text."""
 
     def __init__(self, report: Callable[[str, str], None]) -> None:
         self._report = report
-        self._seen: dict[tuple[str, str], bool] = {}  # by observer and subject: whether it is present
+        # by observer and subject: whether the subject is present
+        self._seen: dict[tuple[str, str], bool] = {}
 
     def joined(self, observer: str, subject: str, *, returned: bool) -> None:
-        """Judge that the observer sees the subject as a new or returned member."""
+        """Check that an observer may see the subject as a new or returned member."""
         before = self._seen.get((observer, subject))
         if before if returned else before is not None:
             self._report("M1", f"{observer} sees {subject} join again")
@@ -58,7 +58,9 @@ class MemberChecks:
         self._seen[observer, subject] = True
 
     def gone(self, observer: str, subject: str, *, unfounded: str = "") -> None:
-        """Judge that a node left or was lost. `unfounded`: the stated reason for losing a healthy node."""
+        """Check that a node may leave or be lost. `unfounded`: the stated reason for declaring a healthy node
+        lost.
+        """
         if not self._seen.get((observer, subject)):
             self._report("M1", f"{observer} sees {subject} go, which was not there")
         self._seen[observer, subject] = False
@@ -66,7 +68,7 @@ class MemberChecks:
             self._report("M2", f"{observer} gives up {subject}, which is well: {unfounded}")
 
     def check_view(self, observer: str, seen: Set[str], there: Set[str]) -> None:
-        """Judge a node's view at the end. `there`: all nodes that are up, the observer included."""
+        """Check a node's view at the end. `there`: all nodes that are up, including the observer."""
         wrong = sorted(seen ^ (there - {observer}))
         if wrong:
             self._report("M3", f"{observer} is wrong about {', '.join(wrong)}")
@@ -74,19 +76,16 @@ class MemberChecks:
 
 # ---- membership in the simulator -------------------------------------------------------------------
 #
-# Which nodes are believed alive, suspect and lost, by the workers' machines.
-#
-# The same crowd, faults and weather as for elections, with `protocol/membership/gossip.py` and
-# `protocol/membership/heartbeat.py` in each node. In *observed* mode only three nodes receive heartbeats;
-# the crowd chooses them here, leases do in the worker. The checkers below judge.
+# In *observed* mode only three nodes receive heartbeats. The simulator chooses them; in a worker, leases do.
 
 BEAT_S = 2.0
 OBSERVERS = 3
 CHOOSE_S = 5.0  # how often a dead observer is replaced
-SETTLING_S = 150.0  # twice the silence of the worst local health, suspicion, and an older run's time
-VIEWS_S = 2 * VIEW_S + UNNAMED_MAX_S  # until nodes without heartbeats know what observers know
-PAUSE_EXCUSED_S = 3.5  # a shorter pause must not cost a node its membership
-# Under these alone every heartbeat arrives, so that only dead and paused nodes are silent.
+# twice: the silence at the worst health level, the suspicion, and the time of an older run
+SETTLING_S = 150.0
+VIEWS_S = 2 * VIEW_S + UNNAMED_MAX_S  # until nodes without heartbeats have the knowledge of the observers
+PAUSE_EXCUSED_S = 3.5  # a shorter pause must not make a node lost
+# With only these faults every heartbeat arrives, so only dead and paused nodes are silent.
 AUDIBLE = {"crash", "stop", "pause", "skew", "wall-jump", "drift", "duplicate"}
 KINDS = {
     BeatKind.ONLINE: members.Kind.ONLINE,
@@ -113,7 +112,7 @@ class MemberNode(Process):
         self._alarm = Alarm(self, self._tick)
 
     def start(self) -> None:
-        """Come online, and learn of other nodes."""
+        """Go online, and learn of other nodes."""
         self._beat(self._heart.step(BeginBeats(), self._now()))
         self._crowd.introduce(self)
         self._rearm()
@@ -132,7 +131,7 @@ class MemberNode(Process):
         self._alarm.set_anew(self._deadline())
 
     def take(self, event: Any) -> None:
-        """Feed an event to the machines, a due deadline first."""
+        """Pass an event to the machines, after a due deadline."""
         self._tick_due()
         if isinstance(event, members.NodeEvent) and (event.node, event.inc) == (self.name, self.inc):
             self._beat(self._heart.step(Echoed(event.sent_at), self._now()))
@@ -214,7 +213,7 @@ class MemberCrowd(Crowd[MemberNode]):
         return MemberNode(self, index, pid, clock)
 
     def hears_beats(self, index: int) -> bool:
-        """Whether the node at this place receives heartbeats."""
+        """Return whether the node at this place receives heartbeats."""
         return not self._observed or index in self._observers
 
     # ---- the nodes ---------------------------------------------------------------------------------
@@ -239,7 +238,7 @@ class MemberCrowd(Crowd[MemberNode]):
         self.network.broadcast(node.index, message, self.nodes)
 
     def introduce(self, node: MemberNode) -> None:
-        """Do what the replies to `hello` do: another node names the members that it knows."""
+        """Simulate the replies to `hello`: another node names the members that it knows."""
         others = [other for other in self.nodes if other is not node and other.up and not other.paused]
         if others and node.index not in self.network.calls.cut_off:
             peer = self.world.random.choice(others)
@@ -266,11 +265,11 @@ class MemberCrowd(Crowd[MemberNode]):
     # ---- the promises ------------------------------------------------------------------------------
 
     def joined(self, node: MemberNode, member: members.Member, *, returned: bool) -> None:
-        """Check that a node sees another join."""
+        """Check the guarantees when a node sees another join."""
         self._checks.joined(node.holder, member.holder, returned=returned)
 
     def gone(self, node: MemberNode, member: members.Member) -> None:
-        """Check that a node sees another leave or declares it lost."""
+        """Check the guarantees when a node sees another leave or declares it lost."""
         subject = self.nodes[_index(member.node)]
         lost = member.state is members.MemberState.LOST
         alive = subject.up and subject.holder == member.holder
@@ -281,11 +280,11 @@ class MemberCrowd(Crowd[MemberNode]):
         self.count("lost" if lost else "left")
 
     def _stood_still(self, subject: MemberNode, observer: MemberNode) -> bool:
-        """Whether the subject was paused for long, and the observer cannot know its return yet."""
+        """Return whether the subject had a long pause, and the observer cannot know of its return yet."""
         began, ended = self._paused.get(subject.index, (NEVER, 0.0))
         slept, woke = self._paused.get(observer.index, (NEVER, 0.0))
         until = ended + 2 * BEAT_S
-        if slept < until:  # events that it reads when it wakes were sent meanwhile
+        if slept < until:  # the observer will read events that were sent while it was paused
             until = max(until, woke + BEAT_S)
         return ended - began >= PAUSE_EXCUSED_S and self.world.now <= until
 
@@ -304,7 +303,7 @@ class MemberCrowd(Crowd[MemberNode]):
     # ---- faults ------------------------------------------------------------------------------------
 
     def note_pause(self, index: int, lasts_s: float) -> None:
-        """Note when a node is paused, which excuses its loss."""
+        """Record when a node is paused, which excuses its loss."""
         self._paused[index] = (self.world.now, min(self.world.now + lasts_s, STORM_S))
 
     def died(self, node: MemberNode) -> None:
@@ -336,7 +335,7 @@ class MemberCrowd(Crowd[MemberNode]):
 
 @dataclass(frozen=True, slots=True)
 class MemberOutcome:
-    """The first broken promise, if any, the trace's hash, and counts of effects."""
+    """The first broken guarantee, if any, the trace's hash, and counts of effects."""
 
     violation: Violation | None
     trace_hash: str

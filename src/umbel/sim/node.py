@@ -1,14 +1,13 @@
-"""Node: the shell around a worker's machines in the simulator, as the worker has one.
+"""Node: the shell around a worker's machines in the simulator.
 
-It does what `coordination/driver.py` and the elections step do: a due deadline first, then one event at a
-time, effects in their order. It can die at any moment, be paused while its inbox fills, and receive reports
-that others are lost. A process that comes back is another Node.
+It works like `coordination/driver.py` and the elections step: a due deadline first, then one event at a time,
+effects in their order. It can die at any moment, be paused while its inbox fills, and receive reports that
+others are lost. A process that is restarted is another Node.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from umbel.protocol.election.election import Elections
 from umbel.protocol.election.events import (
     Asked,
     CallClaim,
@@ -41,36 +40,21 @@ from umbel.protocol.leadership.coordination import (
     Policy,
 )
 from umbel.protocol.machine import Tick
-from umbel.sim.plan import Alarm, Ask, Fault, Process
-from umbel.sim.sweeper import Sweeper, SweptCluster
+from umbel.sim.plan import Alarm, Process
+from umbel.sim.sweeper import Sweeper
 from umbel.sim.world import NodeClock
 
+if TYPE_CHECKING:
+    from umbel.sim.rounds import Cluster
+
 TICK = Tick()
-CANCELLED_S = 0.05  # how long a handler takes to end after it was cancelled
-
-
-class ElectingCluster(SweptCluster, Protocol):
-    """What a node needs of its cluster."""
-
-    asks: dict[str, Ask]
-    armed: dict[str, list[Fault]]  # faults that wait for a point of the protocol
-    stalled: dict[str, bool]
-    nodes: "list[Node]"
-
-    def make_elections(self, node: "Node") -> Elections:
-        """Return the elections machine of a node."""
-
-    def stepped(self, node: "Node") -> None:
-        """Check a node after a step of its machine."""
-
-    def befalls(self, point: str, node: Process) -> bool:
-        """Whether a fault is armed at this point of the protocol; then it happens now."""
+CANCELLED_S = 0.05  # time for a cancelled handler to end
 
 
 class Node(Process):
     """A process that takes part in elections and in the sweeper's lease."""
 
-    def __init__(self, cluster: ElectingCluster, index: int, pid: int, clock: NodeClock) -> None:
+    def __init__(self, cluster: "Cluster", index: int, pid: int, clock: NodeClock) -> None:
         super().__init__(cluster.world, index, pid, clock)
         self.elections = cluster.make_elections(self)
         self.sweeper = Sweeper(cluster, self)
@@ -110,7 +94,7 @@ class Node(Process):
         self._cluster.checkers.crashed(self.holder)
 
     def wake(self) -> None:
-        """Perform the effects that a pause held back."""
+        """Perform the effects that were delayed by a pause."""
         effects, self._unperformed = self._unperformed, []
         self._perform_all(effects)
 
@@ -122,7 +106,7 @@ class Node(Process):
     # ---- the shell ---------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
-        """Feed an event to the elections machine, a due deadline first."""
+        """Pass an event to the elections machine, after a due deadline."""
         now = self.clock.read(self.world.now)
         deadline = self.elections.deadline
         if deadline is not None and deadline <= now.boot_s:
@@ -152,7 +136,7 @@ class Node(Process):
         self._perform_all(effects)
 
     def _falls_before(self, event: Event | Tick, effects: list[Effect]) -> bool:
-        """Whether the node dies or pauses after this decision, before its effects."""
+        """Return whether the node dies or pauses after this decision, before its effects."""
         cluster = self._cluster
         kinds = {type(effect) for effect in effects}
         granted = isinstance(event, ClaimReplied) and isinstance(event.reply, Granted) and CallStart in kinds
@@ -240,7 +224,7 @@ class Node(Process):
             self._cluster.befalls("crash-in-handler", self)
 
     def _stalled_beyond(self, until: float) -> bool:
-        """Whether it was paused between deciding and acting, until its time was over."""
+        """Return whether the node was paused between deciding and acting, until its time was over."""
         return self._cluster.stalled.pop(self.holder, False) and self.world.now >= until
 
     def _handler_ended(self, number: int, run: RunHandler, ok: bool, outcome: str) -> None:

@@ -1,9 +1,8 @@
-"""Plan and crowd: the course of a simulation as plain data, and the processes that it happens to.
+"""The plan of a simulation as plain data, and the simulated processes.
 
 A process dies without notice, or pauses while its inbox fills, and returns as another process with the same
-name. A crowd does not know what its processes do: subclasses run the machines of a worker. `schedule_faults`
-starts and ends each fault of a plan; `Alarm` gives a process its Tick when a deadline is due by the process's
-clock.
+name. `Crowd` manages the processes; its subclasses run the machines of a worker. `schedule_faults` starts and
+ends each fault of a plan. `Alarm` gives a process its Tick when a deadline is due by the process's clock.
 """
 
 from abc import ABC, abstractmethod
@@ -20,16 +19,14 @@ from umbel.sim.world import Network, NodeClock, World
 
 # ---- plan ------------------------------------------------------------------------------------------
 #
-# Everything that is decided before a round of simulation begins.
-#
 # A round is one small world: some nodes, a few hundred elections, and faults at chosen times in its first
-# minute; then the weather is fair again and everything must come to its end. A plan together with its seed
-# decides the whole course, and is plain data: it can be printed, replayed and made smaller (`rounds.py`).
+# minute. Then all faults end and everything must come to its end. A plan together with its seed decides
+# everything that happens. It is plain data: it can be printed, replayed and made smaller (`rounds.py`).
 
-STORM_S = 60.0  # faults happen in this time
-ASKING_S = 45.0  # clients request elections in this time
+STORM_S = 60.0  # faults happen during this time
+ASKING_S = 45.0  # clients request elections during this time
 DAY_S = 86_400.0
-QUICK_S = 0.2  # the longest time of a handler that is not slow
+QUICK_S = 0.2  # the longest run of a handler that is not slow
 
 FAULTS = {
     "crash": "a node dies at a random moment and comes back as a new process",
@@ -62,9 +59,9 @@ FAULTS = {
 }
 WINDOWS = {"loss", "duplicate", "delay", "store-loss", "store-duplicate", "store-delay"}
 POINTS = {kind for kind in FAULTS if kind.startswith("crash-")} | {"stall"}
-# Under these alone nothing is lost: every election runs once and is done.
+# With only these faults nothing is lost: every election runs once and is done.
 HARMLESS = {"duplicate", "client-repeat", "client-crash", "slow-handlers", "skew", "wall-jump", "drift"}
-# Under these alone no call has to be repeated either.
+# With only these faults no call has to be repeated either.
 THRIFTY = HARMLESS - {"client-crash", "slow-handlers"}
 ON_CLIENTS = {"slow-handlers", "client-crash", "client-repeat", "flood"}
 
@@ -80,8 +77,8 @@ class Ask:
     handler_s: float = 0.05
     succeeds: bool = True
     expires_s: float = EXPIRES_S
-    tells: bool = True  # false: the client dies before it broadcasts the request
-    again_s: float | None = None  # after how long the client repeats the request
+    tells: bool = True  # False: the client dies before it broadcasts the request
+    again_s: float | None = None  # the time after which the client repeats the request
     skew_s: float = 0.0
 
 
@@ -108,7 +105,7 @@ class Plan:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of fault in the plan, those of clients included."""
+        """Return the kinds of fault in the plan, including those of clients."""
         return frozenset(
             {fault.kind for fault in self.faults}
             | {"slow-handlers" for ask in self.asks if ask.handler_s > QUICK_S}
@@ -119,8 +116,8 @@ class Plan:
 
 
 def parse_faults(text: str) -> frozenset[str]:
-    """Return the kinds for `none`, `all`, or names joined by commas; `x-` or `x*` stands for all that begin
-    so.
+    """Return the kinds for `none`, `all`, or names joined by commas; `x-` or `x*` means all that begin with
+    it.
     """
     chosen: set[str] = set()
     for name in filter(None, (part.strip() for part in text.split(","))):
@@ -137,7 +134,7 @@ def parse_faults(text: str) -> frozenset[str]:
 
 
 def make_plan(seed: str, nodes: int, elections: int, faults: Collection[str]) -> Plan:
-    """Return a plan that the seed decides."""
+    """Return the plan for a seed."""
     chance = Random(f"plan {seed}")
     flood = "flood" in faults and chance.random() < (1.0 if len(faults) <= 3 else 0.1)
     asks = tuple(
@@ -185,10 +182,10 @@ def _faults(chance: Random, nodes: int, kinds: Collection[str]) -> list[Fault]:
 
 
 def _times(chance: Random, kind: str, *, alone: bool) -> int:
-    """How often a kind of fault occurs: a round has some kinds, often several at a time, rarely all."""
+    """Return how often a kind of fault occurs: a round has some kinds, often several, rarely all."""
     if alone:
         return chance.randint(1, 4)
-    if kind == "amnesia":  # it ends most running elections, which hides what other faults could show
+    if kind == "amnesia":  # it ends most running elections, which hides the effects of other faults
         return chance.choice((0, 0, 0, 0, 1))
     return chance.choice((0, 0, 0, 1, 1, 2, 3))
 
@@ -222,12 +219,6 @@ def _rate(chance: Random) -> float:
 
 
 # ---- crowd -----------------------------------------------------------------------------------------
-#
-# The processes of a simulated cluster, and the faults that can hit any of them.
-#
-# A process dies at once and without notice, pauses while its inbox fills up, and returns as another process
-# with the same name. Subclasses define what a process runs (a worker's elections, Celery's rules,
-# membership).
 
 
 class Process(ABC):
@@ -257,14 +248,14 @@ class Process(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Continue after a pause: unfinished work comes first, then the inbox."""
+        """Continue after a pause: unfinished work first, then the inbox."""
 
     @abstractmethod
     def woken(self) -> None:
-        """Continue after the inbox that filled up during a pause is empty again."""
+        """Continue after the messages that arrived during a pause have been handled."""
 
     def hear(self, event: Any) -> None:
-        """Receive an event: handle it, store it during a pause, or lose it when dead."""
+        """Receive an event: handle it, queue it during a pause, or drop it if the process is dead."""
         if not self.up:
             return
         if self.paused:
@@ -290,7 +281,7 @@ class Process(ABC):
         self.wake()
         inbox, self._inbox = self._inbox, []
         for position, event in enumerate(inbox):
-            if self.paused or not self.up:  # it crashed or paused again while it caught up
+            if self.paused or not self.up:  # it crashed or paused again while it was catching up
                 self._inbox = inbox[position:] + self._inbox
                 return
             self.take(event)
@@ -301,7 +292,7 @@ ProcessT = TypeVar("ProcessT", bound=Process)
 
 
 class Crowd(ABC, Generic[ProcessT]):
-    """The processes of one simulation, their world and network; subclasses say what the processes run."""
+    """The processes of one simulation, their world and network; subclasses define what the processes run."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -319,7 +310,7 @@ class Crowd(ABC, Generic[ProcessT]):
         """Return a process with this place, process id and clock."""
 
     def populate(self) -> None:
-        """Create the nodes, and let them start at about the same time."""
+        """Create the nodes, and start them at about the same time."""
         for index in range(self.plan.nodes):
             self.nodes.append(self._node(index))
             self.world.at(self.world.random.uniform(0.0, 0.4), self.nodes[index].start)
@@ -331,7 +322,7 @@ class Crowd(ABC, Generic[ProcessT]):
     # ---- faults ------------------------------------------------------------------------------------
 
     def befalls(self, point: str, node: Process) -> bool:
-        """Whether a fault is armed at this point of the protocol; then it happens now."""
+        """Return whether a fault is armed at this point of the protocol; if so, it happens now."""
         waiting = self.armed.get(point)
         if not waiting:
             return False
@@ -357,7 +348,7 @@ class Crowd(ABC, Generic[ProcessT]):
 
     @abstractmethod
     def died(self, node: ProcessT) -> None:
-        """React to the death of a node; the other nodes do not know yet."""
+        """React to the death of a node; the other nodes do not know of it yet."""
 
     def restart(self, index: int) -> None:
         """Start a new process at the place of a dead one."""
@@ -382,7 +373,7 @@ class Crowd(ABC, Generic[ProcessT]):
         self._clocks[index].set_skew(skew_s)
 
     def heal(self) -> None:
-        """End all faults: fair weather, all nodes up and running, no fault armed."""
+        """End all faults: normal network, all nodes up and running, no fault armed."""
         self.armed.clear()
         self.set_store_down(False)
         self.network.clear_up()
@@ -404,15 +395,13 @@ class Crowd(ABC, Generic[ProcessT]):
 
 
 # ---- alarm -----------------------------------------------------------------------------------------
-#
-# Gives a node's machine its Tick when its deadline is due, by the node's clock.
 
 SOON_S = 1e-6  # added so that rounding never makes a tick early
 NEVER = float("inf")
 
 
 class Alarm:
-    """Rings once; its owner sets it again. It does not ring for a node that is down or paused."""
+    """Fires once; its owner sets it again. It does not fire for a node that is down or paused."""
 
     def __init__(self, node: Process, ring: Callable[[], None]) -> None:
         self._node = node
@@ -420,7 +409,7 @@ class Alarm:
         self._due_at = NEVER  # the newest entry in the world's heap; older entries are ignored
 
     def set(self, deadline: float | None) -> None:
-        """Ring at this deadline of the node's clock, unless an earlier one is set."""
+        """Fire at this deadline of the node's clock, unless an earlier one is set."""
         node = self._node
         if deadline is None or not node.up or node.paused:
             return
@@ -430,7 +419,7 @@ class Alarm:
             node.world.at(when, self._due, when)
 
     def set_anew(self, deadline: float | None) -> None:
-        """Set the alarm after a pause of the node: earlier settings no longer count."""
+        """Set the alarm after a pause of the node; earlier settings no longer count."""
         self._due_at = NEVER
         self.set(deadline)
 
@@ -442,17 +431,15 @@ class Alarm:
 
 
 # ---- faults ----------------------------------------------------------------------------------------
-#
-# What each kind of fault in a plan does to a crowd, and how it ends.
 
 AnyCrowd = Crowd[Any]
-STOPPING_S = 3.0  # how long the handlers of a node that stops gracefully go on
+STOPPING_S = 3.0  # how long the handlers of a node continue that stops gracefully
 
 
 def schedule_faults(crowd: AnyCrowd) -> None:
-    """Put the faults of the plan into the world, and the end of all of them."""
+    """Schedule the faults of the plan, and the end of all of them."""
     for fault in crowd.plan.faults:
-        if fault.kind not in ("skew", "drift"):  # these hold from the beginning
+        if fault.kind not in ("skew", "drift"):  # these apply from the beginning
             crowd.world.at(fault.at_s, _begin, crowd, fault)
     crowd.world.at(STORM_S, crowd.heal)
 
@@ -495,7 +482,7 @@ def _pause(crowd: AnyCrowd, fault: Fault) -> None:
 
 
 def _partition(crowd: AnyCrowd, fault: Fault) -> None:
-    """Cut the node off: a third each from the broadcasts, from the store, from both."""
+    """Partition a node: from the broadcasts, from the store, or from both, each in a third of the cases."""
     network = crowd.network
     cut = [network.broadcasts] * (fault.amount < 0.67) + [network.calls] * (fault.amount > 0.33)
     for weather in cut:

@@ -1,8 +1,9 @@
-"""Rounds: run one plan to its end, run many, and shrink a plan that breaks a promise.
+"""Rounds: run one plan to its end, run many, and shrink a plan that breaks a guarantee.
 
-`Cluster` holds the workers, the store and the clients of one round of elections. `rounds` adds up what many
-plans observed. `shrink` drops faults, elections and nodes in ever smaller pieces while any promise is still
-broken: the plan that remains is the script to read.
+`Cluster` holds the workers, the store and the clients of one round of elections. `rounds` adds up the
+observations of many plans. `shrink` drops faults, elections and nodes in ever smaller pieces while any
+guarantee is still broken. The result is a short plan that a person can understand. Any broken guarantee
+counts, not only the first one.
 """
 
 import hashlib
@@ -24,8 +25,6 @@ from umbel.sim.sweeper import Sweeper
 from umbel.sim.world import EPOCH_S, Network, NodeClock, World
 
 # ---- cluster ---------------------------------------------------------------------------------------
-#
-# The workers, the store and the clients of one round of elections.
 
 NAMESPACE = "celery"
 TOPICS = frozenset({"task"})
@@ -34,7 +33,7 @@ RARE_EVERY = 3  # every third node has a handler for the topic `rare`
 CLIENT = -1
 CLIENT_WAITS_S = 1.0
 CLIENT_TRIES_MAX = 60
-NOTICED_S = (4.0, 20.0)  # how long until the other nodes declare a crashed node lost
+NOTICED_S = (4.0, 20.0)  # the time until the other nodes declare a crashed node lost
 
 Uniform = Callable[[float, float], float]
 MakeElections = Callable[[str, str, frozenset[str], ElectionSettings, Uniform], Elections]
@@ -125,7 +124,7 @@ class Cluster(Crowd[Node]):
             self.world.after(ask.again_s, self._open, ask, request, 1, [])
 
     def _open(self, ask: Ask, request: ElectionRequest, tries: int, opened: list[bool]) -> None:
-        """Call the store until it replies, as a client with a timeout does."""
+        """Call the store until it replies, like a client with a timeout."""
         if opened:
             return
         key = election_key(NAMESPACE, ask.election_id)
@@ -150,14 +149,12 @@ class Cluster(Crowd[Node]):
 
 
 # ---- rounds ----------------------------------------------------------------------------------------
-#
-# Run one plan to its end; run many of them and add up their counts.
 
-# After the storm: a sweeper's lease expires (15 s) and is acquired (2 s), the holder sweeps (6 s); an
-# election that it finds waits for its ttl, runs for up to 25 s, and is announced for up to 3 ttl; clocks are
+# After the faults: a sweeper's lease expires (15 s) and is acquired (2 s), the holder sweeps (6 s). An
+# election that it finds waits for its ttl, runs for up to 25 s, and is announced for up to 3 ttl. Clocks are
 # 9 % off.
 CLOSING_S = 120.0
-# A node that missed the end watches for another ttl, asks, and holds a tombstone for 2 ttl; a node that could
+# A node that missed the end watches for another ttl, asks, and holds a tombstone for 2 ttl. A node that could
 # not store the end retries for 3 ttl before that.
 FORGETTING_S = 7 * TTL_S * 1.1 + 10.0
 ROUND_ELECTIONS = 200
@@ -165,7 +162,7 @@ ROUND_ELECTIONS = 200
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted in one or more rounds."""
+    """The counts of one or more rounds."""
 
     rounds: int = 0
     elections: int = 0
@@ -197,7 +194,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One round: its trace's hash, its counts, and the first broken promise, if there is one."""
+    """One round: its trace's hash, its counts, and the first broken guarantee, if any."""
 
     plan: Plan
     trace_hash: str
@@ -207,7 +204,7 @@ class Outcome:
 
 
 def run_plan(plan: Plan, variant: Variant = REAL) -> Outcome:
-    """Run one plan to its end and judge it."""
+    """Run one plan to its end and check it."""
     cluster = Cluster(plan, variant)
     world, checkers = cluster.world, cluster.checkers
     if plan.faults:
@@ -233,7 +230,7 @@ def _run_while(cluster: Cluster, unfinished: Callable[[], bool], longest_s: floa
 def rounds(
     nodes: int, elections: int, faults: frozenset[str], seed: str, *, variant: Variant = REAL
 ) -> Iterator[Outcome]:
-    """Run rounds until `elections` were requested or a promise was broken."""
+    """Run rounds until `elections` were requested or a guarantee was broken."""
     number = 0
     while size := round_size(elections, number):
         outcome = run_plan(make_plan(f"{seed}:{number}", nodes, size, faults), variant)
@@ -244,7 +241,7 @@ def rounds(
 
 
 def round_size(elections: int, number: int) -> int:
-    """How many of the elections belong to the round of this number."""
+    """Return how many of the elections belong to the round of this number."""
     return max(0, min(ROUND_ELECTIONS, elections - number * ROUND_ELECTIONS))
 
 
@@ -281,12 +278,6 @@ def _ending(case: Case) -> str:
 
 
 # ---- shrink ----------------------------------------------------------------------------------------
-#
-# Make a plan that breaks a promise as small as it can be while it still breaks one.
-#
-# Faults, elections and nodes are dropped in ever smaller pieces, and each smaller plan is run again: the
-# plan that remains is the script to read. Any broken promise counts, not only the first, because the
-# smaller script is the one that a person has to understand.
 
 TRIES_MAX = 600
 COURSES = 3
@@ -299,7 +290,7 @@ def shrink(outcome: Outcome, variant: Variant = REAL, *, tries_max: int = TRIES_
 
     def fails(plan: Plan) -> Outcome | None:
         nonlocal tries
-        # Leaving something out changes every later delay, so a few other seeds are tried too.
+        # Omitting something changes every later delay, so a few other seeds are tried too.
         for seed in (plan.seed, *(f"{outcome.plan.seed}~{number}" for number in range(COURSES))):
             tries += 1
             if tries > tries_max:
@@ -346,7 +337,7 @@ def _fewer_nodes(plan: Plan) -> Iterator[Plan]:
 
 
 def _without_pieces(whole: tuple[OneT, ...]) -> Iterator[tuple[OneT, ...]]:
-    """Yield it without each half, then each quarter, and so on down to single items."""
+    """Yield the sequence without each half, then without each quarter, and so on down to single items."""
     size = len(whole)
     while size >= 1:
         size = size // 2 if size > 1 else 0

@@ -1,16 +1,16 @@
 """The store in memory: `protocol/leadership/coordination.py` behind calls that can fail.
 
-A call is a message to the store and a message back. Each can be lost, duplicated and late; so a decision can
+A call is a message to the store and a message back. Each can be lost, duplicated and late. So a decision can
 be made without the caller receiving it, and made again long after the call. The store can be down (calls are
-lost) and can lose all data (FLUSHALL): then it starts empty. Its clock runs at the world's rate; the nodes'
-clocks differ from it.
+lost) and can lose all data (FLUSHALL), after which it is empty. Its clock runs at the world's rate; the
+nodes' clocks differ from it.
 
-What is not modelled: a store that is restored from an older copy, and replicas that disagree.
+Not simulated: a store that is restored from an older copy, and replicas that disagree.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from umbel.protocol.leadership import coordination
 from umbel.protocol.leadership.coordination import (
@@ -26,29 +26,16 @@ from umbel.protocol.leadership.coordination import (
 )
 from umbel.sim.world import EPOCH_S, Network, World
 
-AGE_S = 3600.0  # how long the store has existed when a world begins
+if TYPE_CHECKING:
+    from umbel.sim.checkers import Checkers
 
-
-class Observer(Protocol):
-    """Is notified of every change of the store, as a checker is."""
-
-    def called(self, election_id: str) -> None:
-        """An operation on this election was called."""
-
-    def changed(self, key: str, before: ElectionRecord | None, after: ElectionRecord) -> None:
-        """An election changed."""
-
-    def lease_changed(self, name: str, before: LeaseRecord | None, after: LeaseRecord) -> None:
-        """A lease changed."""
-
-    def forgot_everything(self) -> None:
-        """The store lost all data."""
+AGE_S = 3600.0  # the age of the store when a world begins
 
 
 class Store:
     """The store. Its methods are the operations; `call` runs one of them over the network."""
 
-    def __init__(self, world: World, network: Network, observer: Observer) -> None:
+    def __init__(self, world: World, network: Network, observer: "Checkers") -> None:
         self.down = False
         self.elections: dict[str, ElectionRecord] = {}
         self.leases: dict[str, LeaseRecord] = {}
@@ -103,7 +90,7 @@ class Store:
         return reply
 
     def start(self, key: str, holder: str, term: int) -> bool:
-        """Start what was granted; return whether the holder may."""
+        """Start a granted election; return whether the holder may act."""
         return self._change("start", key, self.decide_start, holder, term)
 
     def renew(self, key: str, holder: str, term: int) -> bool:
@@ -148,7 +135,7 @@ class Store:
         return self._keep_lease(name, before, after)
 
     def release_lease(self, name: str, holder: str, term: int) -> bool:
-        """Release a lease; return whether the holder had it."""
+        """Release a lease; return whether the caller held it."""
         self.calls["release"] += 1
         before = self.leases.get(name)
         after = coordination.release_lease(before, holder, term, self.read_clock())

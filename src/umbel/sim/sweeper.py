@@ -1,11 +1,11 @@
-"""Sweeper: a node's part in the lease `coord-sweeper`, and the sweeps of its holder.
+"""Sweeper: a node's campaign for the lease `coord-sweeper`, and the sweeps of the lease's holder.
 
-The shell of `protocol/leadership/lease.py` in the simulator. While its machine believes it leads, the
-checkers compare that with the store's record.
+It is the shell of `protocol/leadership/lease.py` in the simulator. While its machine believes that it leads,
+the checkers compare that with the store's record.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from umbel.protocol.election.events import Swept
 from umbel.protocol.leadership.coordination import ElectionRecord, LeaseReply
@@ -18,7 +18,6 @@ from umbel.protocol.leadership.lease import (
     Effect,
     Event,
     LeadershipLost,
-    Lease,
     LeaseAcquired,
     LeaseReleased,
     LeaseRenewReplied,
@@ -27,10 +26,10 @@ from umbel.protocol.leadership.lease import (
     StopCampaign,
 )
 from umbel.protocol.machine import Tick
-from umbel.sim.checkers import Checkers
 from umbel.sim.plan import Alarm, Process
-from umbel.sim.store import Store
-from umbel.sim.world import Network, World
+
+if TYPE_CHECKING:
+    from umbel.sim.rounds import Cluster
 
 LEASE = "coord-sweeper"
 SWEEP_S = 5.0
@@ -39,28 +38,10 @@ SWEEP_MAX = 100
 TICK = Tick()
 
 
-class SweptCluster(Protocol):
-    """What a sweeper needs of its cluster."""
-
-    world: World
-    network: Network
-    store: Store
-    checkers: Checkers
-
-    def make_lease(self, name: str, node: Process) -> Lease:
-        """Return the lease machine of a node."""
-
-    def sweepers(self) -> "list[Sweeper]":
-        """Return the sweepers of all nodes."""
-
-    def count(self, what: str) -> None:
-        """Count an occurrence for the tally."""
-
-
 class Sweeper:
     """One node's campaign for the lease, and its sweeps while it leads."""
 
-    def __init__(self, cluster: SweptCluster, node: Process) -> None:
+    def __init__(self, cluster: "Cluster", node: Process) -> None:
         self.index = node.index
         self.lease = cluster.make_lease(LEASE, node)
         self._node = node
@@ -75,11 +56,11 @@ class Sweeper:
         self.hear(Campaign())
 
     def stop(self) -> None:
-        """Release the lease and campaign no more."""
+        """Release the lease and end the campaign."""
         self.hear(StopCampaign())
 
     def hear(self, event: Event) -> None:
-        """Receive an event: handle it, store it during a pause, or lose it when dead."""
+        """Receive an event: handle it, queue it during a pause, or drop it if the node is dead."""
         if not self._node.up:
             return
         if self._node.paused:
@@ -88,7 +69,7 @@ class Sweeper:
             self._take(event)
 
     def resume(self) -> None:
-        """Handle what arrived during a pause, and set the alarm."""
+        """Handle the events that arrived during a pause, and set the alarm."""
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._take(event)

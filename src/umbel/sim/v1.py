@@ -1,13 +1,13 @@
-"""Celery's election (v1) for all nodes, to show by contrast what it promises and what it does not.
+"""Celery's election (v1) for all nodes, to compare its guarantees with those of Umbel's elections.
 
-A small model of its rules as they look from outside (`wire-protocol.md` 4.5 of the specification): a node
-that receives the command sends `worker-elect` with its clock; every node answers each `worker-elect`,
-including its own, with an ack; a node counts acks for an id it entered, from any sender, and decides when
-there are as many as other nodes it believes alive: the lowest (clock, name) of the elects it has seen leads,
-and if that is itself it acts. A node that decides over a single elect crashes.
+A small model of its rules as seen from outside (`wire-protocol.md` 4.5 of the specification). A node that
+receives the command sends `worker-elect` with its clock. Every node answers each `worker-elect`, including
+its own, with an ack. A node counts acks for an id it entered, from any sender. It decides when it has as many
+acks as there are other nodes that it believes alive: the lowest (clock, name) of the elects it has seen
+leads, and a node that leads acts. A node that decides over a single elect crashes.
 
-Nothing else happens: no deadline, no retry. So an election ends with one run, with none, or with several, and
-the client cannot know which.
+There is no deadline and no retry. So an election ends with one run, with none, or with several, and the
+client cannot know which.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from umbel.sim.world import NEAR_S, Listener, Network, NodeClock, World
 BEAT_S = 2.0
 ALIVE_S = 4.0  # twice the interval of heartbeats
 ENDING_S = 20.0  # v1 has no deadline; after this time without faults nothing more happens
-BACK_S = 5.0  # how long until a node that crashed by itself is restarted
+BACK_S = 5.0  # time until a node that crashed by itself is restarted
 ROUND_ELECTIONS = 50
 
 
@@ -34,7 +34,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat."""
+    """A heartbeat message."""
 
     sender: str
     clock: int
@@ -42,7 +42,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Elect:
-    """A candidate."""
+    """The message of a candidate."""
 
     election_id: str
     sender: str
@@ -78,14 +78,14 @@ class V1Tally:
 
 
 class OrderedNetwork(Network):
-    """In fair weather all nodes receive messages in the broker's order, as v1 needs it."""
+    """Without faults all nodes receive messages in the broker's order, as v1 requires."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._last: dict[int, float] = {}
 
     def broadcast(self, sender: int, message: Any, listeners: Iterable[Listener]) -> None:
-        """Send to the broker, which passes the message on."""
+        """Send to the broker, which forwards the message."""
         self._world.after(self._world.random.uniform(*NEAR_S), self._pass_on, sender, message, listeners)
 
     def _pass_on(self, sender: int, message: Any, listeners: Iterable[Listener]) -> None:
@@ -120,7 +120,7 @@ class V1Node(Process):
         """Do nothing: the other nodes notice the end of its heartbeats."""
 
     def wake(self) -> None:
-        """Do nothing: it has no unfinished work."""
+        """Do nothing: there is no unfinished work."""
 
     def woken(self) -> None:
         """Do nothing: its heartbeats continue."""
@@ -170,7 +170,7 @@ class V1Node(Process):
 
 
 class V1Crowd(Crowd[V1Node]):
-    """The nodes of a v1 simulation. `beats` counts heartbeats, which are no cost of elections."""
+    """The nodes of a v1 simulation. `beats` counts heartbeats, which are not a cost of elections."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -180,7 +180,7 @@ class V1Crowd(Crowd[V1Node]):
         self.network = OrderedNetwork(self.world)
         self.populate()
         for ask in plan.asks:
-            # Only when all nodes have received heartbeats of one another: v1 counts the nodes it knows.
+            # Only after all nodes have received heartbeats of one another: v1 counts the nodes it knows.
             self.world.at(ask.at_s + ALIVE_S, self._ask, ask.election_id)
 
     def make_node(self, index: int, pid: int, clock: NodeClock) -> V1Node:
@@ -197,7 +197,7 @@ class V1Crowd(Crowd[V1Node]):
         """Do nothing: the other nodes notice the silence."""
 
     def take_for_lost(self, index: int) -> None:
-        """Do nothing: nodes go by silence alone."""
+        """Do nothing: in v1 only silence makes a node lost."""
 
     def set_store_down(self, down: bool) -> None:
         """Do nothing: v1 has no store."""

@@ -1,9 +1,9 @@
 """World: one seed, one virtual clock, one heap of scheduled actions, and the network between the nodes.
 
 Everything that happens in a simulation is an entry of the heap, and every choice comes from the world's
-generator, so a seed decides the whole course: a replay gives the same trace and the same hash. The network
-delays each message separately, so messages overtake one another; in bad weather a message is lost, duplicated
-or very late.
+generator. So a seed decides everything that happens: a replay gives the same trace and the same hash. The
+network delays each message separately, so messages overtake one another. In bad conditions ("weather") a
+message is lost, duplicated or very late.
 """
 
 import hashlib
@@ -17,19 +17,13 @@ from typing import Any, Protocol
 from umbel.protocol.leadership.coordination import Instant
 
 # ---- world -----------------------------------------------------------------------------------------
-#
-# One seed, one virtual clock, one heap of scheduled actions.
-#
-# Everything that happens in a simulation is an entry of the heap, and every choice comes from the world's
-# generator, so a seed decides the whole course: replaying it gives the same trace and the same hash.
-# Nothing here knows what is simulated.
 
 EPOCH_S = 1_800_000_000.0  # the Unix time at which every world begins
 TRACE_KEPT = 400  # lines that a failing run can show
 
 
 class Trace:
-    """What happened, line by line: a hash of all lines, and the last lines to read."""
+    """A log of the simulation: a hash of all lines, and the last lines to read."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -121,22 +115,17 @@ class NodeClock:
 
 # ---- network ---------------------------------------------------------------------------------------
 #
-# Broadcasts to every node and calls to the store, in the weather of the moment.
-#
-# Each message has a separate delay, so messages overtake one another; in bad weather a message is lost,
-# duplicated, or very late. A node that is cut off sends and receives nothing, as behind a broken link to
-# the broker: it misses what is broadcast meanwhile.
-#
-# What is not modelled: a broker that holds broadcasts for a node that is away (RabbitMQ does so for some
-# seconds). Such a broker only loses less.
+# A partitioned node sends and receives nothing, as with a broken connection to the broker, and misses the
+# broadcasts of that time. Not simulated: a broker that holds broadcasts for a node that is away, as RabbitMQ
+# does for some seconds. Such a broker only loses less.
 
-NEAR_S = (0.0005, 0.005)  # the delay of a message in fair weather
-FAR_S = (4.0, 4.0, 4.0, 15.0)  # how late a delayed message can come
+NEAR_S = (0.0005, 0.005)  # the delay of a message under normal conditions
+FAR_S = (4.0, 4.0, 4.0, 15.0)  # possible delays of a late message
 
 
 @dataclass(slots=True)
 class Weather:
-    """The shares of messages that are lost, duplicated and delayed, and the nodes that are cut off."""
+    """The shares of messages that are lost, duplicated and delayed, and the partitioned nodes."""
 
     lost: float = 0.0
     doubled: float = 0.0
@@ -145,7 +134,7 @@ class Weather:
 
     @property
     def fair(self) -> bool:
-        """Whether no message is lost, duplicated or delayed."""
+        """Return whether no message is lost, duplicated or delayed."""
         return not (self.lost or self.doubled or self.delayed)
 
 
@@ -159,7 +148,7 @@ class Listener(Protocol):
 
 
 class Network:
-    """The messages in transit. `broadcasts` and `calls` have separate weather."""
+    """The messages in transit. `broadcasts` and `calls` have separate conditions."""
 
     def __init__(self, world: World) -> None:
         self.broadcasts = Weather()
@@ -169,12 +158,12 @@ class Network:
         self._world = world
 
     def clear_up(self) -> None:
-        """Make the weather fair and end all partitions."""
+        """Restore normal conditions and end all partitions."""
         self.broadcasts = Weather()
         self.calls = Weather()
 
     def broadcast(self, sender: int, message: Any, listeners: Iterable[Listener]) -> None:
-        """Send to all, the sender included. `sender` is -1 for a client, which is never cut off."""
+        """Send to all, including the sender. `sender` is -1 for a client, which is never partitioned."""
         self.sent += 1
         weather = self.broadcasts
         if sender in weather.cut_off:

@@ -1,1 +1,1 @@
-"""Stores: where the files of a lake lie, a folder or S3, behind one interface (`interface.py`)."""
+"""Stores: the places where a lake's files are, a folder or S3, behind one interface (`interface.py`)."""

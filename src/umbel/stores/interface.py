@@ -1,12 +1,13 @@
-"""Interface: what a lake needs of the store that holds its files, and the errors of stores.
+"""The interface of a lake's store, its manifests, and the errors of stores.
 
 Files are named from the lake's root, with `/` between folders. A name with a leading dot, or in a folder with
-one, is not the lake's: something is being written there, or locked. All of this blocks.
+one, does not belong to the lake: it is a file being written, or a lock. All methods block.
 
-A manifest is a numbered file in a folder of a lake that lists what is valid; the newest is the whole truth.
+A manifest is a numbered file in a folder of a lake that lists which files are valid; the newest manifest
+counts.
 
-Arrow passes on the replies of S3 as the texts of `OSError`, which it also raises for damaged files. So the
-two are told apart by the text, and refusals of the store become Unavailable.
+Arrow reports errors of S3 as texts of `OSError`, which it also raises for damaged files. So the text decides
+which of the two an error is, and refusals of the store become Unavailable.
 """
 
 import re
@@ -16,18 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 # ---- interface -------------------------------------------------------------------------------------
-#
-# What a lake needs of the place that its files lie in.
-#
-# Files are named from the lake's root, with `/` between folders. A name with a leading dot, or in a folder
-# with one, is not the lake's: something is being written there, or locked. All of this blocks.
 
 Where = Path | str
 """A lake as users name it: the path of a folder, or `s3://bucket/prefix`."""
 
 
 class Unavailable(OSError):
-    """The store did not answer, or refused: that says nothing about a file. `filename` is the store."""
+    """The store did not answer, or refused; this says nothing about a file. `filename` is the store."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(why)
@@ -47,15 +43,15 @@ class Draft(Protocol):
 
     @property
     def sink(self) -> Any:
-        """What Arrow writes to."""
+        """Return what Arrow writes to."""
         ...
 
     def written(self) -> Any:
-        """What Arrow reads the written data from; nothing can be written afterwards."""
+        """Return what Arrow reads the written data from; nothing can be written afterwards."""
         ...
 
     def publish(self, name: str) -> None:
-        """Make the whole file visible under this name, durably; or not at all, and raise OSError."""
+        """Make the whole file visible under this name, durably, or raise OSError and publish nothing."""
         ...
 
     def forget(self) -> None:
@@ -67,56 +63,58 @@ class Store(Protocol):
     """The files of one lake."""
 
     where: str
-    """The lake as it is shown, and as `store_at` accepts it."""
+    """The lake as it is displayed, and as `store_at` accepts it."""
 
     def path(self, name: str) -> Path | None:
-        """The path for programs that open files by themselves; None where there is none."""
+        """Return the path for programs that open files by themselves; None if the store has no paths."""
         ...
 
     def is_there(self) -> bool:
-        """Whether there is a lake at all."""
+        """Return whether the lake exists."""
         ...
 
     def names(self, folder: str, *, hidden: bool = False) -> list[str]:
-        """All files below, sorted; none where there is no such folder. `hidden`: include names with a leading
-        dot.
+        """Return all files below the folder, sorted; none if it does not exist. `hidden`: include hidden
+        names.
         """
         ...
 
     def folders(self, folder: str) -> list[str]:
-        """The last part of the name of each folder directly in this one."""
+        """Return the last part of the name of each folder directly in this one."""
         ...
 
     def sizes(self, names: Sequence[str]) -> list[int]:
-        """In bytes; 0 for a missing file."""
+        """Return the sizes in bytes; 0 for a missing file."""
         ...
 
     def read(self, name: str, *, at_most: int | None = None) -> bytes:
-        """The content, or its first `at_most` bytes."""
+        """Return the content, or its first `at_most` bytes."""
         ...
 
     def buffer(self, name: str) -> Any:
-        """The content for Arrow; where possible, only the parts that are used are read."""
+        """Return the content for Arrow; if possible, only the parts that are used are read."""
         ...
 
     def open(self, name: str) -> Any:
-        """What Arrow reads a file from."""
+        """Open a file for Arrow to read from."""
         ...
 
     def dataset(self, names: Sequence[str], schema: Callable[[], Any] | None = None) -> Any:
-        """What DuckDB scans these files by; None where it finds them by their `path`."""
+        """Return what DuckDB scans these files by; None if it finds them by their `path`."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small file whole and durably: readers find it, or what was there before."""
+        """Write a small file atomically and durably: readers find the new or the old content."""
         ...
 
     def writer(self, name: str) -> Any:
-        """What Arrow writes a file to that is read only after another file names it."""
+        """Open a file for Arrow to write. It is not atomic, so readers must not find it before another file
+        names it.
+        """
         ...
 
     def draft(self, name: str) -> Draft:
-        """A draft of a file that readers would look for. `name`: what it is called while it is written."""
+        """Return a draft of a file that readers would look for. `name` is its name while it is written."""
         ...
 
     def clear_drafts(self, folder: str, prefix: str) -> None:
@@ -127,48 +125,41 @@ class Store(Protocol):
         """Rename a file; on S3 it is copied, then deleted."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files, of which some may be missing, and folders that are empty then, except the topmost."""
+        """Delete files, some of which may be missing, and folders that become empty, except the topmost."""
         ...
 
     def delete_folder(self, folder: str) -> None:
-        """Delete the folder with all that is in it, as far as possible."""
+        """Delete the folder and everything in it, as far as possible."""
         ...
 
     def held(self, name: str, owner: str) -> AbstractContextManager[None]:
-        """Hold this name in the lake exclusively, or raise Held."""
+        """Hold this name in the lake exclusively, or raise HeldByAnother."""
         ...
 
     def confirm(self, name: str) -> None:
-        """Raise OSError if another process may hold the name by now. Called before anything is published."""
+        """Raise OSError if another process may hold the name now. Called before anything is published."""
         ...
 
 
 # ---- manifests -------------------------------------------------------------------------------------
-#
-# Numbered files in a folder of a lake that say what counts; the newest is the whole truth.
 
 MANIFESTS = "_manifest"
 _SUFFIX = ".json"
 
 
 def manifest_name(folder: str, number: int) -> str:
-    """The name of the manifest with this number."""
+    """Return the name of the manifest with this number."""
     return f"{folder}/{MANIFESTS}/{number:06d}{_SUFFIX}"
 
 
 def manifest_numbers(store: Store, folder: str) -> list[int]:
-    """The numbers of the manifests in this folder, ascending."""
+    """Return the numbers of the manifests in this folder, ascending."""
     names = [name.rpartition("/")[2] for name in store.names(f"{folder}/{MANIFESTS}")]
     stems = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 # ---- refusals --------------------------------------------------------------------------------------
-#
-# What S3 says when it does not do what it is asked, in one line with what to do.
-#
-# Arrow hands on the answers of S3 as texts of an `OSError`, which is also what it raises for files that are
-# damaged. So they are told apart by the text.
 
 _S3_ERROR = re.compile(r"AWS Error (\w+)(?: \(HTTP status \d+\))? during (\w+) operation: (.*)", re.DOTALL)
 _REFUSED = frozenset(
@@ -177,23 +168,23 @@ _REFUSED = frozenset(
 
 
 def unavailable(error: Exception) -> Unavailable | None:
-    """The error as Unavailable, if it is about the store; else None."""
+    """Return the error as Unavailable if it comes from the store; else None."""
     if isinstance(error, Unavailable):
         return error
-    if "AWS Error " not in str(error):  # Arrow writes this into every error of S3
+    if "AWS Error " not in str(error):  # every error of S3 contains this text
         return None
     return refusal("S3", error)
 
 
 def raise_unavailable(error: Exception) -> None:
-    """For callers that treat errors as damage of a file: raise Unavailable if the error is the store's."""
+    """Raise Unavailable if the error is the store's, for callers that treat other errors as damaged files."""
     problem = unavailable(error)
     if problem is not None:
         raise problem from None
 
 
 def refusal(where: str, error: Exception) -> Unavailable:
-    """The error as Unavailable: in one line, with what to do."""
+    """Return the error as Unavailable, in one line, with the remedy."""
     match = _S3_ERROR.search(str(error))
     if match is None:
         return Unavailable(where, str(error).partition("\n")[0][:300])

@@ -1,13 +1,12 @@
-"""Local: a lake in a folder; and `store_at`, which opens a lake by its path or address.
+"""A lake in a folder; and `store_at`, which opens a lake by its path or address.
 
 A file appears whole or not at all: it is written under a name with a leading dot, which every reader skips,
-synced, renamed, and the folder synced. What is recorded may be secret (arguments, results), so a new lake is
-readable by its owner only, unless its mode opens it. The mode of the root holds for everything below: folders
-get it, files get it without the right to execute.
+synced, renamed, and the folder synced. Recorded data may be secret (arguments, results), so a new lake is
+readable by its owner only, unless its mode allows others. The mode of the root applies to everything below:
+folders get it, files get it without the right to execute.
 
-This rests on a file system whose renames are atomic and whose syncs are durable; flock, which excludes a
-second holder of a name, ends with its holder, and holds on one machine and on network file systems that
-support it.
+This needs a file system whose renames are atomic and whose syncs are durable. Locks use flock, which ends
+with the process that holds it, and works on one machine and on network file systems that support it.
 """
 
 import fcntl
@@ -22,24 +21,13 @@ from umbel.files import PRIVATE_FOLDER, UntrustedFile, refuse_planted
 from umbel.stores.interface import HeldByAnother, Store, Unavailable, Where
 
 # ---- local -----------------------------------------------------------------------------------------
-#
-# A lake in a folder.
-#
-# A file appears whole or not at all: it is written under a name with a leading dot, which every reader
-# passes over, synced, renamed, and the folder synced. What is recorded may be secret (arguments, results),
-# so a new lake is its owner's alone, unless its mode opens it. The mode of the root holds for everything
-# below: folders get it, files get it without the right to execute.
-#
-# This rests on a file system whose renames are atomic and whose syncs are kept; flock, which keeps two
-# holders of one name apart, ends with its holder, and holds on one machine and on network file systems that
-# carry it.
 
 
 class LocalStore:
     """A store in a folder of this machine or of a network file system."""
 
     def __init__(self, root: Path, *, mode: int | None = None) -> None:
-        """`mode`: that of the root folder; None leaves it unchanged, and makes a new one with
+        """Open the store. `mode` is that of the root folder; None keeps it, or creates it with
         PRIVATE_FOLDER.
         """
         self._root = root.expanduser().absolute()
@@ -53,47 +41,47 @@ class LocalStore:
     # -- what is there ---------------------------------------------------------------------------
 
     def path(self, name: str) -> Path:
-        """The path of this file."""
+        """Return the path of this file."""
         return self._root / name
 
     def is_there(self) -> bool:
-        """Whether the root folder exists."""
+        """Return whether the root folder exists."""
         return self._root.is_dir()
 
     def names(self, folder: str, *, hidden: bool = False) -> list[str]:
-        """All files below the folder, sorted."""
+        """Return all files below the folder, sorted."""
         return sorted(_below(f"{self.where}/{folder}" if folder else self.where, folder, hidden=hidden))
 
     def folders(self, folder: str) -> list[str]:
-        """The names of the folders directly in this one."""
+        """Return the names of the folders directly in this one."""
         with suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
         return []
 
     def sizes(self, names: Sequence[str]) -> list[int]:
-        """The sizes in bytes; 0 for a file that was deleted meanwhile."""
+        """Return the sizes in bytes; 0 for a file that was deleted meanwhile."""
         return [_size_of(f"{self.where}/{name}") for name in names]
 
     def read(self, name: str, *, at_most: int | None = None) -> bytes:
-        """The content, or its first bytes."""
+        """Return the content, or its first bytes."""
         with (self._root / name).open("rb") as file:
             return file.read(at_most)
 
     def buffer(self, name: str) -> Any:
-        """The file, mapped into memory."""
+        """Return the file, mapped into memory."""
         import pyarrow as pa
 
         with pa.memory_map(f"{self.where}/{name}") as file:
             return file.read_buffer()
 
     def open(self, name: str) -> Any:
-        """An Arrow file."""
+        """Return an Arrow file."""
         import pyarrow as pa
 
         return pa.OSFile(f"{self.where}/{name}")
 
     def dataset(self, names: Sequence[str], schema: Callable[[], Any] | None = None) -> None:
-        """None: DuckDB opens local files by their path."""
+        """Return None: DuckDB opens local files by their path."""
 
     # -- what is written -------------------------------------------------------------------------
 
@@ -109,7 +97,7 @@ class LocalStore:
         _publish(unfinished, path)
 
     def writer(self, name: str) -> Any:
-        """An Arrow file under its final name."""
+        """Return an Arrow file under its final name."""
         import pyarrow as pa
 
         path = self._root / name
@@ -118,7 +106,7 @@ class LocalStore:
         return pa.OSFile(str(_create(path)), "wb")
 
     def draft(self, name: str) -> "LocalDraft":
-        """A hidden file that is renamed when it is published."""
+        """Return a hidden file that is renamed when it is published."""
         path = self._root / name
         self._make_folder(path.parent)
         return LocalDraft(self, _create(_hidden(path)))
@@ -143,7 +131,7 @@ class LocalStore:
             _sync_folder((self._root / moved).parent)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete the files and folders that are empty then."""
+        """Delete the files, and folders that become empty."""
         for name in list(names):
             path = self._root / name
             path.unlink(missing_ok=True)
@@ -152,7 +140,7 @@ class LocalStore:
                     break
                 try:
                     folder.rmdir()
-                except OSError:  # it is not empty, or gone
+                except OSError:  # it is not empty, or missing
                     break
 
     def delete_folder(self, folder: str) -> None:
@@ -163,7 +151,7 @@ class LocalStore:
 
     @contextmanager
     def held(self, name: str, owner: str) -> Iterator[None]:
-        """Lock a file of this name with flock; Held with the owner's text if it is locked."""
+        """Lock a file of this name with flock; raise HeldByAnother with the owner's text if it is locked."""
         path = self._root / name
         self._make_folder(path.parent)
         with _create(path).open("a+", encoding="utf-8") as file:
@@ -179,12 +167,12 @@ class LocalStore:
             yield
 
     def confirm(self, name: str) -> None:
-        """Nothing to do: a lock ends only with its process."""
+        """Do nothing: a lock ends only with its process."""
 
     # -- folders and modes -----------------------------------------------------------------------
 
     def _make_folder(self, folder: Path) -> None:
-        """Make the folder and those above it, with the lake's mode, durably."""
+        """Create the folder and its parents, with the lake's mode, durably."""
         self._make_root()
         mode = mode_of(self._root)
         missing: list[Path] = []
@@ -217,12 +205,12 @@ class LocalDraft:
         self.sink: Any = pa.OSFile(str(path), "wb")
 
     def written(self) -> str:
-        """The path, for Arrow to read from."""
+        """Return the path, for Arrow to read from."""
         self.sink.close()
         return str(self._path)
 
     def publish(self, name: str) -> None:
-        """Sync the file and give it its name."""
+        """Sync the file and rename it to this name."""
         self.sink.close()
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
@@ -236,14 +224,14 @@ class LocalDraft:
 
 
 def mode_of(path: Path) -> int:
-    """The permission bits of a file or folder."""
+    """Return the permission bits of a file or folder."""
     return path.stat().st_mode & 0o777
 
 
 def _below(path: str, name: str, *, hidden: bool) -> Iterator[str]:
     try:
         entries = list(os.scandir(path))
-    except (FileNotFoundError, NotADirectoryError):  # deleted since it was listed
+    except (FileNotFoundError, NotADirectoryError):  # deleted since the listing
         return
     for entry in entries:
         if entry.name.startswith(".") and not hidden:
@@ -256,7 +244,7 @@ def _below(path: str, name: str, *, hidden: bool) -> Iterator[str]:
 
 
 def _hidden(path: Path) -> Path:
-    """The path of a file while it is written."""
+    """Return the path of a file while it is written."""
     return path.with_name(f".{path.name}")
 
 
@@ -285,24 +273,22 @@ def _sync_folder(folder: Path) -> None:
 def _size_of(path: str) -> int:
     try:
         return os.stat(path).st_size
-    except FileNotFoundError:  # compacted or expired since it was listed
+    except FileNotFoundError:  # compacted or expired since the listing
         return 0
 
 
 # ---- opening ---------------------------------------------------------------------------------------
-#
-# The store of a lake, by how people name it.
 
 S3 = "s3://"
 
 
 def is_bucket(where: Where) -> bool:
-    """Whether this names a lake on S3."""
+    """Return whether this names a lake on S3."""
     return isinstance(where, str) and where.startswith(S3)
 
 
 def store_at(where: Where | Store, *, mode: int | None = None) -> Store:
-    """The store of this lake. `mode`: that of the root, if it is a folder; None leaves it unchanged."""
+    """Return the store of this lake. `mode` is that of the root, if it is a folder; None keeps it."""
     if isinstance(where, str) and is_bucket(where):
         from umbel.stores.s3 import S3Store
 

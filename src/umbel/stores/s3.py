@@ -1,23 +1,24 @@
-"""S3: a lake under a prefix of a bucket, by Arrow's file system; and leases, because S3 has no locks.
+"""A lake under a prefix of an S3 bucket, by Arrow's file system; and leases, because S3 has no locks.
 
-Nothing is renamed. An object is there, whole, when its put is answered; one that is written in parts is there
-when the last request names them all. So a process that dies in between leaves nothing that a list shows, only
-parts that a lifecycle rule of the bucket removes. Large files are written to a temporary file first, so that
-a local failure never ends an upload that is half done.
+Nothing is renamed. An object exists, whole, when its put is answered; a multipart upload exists when its last
+request names all parts. So a process that dies in between leaves nothing that a list shows, only parts that a
+lifecycle rule of the bucket removes. Large files are written to a temporary file first, so that a local
+failure cannot complete a partial upload.
 
-Endpoint, region and credentials are those of the usual variables and files (AWS_ENDPOINT_URL, AWS_REGION,
+Endpoint, region and credentials come from the usual variables and files (AWS_ENDPOINT_URL, AWS_REGION,
 AWS_ACCESS_KEY_ID, AWS_PROFILE and so on). The client retries failed requests; when it gives up, the error is
 Unavailable.
 
-A process that wants to hold a name puts a lease next to those of others, under a unique name, and lists them.
-If it is alone, it holds the name. Otherwise it removes its lease and retries a little later, a few times. Two
-processes cannot both find themselves alone: both have put before they list, so the later list shows the other
-lease. This rests on lists that show every put that was answered before, which S3 promises.
+Leases: a process that wants to hold a name writes a lease object under a unique name, and lists all leases of
+that name. If its lease is the only one, it holds the name. Otherwise it removes its lease and retries a
+little later, a few times. Two processes cannot both be alone: both have written before they list, so the
+later list shows the other lease. This needs lists that show every earlier put, which S3 guarantees.
 
-A lease is renewed while its holder lives. A lease that was not renewed for LEASE_S has expired, and the next
-process that wants the name removes it. All times are the store's, as lists show them, so clocks need not
-agree. A holder that was stopped for longer finds its lease gone when it confirms it, which it does before it
-publishes. Between that check and the publication nothing guards it: there only time keeps two holders apart.
+A lease is renewed while its holder runs. A lease that was not renewed for LEASE_S has expired, and the next
+process that wants the name removes it. All times come from the store's lists, so clocks need not agree. A
+holder that was paused for longer finds its lease missing when it confirms it, which it does before it
+publishes. Between that check and the publication nothing protects the name: a holder that pauses there may
+publish after its lease has expired.
 """
 
 import mmap
@@ -31,25 +32,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from umbel.stores.interface import HeldByAnother, Unavailable, refusal
 
 # ---- leases ----------------------------------------------------------------------------------------
-#
-# One holder at a time in a store that has neither locks nor conditional writes.
-#
-# Who wants to hold a name puts a lease beside those of others, under a unique name, and lists them. Alone,
-# it holds. Otherwise it takes its lease back and tries again a little later, a few times. Two cannot both
-# find themselves alone: both have put before they list, so that the one who lists later sees the other.
-# This rests on lists that show every put that was answered before, which S3 promises.
-#
-# A lease is renewed while its holder lives. One that was not renewed for LEASE_S is over, and is removed by
-# the next who comes. All times are the store's, as it shows them in a list, so that clocks need not agree.
-# A holder that was stopped for longer finds its lease gone when it confirms it, which it does before it
-# publishes. Between that look and the publication nothing guards it: there time, and not the store, keeps
-# two apart.
 
 LEASE_S = 60.0
 RENEW_S = 10.0
@@ -57,28 +45,8 @@ LEASE_TRIES = 3
 LEASE_WAIT_S = 0.5
 
 
-class LeasedStore(Protocol):
-    """The part of a store that leases need."""
-
-    where: str
-
-    def read(self, name: str) -> bytes:
-        """The content of a file."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write a whole file."""
-
-    def changed_at(self, folder: str) -> dict[str, float]:
-        """When each file in the folder was put, by the store's clock."""
-
-    def remove(self, name: str) -> None:
-        """Delete a file, which may be missing."""
-
-
 def rivals(own: str, changed_at: Mapping[str, float], lease_s: float) -> tuple[list[str], list[str]]:
-    """The leases of others among those that a list shows: those that are valid, and those that have
-    expired.
-    """
+    """Split the leases of other processes in a list into valid ones and expired ones."""
     now = changed_at[own]
     others = sorted(name for name in changed_at if name != own)
     living = [name for name in others if changed_at[name] > now - lease_s]
@@ -86,9 +54,11 @@ def rivals(own: str, changed_at: Mapping[str, float], lease_s: float) -> tuple[l
 
 
 class Lease:
-    """A context that holds a lease and renews it in a thread; Held if another process holds it."""
+    """A context that holds a lease and renews it in a thread; raises HeldByAnother if another process holds
+    it.
+    """
 
-    def __init__(self, store: LeasedStore, folder: str, owner: str) -> None:
+    def __init__(self, store: "S3Store", folder: str, owner: str) -> None:
         self._store = store
         self._folder = folder
         self._owner = owner.encode()
@@ -113,7 +83,7 @@ class Lease:
         self._take_back()
 
     def confirm(self) -> None:
-        """Raise Unavailable if another process may hold it by now."""
+        """Raise Unavailable if another process may hold the name now."""
         is_late = time.monotonic() - self._renewed_at > LEASE_S - RENEW_S
         if is_late or self._name not in self._store.changed_at(self._folder):
             raise Unavailable(
@@ -122,7 +92,7 @@ class Lease:
             )
 
     def _tried(self) -> str | None:
-        """Put a lease; returns None if it is the only valid one, else the owner of another."""
+        """Write a lease; return None if it is the only valid one, otherwise the owner of another."""
         try:
             self._put()
             living, over = rivals(self._name, self._store.changed_at(self._folder), LEASE_S)
@@ -152,7 +122,7 @@ class Lease:
         try:
             self._store.remove(self._name)
         except OSError:
-            return  # the lease expires
+            return  # the lease expires by itself
 
     def _renew(self) -> None:
         while not self._over.wait(RENEW_S):
@@ -161,24 +131,13 @@ class Lease:
                     return  # it had expired, and another process removed it
                 self._put()
             except OSError:
-                continue  # the store may answer again before the lease ends
+                continue  # the store may answer again before the lease expires
 
 
 # ---- s3 --------------------------------------------------------------------------------------------
-#
-# A lake under a prefix of a bucket, by Arrow's file system.
-#
-# Nothing is renamed. An object is there when its put is answered, whole; one that is written in parts is
-# there when the last request names them all. So a process that dies in between leaves nothing that a list
-# shows, only parts that a lifecycle rule of the bucket removes. Large files are written to a temporary file
-# first, so that a failure of ours never ends an upload that is half done.
-#
-# Endpoint, region and credentials are those of the usual variables and files (AWS_ENDPOINT_URL, AWS_REGION,
-# AWS_ACCESS_KEY_ID, AWS_PROFILE and so on). What fails is tried again by the client; what it gives up is
-# Unavailable.
 
 ATTEMPTS = 5
-"""Attempts of the client for each request, at growing intervals of up to some seconds in all."""
+"""Attempts of the client for each request, at growing intervals of some seconds in total."""
 
 CONNECT_S, REQUEST_S = 5.0, 20.0
 READS, READ_AGAIN_S = 3, 0.5
@@ -192,7 +151,7 @@ class S3Store:
     """A store under a prefix of a bucket."""
 
     def __init__(self, where: str) -> None:
-        """`where` is `s3://bucket/prefix`, without credentials."""
+        """Open the store. `where` is `s3://bucket/prefix`, without credentials."""
         self.where = where.rstrip("/")
         self._base = self.where.removeprefix("s3://")
         self._leases: dict[str, Lease] = {}
@@ -200,24 +159,24 @@ class S3Store:
     # -- what is there ---------------------------------------------------------------------------
 
     def path(self, _name: str) -> Path | None:
-        """None: files on S3 have no path."""
+        """Return None: files on S3 have no path."""
         return None
 
     def is_there(self) -> bool:
-        """Whether any object has the prefix."""
+        """Return whether any object has the prefix."""
         return bool(self._listed("", recursive=False))
 
     def names(self, folder: str, *, hidden: bool = False) -> list[str]:
-        """All objects below the folder, sorted."""
+        """Return all objects below the folder, sorted."""
         found = (self._name(entry.path) for entry in self._listed(folder) if entry.is_file)
         return sorted(name for name in found if hidden or not _is_hidden(name.removeprefix(folder)))
 
     def folders(self, folder: str) -> list[str]:
-        """The names of the folders directly in this one."""
+        """Return the names of the folders directly in this one."""
         return sorted(entry.base_name for entry in self._listed(folder, recursive=False) if not entry.is_file)
 
     def sizes(self, names: Sequence[str]) -> list[int]:
-        """The sizes in bytes, from lists of the top folders; 0 for a missing object."""
+        """Return the sizes in bytes, from lists of the top folders; 0 for a missing object."""
         tops = {name.partition("/")[0] for name in names}
         known = {
             self._name(entry.path): entry.size for top in tops for entry in self._listed(top) if entry.is_file
@@ -225,14 +184,14 @@ class S3Store:
         return [known.get(name) or 0 for name in names]
 
     def read(self, name: str, *, at_most: int | None = None) -> bytes:
-        """The content, or its first bytes."""
+        """Return the content, or its first bytes."""
         return bytes(self.buffer(name, at_most).to_pybytes())
 
     def buffer(self, name: str, at_most: int | None = None) -> Any:
-        """The content in memory; a failed read is retried a few times."""
+        """Return the content in memory; a failed read is retried a few times."""
         for left in reversed(
             range(READS)
-        ):  # the client takes a refusal that is longer than the file for its end
+        ):  # the client treats an error reply that is longer than the file as the end of the file
             try:
                 with self._answered(), self._files.open_input_file(self._key(name)) as file:
                     return file.read_buffer(at_most)
@@ -243,12 +202,12 @@ class S3Store:
         return None
 
     def open(self, name: str) -> Any:
-        """An Arrow file that reads the object in parts."""
+        """Return an Arrow file that reads the object in parts."""
         with self._answered():
             return self._files.open_input_file(self._key(name))
 
     def dataset(self, names: Sequence[str], schema: Callable[[], Any] | None = None) -> Any:
-        """An Arrow dataset of these Parquet files."""
+        """Return an Arrow dataset of these Parquet files."""
         from pyarrow import dataset
 
         with self._answered():
@@ -259,23 +218,23 @@ class S3Store:
     # -- what is written -------------------------------------------------------------------------
 
     def put(self, name: str, data: bytes | mmap.mmap) -> None:
-        """Put the whole object."""
+        """Write the whole object."""
         with self._answered():
             stream = self._files.open_output_stream(self._key(name))
             stream.write(data)
             stream.close()
 
     def writer(self, name: str) -> Any:
-        """A stream whose object appears when it is closed."""
+        """Return a stream whose object appears when it is closed."""
         with self._answered():
             return self._files.open_output_stream(self._key(name))
 
     def draft(self, _name: str) -> "S3Draft":
-        """A temporary file that is put when it is published."""
+        """Return a temporary file that is uploaded when it is published."""
         return S3Draft(self)
 
     def clear_drafts(self, _folder: str, _prefix: str) -> None:
-        """Nothing to do: drafts are temporary files, which end with their process."""
+        """Do nothing: drafts are temporary files, which end with their process."""
 
     def move(self, name: str, target: str) -> None:
         """Copy the object, then delete it."""
@@ -301,7 +260,7 @@ class S3Store:
 
     @contextmanager
     def held(self, name: str, owner: str) -> Iterator[None]:
-        """Hold a lease on this name; Held if another process does."""
+        """Hold a lease on this name; raise HeldByAnother if another process holds one."""
         with Lease(self, name, owner) as lease:
             self._leases[name] = lease
             try:
@@ -315,7 +274,7 @@ class S3Store:
             self._leases[name].confirm()
 
     def changed_at(self, folder: str) -> dict[str, float]:
-        """When each object was put, by the clock of S3."""
+        """Return when each object was written, by the clock of S3."""
         return {
             self._name(entry.path): entry.mtime.timestamp() for entry in self._listed(folder) if entry.is_file
         }
@@ -359,7 +318,7 @@ class S3Store:
 
 
 class S3Draft:
-    """A temporary file, which ends with its process, until it is put."""
+    """A temporary file, which ends with its process unless it is uploaded."""
 
     def __init__(self, store: S3Store) -> None:
         import pyarrow as pa
@@ -369,13 +328,13 @@ class S3Draft:
         self.sink: Any = pa.PythonFile(self._file, "w")
 
     def written(self) -> Any:
-        """The file, mapped into memory, for Arrow to read from."""
+        """Return the file, mapped into memory, for Arrow to read from."""
         import pyarrow as pa
 
         return pa.BufferReader(pa.py_buffer(self._mapped()))
 
     def publish(self, name: str) -> None:
-        """Put the file as an object of this name."""
+        """Upload the file as an object of this name."""
         self._store.put(name, self._mapped())
         self.forget()
 

@@ -1,8 +1,8 @@
-"""Calls: the contents of a task message as typed values, and how they are read.
+"""Calls: the content of a task message as typed values, and how it is read.
 
 `TaskHeaders` lists the headers of protocol v2 in the order in which Celery writes them. The worker's main
 process reads only these (`read_headers`); the child that runs the task reads the body (`decode_task`).
-Whatever a peer sent, these raise nothing but WireError, and the error names the value that is wrong.
+Whatever a peer sent, they raise only WireError, and the error names the wrong value.
 """
 
 import re
@@ -33,13 +33,14 @@ from umbel.wire.values import Serializer, accepted_serializer, decode_json, deco
 
 
 class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The known headers (wire 1.3). `root_id` None, `argsrepr` "" and so on: left out by the sender.
+    """The known headers (wire 1.3). `root_id` None, `argsrepr` "" and so on mean that the sender omitted
+    them.
 
-    The types say what each may be; `read_headers` checks what types cannot express. A time limit of 0 means
-    none, as in Celery.
+    The types define which values are valid; `read_headers` checks what types cannot express. A time limit of
+    0 means no limit, as in Celery.
 
-    `compression`, `redelivered`, `umbel_signature`, `umbel_bound` and `umbel_unsigned` are about one copy of
-    a message, not about the call: `encode_task` does not take them over.
+    `compression`, `redelivered`, `umbel_signature`, `umbel_bound` and `umbel_unsigned` describe one copy of a
+    message, not the call, so `encode_task` does not copy them.
     """
 
     lang: str = "py"
@@ -63,21 +64,22 @@ class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     stamps: dict[str, Any] = {}
     compression: str | msgspec.UnsetType | None = msgspec.UNSET
     redelivered: bool | msgspec.UnsetType | None = msgspec.UNSET
-    umbel_unique: Name | msgspec.UnsetType | None = msgspec.UNSET  # Umbel's: the key that a unique task holds
+    umbel_unique: Name | msgspec.UnsetType | None = msgspec.UNSET  # Umbel only: the key of a unique task
     umbel_limit: Name | msgspec.UnsetType | None = (
         msgspec.UNSET
-    )  # Umbel's: the key of the task's cluster limit
-    umbel_starts: Count | msgspec.UnsetType | None = msgspec.UNSET  # Umbel's: see `retried.py`
+    )  # Umbel only: the key of the task's cluster limit
+    umbel_starts: Count | msgspec.UnsetType | None = msgspec.UNSET  # Umbel only: see `retried.py`
     umbel_signature: str | msgspec.UnsetType | None = (
         msgspec.UNSET
-    )  # Umbel's, like the next two: see `signing.py`
+    )  # Umbel only, like the next two: see `signing.py`
     umbel_bound: str | msgspec.UnsetType | None = msgspec.UNSET
     umbel_unsigned: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Embed(msgspec.Struct):
-    """What follows the task (wire 1.4). `chain` is in reverse: the next step is the last item, and the only
-    one that is always a map (`steps.py`).
+    """The calls that follow the task (wire 1.4).
+
+    `chain` is in reverse: the next step is the last item, and the only one that is always a map (`steps.py`).
     """
 
     callbacks: list[SignatureMap] | None = None
@@ -87,7 +89,7 @@ class Embed(msgspec.Struct):
 
 
 class TaskCall(msgspec.Struct):
-    """A complete call. `extra` holds the caller's custom headers."""
+    """A complete call. `extra` contains the caller's custom headers."""
 
     headers: TaskHeaders
     args: list[Any] = []
@@ -102,19 +104,22 @@ HEADER_NAMES = frozenset(TaskHeaders.__struct_fields__)
 OF_ONE_COPY: dict[str, Any] = dict.fromkeys(
     ("redelivered", "umbel_signature", "umbel_bound", "umbel_unsigned"), msgspec.UNSET
 )
-"""Headers that a message made from another does not take over, in addition to the compression."""
+"""Headers that are not copied to a message made from another one, in addition to the compression."""
 
 
 def read_headers(message: Message) -> TaskHeaders:
-    """Decode the headers alone, as the worker does with every message. Raises WireError."""
+    """Decode only the headers, as the worker does with every message. Raises WireError."""
     data = message.headers
     if len(data) > HEADER_LIMITS.size_max_bytes:
         raise too_large(
-            "the header block of the message", len(data), HEADER_LIMITS, "; send less in headers and stamps"
+            "the header block of the message",
+            len(data),
+            HEADER_LIMITS,
+            "; put less data into headers and stamps",
         )
     try:
         headers = _HEADERS.decode(data)
-        if headers.stamps:  # the only place for values of any type and depth
+        if headers.stamps:  # the only header with values of any type and depth
             headers = decode_json_as(_HEADERS, data, what="the headers")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         headers = _read_leniently(data)
@@ -136,7 +141,9 @@ def read_headers(message: Message) -> TaskHeaders:
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
-    """What a message holds in the broker, by its headers: a unique task's key, a slot under a limit."""
+    """Resources that a message occupies in the broker, by its headers: a unique task's key, a slot of a
+    limit.
+    """
 
     task: str = ""
     id: str = ""
@@ -145,7 +152,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
 
 
 def holding_of(message: Message) -> Holding | None:
-    """Return what must be freed when a message ends that was never opened; None: nothing, or unreadable."""
+    """Return what to release when a message ends without being opened; None if nothing, or unreadable."""
     data = message.headers
     if b'"umbel_unique"' not in data and b'"umbel_limit"' not in data:
         return None
@@ -159,7 +166,7 @@ _HOLDING = msgspec.json.Decoder(Holding)
 
 
 def check_names(headers: TaskHeaders) -> None:
-    """Raise BadMessage for a name or id that some broker or store cannot hold: too long, or with a NUL."""
+    """Raise BadMessage for a name or id that some broker or store cannot store: too long, or with a NUL."""
     ours = (headers.umbel_unique, headers.umbel_limit)
     for name in (headers.id, headers.root_id, headers.parent_id, headers.group, *ours):
         if isinstance(name, str) and not is_name(name):
@@ -223,7 +230,7 @@ _KNOWN_ONLY = msgspec.json.Decoder(_KnownOnly)
 
 def _extra(data: bytes) -> dict[str, Any]:
     try:
-        # Usually there are none; this finds out at a tenth of the cost of a map of all headers.
+        # Usually there are none; this check costs a tenth of decoding all headers to a map.
         _KNOWN_ONLY.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = read_header_map(data)
@@ -232,7 +239,7 @@ def _extra(data: bytes) -> dict[str, Any]:
 
 
 def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
-    """Return the body as its serializer wrote it, decompressed. Raises WireError."""
+    """Return the decompressed body, as its serializer wrote it. Raises WireError."""
     if len(message.body) > limits.size_max_bytes:
         raise too_large(
             "the body of the message", len(message.body), limits, "; send a reference to the data instead"
@@ -241,7 +248,7 @@ def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
         return message.body
     if not isinstance(compression, str):
         raise BadMessage(f"header 'compression' must be text, not {brief(compression)}")
-    from umbel.wire.compression import decompress  # three libraries that few messages need
+    from umbel.wire.compression import decompress  # imports three libraries that few messages need
 
     return decompress(message.body, compression, limits=limits)
 
@@ -263,7 +270,7 @@ def read_body_map(body: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Embe
 
 
 def read_embed(found: object) -> Embed:
-    """Check the follow-ups of a call; `{}` and null mean that there are none."""
+    """Check the follow-up calls of a call; `{}` and null mean that there are none."""
     if not found or found == _EMPTY:
         return Embed()
     if not isinstance(found, dict):
@@ -294,7 +301,9 @@ _EMPTY = msgspec.structs.asdict(Embed())
 
 
 def _read_leniently(data: bytes) -> TaskHeaders:
-    """Read headers in which a peer wrote null for "not set", or raise an error that names the flaw."""
+    """Read headers in which a peer wrote null for missing values, or raise an error that names the wrong
+    value.
+    """
     found = read_header_map(data)
     if "task" not in found:
         raise BadMessage(

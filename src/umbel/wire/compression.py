@@ -1,7 +1,7 @@
-"""Compression: bodies made smaller, and read back without trusting their stated size.
+"""Compression of message bodies, and decompression that does not trust the stated size.
 
-A few kilobytes can unpack to gigabytes, so unpacking stops at the size limit. The names are Celery's; what it
-calls gzip is a zlib stream (wire 1.5, trap 23), and both are read here.
+A few kilobytes can decompress to gigabytes, so decompression stops at the size limit. The names are Celery's.
+What Celery calls gzip is a zlib stream (wire 1.5, trap 23); both formats are read here.
 """
 
 import bz2
@@ -14,16 +14,16 @@ from typing import Protocol
 from umbel.errors import BadMessage, BadValue, TooLarge
 from umbel.wire.message import DEFAULT_LIMITS, Limits
 
-# More than the strongest preset of lzma needs; a stream can demand 4 GiB.
+# More than lzma's strongest preset needs; a stream can demand 4 GiB.
 LZMA_MEMORY_MAX_BYTES = 128 * 1024 * 1024
 
 
 class Unpacker(Protocol):
-    """What the standard library's three decompressors have in common."""
+    """The common interface of the standard library's three decompressors."""
 
     @property
     def eof(self) -> bool:
-        """Whether the end of the compressed stream was read."""
+        """Return whether the end of the compressed stream was read."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """Return at most `max_length` bytes of the decompressed data."""

@@ -1,9 +1,10 @@
 """Control: requests to workers and their replies, as bytes and as typed values (wire 5.1, 5.2).
 
-The form is Celery's. A reply of ours has one more header, which Celery ignores: the members that the replying
-node knows. Anyone who can write to the broker can reply, and Celery's workers reply with fewer fields, so
-code that computes with a reply reads it as one of the typed values here: fields that are missing or wrong get
-defaults.
+The format is Celery's. Umbel's replies have an additional header, which Celery ignores: the members that the
+replying node knows, so that a caller can find out which nodes are missing.
+
+Anyone who can write to the broker can reply, and Celery's workers reply with fewer fields. So code that
+computes with a reply reads it as one of the typed values here, in which missing or wrong fields get defaults.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,32 +22,25 @@ from umbel.wire.signing import Signer
 from umbel.wire.values import SERIALIZERS, decode_json, decode_json_as, encode_json
 
 # ---- control ---------------------------------------------------------------------------------------
-#
-# Requests to workers and their replies, as bytes (wire 5.1, 5.2).
-#
-# The form is Celery's. Umbel adds a header to a reply, which Celery does not read: the members that the
-# replying node knows, so that a caller can tell which nodes are missing.
 
 REQUEST_EXCHANGE, REPLY_EXCHANGE = "celery.pidbox", "reply.celery.pidbox"
 REQUEST_LIMITS = Limits(size_max_bytes=1024 * 1024, depth_max=32)
-REPLY_LIMITS = Limits(
-    size_max_bytes=64 * 1024 * 1024, depth_max=64
-)  # for replies that are received, from any sender
+REPLY_LIMITS = Limits(size_max_bytes=64 * 1024 * 1024, depth_max=64)  # for received replies, from any sender
 OWN_REPLY_LIMITS = Limits(size_max_bytes=8 * 1024 * 1024, depth_max=64)
 MEMBERS_MAX = 20_000
-PICKLE_MARK = b"\x80"  # the first byte of a pickle of protocol 2 or later, and of no JSON text
-NAME_MAX_BYTES = 255  # of an exchange or a routing key: AMQP has no room for more
+PICKLE_MARK = b"\x80"  # the first byte of a pickle of protocol 2 or later; no JSON text begins with it
+NAME_MAX_BYTES = 255  # of an exchange or a routing key: the limit of AMQP
 
 
 def patterns_on(exchange: str, patterns: Sequence[str]) -> Sequence[str]:
-    """The routing keys that a listener subscribes to: on the exchange of requests, all of them."""
+    """Return the routing keys that a listener subscribes to; on the exchange of requests, all of them."""
     return ("#",) if exchange == REQUEST_EXCHANGE else patterns
 
 
 def encode_request(
     request: Request, clock: int, signer: Signer | None = None, now: float = 0.0
 ) -> tuple[bytes, bytes]:
-    """Return the headers and the body; with keys, signed at `now`."""
+    """Return the headers and the body; if there are keys, signed at `now`."""
     body: dict[str, Any] = {
         "method": request.method,
         "arguments": dict(request.arguments),
@@ -68,10 +62,11 @@ def encode_request(
 def decode_request(
     headers: bytes, body: bytes, signer: Signer | None = None, accept: Collection[str] = ("json",)
 ) -> Request:
-    """Read a request, whatever the bytes are; raises only WireError. With keys its signature is checked.
+    """Read a request; raise only WireError, whatever the bytes are. If there are keys, the signature is
+    checked.
 
-    Celery's clients encode requests like tasks, so a request may be pickled where pickle is accepted. With
-    keys it may not: Celery has none of them, and reading a pickle runs what its sender wrote.
+    Celery's clients encode requests like tasks, so a request may be pickled if pickle is accepted. With keys
+    pickle is refused: Celery's clients have no keys, and reading a pickle runs the sender's code.
     """
     if body[:1] == PICKLE_MARK and "pickle" in accept and signer is None:
         body_map = SERIALIZERS["pickle"].decode(body, REQUEST_LIMITS)
@@ -96,14 +91,14 @@ def decode_request(
 
 
 def is_for_replies(exchange: str) -> bool:
-    """Whether this exchange is a mailbox's: replies go nowhere else, whatever a request asks for."""
+    """Return whether this exchange is a mailbox's: replies go nowhere else, whatever a request asks for."""
     return exchange.startswith("reply.") and exchange.endswith(".pidbox")
 
 
 def encode_reply(
     node: str, value: Any, ticket: str, clock: int, members: Sequence[MemberReport] = ()
 ) -> tuple[bytes, bytes]:
-    """Return the headers and the body. Of a list that is too large the first part is sent, with its total."""
+    """Return the headers and the body. A list that is too large is truncated and sent with its total."""
     headers: dict[str, Any] = {"ticket": ticket, "clock": clock}
     shown, body = value, None
     while body is None:
@@ -154,7 +149,7 @@ class _Request(msgspec.Struct, frozen=True):
     destination: tuple[str, ...] | str | None = None
     pattern: str | None = None
     matcher: str | None = None
-    ticket: Name | None = None  # remembered by the node, so that a request runs once
+    ticket: Name | None = None  # the node remembers it, so that a request runs only once
     reply_to: _ReplyTo | None = None
 
 
@@ -175,16 +170,13 @@ _REPLY_HEADERS = msgspec.json.Decoder(_ReplyHeaders)
 
 # ---- replies ---------------------------------------------------------------------------------------
 #
-# What workers reply to control commands, as typed values.
-#
-# Anyone who can write to the broker can reply to a request, and Celery's workers reply with fewer fields
-# than ours. So all code that computes with a reply reads it here. As with events (`events/view.py`),
-# reading does not fail: a field that is missing or of another type is None, and an item of a list that has
-# another type is left out. Replies that are only shown stay data, and are shown as text.
+# As with events (`events/view.py`), reading does not fail: a field that is missing or of the wrong type is
+# None, and an item of a list that has another type is omitted. Replies that are only displayed stay data, and
+# are shown as text.
 
 ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]  # also a time, until the year 9999
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]  # also a Unix time, until the year 9999
 Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
@@ -204,7 +196,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Stopping(msgspec.Struct, frozen=True):
-    """How far the shutdown of a worker is."""
+    """The progress of a worker's shutdown."""
 
     phase: Text | None = None
     left_s: Seconds | None = None
@@ -272,7 +264,7 @@ class LeaseRow(msgspec.Struct, frozen=True):
 
 
 class MemberRow(msgspec.Struct, frozen=True):
-    """A complete row of `members`: all fields that must be valid for it to be believed."""
+    """A complete row of `members`: all fields that must be valid for the row to count."""
 
     node: Text
     state: Literal["alive", "suspect", "lost", "left"]
@@ -285,7 +277,7 @@ class MemberRow(msgspec.Struct, frozen=True):
 
 
 class ViewRow(msgspec.Struct, frozen=True):
-    """A row of `members`, as far as a node's view of another needs it."""
+    """A row of `members` with the fields that another node's view needs."""
 
     node: Text | None = None
     state: Text | None = None
@@ -302,13 +294,13 @@ class LetterRow(msgspec.Struct, frozen=True):
 
 
 class ClockReply(msgspec.Struct, frozen=True):
-    """The reply that states a node's logical clock."""
+    """The reply with a node's logical clock."""
 
     clock: Count | None = None
 
 
 def typed(reply: Any, kind: type[ReplyT]) -> ReplyT:
-    """Return the reply as a value of this type; every field is None where the reply is not a map."""
+    """Return the reply as a value of this type; every field is None if the reply is not a map."""
     if not isinstance(reply, Mapping):
         return kind()
     right = {
@@ -320,12 +312,12 @@ def typed(reply: Any, kind: type[ReplyT]) -> ReplyT:
 
 
 def rows(reply: Any, kind: type[ReplyT]) -> list[ReplyT]:
-    """Return the maps of a list as values of this type; none where the reply is not a list."""
+    """Return the maps of a list as values of this type; an empty list if the reply is not a list."""
     return [typed(row, kind) for row in reply if isinstance(row, Mapping)] if isinstance(reply, list) else []
 
 
 def is_member(row: Any) -> bool:
-    """Whether a row of `members` has all fields of MemberRow."""
+    """Return whether a row of `members` has all fields of MemberRow."""
     try:
         msgspec.convert(row, MemberRow)
     except msgspec.ValidationError:
@@ -334,12 +326,12 @@ def is_member(row: Any) -> bool:
 
 
 def texts(reply: Any) -> list[str]:
-    """Return the texts of a list; none where the reply is not a list."""
+    """Return the texts of a list; an empty list if the reply is not a list."""
     return [text for text in reply if isinstance(text, str)] if isinstance(reply, list) else []
 
 
 def _read(value: Any, hint: Any) -> Any:
-    """Return the value as its type, or the valid part of it; None for nothing."""
+    """Return the value as its type, or the valid part of it; None if there is none."""
     if value is None:
         return None
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Elections and gossip on the wire."""
+"""Elections and gossip on the wire: the command `election`, and the worker events of both."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,11 +39,9 @@ from umbel.wire.values import decode_json, encode_json
 
 # ---- elections on the wire -------------------------------------------------------------------------
 #
-# The control command `election`, and the events that report elections.
-#
 # The command has Celery's three arguments, and in Umbel's form also `cver`, `policy`, `ts` and `expires`,
-# which Celery's workers ignore. Events of workers never use field names that break Celery's monitors (`id`
-# and `alive` among them), except where Celery itself does.
+# which Celery's workers ignore. Worker events never use field names that break Celery's monitors (such as
+# `id` and `alive`), except where Celery does so itself.
 
 VERSION = 2
 ELECTED_BYTES_MAX = 64 * 1024
@@ -56,7 +54,7 @@ ELECTED, ELECT, ELECT_ACK = "worker-elected", "worker-elect", "worker-elect-ack"
 
 
 def is_classic(arguments: Mapping[str, Any]) -> bool:
-    """Whether the command is in the classic form, from a Celery client."""
+    """Return whether the command has the classic form of a Celery client."""
     version = arguments.get("cver", CLASSIC_VERSION)
     return type(version) is not int or version < VERSION
 
@@ -75,7 +73,7 @@ def request_arguments(request: ElectionRequest) -> dict[str, Any]:
 
 
 def request_from(arguments: Mapping[str, Any], *, now: float) -> ElectionRequest:
-    """Read a command in Umbel's form; without `ts` its time is `now`. Raises WireError."""
+    """Read a command in Umbel's form; if `ts` is missing, its time is `now`. Raises WireError."""
     policy = arguments.get("policy", str(Policy.AT_MOST_ONCE))
     if policy not in list(Policy):
         raise BadMessage(f"election policy {brief(policy)} is unknown; it must be one of {', '.join(Policy)}")
@@ -99,7 +97,7 @@ def called_from(arguments: Mapping[str, Any]) -> ClassicRequest:
 
 
 def elected_fields(tell: PublishElected) -> dict[str, Any]:
-    """Return the fields of `worker-elected`; a request that would make it too large is left out."""
+    """Return the fields of `worker-elected`; a request that would make it too large is omitted."""
     fields: dict[str, Any] = {
         "eid": tell.election_id,
         "topic": tell.topic,
@@ -185,7 +183,7 @@ def ack_from(event: Mapping[str, Any]) -> AckReceived:
 
 
 def shown_outcome(state: ElectionState, outcome: str) -> str:
-    """Return one word for how it ended: a failed handler is stored as done, with its error."""
+    """Return one word for the end of an election: a failed handler is stored as done, with its error."""
     failed = state is ElectionState.DONE and outcome.startswith(ERROR_PREFIX)
     return "failed" if failed else str(state)
 
@@ -217,12 +215,10 @@ def _number(fields: Mapping[str, Any], name: str, default: float) -> float:
 
 # ---- gossip ----------------------------------------------------------------------------------------
 #
-# Worker events of the wire as events of the membership machine (wire 4).
-#
-# Whatever a peer sends, nothing is raised: a field of the wrong type counts as missing, and an event
+# Whatever a peer sends, reading never raises: a field of the wrong type counts as missing, and an event
 # without a valid sender is ignored.
 
-NODE_BYTES_MAX = 240  # its mailbox in RabbitMQ is "<node>.celery.pidbox", with at most 255 bytes
+NODE_BYTES_MAX = 240  # the mailbox in RabbitMQ is "<node>.celery.pidbox", with at most 255 bytes
 REASON_CHARACTERS_MAX = 200
 SUSPECT, LOST, VIEW = "worker-suspect", "worker-lost", "worker-view"
 OBSERVED = "observed"
@@ -235,7 +231,7 @@ _SOFTWARE = {"py-celery": "celery"}
 
 
 def read_worker_event(event: Mapping[str, Any]) -> list[Event]:
-    """Return what an event shows: that its sender lives, and perhaps that another node does not."""
+    """Return what an event proves: that its sender is alive, and perhaps that another node is not."""
     node = _node(event.get("hostname"))
     if node is None or not str(event.get("type", "")).startswith("worker-"):
         return []
@@ -266,23 +262,27 @@ def read_worker_event(event: Mapping[str, Any]) -> list[Event]:
 
 
 def subject_fields(member: Member) -> dict[str, Any]:
-    """The fields that name the subject of a `worker-suspect` or `worker-lost`; `hostname` is the sender."""
+    """Return the fields that name the subject of a `worker-suspect` or `worker-lost`; `hostname` is the
+    sender.
+    """
     return {"subject": member.node, "subject_inc": member.inc, "subject_pid": member.pid}
 
 
 def view_fields(view: BroadcastView) -> dict[str, Any]:
-    """The fields of a `worker-view`: nodes as in `hello`, and the range of names that it covers."""
+    """Return the fields of a `worker-view`: nodes as in `hello`, and the range of names that it covers."""
     runs = [[run.node, run.inc, run.pid, run.clock, run.freq_s, run.software] for run in view.runs]
     return {"after": view.after, "until": view.until, "runs": runs}
 
 
 def introduction(member: Member) -> list[Any]:
-    """Return a member as a reply to `hello` names it."""
+    """Return a member in the form of a reply to `hello`."""
     return [member.node, member.inc, member.pid, member.clock, member.freq_s, member.software]
 
 
 def describe(member: Member, now: float) -> dict[str, Any]:
-    """Return a member as the command `members` shows it; times as ages, because clocks differ."""
+    """Return a member in the form of the command `members`, with ages instead of times, because clocks
+    differ.
+    """
     return {
         "node": member.node,
         "state": member.state.value,
@@ -316,7 +316,7 @@ def read_introduction(named: object) -> Introduced | None:
 
 
 def _read_view(event: Mapping[str, Any], by: str) -> Viewed | None:
-    """Read a view; None if a name in it cannot be read, as that node would seem to be missing."""
+    """Read a view; return None if a name in it is unreadable, because that node would seem to be missing."""
     after, until, runs = event.get("after"), event.get("until"), event.get("runs")
     if not (isinstance(after, str) and isinstance(until, str) and isinstance(runs, list)):
         return None
@@ -335,7 +335,7 @@ def _whole_gossip(value: object) -> int:
 
 
 def _number_gossip(value: object) -> float | None:
-    # bool is an int, and NaN and infinity are floats: none of them is a number here.
+    # bool is an int, and NaN and infinity are floats: none of them counts as a number here.
     if type(value) is float or type(value) is int:
         return float(value) if abs(value) <= CLOCK_MAX else None
     return None

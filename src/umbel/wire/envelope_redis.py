@@ -1,13 +1,13 @@
 """The envelope of Celery's Redis transport: one list element, or one pub/sub payload (wire 2.2).
 
-Headers pass unchanged and the body as base64, so that neither is parsed in transit. A body may have
-megabytes: it is cut out of the envelope and inserted as bytes, not through the JSON library. Umbel adds one
-map at the very front, `{"umbel": {...}, `: how often the message was started, whether it may have run, when
-it is due. Celery ignores it and retains it when it restores a message. It stands first, with a fixed
-spelling, so that the Lua scripts find and change it without parsing the rest.
+Headers pass unchanged and the body as base64, so neither is parsed in transit. A body may have megabytes, so
+it is cut out of the envelope and inserted as bytes, without the JSON library. Umbel adds one map at the very
+front, `{"umbel": {...}, `: how often the message was started, whether it may have run, and when it is due.
+Celery ignores the map and keeps it when it restores a message. The map is first and has a fixed spelling, so
+that the Lua scripts can find and change it without parsing the rest.
 
-A list element that is no envelope is returned as a message without headers: the worker makes it a dead letter
-with a reason, while an exception here would stop the queue.
+A list element that is not an envelope is returned as a message without headers. The worker makes it a dead
+letter with a reason, whereas an exception here would stop the queue.
 """
 
 from binascii import Error as Base64Error
@@ -33,14 +33,14 @@ from umbel.wire.values import UNREADABLE
 PERSISTENT, TRANSIENT = 2, 1
 MARK = b'{"umbel": {'
 CUT_FROM_BYTES = 2048
-"""In an envelope of at least this size the body is cut out instead of parsed."""
+"""In envelopes of at least this size the body is cut out instead of parsed."""
 _BEGINNINGS = (b'{"body":"', b'{"body": "')
 REDELIVERED = b'{"redelivered": true'
 """The first bytes that the scripts write into the headers of a message that may have run."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An envelope as read. `redelivered`: a worker, Umbel's or Celery's, claimed it before."""
+    """A decoded envelope. `redelivered`: a worker, Umbel's or Celery's, claimed it before."""
 
     message: Message
     starts: int
@@ -57,7 +57,7 @@ def seal(
     exchange: str = "",
     routing_key: str = "",
 ) -> bytes:
-    """Return the envelope of a task message for its queue's list, which it may reach by an exchange."""
+    """Return the envelope of a task message for a queue's list, which it may reach through an exchange."""
     expiration = message.expiration_ms
     key = routing_key if exchange else queue
     properties: _Properties | Raw = _Properties(
@@ -70,7 +70,8 @@ def seal(
         delivery_tag,
         UNSET if expiration is None else str(expiration),
     )
-    if message.properties:  # in front: the scripts identify an envelope by its end, where its tag is
+    # at the front, because the scripts identify an envelope by its end, which contains the tag
+    if message.properties:
         properties = Raw(message.properties[:-1] + b"," + _encode(properties)[1:])
     around = _Around(message.content_encoding, message.content_type, Raw(message.headers), properties)
     envelope = _with_body(message.body, around)
@@ -89,7 +90,7 @@ def seal_result(result: StoredResult, delivery_tag: str) -> bytes:
 
 
 def unseal(envelope: bytes) -> Opened:
-    """Read an envelope; one that cannot be read becomes a message without headers."""
+    """Read an envelope; an unreadable one becomes a message without headers."""
     try:
         read, body, others = _cut_out(envelope) if len(envelope) > CUT_FROM_BYTES else (None, b"", b"")
         if read is None:
@@ -125,7 +126,7 @@ def unseal(envelope: bytes) -> Opened:
 
 
 def due_of(envelope: bytes) -> float:
-    """Return the time before which it may not start; 0.0 if none is stated."""
+    """Return the time before which the task must not start; 0.0 if none is stated."""
     if not envelope.startswith(MARK):
         return 0.0
     try:
@@ -147,10 +148,10 @@ def _with_body(body: bytes, around: "_Around") -> bytes:
 
 
 def _cut_out(envelope: bytes) -> tuple["_ReadEnvelope | None", bytes, bytes]:
-    """Return the envelope without its body, the body, and the other properties; None: it must be parsed
-    whole.
+    """Return the envelope without its body, the body, and the other properties; None: parse it whole.
 
-    Envelopes of Umbel and Celery begin with the body. Base64 has no escapes, so it ends at the next quote.
+    Envelopes of Umbel and Celery begin with the body. Base64 has no escapes, so the body ends at the next
+    quote.
     """
     start = next((len(beginning) for beginning in _BEGINNINGS if envelope.startswith(beginning)), 0)
     end = envelope.find(b'"', start) if start else -1
@@ -194,7 +195,7 @@ class _Properties(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Around(msgspec.Struct, frozen=True, gc=False):
-    """What follows the body, in Celery's order and with Celery's names."""
+    """The fields after the body, in Celery's order and with Celery's names."""
 
     content_encoding: str = msgspec.field(name="content-encoding")
     content_type: str = msgspec.field(name="content-type")
@@ -209,7 +210,7 @@ class _ReadInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 class _LooseProperties(msgspec.Struct, frozen=True, gc=False):
-    """The properties; those that peers may leave out, or send as null, have defaults."""
+    """The properties; those that peers may omit, or send as null, have defaults."""
 
     correlation_id: Name | None = None
     reply_to: Name | None = None
@@ -220,14 +221,14 @@ class _LooseProperties(msgspec.Struct, frozen=True, gc=False):
 
 
 class _ReadProperties(_LooseProperties, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The properties of most messages: none that has no field here."""
+    """The properties of most messages, all of which have a field here."""
 
     delivery_mode: Raw | UnsetType = UNSET
     delivery_tag: Raw | UnsetType = UNSET
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
-    """The map `umbel`, with the bounds of `is_mark` in `messages.lua`; beyond them it is not Umbel's."""
+    """The map `umbel`, with the limits of `is_mark` in `messages.lua`; a map beyond them is not Umbel's."""
 
     starts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     redelivered: bool = False
@@ -244,7 +245,7 @@ class _ReadEnvelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class _PlainEnvelope(_ReadEnvelope, frozen=True, gc=False):
-    """An envelope whose properties all have fields, as most do: it is read in one pass."""
+    """An envelope whose properties all have fields, as in most messages: it is read in one pass."""
 
     properties: _ReadProperties = _ReadProperties()
 

@@ -1,8 +1,8 @@
 """Events on the wire: facts about tasks and workers, as they are broadcast and logged (wire 4.1).
 
-A node encodes each of its events once (`EventTeller`). The same bytes go to listeners and into the event log.
-Listeners get lists in the order in which the events happened, as Celery's monitors expect; the log gets one
-list for each type.
+A node encodes each of its events once. The same bytes go to listeners and into the event log. Listeners get
+lists in the order in which the events happened, as Celery's monitors expect. The log gets one list for each
+type, because its reader decodes events of one type together, and orders them by their clocks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,18 +18,16 @@ from umbel.wire.show import brief
 from umbel.wire.values import decode_json, encode_json
 
 # ---- events ----------------------------------------------------------------------------------------
-#
-# Facts about tasks and workers, as they are broadcast (wire 4.1).
 
 LOGGED = "logged"
 """Header of a broadcast whose events are also in the broker's event log, where a recorder reads them."""
 
 EVENTS_MAX = 10_000
-"""In a single message. Celery sends at most 24; a longer list than this is a mistake or an attack."""
+"""Limit for a single message. Celery sends at most 24 events; a longer list is a mistake or an attack."""
 
 
 def routing_key(event_type: str) -> str:
-    """Return the routing key: `task-sent` goes out as `task.sent`, so that receivers can bind to `task.#`."""
+    """Return the routing key: `task.sent` for `task-sent`, so that receivers can bind to `task.#`."""
     return event_type.replace("-", ".")
 
 
@@ -39,7 +37,7 @@ def routing_key_of_list(group: str) -> str:
 
 
 def group_of(event_type: str) -> str:
-    """Return `task` or `worker`, which a sender can be configured to leave out."""
+    """Return `task` or `worker`; a sender can be configured to omit one of these groups."""
     return event_type.partition("-")[0]
 
 
@@ -66,21 +64,15 @@ def decode_events(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> list[dict[
 
 
 # ---- encoded events --------------------------------------------------------------------------------
-#
-# A node's events, each encoded once, with its routing key.
-#
-# The same bytes go to listeners and into the event log. Listeners get lists in the order in which things
-# happened, as Celery's monitors expect. The log gets a list for each type: its reader decodes events of one
 # type together, and orders them by their clocks.
-#
-# Nearly all events are about tasks. Their forms are made from the vocabulary (`events/types.py`), so that
-# an event is encoded from its values without a map in between.
+# Nearly all events are about tasks. Their encoded forms are derived from the vocabulary (`events/types.py`),
+# so that an event is encoded from its values without building a map.
 
 LIST_MAX, LIST_MAX_BYTES = 200, 256 * 1024
-"""The most events in one list, and the most bytes; a larger event is sent alone."""
+"""The largest number of events and of bytes in one list; a larger event is sent alone."""
 
 EncodedEvent = tuple[str, bytes]
-"""Routing key and body, of an event or of a list of them."""
+"""Routing key and body, of an event or of a list of events."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -89,14 +81,14 @@ _STAMPED = list(fields_of(Event))
 
 
 def encoded_fields(of: type[TaskEvent]) -> list[str]:
-    """The fields of an event type without its stamp, in the order in which they are encoded."""
+    """Return the fields of an event type without its stamp, in encoding order."""
     return list(
         dict.fromkeys(name for name in (*fields_of(TaskEvent), *fields_of(of)) if name not in _STAMPED)
     )
 
 
 class _Form:
-    """How an event of one type is encoded from its values."""
+    """The encoding of events of one type."""
 
     __slots__ = ("key", "make", "tag")
 
@@ -112,7 +104,7 @@ _FORMS = {of: _Form(of) for of in TASK_TYPES}
 
 
 class EventEncoder:
-    """Stamps and encodes a node's events. After a WireError the event's number is missing."""
+    """Stamps and encodes a node's events. After a WireError the event's number is skipped."""
 
     def __init__(self, stamper: EventStamper) -> None:
         self.stamper = stamper
@@ -125,7 +117,7 @@ class EventEncoder:
         return routing_key(event_type), encode_event(stamped)
 
     def tell_task(self, of: type[TaskEvent], at: float, *values: Any) -> EncodedEvent:
-        """Return a task's event with its routing key. `values`: those of `told_fields`, all of them."""
+        """Return a task's event with its routing key. `values` are the values of all `encoded_fields`."""
         form, stamper = _FORMS[of], self.stamper
         clock, number = stamper.advance()
         event = form.make(
@@ -133,18 +125,18 @@ class EventEncoder:
         )
         try:
             return form.key, _encode(event)
-        except ValueError:  # text that is not valid Unicode; this way the error names the field
+        except ValueError:  # text that is not valid Unicode; encoding it this way, the error names the field
             return form.key, encode_event(msgspec.structs.asdict(event))
 
 
 def in_lists(events: Sequence[EncodedEvent]) -> Iterator[tuple[bytes, int]]:
-    """Yield bodies of lists, in this order, and how many events each holds."""
+    """Yield bodies of lists, in this order, and how many events each contains."""
     for bodies in _cut([body for _, body in events]):
         yield b"[%b]" % b",".join(bodies), len(bodies)
 
 
 def by_type(events: Sequence[EncodedEvent]) -> tuple[list[EncodedEvent], list[int]]:
-    """Return entries for the log, each of one type, and how many events each holds."""
+    """Return entries for the log, each of one type, and how many events each contains."""
     bodies: dict[str, list[bytes]] = {}
     for key, body in events:
         if key in bodies:

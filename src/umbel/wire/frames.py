@@ -1,13 +1,13 @@
 """Frames: values on a byte stream between the worker's main process and its children.
 
-A frame is four constant bytes, four bytes, big-endian, with the length of the payload, then the payload: one
-tagged msgpack array. Only the pools know what a job or an outcome looks like, so the frames that carry them
-take that type as a parameter.
+A frame is four constant bytes, the length of the payload (four bytes, big-endian), and the payload: one
+tagged msgpack array. Only the pools know the types of jobs and outcomes, so the frames that carry them take
+the type as a parameter.
 
-Both ends run the same release on one machine, so a frame has no version. A length over the limit or a payload
-of another shape means a broken peer, not an older release: BadFrame, and the stream cannot be used after it.
-The four constant bytes detect a task that writes to a file descriptor it did not open: without them, what it
-wrote could pass for a length, and everything that its process sends afterwards would be read as the payload.
+Both ends run the same release on one machine, so a frame has no version. A length above the limit or a
+payload of another shape means a broken peer: BadFrame is raised, and the stream cannot be used any more. The
+four constant bytes detect a task that writes to a file descriptor that it did not open. Without them, its
+text could be read as a length, and everything that its process sends afterwards as the payload.
 """
 
 import struct
@@ -20,7 +20,7 @@ from umbel.errors import BadFrame
 
 FRAME_MAX_BYTES = 256 * 1024 * 1024
 
-_MARK = 0xF5554D42  # no text in UTF-8 begins with 0xF5
+_MARK = 0xF5554D42  # no UTF-8 text begins with 0xF5
 _HEADER = struct.Struct(">II")
 _HEADER_BYTES = _HEADER.size
 _LARGE_BYTES = 4096
@@ -47,7 +47,7 @@ class SoftLimit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
 
 
 class StopChild(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """To a child: exit when everything sent before this is done."""
+    """To a child: exit after finishing everything sent before."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
@@ -67,7 +67,7 @@ class Armed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
-    """From a child or the fork server: why it cannot continue, in one line, and where."""
+    """From a child or the fork server: why it cannot continue, in one line, and the place of the error."""
 
     text: str
 
@@ -79,7 +79,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
 
 
 def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -> bytearray:
-    """Return a message as a frame. Raises BadFrame when it is too large."""
+    """Return a message as a frame. Raises BadFrame if it is too large."""
     frame = bytearray(_HEADER_BYTES)
     _encoder.encode_into(message, frame, _HEADER_BYTES)
     size_bytes = len(frame) - _HEADER_BYTES
@@ -93,7 +93,7 @@ def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -
 
 
 def encode_frame_or(message: msgspec.Struct, otherwise: Callable[[Exception], msgspec.Struct]) -> bytearray:
-    """Return a message as a frame; if it cannot be encoded, what `otherwise` makes of the error."""
+    """Encode a message as a frame; if that fails, encode what `otherwise` returns for the error."""
     try:
         return encode_frame(message)
     except _UNWRITABLE as error:
@@ -103,23 +103,23 @@ def encode_frame_or(message: msgspec.Struct, otherwise: Callable[[Exception], ms
 class FrameReader(Generic[FrameT]):
     """Splits a stream into values of `kind`: a Struct of this module, or a union of them.
 
-    Values in front of a bad frame are returned first; `problem` is set when nothing more follows.
+    Values before a bad frame are returned first; `problem` is set when no more follow.
     """
 
     def __init__(self, kind: Any, *, max_bytes: int = FRAME_MAX_BYTES) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._max_bytes = max_bytes
-        self._rest = bytearray()  # the beginning of a frame whose end has not arrived
+        self._rest = bytearray()  # the beginning of an incomplete frame
         self._awaited_bytes = _HEADER_BYTES  # with fewer bytes in `_rest` no frame can be complete
         self.problem: BadFrame | None = None
 
     @property
     def is_amid_frame(self) -> bool:
-        """Whether the rest of a frame has still to come."""
+        """Return whether a frame is incomplete."""
         return bool(self._rest)
 
     def feed(self, data: bytes | memoryview) -> list[FrameT]:
-        """Return the values that are complete with this data. Raises BadFrame. The data is copied."""
+        """Return the values that this data completes. Raises BadFrame. The data is copied."""
         if self.problem is not None:
             raise self.problem
         if self._rest:
@@ -131,7 +131,7 @@ class FrameReader(Generic[FrameT]):
         return self._cut(data)
 
     def _cut(self, data: bytes | bytearray | memoryview) -> list[FrameT]:
-        # Written for thousands of small frames a second: no call per frame but the decoder's.
+        # Optimized for thousands of small frames per second: only the decoder is called for each frame.
         decode, header_at, max_bytes = self._decode, _HEADER.unpack_from, self._max_bytes
         values: list[FrameT] = []
         start, size = 0, len(data)
@@ -153,7 +153,7 @@ class FrameReader(Generic[FrameT]):
                 if end > size:
                     self._awaited_bytes = end - start
                     break
-                # For short payloads a slice is quicker than a memoryview.
+                # For short payloads a slice is faster than a memoryview.
                 values.append(decode(data[body:end] if length < _LARGE_BYTES else memoryview(data)[body:end]))
                 start = end
         except BadFrame as error:

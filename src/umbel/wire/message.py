@@ -1,8 +1,8 @@
 """Message: one call in transit, in the form that every broker carries.
 
-Headers and body stay bytes here, because most code that handles a message only passes it on. `properties_of`
-shows the properties as Celery does, with those that `Message` has no fields for. `matches` says whether a
-routing key fits a pattern, by the rules of AMQP's topic exchanges.
+Headers and body stay bytes here, because most code that handles a message only forwards it: the worker's main
+process reads a few headers, and only the child decodes the body. `properties_of` returns the properties as
+Celery shows them. `matches` compares a routing key with a pattern, by the rules of AMQP's topic exchanges.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,26 +17,25 @@ from umbel.wire.show import brief
 
 # ---- limits ----------------------------------------------------------------------------------------
 #
-# How much of a message is read before it is refused, and which values it may carry.
-#
-# A message comes from a broker that others write to, so everything that costs memory, stack or time is
-# limited by a number stated here, and each value of a header or option is one that all later stages can
-# hold: it fits 64 bits, a frame, a key, a name of AMQP, a date. The sender uses the same limits: a call
-# that every worker would refuse fails where it was made, in front of the person who can change it.
-# Arguments of tasks are less restricted: they may hold whole numbers of any length up to a limit.
+# Others can write to the broker, so everything in a message that costs memory, stack or time has a limit
+# here. Each value of a header or option must also be valid in all later stages: it fits 64 bits, a frame, a
+# key, an AMQP name, a date. The sender checks the same limits. So a call that every worker would refuse fails
+# where it is made, where it can be corrected. Arguments of tasks are less restricted: they may contain
+# integers of any length up to a limit.
 
-NAME_MAX_BYTES = 255  # of a queue, an id, the name of a header: AMQP has no room for more
-TASK_MAX_CHARS = 1024  # of the name of a task
-HEADERS_MAX_BYTES = 100 * 1024  # RabbitMQ allows 128 KiB, which includes the reason of a dead letter
-HEADER_TEXT_MAX_CHARS = 10_000  # of arguments as headers show them
+NAME_MAX_BYTES = 255  # of a queue, an id, the name of a header: the limit of AMQP
+TASK_MAX_CHARS = 1024  # of a task name
+HEADERS_MAX_BYTES = 100 * 1024  # RabbitMQ allows 128 KiB, including the reason of a dead letter
+HEADER_TEXT_MAX_CHARS = 10_000  # of arguments as shown in headers
 TIME_LIMIT_MAX_S = 10 * 365 * 86_400  # ten years
-DELAY_MAX_S = 100 * 365 * 86_400  # a hundred years, so that due times stay before the year 9999
-COUNT_MAX = 2**31 - 1  # of retries, of places in a group
+DELAY_MAX_S = 100 * 365 * 86_400  # a hundred years, so that due times are before the year 9999
+COUNT_MAX = 2**31 - 1  # of retries, or of positions in a group
 PRIORITY_MAX = 255  # as in AMQP; Umbel sends at most 9
-EXPIRATION_MAX_MS = 2**53  # whole numbers up to here are exact in every language
+EXPIRATION_MAX_MS = 2**53  # integers up to here are exact in every language
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
-Priority = Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)]  # a broker uses the nearest that it supports
+# a broker uses the nearest priority that it supports
+Priority = Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)]
 ExpirationMs = Annotated[int, Meta(ge=0, le=EXPIRATION_MAX_MS)]
 TimeLimit = (
     Annotated[int, Meta(ge=0, le=TIME_LIMIT_MAX_S)] | Annotated[float, Meta(ge=0, le=TIME_LIMIT_MAX_S)]
@@ -47,10 +46,10 @@ TaskName = Annotated[str, Meta(max_length=TASK_MAX_CHARS)]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a decoder accepts. `size_max_bytes` counts the decoded data, so after decompression.
+    """Limits of a decoder. `size_max_bytes` counts the decompressed data.
 
-    `number_digits_max` is for whole numbers, whose conversion takes time that grows with the square of the
-    digits; a minus sign counts as one. It can be lowered, but not raised: 4300 is built into Python and
+    `number_digits_max` is for integers, because their conversion takes time quadratic in the number of
+    digits; a minus sign counts as a digit. It can be lowered, but not raised: 4300 is built into Python and
     msgspec.
     """
 
@@ -85,9 +84,9 @@ def too_long_a_number(what: str, digits: int, limits: Limits) -> TooLarge:
 
 
 def is_name(text: str, *, max_bytes: int = NAME_MAX_BYTES) -> bool:
-    """Whether the text can name a queue or be an id in every broker and store.
+    """Return whether the text can name a queue or be an id in every broker and store.
 
-    It must not contain NUL, at which SQLite ends a text, and nothing that UTF-8 cannot encode.
+    It must not contain NUL, at which SQLite ends a text, or text that UTF-8 cannot encode.
     """
     if text.isascii():
         return len(text) <= max_bytes and "\0" not in text
@@ -99,19 +98,17 @@ def is_name(text: str, *, max_bytes: int = NAME_MAX_BYTES) -> bool:
 
 # ---- instants --------------------------------------------------------------------------------------
 #
-# Points in time as ISO 8601 text, the form of `eta`, `expires` and `date_done`.
-#
-# Celery reads text without an offset in the receiver's configured zone. Umbel reads it as UTC everywhere: a
-# cluster whose nodes disagree about the zone would otherwise run a task at different times on different
-# nodes. A naive time sent by a Celery client set to another zone is therefore off by that zone; aware
-# times, Celery's default, are always right.
+# Celery reads a time without an offset in the receiver's configured time zone. Umbel reads it as UTC
+# everywhere. Otherwise a cluster whose nodes have different time zones would run a task at different times on
+# different nodes. So a naive time from a Celery client with another time zone is wrong by the difference;
+# aware times, Celery's default, are always right.
 
 EARLIEST_S = datetime(1, 1, 1, tzinfo=UTC).timestamp()
 LATEST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 def parse_instant(text: str) -> float:
-    """Return Unix seconds from ISO 8601 text; without an offset it is UTC. Raises BadMessage."""
+    """Return Unix seconds for ISO 8601 text; without an offset it is UTC. Raises BadMessage."""
     try:
         moment = datetime.fromisoformat(text)
     except (ValueError, TypeError) as error:
@@ -121,11 +118,12 @@ def parse_instant(text: str) -> float:
     unix_s = moment.timestamp()
     if not EARLIEST_S <= unix_s <= LATEST_S + 1:  # its offset moves it out of the range of dates
         raise BadMessage(f"{brief(text)} is not a time between the years 1 and 9999")
-    return min(unix_s, LATEST_S)  # `datetime.max`, which some mean by "never", rounds up to the year 10000
+    # `datetime.max`, which some senders use for "never", rounds up to the year 10000
+    return min(unix_s, LATEST_S)
 
 
 def format_instant(unix_s: float) -> str:
-    """Write Unix seconds the way Celery does: microseconds, explicit offset. Raises BadValue."""
+    """Return Unix seconds as ISO 8601 text like Celery's: microseconds, explicit offset. Raises BadValue."""
     try:
         return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="microseconds")
     except (ValueError, OverflowError, OSError) as error:
@@ -134,15 +132,13 @@ def format_instant(unix_s: float) -> str:
 
 # ---- options ---------------------------------------------------------------------------------------
 #
-# What a call may state in addition to its arguments, and within which bounds.
-#
-# The same rules hold for a client that sends a call and for the signatures that a message carries:
-# callbacks, the next steps of a chain, the body of a chord. A signature with an option that cannot be sent
-# is found before its task runs, not when it has run.
+# The same rules apply to a client that sends a call and to signatures inside a message: callbacks, the next
+# steps of a chain, the body of a chord. So a signature with an invalid option is found before its task runs,
+# not after.
 
 
 class Rule(NamedTuple):
-    """What an option may be; `wanted` completes the sentence "it must be ..."."""
+    """The rule for an option; `wanted` completes the sentence "it must be ..."."""
 
     kinds: tuple[type, ...]
     wanted: str
@@ -152,7 +148,7 @@ class Rule(NamedTuple):
 def broken_rule(name: str, value: object) -> Rule | None:
     """Return the rule that this value of the option breaks; None if it is valid, or has no rule.
 
-    None always means "not given", and a bool is never a number.
+    None always means "not given", and a bool never counts as a number.
     """
     rule = RULES.get(name)
     if rule is None or value is None:
@@ -163,7 +159,7 @@ def broken_rule(name: str, value: object) -> Rule | None:
 
 
 def is_moment(value: datetime | str | float) -> bool:
-    """Whether dates can express it: a datetime, ISO 8601 text, or Unix seconds."""
+    """Return whether a date can represent it: a datetime, ISO 8601 text, or Unix seconds."""
     if isinstance(value, datetime):
         value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, str):
@@ -176,7 +172,7 @@ def is_moment(value: datetime | str | float) -> bool:
 
 
 def is_task_name(name: object) -> bool:
-    """Whether this can be the name of a task."""
+    """Return whether this is a valid task name."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= TASK_MAX_CHARS
@@ -244,12 +240,8 @@ RULES: Mapping[str, Rule] = {
 
 # ---- message ---------------------------------------------------------------------------------------
 #
-# One call in transit, in the form that every broker carries.
-#
-# Headers and body stay bytes here, because most code that handles a message only passes it on: the worker's
-# main process reads a few headers, only the child decodes the body. A broker turns this record into its
-# envelope and back, and may not change a byte of headers or body. Data that is not a message travels as
-# `unreadable`, so that the worker makes it a dead letter with a reason.
+# A broker converts this record to its envelope and back, and must not change a byte of headers or body. Data
+# that is not a message is wrapped by `unreadable`, so that the worker makes it a dead letter with a reason.
 
 JSON_CONTENT = "application/json"
 
@@ -258,15 +250,16 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One call as brokers carry it: encoded headers and body, and the properties that brokers use."""
 
     headers: bytes  # one JSON object
-    body: bytes  # as serialised, and compressed when a header says so
+    body: bytes  # serialized, and compressed if a header says so
     content_type: str = JSON_CONTENT
     content_encoding: str = "utf-8"
     priority: Priority = 0
     correlation_id: Name = ""
     reply_to: Name = ""
-    expiration_ms: ExpirationMs | None = None  # how long the broker should hold it, from publishing on
-    properties: bytes = b""  # the sender's other properties as one JSON object; see `wire/message.py`
-    exchange: str = ""  # the exchange by which it came, with the routing key; empty: directly to its queue
+    expiration_ms: ExpirationMs | None = None  # how long the broker should store it after publication
+    properties: bytes = b""  # the sender's other properties as one JSON object; see below
+    # the exchange through which it came, with the routing key; empty: directly to its queue
+    exchange: str = ""
     routing_key: str = ""
 
 
@@ -274,7 +267,7 @@ UNREADABLE_CONTENT = "application/data"
 
 
 def unreadable(data: bytes) -> Message:
-    """Wrap bytes from a queue that are no message: nothing is known about them."""
+    """Wrap bytes from a queue that are not a message; all properties have defaults."""
     return Message(b"", data, UNREADABLE_CONTENT, "binary")
 
 
@@ -282,7 +275,7 @@ class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message and its destination. `not_before` is Unix time; 0 means at once.
 
     `redelivered`: it is sent again, and may have run before. With an `exchange` it goes to every queue that
-    is bound there for its routing key; `queue` is then only for display.
+    is bound there for its routing key, and `queue` is only for display.
     """
 
     queue: str
@@ -294,11 +287,11 @@ class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def target(self) -> str:
-        """The destination, for people."""
+        """Return the destination, for display."""
         return f"{self.exchange}/{self.routing_key}" if self.exchange else self.queue
 
     def as_letter(self) -> "Outgoing":
-        """Return it as a dead letter: one sent to an exchange records that, and names no queue."""
+        """Return it as a dead letter; if sent to an exchange, it records the exchange instead of a queue."""
         if not self.exchange:
             return self
         routed = msgspec.structs.replace(self.message, exchange=self.exchange, routing_key=self.routing_key)
@@ -306,9 +299,9 @@ class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a result backend stores for one task: the result map of the wire protocol, encoded.
+    """The encoded result map of the wire protocol, which a result backend stores for one task.
 
-    With `reply_to` it is sent to that queue instead (rpc), and the client that waits there holds it.
+    With `reply_to` it is sent to that queue instead (rpc), where the client waits for it.
     """
 
     task_id: str
@@ -319,13 +312,11 @@ class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 # ---- properties ------------------------------------------------------------------------------------
 #
-# Properties of a message beyond those that `Message` has fields for, and all of them as Celery shows them.
-#
-# AMQP defines fourteen properties, and Redis accepts whatever a sender gives. Those that matter in transit
-# are fields of `Message`. The others (`app_id`, `type`, `message_id`, ...) pass with it as one JSON object,
-# because task code may read them; most messages have none.
+# AMQP defines fourteen properties, and Redis accepts anything that a sender gives. Those that matter in
+# transit are fields of `Message`. The others (`app_id`, `type`, `message_id`, ...) are carried as one JSON
+# object, because task code may read them; most messages have none.
 
-# Fields of Message, and what a broker writes for every copy.
+# Fields of Message, and properties that a broker writes for every copy.
 OWN = frozenset(
     ("content_type", "content_encoding", "headers", "application_headers", "delivery_mode", "priority",
      "correlation_id", "reply_to", "expiration", "delivery_info", "delivery_tag", "body_encoding")
@@ -337,7 +328,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def encode_others(properties: Mapping[str, Any]) -> bytes:
-    """Return `Message.properties` for these properties: those that have no field there."""
+    """Return the value of `Message.properties`: the properties that have no field."""
     others = {name: value for name, value in properties.items() if name not in OWN and value is not None}
     encoded = _encode(others) if others else b""
     return encoded if len(encoded) <= OTHER_MAX_BYTES else b""
@@ -349,7 +340,7 @@ def others_of(message: Message) -> dict[str, Any]:
 
 
 def properties_of(message: Message) -> dict[str, Any]:
-    """Return all properties by AMQP's names, as Celery's requests have them, without unset ones."""
+    """Return all properties that are set, by AMQP's names, as in Celery's requests."""
     found: dict[str, Any] = {
         "content_type": message.content_type,
         "content_encoding": message.content_encoding,
@@ -374,16 +365,14 @@ def delivery_info_of(message: Message, queue: str, *, redelivered: bool) -> dict
 
 
 # ---- topics ----------------------------------------------------------------------------------------
-#
-# Whether a routing key fits a pattern, by the rules of AMQP's topic exchanges.
 
 
 def matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether a routing key fits a pattern, both split at their dots.
+    """Return whether a routing key matches a pattern, both split at their dots.
 
-    `*` stands for exactly one word, `#` for any number of words, none included.
+    `*` matches exactly one word, `#` any number of words, including none.
     """
-    # One pass for each part of the pattern: fits[n] says whether the parts so far fit words[:n].
+    # One pass for each part of the pattern: fits[n] says whether the parts so far match words[:n].
     fits = [True] + [False] * len(words)
     for part in pattern:
         if part == "#":

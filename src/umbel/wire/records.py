@@ -1,7 +1,7 @@
 """Records: what workers store in the broker in addition to messages: revoked tasks and the scheduler's state.
 
-A `Revoke` is one entry of the durable record of tasks that must not start. `Marks` and `Pauses` are what the
-scheduler stores in its leases: the slots that are settled, and the names that are paused.
+A `Revoke` is one entry of the durable record of tasks that must not start. `Marks` and `Pauses` are stored in
+the scheduler's leases: the last slot of each entry that was sent or skipped, and the names of paused entries.
 """
 
 from collections.abc import Mapping
@@ -12,41 +12,37 @@ import msgspec
 from umbel.wire.values import UNREADABLE
 
 # ---- revoke ----------------------------------------------------------------------------------------
-#
-# One entry of the durable record of tasks that must not start, in its stored form.
 
 
 class Revoke(msgspec.Struct, frozen=True, gc=False):
     """One entry of the durable revoke record: this task, or tasks with this stamped header.
 
-    An entry that ends when it begins cancels the earlier entry. It needs no extra space, and readers get it
-    until it is swept, so that those that read the earlier entry can forget it.
+    An entry whose end equals its beginning cancels the earlier entry. It needs no extra space. Readers get it
+    until it is swept, so that those that have read the earlier entry can forget it.
     """
 
     task_id: str
     recorded_at: float
     expires_at: float
-    header: str = ""  # "key=value"; then task_id is empty
+    header: str = ""  # "key=value"; if set, task_id is empty
 
     def is_news(self, now: float) -> bool:
-        """Whether a reader of the record must know of the entry."""
+        """Return whether a reader of the record must know of the entry."""
         return self.expires_at > now or self.takes_back
 
     @property
     def takes_back(self) -> bool:
-        """Whether the entry cancels an earlier one."""
+        """Return whether the entry cancels an earlier one."""
         return self.expires_at <= self.recorded_at
 
 
 # ---- schedule --------------------------------------------------------------------------------------
-#
-# What the scheduler stores in its leases: the marks of settled slots, and the names that are paused.
 
 T = TypeVar("T")
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """By entry: the last slot that is settled, in microseconds since 1970."""
+    """By entry: the last slot that was sent or skipped, in microseconds since 1970."""
 
     marks: dict[str, int] = {}
 
@@ -63,17 +59,17 @@ def encode_marks(marks: Mapping[str, int]) -> bytes:
 
 
 def decode_marks(data: bytes) -> Mapping[str, int]:
-    """Decode the marks; unreadable data counts as empty: every entry starts over."""
+    """Decode the marks; unreadable data counts as empty, so every entry starts over."""
     return _decoded(data, Marks).marks
 
 
 def encode_pauses(paused: frozenset[str]) -> bytes:
-    """Encode the paused names for their lease."""
+    """Encode the names of paused entries for their lease."""
     return msgspec.json.encode(Pauses(sorted(paused)))
 
 
 def decode_pauses(data: bytes) -> frozenset[str]:
-    """Decode the paused names; unreadable data counts as empty."""
+    """Decode the names of paused entries; unreadable data counts as empty."""
     return frozenset(_decoded(data, Pauses).paused)
 
 

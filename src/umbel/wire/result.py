@@ -17,8 +17,8 @@ Child = str | tuple[str, str | None]
 """A task sent while this one ran: its id, or its id and its parent's id."""
 
 
-# Errors of ours that Celery has too, with the names of Celery's: clients of both kinds get the class that
-# they know.
+# Umbel's errors that Celery has too are stored under Celery's names, so that both kinds of clients get a
+# class that they know.
 CELERY_ERRORS: Mapping[type[BaseException], tuple[str, str]] = {
     errors.NotRegistered: ("celery.exceptions", "NotRegistered"),
     errors.TaskRevoked: ("celery.exceptions", "TaskRevokedError"),
@@ -32,7 +32,7 @@ CELERY_ERRORS: Mapping[type[BaseException], tuple[str, str]] = {
 
 
 class ExceptionMap(TypedDict):
-    """An exception in its stored form."""
+    """The stored form of an exception."""
 
     exc_type: str
     exc_message: list[Any]
@@ -40,7 +40,7 @@ class ExceptionMap(TypedDict):
 
 
 class ResultMap(msgspec.Struct, frozen=True):
-    """A stored result as read. `date_done` is None until the task is ready."""
+    """A decoded result. `date_done` is None until the task is ready."""
 
     status: str
     task_id: str
@@ -62,7 +62,7 @@ def encode_success(
     parent_id: str | None = None,
     extended: Mapping[str, Any] | None = None,
 ) -> StoredResult:
-    """Encode a return value; raises BadValue when it cannot be sent, which makes the task a failure."""
+    """Encode a return value; raise BadValue if it cannot be sent, which makes the task a failure."""
     return _encode(task_id, SUCCESS, value, None, done_at, children, group_id, parent_id, extended)
 
 
@@ -78,7 +78,7 @@ def encode_failure(
     parent_id: str | None = None,
     extended: Mapping[str, Any] | None = None,
 ) -> StoredResult:
-    """Encode how a task failed, was revoked, or (with `done_at` None) why it is retried."""
+    """Encode how a task failed, was revoked, or (if `done_at` is None) why it is retried."""
     return _encode(task_id, status, error, traceback, done_at, children, group_id, parent_id, extended)
 
 
@@ -98,8 +98,8 @@ def encode_state(
 
 
 def exception_map(exc: BaseException) -> ExceptionMap:
-    """Describe an exception so that it can always be stored: values that cannot be sent become text."""
-    # Not exc.args: a subclass may have redefined that name.
+    """Describe an exception in a form that can always be stored: values that cannot be sent become text."""
+    # Not exc.args, because a subclass may have redefined that name.
     args: tuple[object, ...] = _ARGS.__get__(exc)
     kind = type(exc)
     if kind is errors.WrongType:  # a class that every client knows
@@ -118,7 +118,7 @@ def decode_result(payload: bytes, *, limits: Limits = DEFAULT_LIMITS) -> ResultM
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """The map in Celery's order, without what is not set."""
+    """The map in Celery's order, without values that are not set."""
 
     status: str
     result: msgspec.Raw
@@ -173,7 +173,7 @@ def _encode(
     return StoredResult(task_id, status, payload)
 
 
-# The value lies one level down.
+# The value is nested one level deep.
 _INSIDE_RESULT = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)
 
 
@@ -189,7 +189,7 @@ def _sendable(value: object) -> object:
 
 
 def _checked(value: object) -> object:
-    # It lies three levels down in the result map; one level more is reserved.
+    # It is nested three levels deep in the result map; one more level is reserved.
     encode_json(value, limits=_EXCEPTION_LIMITS)
     return value
 

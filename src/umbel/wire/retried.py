@@ -1,19 +1,19 @@
-"""Retried: the message of a failed task as a new task with the same arguments.
+"""Retries of failed tasks and requeued dead letters, as messages.
 
-It has a new id, no attempts and neither eta nor expiry; `retry_of` names the task that it retries, and the
-root stays. What follows the task is changed where its old form has ended for good:
+The retry of a failed task is a new task with the same arguments. It has a new id, no attempts, no eta and no
+expiry. `retry_of` names the task that it retries, and the root id stays. Follow-up calls are changed if they
+have already ended:
 
-- the later steps of its chain, whose results say that they failed, and its errbacks, which ran, get new ids;
-- the chord and the group that it was a part of are left out: they have ended without it;
-- the key of a unique task is left out, too: it was released when the task failed.
+- the later steps of its chain, which are stored as failed, and its errbacks, which ran, get new ids;
+- its chord and its group are omitted, because they have ended without it;
+- the key of a unique task is omitted too, because it was released when the task failed.
 
 Arguments are not decoded: the bytes of a JSON body stay unchanged around the parts that are replaced.
 
-A dead letter that is requeued is not a new task, but the same one sent once more: its id, arguments and
-attempt are those of the letter. Its starts are counted from 0 again, or it would become a dead letter again
-at once. Its history stays with it: it is sent as redelivered, because it may have run, and the header
-`umbel_starts` says how often it had started. So it runs alone, with its start counted first, and dead letters
-show the whole count.
+A requeued dead letter is not a new task, but the same message sent again, with its id, arguments and attempt.
+Its starts are counted from 0 again; otherwise it would become a dead letter again at once. Its history is not
+lost: it is sent as redelivered, because it may have run, and the header `umbel_starts` contains its earlier
+starts. So it runs alone, with its start counted first, and dead letters show the total.
 """
 
 from collections.abc import Callable, Collection
@@ -38,7 +38,7 @@ EARLIER_STARTS = "umbel_starts"
 DeriveId = Callable[[str], str]
 _LEFT_OUT = frozenset({SIGNATURE, BOUND, CAUSE, "redelivered", "umbel_unique", EARLIER_STARTS})
 _OF_A_CHORD = frozenset({"chord", "group_id", "group_index"})
-_PARTS = ("tasks", "header", "body")  # kwargs of chains, groups and chords that hold signatures
+_PARTS = ("tasks", "header", "body")  # kwargs of chains, groups and chords that contain signatures
 _OPTIONS = ("chain", "chord", "link", "link_error")
 _body_parts = msgspec.json.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw]).decode
 _encode_body = msgspec.json.encode
@@ -49,10 +49,10 @@ _count_of = msgspec.json.Decoder(int).decode
 def retried(
     message: Message, derive: DeriveId, *, accept: Collection[str], reply_to: str | None = None
 ) -> Message:
-    """Return the retry of a failed task's message. `derive` returns a new id for an old one, always the same.
-    `reply_to`: None leaves it.
+    """Return the retry of a failed task's message.
 
-    Raises WireError when it is not a task's message, or its body may not be read (`accept`).
+    `derive` returns a new id for an old one, always the same. `reply_to`: None leaves it unchanged. Raises
+    WireError if it is not a task's message, or if its body may not be read (`accept`).
     """
     message = to_v2(message)
     found = read_header_map(message.headers)
@@ -105,11 +105,12 @@ def requeued(
     now: float,
     even_if_used: bool = False,
 ) -> Outgoing:
-    """Return the letter's message, for its queue or, if it names none, for its exchange. `stored`: its
+    """Return the dead letter's message, for its queue or, if it has none, for its exchange. `stored` is its
     reason.
 
-    A message that a worker vouches for is signed again; with `even_if_used`, any that one of our keys signed.
-    Other signed messages stay unchanged, with their age: they may be copies of a message that ran.
+    A message for which a worker vouches is signed again; with `even_if_used`, any message that one of this
+    app's keys signed. Other signed messages stay unchanged, with their age, because they may be copies of a
+    message that ran.
     """
     if queue or not message.exchange:
         outgoing = Outgoing(queue, message, redelivered=True)
@@ -130,7 +131,7 @@ def requeued(
 def _body(
     message: Message, compression: object, derive: DeriveId, accept: Collection[str]
 ) -> tuple[bytes, bool]:
-    """Return the new body, and whether it is compressed as the old one was."""
+    """Return the new body, and whether it is compressed like the old one."""
     form = accepted_serializer(message.content_type, accept)
     plain = body_bytes(message, compression, DEFAULT_LIMITS)
     if form.content_type != JSON_CONTENT:
@@ -157,7 +158,7 @@ def _three(body: Any) -> tuple[Any, Any, Any]:
 
 
 def _follows(embed: Embed, derive: DeriveId) -> dict[str, Any] | None:
-    """Return what follows the retry; None: the same as before."""
+    """Return the follow-up calls of the retry; None if they are unchanged."""
     if embed.chain is None and embed.chord is None and embed.errbacks is None:
         return None
     chain, errbacks = embed.chain, embed.errbacks
@@ -206,7 +207,7 @@ def _retries_of(message: Message) -> object:
 
 
 def _with_earlier_starts(message: Message, starts: int) -> Message:
-    """Return the message with the starts of this life added to those of earlier ones."""
+    """Return the message with its starts added to the earlier ones."""
     if starts <= 0:
         return message
     try:

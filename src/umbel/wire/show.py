@@ -1,8 +1,8 @@
 """Show: arguments and results as short text, for headers, events and logs.
 
-The text is Python's repr where that is short. Longer text is cut at `TEXT_MAX`, nesting at `LEVELS_MAX`, and
-no more of a value is visited than is shown. A value whose own repr raises is shown by its type instead: what
-is only for display must never stop a task.
+A short text is Python's repr. Longer text is truncated at `TEXT_MAX`, nesting at `LEVELS_MAX`, and only the
+displayed part of a value is visited. If a value's repr raises, its type is shown instead: text for display
+must never stop a task.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,11 +13,9 @@ from umbel.text import leaving
 
 # ---- foreign ---------------------------------------------------------------------------------------
 #
-# The one place of the wire format that runs users' code.
-#
-# `repr()` of a user's value and everything pickle does call methods that are not ours and may raise
-# anything at all. All such calls go through `attempt`, so that nothing else in this package needs to catch
-# every exception.
+# Only this function of the wire format runs user code. `repr()` of a user's value, and everything that pickle
+# does, call methods of other classes, which may raise anything. All such calls use `attempt`, so that no
+# other code of this package needs to catch every exception.
 
 ArgumentT = TypeVar("ArgumentT")
 AnswerT = TypeVar("AnswerT")
@@ -26,7 +24,7 @@ AnswerT = TypeVar("AnswerT")
 def attempt(
     call: Callable[[ArgumentT], AnswerT], argument: ArgumentT, otherwise: Callable[[Exception], AnswerT]
 ) -> AnswerT:
-    """Call it; when it raises, return what `otherwise` makes of the error."""
+    """Call a function with this argument; if it raises, return what `otherwise` returns for the error."""
     try:
         return call(argument)
     except Exception as error:  # of the repr of a user's value
@@ -34,19 +32,13 @@ def attempt(
 
 
 # ---- show ------------------------------------------------------------------------------------------
-#
-# Arguments and results as short text, for headers, events and logs.
-#
-# The text is Python's repr where that is short. Longer text is cut at `TEXT_MAX`, nesting at `LEVELS_MAX`,
-# and no more of a value is visited than is shown. A value whose own repr raises is shown by its type
-# instead: what is only for display must never stop a task.
 
 TEXT_MAX = 1024
 LEVELS_MAX = 3
 CUT = "..."
 BRIEF_MAX = 100
 
-# Up to these sizes a call is shown by a single repr().
+# Up to these sizes a single repr() shows the call.
 SMALL_ITEMS = 16
 SMALL_TEXT = 200
 
@@ -72,7 +64,7 @@ def cut(text: str, text_max: int) -> str:
 
 
 def brief(value: object) -> str:
-    """Return a short text of a value, for the message of an error about it."""
+    """Return a short text of a value, for an error message about it."""
     return _shown_carefully(value, BRIEF_MAX)
 
 
@@ -80,7 +72,7 @@ def _show(value: object, items: Collection[object], text_max: int) -> str:
     if _are_small(items):
         try:
             text = repr(value)
-        except ValueError:  # a number too long to be written; the fallback names its type
+        except ValueError:  # a number too long to convert; the fallback names its type
             text = ""
         if 0 < len(text) <= text_max:
             return text
@@ -88,7 +80,7 @@ def _show(value: object, items: Collection[object], text_max: int) -> str:
 
 
 def _shown_carefully(value: object, text_max: int) -> str:
-    # Even a plain container can raise, when another thread changes it meanwhile.
+    # Even a plain container can raise, if another thread changes it at the same time.
     return attempt(
         lambda value: _joined(_pieces(value, 1, text_max), text_max), value, lambda _: _type_of(value)
     )
@@ -116,7 +108,7 @@ def _joined(pieces: Iterable[str], text_max: int) -> str:
 
 
 def _pieces(value: object, level: int, text_max: int) -> Iterator[str]:
-    """Yield the text of a value piece by piece, so that the reader can stop when it has enough."""
+    """Yield the text of a value piece by piece, so that the caller can stop when it has enough."""
     match value:
         case str() | bytes() if type(value) is str or type(value) is bytes:
             yield repr(value) if len(value) <= text_max else repr(value[:text_max]) + CUT

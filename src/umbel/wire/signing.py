@@ -1,28 +1,29 @@
-"""Signing: the signature of task and control messages, and the keys it is made with.
+"""Signing: signatures of task and control messages, and the keys.
 
-The signature is one more header, which Celery ignores: `1:<key id>:<microseconds>:<HMAC-SHA-256>`. For a task
-it covers the queue, all headers, content type and encoding, correlation id, reply address, and the body as it
-is sent; for a control request its headers and its body, which holds method, arguments, destination and
-ticket. The broker's expiration is left out: brokers change it.
+The signature is an additional header, which Celery ignores: `1:<key id>:<microseconds>:<HMAC-SHA-256>`. For a
+task it covers the queue, all headers, content type and encoding, correlation id, reply address, and the body
+as it is sent. For a control request it covers the headers and the body, which contains method, arguments,
+destination and ticket. The broker's expiration is not covered, because brokers change it.
 
-Another header, which the signature covers, binds it: `umbel_bound: <cluster>/<priority>/<digest>/<nonce>`.
-The cluster is named by the id in its broker. The digest is of what else passes to the task: the sender's
-other properties, and the exchange and routing key that the message came by. The nonce, usually empty, names
-the message whose signature this renews; two renewals of one message have the same mark, so one of them runs.
-Umbel 0.3 writes and reads no such header, and its signature is the same otherwise: each verifies the other's.
+Another header, which the signature covers, binds the message: `umbel_bound:
+<cluster>/<priority>/<digest>/<nonce>`. The cluster is the id in its broker. The digest covers everything else
+that the task can see: the sender's other properties, and the exchange and routing key of the message. The
+nonce, usually empty, identifies the message whose signature this one renews; two renewals of one message have
+the same mark, so only one of them runs. Umbel 0.3 neither writes nor reads this header. Its signature is the
+same otherwise, so both versions can verify each other's.
 
 Headers are signed in a canonical form (JSON with sorted names), because some brokers and Celery's workers
-rewrite them when they return a message. `redelivered` is left out, because they may add it. After a check
-only those canonical headers are read, so nothing can be read that was not signed.
+rewrite them when they return a message. `redelivered` is not covered, because they may add it. After
+verification only the canonical headers are read, so nothing can be read that was not signed.
 
-A row of an outbox is signed without being bound, because it is written where no broker may be reachable. The
-relay verifies that signature, and binds the message when it publishes it.
+A row of an outbox is signed but not bound, because it is written where no broker may be reachable. The relay
+verifies that signature, and binds the message when it publishes it.
 
-A worker that turns a verified message into a dead letter vouches for it, in the letter's reason. A letter
-without a voucher is not signed again: it may be a copy that somebody put there.
+A worker that turns a verified message into a dead letter adds a voucher to the letter's reason. A letter
+without a voucher is not signed again, because it may be a copy that somebody put there.
 
-The first key signs, every key verifies: a key is rotated by adding the new one after the old on all machines,
-then putting it first, and removing the old one when its last message has ended.
+The first key signs, every key verifies. To rotate a key, add the new one after the old on all machines, then
+put it first, and remove the old one when its last message has ended.
 """
 
 import re
@@ -45,8 +46,8 @@ SECRET_MIN_CHARS = 16
 KEY_ID_MAX_CHARS = 32
 CLUSTER_MAX_CHARS = 64
 _VERSION = "1"
-_TRIED = "+"  # in a nonce, in front of the number of earlier attempts of its message
-_MARK_CHARS = 32  # of the signature's 64: 128 bits identify it
+_TRIED = "+"  # in a nonce, before the number of earlier attempts of its message
+_MARK_CHARS = 32  # of the signature's 64 characters: 128 bits identify it
 _ID = re.compile(rf"[A-Za-z0-9_.-]{{1,{KEY_ID_MAX_CHARS}}}")
 _CLUSTER = re.compile(rf"[A-Za-z0-9_.-]{{1,{CLUSTER_MAX_CHARS}}}")
 _SIGNATURE = re.compile(rf"{_VERSION}:({_ID.pattern}):(\d{{1,17}}):([0-9a-f]{{64}})", re.ASCII)
@@ -59,11 +60,11 @@ _CANNOT_BE_READ = Doubted(Doubt.UNSIGNED, "its headers cannot be read")
 
 
 class Keyring:
-    """The keys of one app, by id; the first one signs. Its repr contains no secret."""
+    """The keys of one app, by id; the first one signs. Its repr does not show secrets."""
 
     def __init__(self, keys: Sequence[tuple[str, bytes]]) -> None:
-        assert keys, "an app without keys has no keyring"
-        from hmac import compare_digest, digest  # it loads OpenSSL, which processes without keys do not need
+        assert keys, "a keyring needs at least one key"
+        from hmac import compare_digest, digest  # loads OpenSSL, which processes without keys do not need
 
         self._keys = dict(keys)
         self._first, self._secret = keys[0]
@@ -71,25 +72,24 @@ class Keyring:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of the keys."""
+        """Return the ids of the keys."""
         return tuple(self._keys)
 
     def __repr__(self) -> str:
         return f"<Keyring {', '.join(self.ids)}>"
 
     def sign_row(self, outgoing: Outgoing, now: float) -> Outgoing:
-        """Return the message as an outbox stores it: with a signature that is bound to no cluster yet."""
+        """Return the message for an outbox: signed, but not yet bound to a cluster."""
         return self.signed_task(outgoing, now, b"")
 
     def signed_task(
         self, outgoing: Outgoing, now: float, bound: bytes, *, is_canonical: bool = False
     ) -> Outgoing:
-        """Return the message with a signature of this moment, in place of an earlier one; `bound`: what binds
-        it.
+        """Return the message with a new signature, which replaces an older one; `bound` is the binding.
 
-        `is_canonical`: its headers are those of a `CallTemplate`, none of which comes after `umbel_bound`. A
-        message that came by an exchange and now goes directly to a queue loses the exchange: Redis does not
-        store it.
+        `is_canonical`: its headers are those of a `CallTemplate`, none of which sorts after `umbel_bound`. A
+        message that came through an exchange and now goes directly to a queue loses the exchange, because
+        Redis does not store it.
         """
         message = outgoing.message
         if is_canonical and bound:
@@ -102,12 +102,12 @@ class Keyring:
         return replace(outgoing, message=signed)
 
     def sign(self, now: float, *parts: bytes) -> str:
-        """Return the signature of these parts at this moment."""
+        """Return the signature of these parts at this time."""
         opening = f"{_VERSION}:{self._first}:{max(0, round(now * 1e6))}"
         return f"{opening}:{self._digest(self._secret, _to_sign(opening, parts), 'sha256').hex()}"
 
     def check(self, claimed: object, *parts: bytes) -> Proof:
-        """Verify a claimed signature of these parts, whatever value it has."""
+        """Verify the claimed signature of these parts, which may be any value."""
         match = _SIGNATURE.fullmatch(claimed) if isinstance(claimed, str) else None
         if match is None or not isinstance(claimed, str):
             return Doubted(Doubt.FORGED, "its signature has an unknown format")
@@ -122,9 +122,9 @@ class Keyring:
 
 
 class Letter(NamedTuple):
-    """What is known about a dead letter or a retained failure.
+    """What is known about a dead letter or a stored failure.
 
-    `nonce`: from a worker's voucher, for the message that is sent in its place; "": there is no voucher.
+    `nonce` comes from a worker's voucher, for the message that replaces this one; "": there is no voucher.
     """
 
     proof: Proof
@@ -144,9 +144,9 @@ class Signer:
     def sign_task(
         self, outgoing: Outgoing, now: float, *, nonce: str = "", is_canonical: bool = False
     ) -> Outgoing:
-        """Return the message with a signature of this moment, in place of an earlier one.
+        """Return the message with a new signature, which replaces an older one.
 
-        `nonce`: of two messages that have the same nonce, and the same number of attempts since, one runs.
+        `nonce`: of two messages with the same nonce, and the same number of attempts since, only one runs.
         """
         bound = self._bound(outgoing, nonce).encode()
         return self.keyring.signed_task(outgoing, now, bound, is_canonical=is_canonical)
@@ -154,8 +154,8 @@ class Signer:
     def check_task(self, message: Message, queue: str) -> tuple[Proof, Message]:
         """Verify a message; return the result, and the message with only the signed headers.
 
-        Usually the headers are the bytes that were signed, with the signature behind them: then they need not
-        be encoded again to be compared. Brokers and Celery's workers may have encoded them otherwise.
+        Usually the headers are the bytes that were signed, followed by the signature. Then they need not be
+        encoded again for the comparison. Brokers and Celery's workers may have encoded them differently.
         """
         headers = message.headers
         try:
@@ -173,7 +173,7 @@ class Signer:
                 return self._judged(proof, message, queue, seen), message
         try:
             plain = _sorted_json(_without(_decode.decode(headers), HEADER, "redelivered"))
-            seen = _seen.decode(plain)  # of a duplicate header the last counts for every reader
+            seen = _seen.decode(plain)  # of duplicate headers, every reader uses the last
         except UNREADABLE:  # text that is not UTF-8 is found only when all of it is read
             return _CANNOT_BE_READ, message
         proof = self.keyring.check(claimed, *_task_parts(message, goes_to, plain))
@@ -189,11 +189,11 @@ class Signer:
         return outgoing if isinstance(proof, Doubted) else self.sign_task(outgoing, now)
 
     def published_row(self, outgoing: Outgoing, now: float) -> Outgoing:
-        """Return the message of an outbox's row, bound to the cluster if one of our keys signed it."""
+        """Return the message of an outbox row, bound to the cluster if one of this app's keys signed it."""
         proof, _ = self.check_task(outgoing.message, outgoing.queue)
         if (
             isinstance(proof, Doubted) or proof.is_bound
-        ):  # rows never are bound: this message was taken from a broker
+        ):  # rows are never bound, so this message was taken from a broker
             return outgoing
         return self.sign_task(outgoing, now, nonce=proof.mark)
 
@@ -207,7 +207,7 @@ class Signer:
         return f"{reason} [verified {self.keyring.sign(now, *self._letter_parts(signature, queue, reason))}]"
 
     def letter(self, message: Message, queue: str, stored: str) -> Letter:
-        """Verify a dead letter. `stored`: its reason; a voucher counts for this message and reason alone."""
+        """Verify a dead letter. `stored` is its reason; a voucher counts only for this message and reason."""
         proof, _ = self.check_task(message, queue)
         reason, voucher = split_voucher(stored)
         if isinstance(proof, Doubted) or not voucher:
@@ -242,7 +242,7 @@ class Signer:
         return _elsewhere(bound, self.cluster.id) if bound is not None else proof.replaced(is_bound=False)
 
     def sign_action(self, election_id: str, action: Mapping[str, Any], now: float) -> dict[str, Any]:
-        """Return the action of an election that sends a task, with a signature."""
+        """Return the signed action of an election that sends a task."""
         plain = {name: value for name, value in action.items() if name != HEADER}
         return {**plain, HEADER: self.keyring.sign(now, *self._action_parts(election_id, plain))}
 
@@ -264,9 +264,7 @@ class Signer:
         return f"{self._prefix}{outgoing.message.priority}/{digest}/{nonce}"
 
     def _judged(self, proof: Signed, message: Message, queue: str, seen: "_Seen") -> Proof:
-        """Check whether a valid signature is for this cluster, and set the mark under which its use is
-        recorded.
-        """
+        """Check that a valid signature is for this cluster, and set the mark that identifies its use."""
         bound, nonce = seen.umbel_bound, ""
         if bound is not None:
             plain = not (message.properties or message.exchange)
@@ -289,7 +287,7 @@ class Signer:
 
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
-    """The headers that verifying reads, of any type."""
+    """The headers that the verification reads, of any type."""
 
     umbel_signature: Any = None
     umbel_bound: Any = None
@@ -302,16 +300,17 @@ _seen = msgspec.json.Decoder(_Seen)
 
 
 def nonce_after(nonce: str, retries: object) -> str:
-    """Return the nonce of a message that had so many attempts before it became a dead letter.
+    """Return the nonce of a message that had this many attempts before it became a dead letter.
 
-    `umbel dlq requeue` continues counting from there, `umbel task retry` from 0; of the two, one runs.
+    `umbel dlq requeue` continues counting from there, `umbel task retry` from 0; only one of the two messages
+    runs.
     """
     return f"{nonce}{_TRIED}{retries}" if nonce and isinstance(retries, int) and retries > 0 else nonce
 
 
 @lru_cache(maxsize=16)
 def keyring_of(keys: tuple[str, ...]) -> Keyring | None:
-    """Return the keys from the settings, `id:secret`; None without any."""
+    """Return the keys from the settings, `id:secret`; None if there are none."""
     return Keyring([_key(key) for key in keys]) if keys else None
 
 
@@ -330,21 +329,21 @@ def marked_unsigned(outgoing: Outgoing, cause: str) -> Outgoing:
 
 
 def split_voucher(stored: str) -> tuple[str, str]:
-    """Return the reason of a dead letter for people, and the worker's voucher; "" if there is none."""
+    """Return the reason of a dead letter for display, and the worker's voucher; "" if there is none."""
     at = stored.rfind(" [verified ")
     match = _VOUCHER.fullmatch(stored, at) if at >= 0 else None
     return (stored, "") if match is None else (stored[:at], match[1])
 
 
 def cluster_problem(name: str) -> str:
-    """Return what is wrong with the id of a cluster; "" if nothing is."""
+    """Return what is wrong with a cluster id; "" if it is valid."""
     if _CLUSTER.fullmatch(name):
         return ""
     return f"the id of a cluster must be 1 to {CLUSTER_MAX_CHARS} letters, digits, '_', '.' or '-'"
 
 
 def key_problem(keys: Sequence[str]) -> str:
-    """Return what is wrong with keys from the settings, without showing their secrets; "" if nothing is."""
+    """Return what is wrong with keys from the settings, without showing secrets; "" if they are valid."""
     seen: set[str] = set()
     for place, key in enumerate(keys, 1):
         key_id, colon, secret = key.partition(":")
@@ -361,7 +360,7 @@ def key_problem(keys: Sequence[str]) -> str:
 
 
 def shown_keys(keys: Sequence[str]) -> list[str]:
-    """Return the ids of the keys, for people."""
+    """Return the ids of the keys, for display."""
     return [f"{key.partition(':')[0]}:***" for key in keys]
 
 
@@ -384,7 +383,7 @@ def _task_parts(message: Message, queue: str, headers: bytes) -> tuple[bytes, ..
 
 
 def _to_sign(opening: str, parts: Sequence[bytes]) -> bytes:
-    """Join the parts, each after its length, so that no two lists of parts give the same bytes."""
+    """Join the parts, each after its length, so that different lists of parts never give the same bytes."""
     lengths = " ".join([opening, *map(str, map(len, parts)), ""])
     return b"".join((lengths.encode(), *parts))
 
@@ -417,7 +416,7 @@ def _signature_at_the_end(signature: str) -> bytes:
 
 
 def _due(eta: object) -> float:
-    """Return when the task is due by its headers; the reader of all headers reports an invalid time."""
+    """Return when the task is due by its headers; reading all headers reports an invalid time."""
     if not isinstance(eta, str):
         return 0.0
     with suppress(WireError):
@@ -438,10 +437,10 @@ def _signature_of(headers: bytes) -> str:
 
 
 def _digest(message: Message, exchange: str, routing_key: str) -> str:
-    """Return a digest of what reaches the task and is not signed directly."""
+    """Return a digest of everything that reaches the task and is not signed directly."""
     if not (message.properties or exchange):
         return ""
-    from hashlib import sha256  # it loads OpenSSL
+    from hashlib import sha256  # loads OpenSSL
 
     try:
         properties = _sorted_json(_decode.decode(message.properties)) if message.properties else b""
@@ -452,7 +451,7 @@ def _digest(message: Message, exchange: str, routing_key: str) -> str:
 
 
 def _mark_of(*parts: str) -> str:
-    from hashlib import sha256  # it loads OpenSSL
+    from hashlib import sha256  # loads OpenSSL
 
     return sha256(b"\0".join(_encoded(*parts))).hexdigest()[:_MARK_CHARS]
 
@@ -463,7 +462,7 @@ def _encoded(*texts: str) -> tuple[bytes, ...]:
 
 def _unsigned_because(cause: object) -> str:
     if isinstance(cause, str) and cause:
-        return f"it has no signature: the task {brief(cause)}, whose message was unsigned, sent it"
+        return f"it has no signature: it was sent by the task {brief(cause)}, whose message was unsigned"
     return "it has no signature"
 
 

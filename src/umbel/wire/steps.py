@@ -1,8 +1,9 @@
 """Steps and signatures: the calls inside a message that are sent later (wire 1.8).
 
 A signature is a call as a map inside a message: a callback or the next step of a chain. A message carries all
-later steps of its chain, as Celery's do. A worker decodes only the next step; the rest stay the bytes they
-arrived as.
+later steps of its chain, as in Celery. A worker decodes only the next step; the other steps stay bytes and go
+unchanged into that step's message. So a step costs hardly more in a long chain than in a short one. An
+invalid step is found when it is the next step. Only JSON bodies are cut like this.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,6 @@ from umbel.wire.show import brief
 from umbel.wire.values import UNREADABLE, decode_json, encode_json
 
 # ---- signatures ------------------------------------------------------------------------------------
-#
-# A call that will be made later, as a map inside a message (wire 1.8).
 
 
 class SignatureMap(TypedDict):
@@ -29,13 +28,13 @@ class SignatureMap(TypedDict):
     kwargs: dict[str, Any]
     options: dict[str, Any]
     subtask_type: str | None  # "chain", "group", "chord", or None for a plain task
-    immutable: bool  # the previous task's result is not added in front of args
+    immutable: bool  # the previous task's result is not added before args
 
 
 def check_signature(value: object) -> SignatureMap:
     """Return a value from the wire as a signature with all six keys. Raises BadMessage.
 
-    Unknown keys are retained: the map may be passed on to a node that knows them.
+    Unknown keys are kept, because the map may be forwarded to a node that knows them.
     """
     if not isinstance(value, dict):
         raise BadMessage(f"a signature must be a map, not {brief(value)}")
@@ -46,7 +45,8 @@ def check_signature(value: object) -> SignatureMap:
     return {**value, "task": task, **checked}  # type: ignore[typeddict-item]
 
 
-_EMPTY: dict[str, tuple[type | tuple[type, ...], str, Any]] = {  # its type, the type in words, the default
+# its type, a description of the type, the default
+_EMPTY: dict[str, tuple[type | tuple[type, ...], str, Any]] = {
     "args": ((list, tuple), "a list", ()),
     "kwargs": (dict, "a map", {}),
     "options": (dict, "a map", {}),
@@ -81,18 +81,12 @@ def _check_options(task: str, options: dict[str, Any]) -> None:
 
 
 # ---- steps -----------------------------------------------------------------------------------------
-#
-# What follows a task in its chain; all but the next step stay the bytes in which they arrived.
-#
-# A message carries all later steps of its chain, as Celery's do. A worker decodes only the next step: the
-# others go unchanged into that step's message, so that a step costs little more in a long chain than in a
-# short one. A flaw in a step is found when it is the next. Only JSON is cut like this.
 
 Step = SignatureMap | Raw
 
 
 def cut_steps(body: bytes) -> tuple[bytes, list[Raw]] | None:
-    """Return a call's body without its chain's steps, and the steps; None: there are none to cut out."""
+    """Return a call's body without its chain's steps, and the steps; None if there are no steps."""
     if not _may_have_steps(body):
         return None
     try:
@@ -118,7 +112,7 @@ def _may_have_steps(body: bytes) -> bool:
 
 
 def encode_steps(steps: Sequence[Step], limits: Limits) -> bytes:
-    """Encode the steps as one list; those that are bytes pass unchanged."""
+    """Encode the steps as one list; steps that are bytes are copied unchanged."""
     texts = [
         step if isinstance(step, Raw) else encode_json(step, root="chain", limits=limits) for step in steps
     ]
@@ -131,7 +125,7 @@ def step_map(step: Step) -> SignatureMap:
 
 
 def readable_steps(steps: Iterable[Step]) -> list[Any]:
-    """Return the steps as values, without those that cannot be read."""
+    """Return the steps as values, without unreadable ones."""
     values: list[Any] = []
     for step in steps:
         try:
@@ -159,7 +153,7 @@ def _has_reply_to(step: Step) -> bool:
 
 
 class _Follows(msgspec.Struct, frozen=True, gc=False):
-    """`Embed` of `call.py`, of which only the list of steps is decoded."""
+    """`Embed` of `call.py`, with only the list of steps decoded."""
 
     callbacks: Raw = Raw(b"null")
     errbacks: Raw = Raw(b"null")

@@ -1,8 +1,8 @@
 """Tasks: a call as the message that Celery workers run (protocol v2, wire 1).
 
-Sending: `encode_task` for any call, `CallTemplate` for the plain calls of one task, of which most is encoded
-once. Receiving: `to_v2` rewrites messages of Celery's older formats (v1 and the hybrid) as v2; `call.py` then
-reads them.
+Sending: `encode_task` encodes any call; `CallTemplate` encodes the plain calls of one task, whose common
+parts are encoded only once. Receiving: `to_v2` rewrites messages of Celery's older formats (v1 and the
+hybrid) as v2; `call.py` then reads them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,11 +63,6 @@ __all__ = [
 
 
 # ---- tasks -----------------------------------------------------------------------------------------
-#
-# A call as the message that Celery workers run (protocol v2, wire 1).
-#
-# Sending: `encode_task` here, or a template for a plain call. Receiving: `to_v2`, then,
-# from `call.py`, `read_headers` in the worker's main process and `decode_task` in the child.
 
 
 _NONE = msgspec.UNSET
@@ -80,7 +75,7 @@ def encode_task(
     compression: str | None = None,
     expiration_ms: int | None = None,
 ) -> Message:
-    """Return the message of a call. Raises WireError when a part of it cannot be sent."""
+    """Return the message of a call. Raises WireError if a part of it cannot be sent."""
     form = SERIALIZERS.get(serializer)
     if form is None:
         raise BadValue(f"serializer {serializer!r} is unknown; choose {', '.join(SERIALIZERS)}")
@@ -93,7 +88,7 @@ def encode_task(
     headers = completed(call.headers, call.args, call.kwargs)
     mime: str | msgspec.UnsetType = msgspec.UNSET
     if compression is not None:
-        from umbel.wire.compression import compress  # three libraries that few messages need
+        from umbel.wire.compression import compress  # imports three libraries that few messages need
 
         mime, body = compress(body, compression)
     if headers.compression != mime or any(getattr(headers, name) is not _NONE for name in OF_ONE_COPY):
@@ -123,7 +118,7 @@ def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
     if extra:
         if taken := HEADER_NAMES.intersection(extra):
             named = ", ".join(sorted(taken))
-            raise BadValue(f"custom headers must not have names of the protocol: {named}; rename them")
+            raise BadValue(f"custom headers must not use names of the protocol: {named}; rename them")
         data = data[:-1] + b"," + encode_json(extra, root="headers")[1:]
     if extra or headers.stamps:
         _check_keys(extra, headers.stamps)
@@ -132,7 +127,7 @@ def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
 
 
 def _check_keys(*values: Any) -> None:
-    """Refuse names that no table of AMQP can hold, for all brokers alike."""
+    """Refuse names that no AMQP table can hold, for all brokers alike."""
     for value in values:
         if isinstance(value, dict):
             for name in value:
@@ -163,7 +158,7 @@ def _encode_embed(embed: Embed) -> bytes:
     parts = msgspec.structs.asdict(embed)
     if embed.chain is None or not any(isinstance(step, msgspec.Raw) for step in embed.chain):
         return encode_json(parts, root="embed", limits=_INSIDE_BODY)
-    # Steps that arrived as bytes are sent as those bytes, between the parts that are encoded.
+    # Steps that arrived as bytes are sent as those bytes, between the encoded parts.
     texts = {name: encode_json(parts[name], root=name, limits=_INSIDE_EMBED) for name in _BESIDE_THE_CHAIN}
     return b'{"callbacks":%b,"errbacks":%b,"chain":%b,"chord":%b}' % (
         texts["callbacks"],
@@ -181,7 +176,7 @@ def _is_empty(embed: Embed) -> bool:
 
 
 def completed(headers: TaskHeaders, args: list[Any], kwargs: dict[str, Any]) -> TaskHeaders:
-    """Return the headers with what every v2 message states and a caller may leave out."""
+    """Return the headers with the values that every v2 message has and a caller may omit."""
     if headers.root_id is not None and headers.argsrepr and headers.kwargsrepr:
         return headers
     return msgspec.structs.replace(
@@ -194,7 +189,7 @@ def completed(headers: TaskHeaders, args: list[Any], kwargs: dict[str, Any]) -> 
 
 _to_json = msgspec.json.Encoder().encode
 NOTHING_FOLLOWS = _to_json(Embed())
-# The parts of a body lie one level down.
+# The parts of a body are nested one level deep.
 _INSIDE_BODY = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)
 _INSIDE_EMBED = Limits(depth_max=DEFAULT_LIMITS.depth_max - 2)
 _INSIDE_STEPS = Limits(depth_max=DEFAULT_LIMITS.depth_max - 3)
@@ -202,14 +197,12 @@ _INSIDE_STEPS = Limits(depth_max=DEFAULT_LIMITS.depth_max - 3)
 
 # ---- template --------------------------------------------------------------------------------------
 #
-# The messages of one task's plain calls, of which most is encoded once for all of them.
-#
 # Two calls of a task differ in their ids, their arguments and their place in a group; the other headers are
-# the same bytes each time. A template holds those bytes with gaps, and fills the gaps. The result is, byte
-# for byte, what `encode_task` makes of the same call; a call that states other headers, or needs another
-# serializer or compression, uses `encode_task`.
+# the same bytes each time. A template holds those bytes with gaps, and fills the gaps. The result is the
+# same, byte for byte, as that of `encode_task`. A call with other headers, another serializer or compression
+# uses `encode_task`.
 #
-# Where messages are signed the headers are in the order of their names, which is the form that is signed.
+# If messages are signed, the headers are sorted by name, because that form is signed.
 
 SMALL_BYTES = 200
 """Arguments of this size are below every limit: of digits, of text, of their repr."""
@@ -220,9 +213,9 @@ _SURELY_FITS_BYTES = DEFAULT_LIMITS.size_max_bytes // 2
 
 
 class CallTemplate:
-    """The message of one task's plain calls, with gaps. `headers`: those that all calls share.
+    """The message of one task's plain calls, with gaps. `headers` are those that all calls share.
 
-    What fills the gaps (ids, names, text to show) is limited separately, so the whole is not checked.
+    The values in the gaps (ids, names, text for display) have separate limits, so the whole is not checked.
     """
 
     def __init__(self, headers: TaskHeaders, *, text_max: int = TEXT_MAX, is_canonical: bool = False) -> None:
@@ -246,7 +239,7 @@ class CallTemplate:
         priority: int = 0,
         reply_to: str = "",
     ) -> Message:
-        """Return the message of one call. Raises WireError when a part of it cannot be sent."""
+        """Return the message of one call. Raises WireError if a part of it cannot be sent."""
         argsrepr, kwargsrepr, body = _encode_arguments(args, kwargs, self._text_max)
         try:
             quoted_id, sender = _to_json(task_id), _to_json(origin)
@@ -280,7 +273,7 @@ def _with_gaps(headers: TaskHeaders, names: Sequence[str]) -> bytes:
 def _encode_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any], text_max: int
 ) -> tuple[bytes, bytes, bytes]:
-    """Return both as JSON text to show, and the body. Small plain arguments, as most are, need few checks."""
+    """Return args and kwargs as JSON text for display, and the body. Small plain ones need few checks."""
     body = b""
     if are_atoms(args) and (not kwargs or is_flat(kwargs)):
         try:
@@ -302,20 +295,18 @@ def _encode_arguments(
 
 # ---- legacy ----------------------------------------------------------------------------------------
 #
-# Messages of protocol v1, and of the hybrid between v1 and v2, rewritten as v2.
-#
-# A v1 message has no header `task`; its body is one map that holds everything. In the hybrid the headers
-# are those of v2 and the body is still a map. Rewriting happens once, where messages arrive, and no later
-# code knows v1. Only JSON is rewritten, because the accepted content types have not been checked here.
+# A v1 message has no header `task`; its body is one map with everything. In the hybrid the headers are those
+# of v2 and the body is still a map. Messages are rewritten once, on arrival, so no later code knows v1. Only
+# JSON is rewritten, because the accepted content types have not been checked at this point.
 #
 # The flag `utc` of v1 is ignored: times without an offset are UTC, see `message.py`.
 
 
 def to_v2(message: Message) -> Message:
-    """Return the message as v2: the same object when it is v2 already. Raises BadMessage.
+    """Return the message as v2: the same object if it is v2 already. Raises BadMessage.
 
-    A body that is not plain JSON is left unchanged when the headers are v2; the reader that may decode the
-    body finds out whether it fits.
+    A body that is not plain JSON is left unchanged if the headers are v2; the reader that may decode the body
+    finds out whether it is valid.
     """
     if message.content_type == JSON_CONTENT and message.body[:1] == b"[":
         return message
@@ -329,7 +320,7 @@ def to_v2(message: Message) -> Message:
     if message.body.lstrip()[:1] != b"{":
         return message
     body = decode_json(message.body)
-    if not isinstance(body, dict):  # a typed value, such as a date, looks like a map
+    if not isinstance(body, dict):  # a typed value, such as a date, is encoded as a map too
         raise BadMessage(f"the body must be [args, kwargs, embed], not {brief(body)}")
     args, kwargs, embed = read_body_map(body)
     return msgspec.structs.replace(message, body=encode_body(args, kwargs, embed))

@@ -1,23 +1,20 @@
-"""Typed values: Python values that JSON does not know, as maps that state their type, and back.
+"""Typed values: Python values that JSON cannot represent, as maps that state their type, and back.
 
     datetime(2026, 1, 2)  <->  {"__type__": "datetime", "__value__": "2026-01-02T00:00:00"}
 
-The forms are those captured from Celery (wire 1.5). `Lowering` rewrites values that are not plain into plain
-ones before they are encoded, and refuses those that would not arrive as they were sent. `to_tree` and
-`from_tree` turn values of annotated types into plain containers and back.
+The forms were captured from Celery (wire 1.5). A map is read as a typed value only if it has exactly these
+two keys; any other map belongs to the user.
 
-    datetime(2026, 1, 2)  <->  {"__type__": "datetime", "__value__": "2026-01-02T00:00:00"}
-
-The forms are those captured from Celery (wire 1.5). A map is read as a typed value only when it has exactly
-these two keys; any other map is the user's.
+`Lowering` rewrites values that are not plain into plain ones before they are encoded, and refuses values that
+would not arrive as they were sent. `to_tree` and `from_tree` convert values of annotated types into plain
+containers and back:
 
     Order(7, {Path("a")}, due)  <->  {"number": 7, "files": ["a"], "due": due}
 
-A tree is the input of a serializer: maps, lists and plain values, and those that JSON tags (`typed.py`). For
-msgpack, which has no tags, those are text: the reader knows the type.
-
-Both directions are compiled code of msgspec. A value that msgspec cannot write is rewritten
-by the lowering below, which defines the form of every value.
+A tree is the input of a serializer: maps, lists and plain values, and those that JSON tags. msgpack has no
+tags, so there the tagged values are text, and the reader knows the type. Both directions are compiled code of
+msgspec. A value that msgspec cannot write is rewritten by the lowering below, which defines the form of every
+value.
 """
 
 import base64
@@ -40,15 +37,13 @@ from umbel.wire.message import DEFAULT_LIMITS, Limits, too_deep, too_long_a_numb
 from umbel.wire.show import attempt, brief
 
 # ---- typed -----------------------------------------------------------------------------------------
-#
-# Python values that JSON does not know, as maps that state their type.
 
 TYPE_KEY = "__type__"
 VALUE_KEY = "__value__"
 
 
 def tag(value: object) -> dict[str, Any] | None:
-    """Return the map that stands for the value, or None when its type is not tagged."""
+    """Return the map that represents the value, or None if its type is not tagged."""
     writer = _WRITERS.get(type(value))
     if writer is not None:
         return writer(value)
@@ -59,7 +54,7 @@ def tag(value: object) -> dict[str, Any] | None:
 
 
 def as_text(value: object) -> str | None:
-    """Return the text of a value of a tagged type, for where its type is known; None for other types."""
+    """Return the text of a value of a tagged type, for readers that know its type; None for other types."""
     match value:
         case datetime.date() | datetime.time():
             return value.isoformat()
@@ -69,12 +64,12 @@ def as_text(value: object) -> str | None:
 
 
 def is_tagged(value: dict[str, Any]) -> bool:
-    """Whether a map has exactly the two keys of a typed value."""
+    """Return whether a map has exactly the two keys of a typed value."""
     return len(value) == 2 and TYPE_KEY in value and VALUE_KEY in value
 
 
 def restore(tree: Any, limits: Limits) -> Any:
-    """Replace the tagged maps inside a decoded tree by the values they stand for, in place.
+    """Replace the tagged maps inside a decoded tree by the values that they represent, in place.
 
     The caller has checked the depth of the tree.
     """
@@ -158,7 +153,7 @@ def _read_base64(content: str) -> bytes:
 
 
 def _read_decimal(content: str) -> Decimal:
-    if not isinstance(content, str):  # Decimal would take a list of digits too
+    if not isinstance(content, str):  # Decimal would accept a list of digits too
         raise TypeError("a decimal must be written as text")
     return Decimal(content)
 
@@ -180,27 +175,25 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 # ---- json lowering ---------------------------------------------------------------------------------
 #
-# Values that are not plain (`values.py` says which are), rewritten into plain ones.
-#
-# msgspec writes a datetime as bare text, bytes as base64, NaN as null: no error, but not what a Celery peer
-# reads back. `Lowering` rewrites such a value into one that is written as the protocol requires, or refuses
+# Without lowering, msgspec would write a datetime as bare text, bytes as base64, and NaN as null: no error,
+# but not what a Celery peer reads back. `Lowering` rewrites such a value as the protocol requires, or refuses
 # it with the path that leads to it.
 #
-# Lowering loses types: a tuple, a set and a list arrive as lists, an enum as its value, a dataclass, a
-# `msgspec.Struct` and a model of pydantic as maps, a path and a timedelta as text. A task that annotates
-# its parameters gets their types back (section on trees).
+# Lowering loses types: a tuple, a set and a list arrive as lists; an enum as its value; a dataclass, a
+# `msgspec.Struct` and a model of pydantic as maps; a path and a timedelta as text. A task that annotates its
+# parameters gets their types back (section on trees).
 
 SIGNED_64_MIN, UNSIGNED_64_MAX = -(2**63), 2**64 - 1
 BITS_PER_DIGIT = math.log2(10)
 
 Path = tuple[Any, object]
-"""Where a value lies inside what is sent: (path of its container, key). At the root: (None, name)."""
+"""The place of a value inside the data: (path of its container, key). At the root: (None, name)."""
 
 
 class Lowering(msgspec.Struct, frozen=True):
-    """Rewrites values for one serializer. `tags`: it knows the typed maps, and only finite numbers.
+    """Rewrites values for one serializer. `tags`: it supports typed maps, and only finite numbers.
 
-    Without tags (msgpack) the serializer writes bytes and NaN, and whole numbers end at 64 bits.
+    Without tags (msgpack) the serializer writes bytes and NaN itself, and integers are limited to 64 bits.
     """
 
     serializer: str
@@ -208,7 +201,7 @@ class Lowering(msgspec.Struct, frozen=True):
     limits: Limits
 
     def lower(self, value: Any, path: Path, levels: int) -> Any:
-        """Return the value rewritten, at most `levels` deep; `path` is for errors. Raises BadValue or
+        """Return the rewritten value, at most `levels` deep; `path` is for errors. Raises BadValue or
         TooLarge.
         """
         kind = type(value)
@@ -230,7 +223,7 @@ class Lowering(msgspec.Struct, frozen=True):
         match value:
             case float():
                 return self._float(value, path)
-            case enum.Enum():  # before the plain types, as some enums are subclasses of them
+            case enum.Enum():  # before the plain types, because some enums are subclasses of them
                 return self.lower(value.value, path, levels)
             case str():
                 return self._text(value, path)
@@ -254,7 +247,7 @@ class Lowering(msgspec.Struct, frozen=True):
         if is_dataclass(value) and not isinstance(value, type):
             shallow = {field.name: getattr(value, field.name) for field in fields(value)}
             return self._map(shallow, path, levels)
-        if (as_json := getattr(type(value), "__json__", None)) is not None:  # a signature, say
+        if (as_json := getattr(type(value), "__json__", None)) is not None:  # for example a signature
             return self.lower(attempt(as_json, value, lambda error: _refuse(path, error)), path, levels)
         return self._tag(value, path, levels)
 
@@ -267,7 +260,7 @@ class Lowering(msgspec.Struct, frozen=True):
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             raise BadValue(f"{show_path(path)}: {brief(value)} is not Unicode ({error.reason})") from error
-        return str.__str__(value)  # of an instance of a subclass only the text is sent
+        return str.__str__(value)  # only the text of an instance of a subclass is sent
 
     def _whole_number(self, value: int, path: Path) -> int:
         number = int.__int__(value)
@@ -276,7 +269,7 @@ class Lowering(msgspec.Struct, frozen=True):
                 f"{show_path(path)}: {self.serializer} cannot carry a number of more than 64 bits; "
                 "use serializer='json'"
             )
-        # By bits first: counting the digits of a large number is slow.
+        # By bits first, because counting the digits of a large number is slow.
         digits = int(number.bit_length() / BITS_PER_DIGIT) + 1
         if digits >= self.limits.number_digits_max - 1 and not is_short_enough(number, self.limits):
             raise too_long_a_number(f"the number at {show_path(path)}", digits, self.limits)
@@ -309,7 +302,7 @@ class Lowering(msgspec.Struct, frozen=True):
         return lowered
 
     def _key(self, key: object, path: Path) -> str:
-        """Return the text that Python's json makes of a key."""
+        """Return the text that Python's json makes from a key."""
         match key:
             case str():
                 return self._text(key, (path, key))
@@ -347,13 +340,13 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
 
 
 def is_short_enough(number: int, limits: Limits) -> bool:
-    """Whether the text of a whole number, its sign included, is within the limit."""
+    """Return whether the text of an integer, including its sign, is within the limit."""
     ceiling: int = 10**limits.number_digits_max
     return -ceiling < number * (1 if number > 0 else 10) < ceiling
 
 
 def show_path(path: Path) -> str:
-    """Write a path as Python would: `kwargs['x'][3]`."""
+    """Return a path as Python would write it: `kwargs['x'][3]`."""
     steps = []
     container, key = path
     while container is not None:
@@ -369,7 +362,7 @@ def _root(path: Path) -> str:
 
 
 PYDANTIC_FORM: Mapping[str, Any] = {"mode": "json", "by_alias": True, "round_trip": True}
-"""How models of pydantic are written: as their own JSON, which they can read again."""
+"""How models of pydantic are written: as their JSON, which they can read again."""
 
 
 def _struct_fields(value: msgspec.Struct) -> dict[str, Any] | list[Any]:
@@ -385,17 +378,15 @@ def _struct_fields(value: msgspec.Struct) -> dict[str, Any] | list[Any]:
 
 
 # ---- trees -----------------------------------------------------------------------------------------
-#
-# Typed values as plain containers, and back by their types.
 
 Maker = Callable[[type[Any], Any], Any]
 """Makes a value of a type that msgspec does not know; raises TypeError or ValueError if it cannot."""
 
 
 def to_tree(values: Mapping[str, Any], *, tags: bool = True) -> dict[str, Any]:
-    """Return the values by name as trees; raises BadValue that names the value and the place in it.
+    """Return the values by name as trees; raise BadValue that names the value and the place in it.
 
-    `tags`: the serializer tags values that JSON does not know.
+    `tags`: the serializer tags values that JSON cannot represent.
     """
     tree: dict[str, Any]
     retained = _TAGGED if tags else _BYTES
@@ -409,7 +400,7 @@ def to_tree(values: Mapping[str, Any], *, tags: bool = True) -> dict[str, Any]:
 
 
 def from_tree(tree: Mapping[str, Any], kind: type[msgspec.Struct], make: Maker) -> Any:
-    """Return the Struct whose fields the tree holds; `msgspec.ValidationError` says what does not fit."""
+    """Return the Struct with the fields of the tree; `msgspec.ValidationError` names the wrong one."""
     return msgspec.convert(tree, kind, str_keys=True, builtin_types=_BYTES, dec_hook=make)
 
 
@@ -429,7 +420,7 @@ class _Keeping(Lowering, frozen=True):
 
 
 _TAGGED = tuple(TAGGED_TYPES)
-_BYTES = (bytes,)  # they arrive as bytes: text is not read as base64
+_BYTES = (bytes,)  # they arrive as bytes, so text is not read as base64
 
 
 def _lowered(value: Any) -> Any:

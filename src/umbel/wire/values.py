@@ -1,14 +1,13 @@
 """Values: Python values as bytes and back, by each serializer that a message may name.
 
-JSON is the default and the only one that is read without configuration: it can carry nothing but data. Its
-text is what Celery writes, with the typed maps of `typed.py`. Values of plain types only, as most are, go
-straight to msgspec; other values are lowered first (`Lowering`).
+JSON is the default, and the only serializer that is read without configuration, because it can carry only
+data. Its text is the same as Celery's, with the typed maps of `typed.py`. Values of plain types only, as most
+are, go straight to msgspec; other values are lowered first (`Lowering`).
 
-Decoding raises nothing but WireError, whatever the bytes are; and it raises before it has spent more than
-`Limits` allow.
+Decoding raises only WireError, whatever the bytes are, and it raises before it exceeds `Limits`.
 
-Two things are not carried: NaN and the infinities, which JSON does not have (Python's json writes them as
-words that other readers refuse), and maps that look exactly like a typed value.
+Two kinds of values are not supported: NaN and the infinities, which JSON does not have (Python's json writes
+them as words that other readers refuse), and maps that look exactly like a typed value.
 """
 
 import math
@@ -51,11 +50,11 @@ __all__ = [
 T = TypeVar("T")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder of msgspec raises for bytes that it cannot read."""
+"""Errors that a decoder of msgspec raises for unreadable bytes."""
 
 
 def encode_json(value: object, *, root: str = "value", limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """Encode a value; `root` begins the path in an error. Raises BadValue or TooLarge."""
+    """Encode a value; `root` is the beginning of the path in an error. Raises BadValue or TooLarge."""
     data = _encode_plain(value, limits) if _is_plain(value, limits.depth_max) else None
     if data is None:
         lowering = Lowering("json", tags=True, limits=limits)
@@ -75,8 +74,8 @@ def decode_json_as(
 ) -> T:
     """Decode into the decoder's type, with the checks and typed values of `decode_json`.
 
-    Small plain data is decoded straight into its type. Data with enough brackets to be too deep, or with a
-    sign of a typed value, is decoded to a tree first, which is checked.
+    Small plain data is decoded directly into its type. Data with enough brackets to be too deep, or with a
+    possible typed value, is first decoded to a tree, which is checked.
     """
     if len(data) > limits.size_max_bytes:
         raise too_large(what, len(data), limits)
@@ -101,11 +100,11 @@ def decode_json_as(
 
 
 def _is_plain(value: object, levels: int) -> bool:
-    """Whether the value is of plain types only, and nested at most that many levels deep.
+    """Return whether the value has only plain types, nested at most that many levels deep.
 
-    It goes level by level and judges all items of a level by the set of their types, so that a large value
-    costs a few passes of C code. Numbers that are too long and text that is not valid Unicode pass: the
-    serializer refuses those.
+    It checks level by level, all items of a level by the set of their types, so that a large value costs a
+    few passes of C code. Numbers that are too long and text that is not valid Unicode pass: the serializer
+    refuses those.
     """
     if levels > 0 and is_flat(value):
         return True
@@ -128,7 +127,7 @@ def _is_plain(value: object, levels: int) -> bool:
 
 
 def is_flat(value: object) -> bool:
-    """Whether this is a list or map of atoms, as the arguments of most calls are."""
+    """Return whether this is a list or map of atoms, like the arguments of most calls."""
     if type(value) is list:
         return are_atoms(value)
     if type(value) is dict:
@@ -137,7 +136,7 @@ def is_flat(value: object) -> bool:
 
 
 def are_atoms(items: Collection[object]) -> bool:
-    """Whether all items are text, finite numbers, bools or None."""
+    """Return whether all items are text, finite numbers, bools or None."""
     kinds = set(map(type, items))
     if kinds <= _ATOMS:
         return True
@@ -165,7 +164,7 @@ _TEXT_ONLY = frozenset({str})
 
 
 class Serializer(msgspec.Struct, frozen=True):
-    """How a body is written and read: `encode(value, root)`, `decode(data, limits)`."""
+    """A way to write and read a body: `encode(value, root)`, `decode(data, limits)`."""
 
     content_type: str
     content_encoding: str
@@ -195,7 +194,7 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 def _encode_plain(value: object, limits: Limits) -> bytes | None:
-    """Encode, or return None when something in it is refused: lowering then says what and where."""
+    """Encode, or return None if something is refused; lowering then finds out what and where."""
     if _restricts_numbers(limits):
         return None
     try:
@@ -206,7 +205,7 @@ def _encode_plain(value: object, limits: Limits) -> bytes | None:
 
 
 def is_readable(data: bytes) -> bool:
-    """Whether data written as JSON can be read again, which a number of too many digits cannot.
+    """Return whether data written as JSON can be read again; a number with too many digits cannot.
 
     Python writes 4300 digits and a minus sign; msgspec counts the sign and reads one digit less.
     """
@@ -234,7 +233,7 @@ def _needs_check(data: bytes, limits: Limits) -> bool:
 
 
 def _has_at_most(most: int, data: bytes) -> bool:
-    """Whether there are no more opening brackets than this."""
+    """Return whether there are at most this many opening brackets."""
     for bracket in (b"[", b"{"):
         at = data.find(bracket)
         while at >= 0:
@@ -246,7 +245,7 @@ def _has_at_most(most: int, data: bytes) -> bool:
 
 
 def _check_tree(tree: Any, what: str, limits: Limits) -> None:
-    """Check depth and numbers, level by level, so that the check itself needs no stack."""
+    """Check depth and numbers level by level, so that the check needs no stack."""
     items = [tree]
     for _ in range(limits.depth_max + 1):
         if _restricts_numbers(limits):
@@ -258,7 +257,7 @@ def _check_tree(tree: Any, what: str, limits: Limits) -> None:
 
 
 def _restricts_numbers(limits: Limits) -> bool:
-    # Above its limit msgspec refuses numbers; a lower limit is checked here.
+    # msgspec refuses numbers above its limit; a lower limit is checked here.
     return limits.number_digits_max < DEFAULT_LIMITS.number_digits_max
 
 
@@ -293,7 +292,7 @@ def _encode_pickle(value: object, root: str) -> bytes:
     def refuse(error: Exception) -> bytes:
         raise BadValue(f"{root} cannot be pickled: {error!r}") from error
 
-    import pickle  # rarely used, and a third of a megabyte in every process
+    import pickle  # rarely used, and takes 300 kB of memory in every process
 
     data = attempt(pickle.dumps, value, refuse)
     check_size(root, len(data), DEFAULT_LIMITS)
@@ -323,4 +322,4 @@ SERIALIZERS = {
     "msgpack": Serializer("application/x-msgpack", "binary", _encode_msgpack, _decode_msgpack),
     "pickle": Serializer("application/x-python-serialize", "binary", _encode_pickle, _decode_pickle),
 }
-"""By name, as in the settings. Reading pickle runs code that its sender chose: only when accepted."""
+"""By name, as in the settings. Reading pickle runs code of the sender, so it must be accepted explicitly."""

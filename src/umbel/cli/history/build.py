@@ -218,7 +218,7 @@ class _Look:
     def exit_code(self) -> int:
         return exits.PARTIAL if self._has_unreadable else exits.OK
 
-    def __call__(self, *, thorough: bool = False) -> "Found":
+    def __call__(self, thorough: bool = False) -> "Found":
         """Check the files, move unreadable files to the quarantine, and return the others."""
         from umbel.pipeline import io
         from umbel.pipeline.faults import EmptyLake

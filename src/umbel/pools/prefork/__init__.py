@@ -1,1 +1,1 @@
-"""Children that come from a fork server: one crash, one leak, one job."""
+"""Children from a fork server. Each runs one job at a time, so a crash or a memory leak affects one job."""

@@ -1,23 +1,23 @@
-"""A child: takes jobs from its socket one at a time, runs them, and answers each at once.
+"""A child process: takes jobs from its socket one at a time, runs them, and reports each outcome at once.
 
-Before it starts a job it takes a token from its pipe. The main process may take tokens back: if there is no
-token, or one of a later batch, the rest of this batch no longer belongs to this child.
+Before it starts a job it takes a token from its pipe. The main process may take tokens back: if the child
+finds no token, or one of a later batch, the rest of this batch no longer belongs to it.
 
-An outcome is sent as soon as its job ends, not with the batch: the next job may run for an hour, and if it
-crashes the process, what was sent before is safe.
+An outcome is sent as soon as its job ends, not with the batch. The next job may run for an hour, and if it
+crashes the process, the outcomes sent before are safe.
 
-Soft limits. The main process sends a SoftLimit frame and then SIGUSR1. The handler raises only if a frame
-that names the running job has arrived, so a late signal cannot hit another job; and only inside a guarded
-call, where the exception is caught, so it cannot break the code around the task. A signal that comes too
-early is repeated. The handler is installed at the first job with a soft limit (the main process sends no
-signal before the child reports that) and stays.
+Soft limits: the main process sends a SoftLimit frame and then SIGUSR1. The handler raises only if a frame
+that names the running job has arrived, so a late signal cannot hit another job. It also raises only inside a
+guarded call, where the exception is caught, so it cannot break the code around the task. A signal that
+arrives too early is repeated. The handler is installed at the first job with a soft limit and stays; the main
+process sends no signal before the child reports that.
 
-A task may leave its process unfit for the next one. If it lowered a limit of the kernel, the child reports
-that, starts nothing more and waits to be replaced; the handlers of Umbel's signals are restored. The child
-checks after a task that called `resource.setrlimit`, before it waits, and else at most every `_LOOK_S`.
+Shutdown and cancel requests interrupt a job in the same way. Cancels use a Cancel frame and another signal:
+SIGURG, because it has no effect where there is no handler.
 
-A worker that stops interrupts any job the same way, and so does a cancel request (a Cancel frame), by another
-signal: SIGURG, because it has no effect where there is no handler.
+A task may leave its process in a bad state for the next task. If it lowered a kernel limit, the child reports
+that, starts no other job and waits to be replaced. Handlers of Umbel's signals are restored. The child checks
+this after a task that called `resource.setrlimit`, before it waits, and otherwise at most every `_LOOK_S`.
 """
 
 import contextlib
@@ -69,11 +69,11 @@ from umbel.wire.frames import (
 if TYPE_CHECKING:
     from umbel.pools.prefork.gevent_child import GreenChild
 
-STATUS_BROKEN = 70  # something went wrong in the child itself; EX_SOFTWARE of sysexits.h
+STATUS_BROKEN = 70  # an error in the child's own code; EX_SOFTWARE of sysexits.h
 
 INTERRUPT = signal.SIGURG
 _LOOK_S = 0.001
-# signal.getsignal() tries to make an enum of the handler: nine microseconds instead of 0.2.
+# signal.getsignal() tries to convert the handler to an enum, which takes 9 µs instead of 0.2 µs.
 _handler_of: Callable[[int], object] = import_module("_signal").getsignal
 _READ_BYTES = 64 * 1024
 _DEFAULT_SIGNALS = (
@@ -89,7 +89,7 @@ _DEFAULT_SIGNALS = (
 def run_child(
     setup: Setup, number: int, channel: socket.socket, tokens: int, *, parent: int, host: Host | None
 ) -> NoReturn:
-    """Run as a child and end the process. `host` is None in a child that has to load it."""
+    """Run as a child and end the process. `host` is None in a child that has to load the app itself."""
     status = STATUS_BROKEN
     child = _make_child(setup, channel, tokens)
     try:
@@ -103,7 +103,7 @@ def run_child(
         host.stop_child()
         status = 0
     finally:
-        # Whatever the error, a forked child must not return into the fork server's stack.
+        # Whatever the error is, a forked child must not return into the fork server's stack.
         error = sys.exc_info()[1]
         if error is not None:
             traceback.print_exception(error)
@@ -129,7 +129,7 @@ def _settle_in(setup: Setup, number: int, parent: int) -> None:
     kernel.die_with_parent()
     if os.getppid() != parent:  # the parent ended before die_with_parent() took effect
         os._exit(STATUS_BROKEN)
-    with contextlib.suppress(PermissionError):  # already done for a child that was started afresh
+    with contextlib.suppress(PermissionError):  # already done for a child that was started as a new program
         os.setpgid(0, 0)
     for signum in _DEFAULT_SIGNALS:
         signal.signal(signum, signal.SIG_DFL)
@@ -147,23 +147,25 @@ class Child:
     def __init__(self, channel: socket.socket, tokens: int) -> None:
         self._channel = channel
         self._tokens = tokens
-        self._kept_token: int | None = None  # of a later batch, read while looking for one of this batch
+        # a token of a later batch, read while looking for a token of this batch
+        self._kept_token: int | None = None
         self._reader: FrameReader[ToChild] = FrameReader(ToChild)
-        self._inbox: deque[JobBatch[Job] | StopChild] = deque()  # the main process sends two batches at most
+        # limited: the main process sends at most two batches
+        self._inbox: deque[JobBatch[Job] | StopChild] = deque()
         self._pid = os.getpid()
-        self._sending = threading.Lock()  # a task may report from its own threads
-        self._telling = False  # the main thread is writing: an exception must not leave half a frame
+        self._sending = threading.Lock()  # a task may send events from its threads
+        self._telling = False  # the main thread is writing: an exception now would leave half a frame
         self._handles_soft_limits = False
         self._armed: int | None = None  # the running job, while the handler may raise
         self._soft_limit: SoftLimit | None = None  # the last one received
-        self._cancelled: int | None = None  # the last job that a Cancel named
+        self._cancelled: int | None = None  # the job that the last Cancel frame named
         self._raised_at_limit: type[Exception] = SoftTimeLimitExceeded
-        self._limits: Limits | None = None  # as they were before the first job
+        self._limits: Limits | None = None  # values before the first job
         self._looked_at = 0.0  # Unix time
         self._spoiled = False
 
     def serve(self, runner: Runner, soft_limit: type[Exception] = SoftTimeLimitExceeded) -> None:
-        """Run jobs until a Stop arrives, or until the main process has ended."""
+        """Run jobs until a Stop arrives or the main process ends."""
         self._raised_at_limit = soft_limit
         signal.signal(INTERRUPT, self._on_soft_limit)
         self._limits = Limits([*map(resource.getrlimit, LIMITS)])
@@ -186,7 +188,7 @@ class Child:
             self._note(buffer[:size])
 
     def tell(self, told: UserEvent) -> None:
-        """Send an event of the running task to the main process; ignored in a process that the task
+        """Send an event of the running task to the main process; do nothing in a process that the task
         forked.
         """
         if os.getpid() != self._pid:  # a process that the task forked: the channel belongs to its parent
@@ -211,7 +213,7 @@ class Child:
 
     def _run_batch(self, batch: JobBatch[Job], runner: Runner) -> None:
         for job in batch.jobs:
-            # For the main process, a token that was taken is a job that was started.
+            # For the main process, a taken token means a started job.
             if self._spoiled and self._kept_token is None:
                 return
             if not self._take_token(batch.number):
@@ -222,7 +224,8 @@ class Child:
             outcome = runner(job)
             self._armed = None
             if os.getpid() != self._pid:
-                # The task forked and its copy came back here. The channel belongs to the original.
+                # The task forked, and its copy returned to this point. The channel belongs to the original
+                # process.
                 os._exit(0)
             with self._sending:
                 self._channel.sendall(_outcome_frame(outcome))
@@ -232,7 +235,7 @@ class Child:
                 self._look()
 
     def _look(self) -> None:
-        """Check what the last task has changed in its process."""
+        """Check what the last task has changed in this process."""
         _catch(INTERRUPT, self._on_soft_limit)
         Limits.touched = False
         limits = [*map(resource.getrlimit, LIMITS)]
@@ -266,7 +269,7 @@ class Child:
     def _on_soft_limit(self, signum: int, frame: FrameType | None) -> None:
         if self._telling:  # the main process repeats the signal
             return
-        job, self._armed = self._armed, None  # disarmed, so that a second signal changes nothing
+        job, self._armed = self._armed, None  # so that a second signal changes nothing
         if job is None:
             return
         with contextlib.suppress(OSError):  # nothing to read, or the main process has ended
@@ -288,12 +291,12 @@ def _outcome_frame(outcome: Outcome) -> bytearray:
 
 
 def _catch(signum: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
-    if _handler_of(signum) != handler:  # also when a task has put its own there
+    if _handler_of(signum) != handler:  # not installed yet, or replaced by a task
         signal.signal(signum, handler)
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run a child as a new program: its setup, slot, socket, token pipe and parent are arguments."""
+    """Run a child as a new program; its arguments are setup, slot, socket, token pipe and parent."""
     setup = msgspec.json.decode(arguments[0], type=Setup)
     number, channel, tokens, parent = map(int, arguments[1:])
     os.set_inheritable(channel, False)

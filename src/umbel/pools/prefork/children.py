@@ -1,15 +1,15 @@
-"""Children of a prefork pool and the fork servers they come from, seen from the main process.
+"""Children of a prefork pool and their fork servers, seen from the main process.
 
-There is usually one fork server, and two while the app is reloaded. Children belong to the server that made
-them: it alone can signal them and learns how they ended. A server that was replaced stays until its last
-child is gone. A server that could not load the app is dropped if another one has loaded it.
+There is usually one fork server, and two while the app is reloaded. A child belongs to the server that forked
+it: only that server can signal it and learns how it ended. A replaced server stays until its last child has
+ended. A server that could not load the app is dropped if another server has loaded it.
 
 A child's death is reported to the slots machine when the fork server has reported its exit status and
-everything the child wrote has been read. If the fork server itself dies, the kernel kills its children; each
+everything the child wrote has been read. If the fork server itself dies, the kernel kills its children. Each
 is reported when its socket ends, and a new server is started.
 
-What a child writes comes from Umbel's code in it, unless its task wrote to the wrong descriptor. So its
-messages are trusted no further than the child itself: at worst that child is replaced.
+Umbel's code in the child writes its messages, unless a task writes to the wrong descriptor. So a message can
+affect only the child that sent it: at worst that child is replaced.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
-from typing import Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from umbel.errors import PoolError
 from umbel.files import ran_out
@@ -30,7 +30,6 @@ from umbel.pools.prefork.messages import (
     Exited,
     Fork,
     Forked,
-    FromChild,
     FromServer,
     Loaded,
     NotForked,
@@ -42,22 +41,19 @@ from umbel.pools.prefork.server_process import StartedServer, spawn_server
 from umbel.protocol.pool.events import ChildDied, ChildReady, Replace, Retire
 from umbel.wire.frames import Armed, Problem, Ready
 
+if TYPE_CHECKING:
+    from umbel.pools.prefork.parent import PreforkPool
+
 # ---- fork servers ----------------------------------------------------------------------------------
-#
-# Where children come from. Usually one server, two while the app is reloaded.
-#
-# Children belong to the server that made them: it alone can signal them and learns how they ended. A server
-# that was followed by another stays until its last child is gone. One that could not load the app is
-# forgotten, if there is another that could.
 
 log = logging.getLogger(__name__)
 
 
 class ServersListener(Protocol):
-    """What a pool's children hear from the fork servers."""
+    """Receives events of the fork servers."""
 
     def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
-        """Children can be made now; `reloaded`: by a server that replaces another."""
+        """Children can be created now; `reloaded`: by a server that replaces another."""
         ...
 
     def on_not_loaded(self, reason: str) -> None:
@@ -68,13 +64,13 @@ class ServersListener(Protocol):
         """The server has reaped this child; `status` is that of waitpid."""
 
     def on_not_forked(self, link: ChildLink, problem: str) -> None:
-        """The server could not make this child."""
+        """The server could not create this child."""
 
     def on_server_lost(
         self, server: ServerLink, reason: str, orphans: Sequence[ChildLink], *, current: bool
     ) -> None:
-        """The server has ended unexpectedly, and its children die with it; `current`: new children came from
-        it.
+        """The server ended unexpectedly, and its children die with it; `current`: it was the server for new
+        children.
         """
         ...
 
@@ -85,23 +81,23 @@ class ForkServers:
     def __init__(
         self, settings: PoolSettings, listener: ServersListener, first: StartedServer | None = None
     ) -> None:
-        """`first`: a server that was started before there was a pool."""
+        """Store a `first` server that was started before the pool existed, or None."""
         self._settings = settings
         self._first = first
         self._listener = listener
         self._current: ServerLink | None = None
-        self._next: ServerLink | None = None  # loading the app, before it takes over
-        self._old: list[ServerLink] = []  # one for each reload since which old children still work
+        self._next: ServerLink | None = None  # loads the app, then takes over
+        self._old: list[ServerLink] = []  # replaced servers whose children still work
         self._dismissed: set[ServerLink] = set()  # about to end
         self._links: dict[int, tuple[ChildLink, ServerLink]] = {}  # by the child's key
 
     @property
     def pid(self) -> int | None:
-        """The pid of the current server; None when there is none."""
+        """Return the pid of the current server; None if there is none."""
         return self._current.pid if self._current else None
 
     def is_loaded(self) -> bool:
-        """Whether a child can be made now; starts a server when there is none."""
+        """Return whether a child can be created now; start a server if there is none."""
         if self._current is None:
             self._current = self._open()
         return self._current.loaded
@@ -112,27 +108,27 @@ class ForkServers:
             self._next = self._open()
 
     def make_child(self, link: ChildLink) -> None:
-        """Ask the current server for a child that gets this link's ends."""
-        assert self._current is not None, "is_loaded() is called before"
+        """Ask the current server for a child that gets this link's descriptors."""
+        assert self._current is not None, "is_loaded() must be called first"
         self._links[link.key] = (link, self._current)
         self._current.send(Fork(link.key, link.child), link.child_fds(), link.handed_over)
 
     def is_known(self, link: ChildLink) -> bool:
-        """Whether the child of this link has not been forgotten yet."""
+        """Return whether this link's child has not been forgotten yet."""
         return link.key in self._links
 
     def signal(self, link: ChildLink, signum: int) -> None:
-        """Have the child's server signal it; ignored when the child is gone."""
+        """Make the child's server send it a signal; do nothing if the child has ended."""
         if link.key in self._links:
             self._links[link.key][1].send(Signal(link.key, signum))
 
     def forget(self, link: ChildLink) -> None:
-        """The child has ended. A replaced server ends with its last child."""
+        """Forget a child that has ended. A replaced server ends with its last child."""
         del self._links[link.key]
         self._close_old()
 
     async def close(self) -> None:
-        """End all servers, and every descendant with them."""
+        """End all servers, and with them every descendant."""
         servers = (self._current, self._next, *self._old, *self._dismissed)
         everyone = [server for server in servers if server is not None]
         self._current = self._next = None
@@ -148,7 +144,8 @@ class ForkServers:
     def _open(self) -> ServerLink:
         first, self._first = self._first, None
         setup = setup_of(self._settings)
-        if first is not None and first.setup != setup:  # the settings have changed since it was started
+        # the settings have changed since the server was started
+        if first is not None and first.setup != setup:
             first.discard()
             first = None
         server = first or spawn_server(setup)
@@ -164,7 +161,7 @@ class ForkServers:
                 case NotForked(key, problem) if key in self._links:
                     self._listener.on_not_forked(self._links[key][0], problem)
                 case Exited() | Forked() | NotForked():
-                    pass  # of a child that was forgotten meanwhile
+                    pass  # from a child that was forgotten meanwhile
                 case Loaded(spawn_because, pid):
                     server.pid = pid
                     self._on_loaded(server, spawn_because)
@@ -204,36 +201,27 @@ class ForkServers:
             self._listener.on_not_loaded(reason)
             return
         current = server is self._current
-        if current:  # a server that was loading for a reload takes its place at once
+        if current:  # a server that is loading for a reload replaces it at once
             self._current, self._next = self._next, None
         elif server in self._old:
             self._old.remove(server)
         orphans = [link for link, of in self._links.values() if of is server]
         for link in orphans:
             link.orphan = True
-            if link.pid:  # 0 would be our own group
+            if link.pid:  # pid 0 would be our own process group
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(link.pid, signal.SIGKILL)
         self._listener.on_server_lost(server, reason, orphans, current=current)
 
 
 # ---- children --------------------------------------------------------------------------------------
-#
-# The processes of a prefork pool, by slot: how each is made, what it says of itself, how it ends.
-#
-# A child's death is reported to the machine when the fork server has reported its exit status and
-# everything it wrote has been read. Should the fork server itself die, its children are killed by the
-# kernel; each is reported when its socket ends, and a new server is started.
-#
-# What a child writes is what our own code in it wrote, unless its task wrote to the wrong descriptor. So
-# nothing in it is trusted further than the child itself: at worst that one is replaced.
 
 _PROBLEM_MAX_CHARS = 4000
-_END_S = 2.0  # how long a child may take to exit after its connection has ended
+_END_S = 2.0  # time for a child to exit after its connection has ended
 
 
 def note_refused(error: OSError, *, was_refused: bool) -> str:
-    """Why the kernel makes no child process; logged at the first failure, not at each retry."""
+    """Return why the kernel creates no child process; log the first failure, but not each retry."""
     why = ran_out(error) or str(error)
     if not was_refused:
         log.error("cannot start a child process; retrying", extra={"why": why})
@@ -243,33 +231,11 @@ def note_refused(error: OSError, *, was_refused: bool) -> str:
 ChildEvent = ChildReady | Retire | ChildDied | Replace
 
 
-class ChildrenListener(Protocol):
-    """What the pool hears from its children."""
-
-    def on_event(self, event: ChildEvent) -> None:
-        """An event for the slots machine."""
-        ...
-
-    def on_messages(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
-        """What a child has written: how jobs ended, and messages that belong to `Children.note`."""
-        ...
-
-    def on_told(self, told: UserEvent) -> None:
-        """A running task reports an event."""
-
-    def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        """A child came or went, for logs and counters."""
-
-    def on_no_start(self, error: PoolError) -> bool:
-        """The app cannot be loaded; returns whether the pool was still starting, and so fails."""
-        ...
-
-
 class Children:
     """The child processes by slot: starts, signals and ends them, and reports their events to the pool."""
 
     def __init__(
-        self, settings: PoolSettings, listener: ChildrenListener, first_server: StartedServer | None
+        self, settings: PoolSettings, listener: "PreforkPool", first_server: StartedServer | None
     ) -> None:
         self.links: dict[int, ChildLink] = {}  # by slot
         self.ready: set[int] = set()  # slots with a child that can take jobs
@@ -278,16 +244,16 @@ class Children:
         self._servers = ForkServers(settings, self, first_server)
         self._oom_kills = OomKills()
         self._keys = 0
-        self._is_refused = False  # the last child process could not be made
+        self._is_refused = False  # whether the last child process could not be created
         self._unstarted: list[int] = []  # slots that wait for a fork server with the app loaded
 
     @property
     def server_pid(self) -> int | None:
-        """The pid of the current fork server; None before the first one."""
+        """Return the pid of the current fork server; None before the first one."""
         return self._servers.pid
 
     def reload(self) -> None:
-        """Start a fork server that loads the app again; it takes over once it has."""
+        """Start a fork server that loads the app again; it takes over when it has loaded it."""
         self._servers.reload()
 
     async def close(self) -> None:
@@ -295,7 +261,7 @@ class Children:
         await self._servers.close()
 
     def start(self, child: int) -> None:
-        """Start a child for this slot, or note the slot until a fork server has loaded the app."""
+        """Start a child for this slot, or queue the slot until a fork server has loaded the app."""
         try:
             if not self._servers.is_loaded():
                 self._unstarted.append(child)
@@ -304,7 +270,7 @@ class Children:
             link = ChildLink(
                 self._keys, child, on_messages=self._listener.on_messages, on_broken=self._on_broken
             )
-        except OSError as error:  # no more descriptors, processes or memory for now
+        except OSError as error:  # no descriptors, processes or memory available now
             why = note_refused(error, was_refused=self._is_refused)
             self._is_refused = True
             self._listener.on_event(ChildDied(child, b"", f"cannot start a child process: {why}"))
@@ -314,7 +280,7 @@ class Children:
         self._servers.make_child(link)
 
     def kill(self, child: int, reason: str) -> None:
-        """Kill the child of this slot, or drop the slot from those that wait for a fork server."""
+        """Kill the child of this slot, or remove the slot from those that wait for a fork server."""
         link = self.links.get(child)
         if link is None:  # it has no process yet
             self._unstarted.remove(child)
@@ -324,11 +290,11 @@ class Children:
             self._servers.signal(link, signal.SIGKILL)
 
     def signal(self, link: ChildLink, signum: int) -> None:
-        """Have the fork server signal this child."""
+        """Make the fork server send a signal to this child."""
         self._servers.signal(link, signum)
 
     def kill_broken(self, link: ChildLink, why: str) -> None:
-        """Kill a child whose link is of no more use, unless it has been reported dead."""
+        """Kill a child whose link is broken, unless it has been reported dead."""
         if self._servers.is_known(link):
             link.doom = link.doom or why
             self._servers.signal(link, signal.SIGKILL)
@@ -336,7 +302,7 @@ class Children:
     # ---- from a child ------------------------------------------------------------------------------
 
     def note(self, link: ChildLink, message: AboutChild) -> None:
-        """Handle a message that is about the child itself and not about a job."""
+        """Handle a message about the child itself, not about a job."""
         match message:
             case Ready(pid):
                 self._on_ready(link, pid)
@@ -353,7 +319,7 @@ class Children:
 
     def _on_ready(self, link: ChildLink, pid: int) -> None:
         if link.child in self.ready:
-            return  # a child sends it once; a second one was written by the task, and its pid is not trusted
+            return  # a child sends this once; a task wrote the second message, so its pid is not trusted
         link.pid = pid
         self.ready.add(link.child)
         self._listener.on_child("started", {"child": link.child, "pid": pid})
@@ -364,7 +330,7 @@ class Children:
             self._bury(link, Exit("killed", link.doom))
         elif why:
             self.kill_broken(link, why)
-        else:  # usually it is exiting, and the fork server reports its status soon
+        else:  # usually it is exiting, and the fork server reports its exit status soon
             asyncio.get_running_loop().call_later(
                 _END_S, self.kill_broken, link, "it closed its connection to the worker"
             )
@@ -379,7 +345,7 @@ class Children:
         link.close()
         del self.links[link.child]
         self.ready.discard(link.child)
-        # The machine first: a listener may submit, and nothing may be sent to a dead child.
+        # Notify the machine first: a listener may submit jobs, and nothing may be sent to a dead child.
         self._listener.on_event(ChildDied(link.child, tokens, reason))
         what = "ended" if exited.kind == "asked" else "died"
         fields = {"child": link.child, "pid": link.pid, "how": exited.kind, "reason": reason}
@@ -388,7 +354,7 @@ class Children:
     # ---- from the fork servers ---------------------------------------------------------------------
 
     def on_exited(self, link: ChildLink, status: int) -> None:
-        """The fork server has reaped this child: find out how it ended, and report it."""
+        """Find out how a reaped child ended, and report it."""
         out_of_memory = self._oom_kills.happened() if status == signal.SIGKILL and not link.doom else False
         self._bury(
             link,
@@ -398,11 +364,13 @@ class Children:
         )
 
     def on_not_forked(self, link: ChildLink, problem: str) -> None:
-        """The fork server could not make this child: treated as a child that exited."""
+        """Treat a child that the fork server could not create like a child that exited."""
         self._bury(link, Exit("exit", problem))
 
     def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
-        """A fork server has loaded the app: start waiting slots, and replace children after a reload."""
+        """Start the waiting slots, and replace children after a reload, because a fork server has loaded the
+        app.
+        """
         if spawn_because and self._settings.child_start == "auto":
             self._listener.on_child("spawning", {"because": spawn_because})
         unstarted, self._unstarted = self._unstarted, []
@@ -413,13 +381,13 @@ class Children:
             self._listener.on_event(Replace())
 
     def on_not_loaded(self, reason: str) -> None:
-        """The app could not be reloaded; the current children stay."""
+        """Keep the current children, because the app could not be reloaded."""
         self._listener.on_child("not-reloaded", {"reason": reason})
 
     def on_server_lost(
         self, server: ServerLink, reason: str, orphans: Sequence[ChildLink], *, current: bool
     ) -> None:
-        """A fork server died. Its children are reported dead as their sockets end, then replaced."""
+        """Report that a fork server died. Its children are reported dead when their sockets end."""
         if not (server.problem and self._listener.on_no_start(PoolError(reason))):
             log.error(
                 "fork server died; replacing it and its child processes",

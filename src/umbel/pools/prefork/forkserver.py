@@ -1,13 +1,15 @@
-"""The fork server: a process of one thread that has loaded the app and makes children.
+"""The fork server: a single-threaded process that has loaded the app and forks children.
 
-It is a new program, or a fork of the main process at a moment when that had no thread, lock or connection
+It is a new program, or a fork of the main process from a moment when that had no thread, lock or connection
 (`server_process.py`). It runs no task and communicates only with the main process, over one control socket.
-When that socket ends, the main process has ended: every descendant is killed, grandchildren included, because
-as a subreaper it inherits them. If the server itself is killed, its guard inherits them and does the same
-(`child_guard.py`). The server is the children's parent, so it alone signals them and learns how they ended.
+When that socket ends, the main process has ended. Then the server kills every descendant, including
+grandchildren, which it inherits because it adopts orphans. If the server itself is killed, its guard does the
+same (`child_guard.py`). The server is the parent of the children, so only it can signal them and learn how
+they ended.
 
-If importing the app left a thread or a socket behind, a forked copy would contain locks whose owner is
-missing, or share a connection. Then children start as new programs and import the app themselves.
+If importing the app left a thread or a socket behind, forking would be unsafe: a copy could contain locks
+whose owner does not exist in it, or share a connection. Then children start as new programs and import the
+app themselves.
 """
 
 import contextlib
@@ -51,26 +53,26 @@ _FDS_PER_READ = 64
 
 
 class ForkServer:
-    """The process: loads the app, then forks, signals and reaps children as the main process asks."""
+    """Loads the app, then forks, signals and reaps children as the main process requests."""
 
     def __init__(self, setup: Setup, control: socket.socket) -> None:
         self._setup = setup
         self._control = control
         self._reader: FrameReader[ToServer] = FrameReader(ToServer)
-        self._fds: deque[int] = deque()  # in the order of the Forks they came with
-        self._pids: dict[int, int] = {}  # key of a child -> its pid, until it is reaped
+        self._fds: deque[int] = deque()  # in the order of the Fork messages that came with them
+        self._pids: dict[int, int] = {}  # by the child's key, until it is reaped
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
         self._host: Host | None = None
         self._spawn = False
 
     def run(self) -> NoReturn:
-        """Load the app and serve the control socket; ends the process."""
+        """Load the app and serve the control socket; end the process afterwards."""
         ignore_signals()
         setproctitle(f"umbel: {self._setup.node} fork server")
         kernel.adopt_orphans()
         self._load()
-        ignore_signals()  # again: the app may have changed them while it was imported
+        ignore_signals()  # again: the app may have changed the handlers while it was imported
         self._watch()
         while True:
             for key, _ in self._selector.select():
@@ -91,7 +93,8 @@ class ForkServer:
         spec = HostSpec(self._setup.loader, self._setup.target, self._setup.search_path)
         loaded = call_guarded(load_host, spec, self._setup.node, forks=True)
         if isinstance(loaded, Raised):
-            if not isinstance(loaded.error, UmbelError):  # an UmbelError says what to do: no traceback
+            # an UmbelError explains itself and needs no traceback
+            if not isinstance(loaded.error, UmbelError):
                 traceback.print_exception(loaded.error)
             self._tell(Problem(in_one_line(loaded.error)))
             self._end(status=1)
@@ -99,7 +102,7 @@ class ForkServer:
         because = self._reason_to_spawn(kernel.open_sockets() - sockets)
         self._spawn = bool(because)
         gc.collect()
-        gc.freeze()  # the collector then does not touch pages that children share
+        gc.freeze()  # keeps the garbage collector from copying pages that children share
         self._tell(Loaded(because, os.getpid()))
 
     def _reason_to_spawn(self, sockets: set[str]) -> str:
@@ -129,7 +132,7 @@ class ForkServer:
         self._selector.register(self._control, selectors.EVENT_READ)
 
     def _read_control(self) -> bool:
-        """Carry out what the main process asks; False when it has ended."""
+        """Process requests of the main process; return False if it has ended."""
         try:
             data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _FDS_PER_READ)
         except ConnectionError:
@@ -152,7 +155,7 @@ class ForkServer:
         except OSError as error:  # no memory, or a limit on processes
             self._tell(NotForked(key, f"cannot create a child process: {error}"))
         else:
-            with contextlib.suppress(OSError):  # the child does it too; whichever is first succeeds
+            with contextlib.suppress(OSError):  # the child does the same; one of the two calls succeeds
                 os.setpgid(pid, pid)
             self._pids[key] = pid
             self._tell(Forked(key, pid))
@@ -168,7 +171,7 @@ class ForkServer:
         if pid == 0:
             for ours in (self._control, self._woken, self._waker, self._selector):
                 ours.close()
-            for fd in self._fds:  # of children that are not made yet
+            for fd in self._fds:  # of children that are not created yet
                 os.close(fd)
             if self._setup.green:
                 from umbel.pools.prefork.gevent_child import patch_the_rest
@@ -218,7 +221,7 @@ class ForkServer:
             self._end()
 
     def _end(self, status: int = 0) -> NoReturn:
-        """Exit and leave no descendant behind: orphans come to this process as their parents die."""
+        """Exit after killing every descendant: this process adopts orphans as their parents die."""
         for pid in self._pids.values():
             _kill_group(pid)
         kill_descendants()
@@ -226,7 +229,7 @@ class ForkServer:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals that stop a worker: the server ends when the main process does, not before."""
+    """Ignore the signals that stop a worker: the server must not end before the main process."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
 
@@ -237,5 +240,5 @@ def _kill_group(pid: int) -> None:
 
 
 def serve(setup: str, control: int) -> NoReturn:
-    """Run the fork server with this setup (JSON) and the control socket of this number."""
+    """Run the fork server with this setup (JSON) and the control socket of this descriptor."""
     ForkServer(msgspec.json.decode(setup, type=Setup), socket.socket(fileno=control)).run()

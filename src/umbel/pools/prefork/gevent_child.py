@@ -1,12 +1,12 @@
-"""A green child: many jobs at once, each in a greenlet, in one process whose modules gevent has patched.
+"""A green child: runs many jobs at once, each in a greenlet, in one process whose modules gevent has patched.
 
-The patch comes in two parts. What an app may import by name (sockets, locks, `sleep`, `Popen`) is patched in
-the fork server before the app is loaded; in the child it would be too late. What the server itself needs
-(`fork`, `waitpid`, signals) is patched in the child.
+The patch has two parts. Names that an app may import (sockets, locks, `sleep`, `Popen`) are patched in the
+fork server before the app is loaded, because patching them in the child would be too late. Functions that the
+server itself needs unpatched (`fork`, `waitpid`, signals) are patched in the child.
 
-An exception for a job is thrown into its greenlet while it waits inside a guarded call. Elsewhere it would
-break Umbel's own code, so it is delayed. A greenlet that never waits cannot be interrupted: the main process
-notices that this child does not respond, and kills it.
+An exception for a job is thrown into its greenlet while the greenlet waits inside a guarded call. Elsewhere
+it would break Umbel's own code, so it is delayed. A greenlet that never waits cannot be interrupted: the main
+process notices that this child does not respond, and kills it.
 """
 
 import contextlib
@@ -43,13 +43,13 @@ GreenToChild = ToChild | EndJob
 
 
 class _Ended(BaseException):
-    """Ends a greenlet. A BaseException, so that a task does not catch it by accident."""
+    """Ends a greenlet. It is a BaseException, so that a task does not catch it by accident."""
 
 
 def patch_before_loading() -> None:
     """Patch, in the fork server, the modules from which an app may import names."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gevent warns about unpatched signals: the child patches them
+        warnings.simplefilter("ignore")  # gevent warns about unpatched signals, which the child patches
         monkey.patch_all(os=False, signal=False)
 
 
@@ -65,10 +65,10 @@ def _call(runner: Runner, job: Job) -> Outcome:
 
 
 class GreenChild:
-    """The process: reads jobs from its socket and runs each in a greenlet."""
+    """Reads jobs from its socket and runs each in a greenlet."""
 
     def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel  # patched by gevent: a read blocks one greenlet only
+        self._channel = channel  # patched by gevent, so a read blocks only one greenlet
         self._reader: FrameReader[Any] = FrameReader(GreenToChild)
         self._jobs: dict[int, gevent.Greenlet] = {}
         self._pid = os.getpid()
@@ -77,7 +77,7 @@ class GreenChild:
         self._writing = False
 
     def serve(self, runner: Runner, soft_limit: type[Exception] = SoftTimeLimitExceeded) -> None:
-        """Run jobs until a Stop arrives, or until the main process has ended."""
+        """Run jobs until a Stop arrives or the main process ends."""
         self._raised_at_limit = soft_limit
         self._send(encode_frame(Ready(self._pid)))
         while True:
@@ -115,7 +115,7 @@ class GreenChild:
         started_at = time()
         try:
             outcome = _call(runner, job)
-        except SystemExit:  # the runner passes it on where the process has to end
+        except SystemExit:  # the runner raises this when the process has to end
             raise
         except BaseException as error:  # a task may raise anything, and other jobs run in this process
             frame = _frame_of_error(error, job, started_at)
@@ -124,11 +124,11 @@ class GreenChild:
         finally:
             del self._jobs[job.number]
             if os.getpid() != self._pid:
-                os._exit(0)  # the task forked and its copy came back here
+                os._exit(0)  # the task forked, and its copy returned to this point
         self._send(frame)
 
     def _throw(self, number: int, error: BaseException) -> None:
-        """Raise in the job at the hub's next turn, or later, once it waits where it may be interrupted."""
+        """Raise the error in the job at the hub's next iteration, or when the job may be interrupted."""
         gevent.get_hub().loop.run_callback(self._throw_now, number, error)
 
     def _throw_now(self, number: int, error: BaseException) -> None:
@@ -141,7 +141,7 @@ class GreenChild:
             gevent.spawn_later(_AGAIN_S, self._throw, number, error)
 
     def _send(self, frame: bytearray) -> None:
-        """Write whole frames, in order: one greenlet at a time writes the frames of all."""
+        """Write whole frames in order: one greenlet at a time writes the frames of all greenlets."""
         self._outbox.append(frame)
         if self._writing:
             return
@@ -149,7 +149,7 @@ class GreenChild:
         try:
             while self._outbox:
                 frames, self._outbox = self._outbox, []
-                with contextlib.suppress(ConnectionError):  # the reader notices
+                with contextlib.suppress(ConnectionError):  # the reader notices it
                     self._channel.sendall(b"".join(frames))
         finally:
             self._writing = False
@@ -160,7 +160,7 @@ def _frame_of_error(error: BaseException, job: Job, started_at: float) -> bytear
     match error:
         case _Ended():
             return _outcome_frame(Outcome(job.number, "cancelled", started_at, runtime_s))
-        case Exception():  # interrupted while it was ending: it has to run again
+        case Exception():  # interrupted while it was ending: the job has to run again
             summary = in_one_line(error)
             return _outcome_frame(Outcome(job.number, "requeued", started_at, runtime_s, summary=summary))
         case _:  # the task killed its own greenlet, or raised another BaseException

@@ -1,17 +1,17 @@
-"""What the kernel knows and promises about a process: parents and orphans, limits, memory, exits, stacks.
+"""Kernel features for processes: parents and orphans, limits, memory, exit status, stack traces.
 
-Parents and orphans: Linux kills a child with its parent and lets a process adopt orphans. Elsewhere these
-calls return False, and the fork server only watches its control socket.
+Parents and orphans: Linux can kill a child together with its parent, and lets a process adopt orphans. On
+other systems these calls return False, and the fork server only watches its control socket.
 
-Limits: a task may lower the limits of its process and cannot raise all of them again. The next task there
-would fail without being at fault. Reading all limits takes a tenth of the time of a quick task, so calls of
-the `resource` module are noted, and a noted call leads to a check at once. A limit set by other means is
+Limits: a task may lower the limits of its process and cannot raise all of them again. Then the next task
+would fail without its fault. Reading all limits takes a tenth of the time of a short task. So calls of the
+`resource` module are recorded, and a recorded call leads to an immediate check. A limit set by other means is
 found at the next regular check.
 
-Stacks: a child offers an anonymous file, and at SIGUSR2 its interpreter writes the stacks of all threads
-there, inside the signal handler, whatever code runs. A reader finds the file among the child's open
-descriptors, so nothing has to be agreed on. Linux only: elsewhere children offer nothing, and are sent
-nothing.
+Stack traces: a child opens an anonymous file, and at SIGUSR2 its interpreter writes the stacks of all threads
+to it, inside the signal handler, whatever code runs. A reader finds the file among the child's open
+descriptors, so no path has to be agreed on. This works on Linux only: on other systems there is no file, and
+no signal is sent.
 """
 
 import faulthandler
@@ -29,25 +29,20 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from umbel.files import opened
 
 # ---- kernel ----------------------------------------------------------------------------------------
-#
-# What only the kernel can promise about processes: who dies with whom, who inherits orphans.
-#
-# Linux has it; elsewhere the calls say so by returning False, and the fork server's watch on its control
-# socket is what remains.
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> bool:
-    """Have this process killed when its parent ends. Check the parent afterwards: it may have ended
-    before.
+    """Make the kernel kill this process when its parent ends. The caller then checks that the parent still
+    runs.
     """
     return _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of descendants whose own parent ends, so that none escapes."""
+    """Make this process the new parent of descendants whose own parent ends, so that none escapes."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -61,7 +56,7 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def thread_count() -> int | None:
-    """Threads of this process, including those of C libraries; None where /proc is missing."""
+    """Return the number of threads of this process, with those of C libraries; None if there is no /proc."""
     try:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:
@@ -69,13 +64,13 @@ def thread_count() -> int | None:
 
 
 def open_sockets() -> set[str]:
-    """The sockets of this process, by the kernel's name for each."""
+    """Return the sockets of this process, by their names in /proc."""
     sockets = set()
     for entry in opened():
         try:
             target = os.readlink(f"/proc/self/fd/{entry}")
         except OSError:
-            continue  # closed since it was listed
+            continue  # closed since the listing
         if target.startswith("socket:"):
             sockets.add(target)
     return sockets
@@ -83,14 +78,7 @@ def open_sockets() -> set[str]:
 
 # ---- limits ----------------------------------------------------------------------------------------
 #
-# What the kernel lets this process use, and whether a task has left it with less.
-#
-# A task may lower the limits of its process, and cannot raise all of them again. The next task there would
-# fail without being at fault. Only what harms it counts: a limit that was raised stays raised.
-#
-# To read them all takes a tenth of the time of a quick task. So calls of the `resource` module are noted,
-# and a noted call leads to a check at once; a limit set by other means is found at the next check. The
-# child reads them, and asks here what it means when they are not as they were.
+# Only lowered limits count. A limit that was raised stays raised.
 
 _LIMIT_NAMES = ("NOFILE", "AS", "DATA", "FSIZE", "NPROC", "CPU", "STACK")
 LIMITS = {
@@ -99,15 +87,15 @@ LIMITS = {
 
 
 class Limits:
-    """The soft and the hard limit of each of KINDS, as they were read last."""
+    """The soft and the hard limit of each of KINDS, as last read."""
 
-    touched: ClassVar[bool] = False  # Python code may have set one since then
+    touched: ClassVar[bool] = False  # whether Python code may have set a limit since then
 
     def __init__(self, read: list[tuple[int, int]]) -> None:
         self.known = read
 
     def lowered(self, now: list[tuple[int, int]]) -> str:
-        """The first limit that is lower than before, as a text; "" if there is none."""
+        """Describe the first limit that is lower than before; return "" if there is none."""
         before, self.known = self.known, now
         for name, was, now_is in zip(LIMITS.values(), before, now, strict=True):
             if any(_order(new) < _order(old) for old, new in zip(was, now_is, strict=True)):
@@ -116,7 +104,9 @@ class Limits:
 
 
 def note_calls() -> None:
-    """Wrap `resource.setrlimit`. Call it before the app is loaded, which may import the function by name."""
+    """Wrap `resource.setrlimit`. Must be called before the app is loaded, which may import the function by
+    name.
+    """
     if hasattr(resource.setrlimit, "__wrapped__"):
         return
     resource.setrlimit = _noted(resource.setrlimit)
@@ -142,31 +132,29 @@ def _limits_shown(limits: tuple[int, int]) -> str:
 
 
 # ---- memory ----------------------------------------------------------------------------------------
-#
-# What a process holds, and how many processes the kernel has ended for want of it.
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory, including pages shared with the fork server; 0 where it is unknown."""
+    """Return the resident memory, including pages shared with the fork server; 0 if it is unknown."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):  # it has ended, or this is not Linux
+    except (OSError, IndexError):  # the process has ended, or this is not Linux
         return 0
 
 
 class OomKills:
-    """The kernel's count of out-of-memory kills in our control group, or else of the whole machine."""
+    """The kernel's count of out-of-memory kills in this control group, or otherwise of the whole machine."""
 
     def __init__(self, counters: tuple[Path, ...] | None = None) -> None:
         self._counters = _counters() if counters is None else counters
         self._seen = self._count()
 
     def happened(self) -> bool:
-        """Whether there was a kill since the last call."""
+        """Return whether there was an out-of-memory kill since the last call."""
         before, self._seen = self._seen, self._count()
         return before is not None and self._seen is not None and self._seen > before
 
@@ -198,11 +186,9 @@ def _counters() -> tuple[Path, ...]:
 
 # ---- exits -----------------------------------------------------------------------------------------
 #
-# How a process ended, in words and in a word.
-#
-# There are five kinds: it was asked to exit and did (`asked`), it exited by itself (`exit`), this worker
-# killed it (`killed`), the kernel killed it because memory ran out (`out-of-memory`), or another signal
-# ended it (`signal`).
+# There are five kinds: the process exited as requested (`asked`), it exited by itself (`exit`), this worker
+# killed it (`killed`), the kernel killed it because memory ran out (`out-of-memory`), or another signal ended
+# it (`signal`).
 
 ExitKind = Literal["asked", "exit", "killed", "out-of-memory", "signal"]
 
@@ -215,8 +201,9 @@ class Exit(NamedTuple):
 
 
 def exit_of(pid: int, status: int, *, dismissed: str, killed: str, out_of_memory: bool) -> Exit:
-    """`status` is that of waitpid; `dismissed` and `killed` say why this worker asked it to end, or killed
-    it.
+    """Classify the end of a process. `status` is that of waitpid.
+
+    `dismissed` and `killed` say why this worker asked the process to end, or killed it.
     """
     if killed:
         return Exit("killed", f"process {pid} was killed by this worker: {killed}")
@@ -229,7 +216,7 @@ def exit_of(pid: int, status: int, *, dismissed: str, killed: str, out_of_memory
 
 
 def exit_reason(pid: int, status: int) -> str:
-    """`status` is that of waitpid; returns a text such as "process 4711 was killed by SIGSEGV"."""
+    """Describe a waitpid status, for example as "process 4711 was killed by SIGSEGV"."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"process {pid} exited with status {code}"
@@ -246,35 +233,28 @@ def _signal_name(signum: int) -> str:
 
 
 # ---- stacks ----------------------------------------------------------------------------------------
-#
-# Where a child is at this moment, although its task blocks and it cannot answer.
-#
-# A child offers a place in memory and has its interpreter write there, at SIGUSR2, what all its threads are
-# at. The interpreter does so inside the signal handler, whatever code runs. A reader finds the place among
-# the child's open files, so nothing has to be agreed on. Linux only: on other systems children offer
-# nothing, and are sent nothing.
 
 STACKS_FILE = "umbel-stacks"
 STACKS_WAIT_S, STACKS_POLL_S = 1.0, 0.01
 
 
 def offer_stacks() -> None:
-    """In a child: from now on SIGUSR2 writes the stacks of all threads, instead of ending the process."""
+    """Make SIGUSR2 write the stacks of all threads of this child, instead of ending the process."""
     if not hasattr(os, "memfd_create"):
         return
     place = os.memfd_create(STACKS_FILE)
-    fcntl.fcntl(place, fcntl.F_SETFL, os.O_APPEND)  # the reader empties it
+    fcntl.fcntl(place, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates it
     faulthandler.register(signal.SIGUSR2, file=place, all_threads=True)
 
 
 async def stacks_of(pid: int) -> str:
-    """The stacks of a child's threads, innermost call first; "" when it does not answer."""
+    """Return the stacks of a child's threads, innermost call first; "" if it does not respond."""
     place = _place_of(pid)
     if place is None:
         return ""
     try:
         descriptor = os.open(place, os.O_RDWR)
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return ""
     try:
         os.ftruncate(descriptor, 0)
@@ -294,7 +274,7 @@ async def _written(descriptor: int) -> str:
         await asyncio.sleep(STACKS_POLL_S)
         waited_s += STACKS_POLL_S
         found = os.fstat(descriptor).st_size
-        if found and found == size:  # it grows no more: all is written
+        if found and found == size:  # no longer growing: everything is written
             break
         size = found
     return os.pread(descriptor, size, 0).decode(errors="replace")
@@ -305,6 +285,6 @@ def _place_of(pid: int) -> Path | None:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             if os.readlink(descriptor).startswith(f"/memfd:{STACKS_FILE}"):
                 return descriptor
-    except OSError:  # it has ended, or this is not Linux
+    except OSError:  # the process has ended, or this is not Linux
         return None
     return None

@@ -1,8 +1,8 @@
 """Links: the main process's ends of its connections to child processes and fork servers.
 
-A child has a socket and a token pipe. Writes are queued per child and leave in order, in whole frames; reads
-happen when the event loop reports data. A fork server has a control socket, over which descriptors are
-passed. Nothing here blocks.
+A child has a socket and a token pipe. Writes are queued per child and leave in order, in whole frames. Reads
+happen when the event loop reports data. A fork server has a control socket, over which file descriptors are
+passed. No method here blocks, except `ended`, which is awaited.
 """
 
 import asyncio
@@ -22,25 +22,21 @@ from umbel.pools.prefork.server_process import StartedServer
 from umbel.wire.frames import FRAME_MAX_BYTES, FrameReader, JobBatch, encode_frame
 
 # ---- the main process's end of one child -----------------------------------------------------------
-#
-# Its socket, its token pipe, and what waits to be written.
-#
-# Writes are queued per child and leave in order, whole frames; reads happen when the loop says so. Nothing
-# here waits.
 
 log = logging.getLogger(__name__)
 
-STALL_S = 60.0  # a child that has begun a frame and writes nothing for this long will not finish it
+STALL_S = 60.0  # a child that begins a frame and writes nothing for this long will not finish it
 _NOT_OURS = "invalid data from the child process"
-BATCH_FRAME_MAX_BYTES = 256 * 1024  # of bodies; a child can begin with a part of a larger batch
-_READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
-_TOKENS_READ_BYTES = 4096  # more than two batches have
+BATCH_FRAME_MAX_BYTES = 256 * 1024  # of bodies; a child can start with a part of a larger batch
+_READ_BYTES = 64 * 1024  # below the size at which malloc asks the kernel each time
+_TOKENS_READ_BYTES = 4096  # more than two batches need
 
 
 class ChildLink:
-    """`on_messages` is called with what arrived; `on_broken` once, when the stream is of no more use.
+    """The socket and token pipe of one child, and its queued writes.
 
-    The text given to `on_broken` is empty when the stream merely ended, as it does when a child dies.
+    `on_messages` is called with received messages. `on_broken` is called once, when the stream can no longer
+    be used; its text is empty if the stream merely ended, as it does when a child dies.
     """
 
     def __init__(
@@ -53,13 +49,13 @@ class ChildLink:
     ) -> None:
         self.key = key
         self.child = child
-        self.pid = 0  # until the fork server has made the process
-        self.armed = False  # it has a handler for the soft limit's signal
+        self.pid = 0  # until the fork server has created the process
+        self.armed = False  # the child has a handler for the soft limit's signal
         self.doom = ""  # why this worker kills it
-        self.dismissed = ""  # why it was asked to end
-        self.free_at = 0.0  # Unix time: when it could begin its current job
-        self.orphan = False  # its fork server has died
-        self.problem = ""  # the error it reported before it ended
+        self.dismissed = ""  # why the child was asked to end
+        self.free_at = 0.0  # Unix time at which the child could start its current job
+        self.orphan = False  # whether its fork server has died
+        self.problem = ""  # the error that the child reported before it ended
         self.unsaid: dict[int, LostJob] = {}  # jobs that ended without an outcome that could be sent
         self._on_messages = on_messages
         self._on_broken = on_broken
@@ -76,24 +72,26 @@ class ChildLink:
         os.set_blocking(self._tokens_in, False)
         self._theirs: socket.socket | None = theirs
         self._reader: FrameReader[FromChild] = FrameReader(FromChild)
-        self._unsent: deque[memoryview] = deque()  # the slots send two batches at most, so this is bounded
+        self._unsent: deque[memoryview] = deque()  # limited: the slots machine sends at most two batches
         self._open = True
-        self._stalled: asyncio.TimerHandle | None = None  # while a frame is incomplete
-        self._resume: asyncio.TimerHandle | None = None  # while reading is paused
+        self._stalled: asyncio.TimerHandle | None = None  # set while a frame is incomplete
+        self._resume: asyncio.TimerHandle | None = None  # set while reading is paused
         self._loop.add_reader(self._channel, self._on_readable)
 
     @property
     def broken(self) -> bool:
-        """Whether the socket has been closed."""
+        """Return whether the socket has been closed."""
         return not self._open
 
     def child_fds(self) -> list[int]:
-        """The descriptors for the child; call `handed_over` once they were passed on."""
+        """Return the descriptors for the child; the caller calls `handed_over` after passing them on."""
         assert self._theirs is not None
         return [self._theirs.fileno(), self._tokens]
 
     def handed_over(self) -> None:
-        """Close our copy of the child's end, or the end of the stream would never be seen."""
+        """Close the main process's copies of the child's descriptors; otherwise the end of the stream is
+        never seen.
+        """
         if self._theirs is not None:
             self._theirs.close()
             self._theirs = None
@@ -104,14 +102,14 @@ class ChildLink:
         assert written == count, "two batches of tokens fit into a pipe"
 
     def take_tokens(self) -> bytes:
-        """Take back the tokens that the child has not taken; it cannot take them any more."""
+        """Take back the tokens that the child has not taken, so that the child can no longer take them."""
         try:
             return os.read(self._tokens, _TOKENS_READ_BYTES)
         except BlockingIOError:
             return b""
 
     def send(self, *frames: bytearray) -> None:
-        """Write whole frames to the child, now or when its socket has room; nothing after the link is
+        """Write whole frames to the child, now or when its socket has room; do nothing after the link is
         broken.
         """
         if not self._open:
@@ -124,7 +122,7 @@ class ChildLink:
                 self._loop.add_writer(self._channel, self._on_writable)
 
     def pause_reading(self, pause_s: float) -> None:
-        """Let outcomes gather in the socket, and read them together."""
+        """Pause reading, so that outcomes collect in the socket and are read together."""
         if self._open and self._resume is None:
             self._loop.remove_reader(self._channel)
             self._resume = self._loop.call_later(pause_s, self._resume_reading)
@@ -134,12 +132,12 @@ class ChildLink:
         self._loop.add_reader(self._channel, self._on_readable)
 
     def drain(self) -> None:
-        """Read what a dead child has left in the socket."""
+        """Read the remaining data of a dead child from the socket."""
         while self._open and self._on_readable():
             pass
 
     def close(self) -> None:
-        """Close socket and token pipe; may be called twice."""
+        """Close the socket and the token pipe; may be called twice."""
         self.handed_over()
         if self._tokens >= 0:
             self._shut()
@@ -153,7 +151,7 @@ class ChildLink:
             self._loop.remove_writer(self._channel)
 
     def _write(self) -> None:
-        """Write what goes into the socket now."""
+        """Write as much as the socket accepts now."""
         unsent = self._unsent
         try:
             while unsent:
@@ -168,7 +166,7 @@ class ChildLink:
             unsent.clear()
 
     def _on_readable(self) -> bool:
-        """Return whether there may be more."""
+        """Read from the socket; return whether there may be more data."""
         try:
             data = self._channel.recv(_READ_BYTES)
         except BlockingIOError:
@@ -208,7 +206,7 @@ class ChildLink:
             self._stalled = self._loop.call_later(STALL_S, self._break, why)
 
     def _break(self, why: str) -> None:
-        if self._open:  # else a handler of its messages has closed it
+        if self._open:  # otherwise a handler of its messages has closed it
             self._shut()
             self._on_broken(self, why)
 
@@ -227,9 +225,9 @@ class ChildLink:
 def batch_frames(
     batch: int, jobs: Sequence[Job], *, max_bytes: int = FRAME_MAX_BYTES
 ) -> tuple[list[bytearray], dict[int, str]]:
-    """One frame for the batch, or one for each job if the frame would be large; the child treats both alike.
+    """Encode a batch as one frame, or as one frame per job if it would be large; the child treats both alike.
 
-    Also, by number, why jobs are left out: too large for a frame, or not encodable.
+    Also return, by job number, why jobs are omitted: too large for a frame, or not encodable.
     """
     if len(jobs) == 1 or sum([len(job.message.body) for job in jobs]) <= BATCH_FRAME_MAX_BYTES:
         whole = call_guarded(encode_frame, JobBatch(batch, jobs), max_bytes=max_bytes)
@@ -246,15 +244,14 @@ def batch_frames(
 
 
 # ---- server link -----------------------------------------------------------------------------------
-#
-# The main process's end of the fork server: talks to it, sees it end.
 
-_END_S, _END_STEP_S = 15.0, 0.005  # longer than the server takes to give up on a descendant
+_END_S, _END_STEP_S = 15.0, 0.005  # longer than the server waits for a descendant that does not end
 
 
 class ServerLink:
-    """`on_messages` is called with what arrived; `on_lost` once, when the server ended without being
-    closed.
+    """The control socket of a fork server, and the server's process.
+
+    `on_messages` is called with received messages, `on_lost` once if the server ends without being closed.
     """
 
     def __init__(
@@ -265,7 +262,7 @@ class ServerLink:
         on_lost: Callable[["ServerLink"], None],
     ) -> None:
         self.loaded = False
-        self.problem = ""  # why it could not load the app
+        self.problem = ""  # why the server could not load the app
         self._on_messages = on_messages
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -273,30 +270,28 @@ class ServerLink:
         self._unsent: deque[tuple[bytearray, Sequence[int], Callable[[], None] | None]] = deque()
         self._control, self._process = server.control, server.process
         self._control.setblocking(False)
-        self.pid = self._process.pid  # the guard's, until the server reports its own
+        self.pid = self._process.pid  # the guard's pid, until the server reports its own
         self._loop.add_reader(self._control, self._on_readable)
 
     def send(
         self, message: ToServer, fds: Sequence[int] = (), sent: Callable[[], None] | None = None
     ) -> None:
-        """Send a message, now or when the socket has room. `sent` is called once the descriptors can be
-        closed.
-        """
+        """Send a message, now or when the socket has room; call `sent` when the descriptors can be closed."""
         self._unsent.append((encode_frame(message), fds, sent))
         if len(self._unsent) == 1:
             self._on_writable()
 
     def close(self) -> None:
-        """Close the control socket, at which the server ends with every descendant."""
+        """Close the control socket; the server then ends with every descendant."""
         if self._control.fileno() >= 0:
             self._loop.remove_reader(self._control)
             self._loop.remove_writer(self._control)
             self._control.close()
             if not self.loaded:
-                self._process.kill()  # it has no children yet, and reads nothing while it imports the app
+                self._process.kill()  # it has no children yet, and does not read while it imports the app
 
     def dismiss(self, then: Callable[["ServerLink"], None]) -> None:
-        """End a server that has no children and a successor; `then` is called when it has ended."""
+        """End a replaced server without children; call `then` when it has ended."""
         self.close()
         self._await_end(then)
 
@@ -309,9 +304,9 @@ class ServerLink:
             await asyncio.sleep(_END_STEP_S)
 
     def reason(self) -> str:
-        """How the server ended, in a sentence; only after it has."""
+        """Describe how the server ended; may be called only after its end."""
         code = self._process.returncode
-        assert code is not None, "asked when it has ended"
+        assert code is not None, "reason() is called after the end"
         status = -code if code < 0 else code << 8
         return f"the fork server ended: {exit_reason(self.pid, status)}"
 
@@ -329,8 +324,9 @@ class ServerLink:
                 sent()
             self._unsent.popleft()
             if count < len(frame):
-                self._unsent.appendleft((frame[count:], (), None))  # the descriptors went with the first byte
-        if self._control.fileno() >= 0:  # else it was closed, and the listener is not notified yet
+                # the descriptors were sent with the first byte
+                self._unsent.appendleft((frame[count:], (), None))
+        if self._control.fileno() >= 0:  # otherwise it was closed, and the listener is not notified yet
             self._loop.remove_writer(self._control)
 
     def _on_readable(self) -> None:

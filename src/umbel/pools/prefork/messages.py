@@ -1,8 +1,8 @@
-"""Messages between the main process, the fork server and the children, and the settings they are given.
+"""Messages between the main process, the fork server and the children, and the settings they receive.
 
-There are two kinds of stream: main process and fork server (Fork, Signal; Loaded, Forked, NotForked, Exited),
-main process and child (the frames of `wire/frames.py`). A Fork comes with two file descriptors: the child's
-end of its socket pair and the read end of its token pipe.
+There are two kinds of stream. Main process and fork server exchange Fork, Signal; Loaded, Forked, NotForked,
+Exited. Main process and child exchange the frames of `wire/frames.py`. A Fork comes with two file
+descriptors: the child's end of its socket pair and the read end of its token pipe.
 """
 
 from typing import Literal
@@ -15,12 +15,6 @@ from umbel.protocol.pool.events import SlotSettings
 from umbel.wire.frames import Armed, Cancel, JobBatch, Outcomes, Problem, Ready, SoftLimit, StopChild
 
 # ---- messages --------------------------------------------------------------------------------------
-#
-# What the main process, the fork server and the children say to one another.
-#
-# Two kinds of stream: main process and fork server (Fork, Signal; Loaded, Forked, NotForked, Exited), main
-# process and child (the frames of `wire/frames.py`). A Fork comes with two file descriptors: the child's
-# end of its socket pair and the read end of its token pipe.
 
 FDS_PER_FORK = 2
 
@@ -36,11 +30,11 @@ class Setup(msgspec.Struct, frozen=True):
     logfile: str | None
     log_json: bool
     child_start: Literal["auto", "fork", "spawn"]
-    green: bool = False  # children run greenlets: gevent's patches come before the app
+    green: bool = False  # children run greenlets: gevent patches modules before the app is loaded
 
 
 def setup_of(settings: PoolSettings) -> Setup:
-    """What a fork server needs of the pool's settings."""
+    """Return the fork server's part of the pool's settings."""
     host = settings.host
     return Setup(
         loader=host.loader,
@@ -56,16 +50,16 @@ def setup_of(settings: PoolSettings) -> Setup:
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Make a child for this slot. `key` identifies this one process; keys are never reused."""
+    """Request a child for this slot. `key` identifies this process; keys are never reused."""
 
     key: int
     child: int
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Signal a child; SIGKILL goes to its whole process group.
+    """Request a signal to a child; SIGKILL goes to its whole process group.
 
-    The server does it, because only the parent knows that a pid still belongs to the same process.
+    The server sends it, because only a parent can be sure that a pid still belongs to the same process.
     """
 
     key: int
@@ -76,7 +70,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """The app is loaded. `spawn_because` is empty when children are forked."""
 
     spawn_because: str
-    pid: int  # of the fork server; the main process knows only its guard's
+    pid: int  # of the fork server; the main process only knows the pid of the guard
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, tag=11):
@@ -87,7 +81,7 @@ class Forked(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class NotForked(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """The child with this key could not be made."""
+    """The child with this key could not be created."""
 
     key: int
     problem: str
@@ -101,20 +95,20 @@ class Exited(msgspec.Struct, frozen=True, array_like=True, tag=13):
 
 
 class EndJob(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
-    """To a green child: end this job, and confirm with a Ready."""
+    """Tells a green child to end this job and to confirm with a Ready."""
 
     job: int
 
 
 class NoOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
-    """From a child: why the outcome of this job, which has ended, cannot be sent, now or after a retry."""
+    """From a child: why it cannot send the outcome of a job that has ended, now or after a retry."""
 
     job: int
     problem: str
 
 
 class Spoiled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
-    """From a child: what the last job did to the process. The child starts no other job and waits to be
+    """From a child: how the last job damaged the process. The child starts no other job and waits to be
     ended.
     """
 
@@ -129,24 +123,22 @@ FromChild = Outcomes[Outcome] | NoOutcome | AboutChild
 
 
 def no_outcome(outcome: Outcome, error: Exception) -> NoOutcome:
-    """What a child sends when this outcome cannot be encoded."""
+    """Return what a child sends when this outcome cannot be encoded."""
     problem = f"the task ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
     return NoOutcome(outcome.number, problem)
 
 
 def lost_outcome(message: NoOutcome) -> LostJob:
-    """The lost job that the main process reports for it; not charged, and not retried."""
+    """Return the lost job that the main process reports; it is not retried and counts no failed start."""
     fault = message.problem
     return LostJob(message.job, started=False, reason=fault, ran=True, fault=fault)
 
 
 # ---- settings --------------------------------------------------------------------------------------
-#
-# The pool's settings as the slots machine needs them.
 
 
 def slot_settings(settings: PoolSettings) -> SlotSettings:
-    """What the slots machine needs of the pool's settings."""
+    """Return the slots machine's part of the pool's settings."""
     return SlotSettings(
         children=settings.concurrency,
         batch_max=settings.batch_max,

@@ -1,13 +1,13 @@
-"""PreforkPool: children as separate processes, on the worker's event loop.
+"""The prefork pool: children as separate processes, controlled from the worker's event loop.
 
-The slots machine decides; this shell owns the fork server, the sockets and the timer. Effects are performed
-in the order in which the machine asked for them, by one loop. What an effect causes is reported to the
-machine at once, and the effects that follow are queued. The listener is called when there is nothing more to
-perform, so it may submit and withdraw, and gets its answer at once.
+The slots machine decides; this shell owns the fork server, the sockets and the timer. One loop performs
+effects in the order in which the machine returns them. If an effect causes an event, the machine gets the
+event at once, and the effects that follow are queued. The listener is called when no effect is queued. So it
+may submit and withdraw jobs, and sees the result at once.
 
-An effect that raises ends nothing but the child it was meant for: that child is killed and replaced, and its
-jobs are treated like those of any child that dies. A job that cannot be put into a frame comes back as a
-fault. If the machine itself raises, its state is unknown: the pool has failed.
+If performing an effect raises, only the child concerned is affected: it is killed and replaced, and its jobs
+are treated like those of any child that dies. A job that cannot be encoded as a frame is reported with a
+fault. If the machine itself raises, its state is unknown, so the pool has failed.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ from umbel.wire.frames import Cancel, Outcomes, SoftLimit, StopChild, encode_fra
 log = logging.getLogger(__name__)
 _hard_limit, _soft_limit = attrgetter("hard_limit_s"), attrgetter("soft_limit_s")
 
-# A child with this many jobs in hand is busy for longer than the pause, so it does not idle, and
-# the main process reads many outcomes at a time instead of waking for each.
+# A child with this many jobs in hand stays busy for longer than the pause, so it does not idle, and the main
+# process reads many outcomes at a time instead of waking for each.
 _PLENTY, _PAUSE_S = 64, 0.001
 
 
@@ -88,8 +88,8 @@ class PreforkPool:
         self._children = Children(settings, self, first_server)
         self._effects: deque[Effect[Job, Outcome]] = deque()
         self._performing = False
-        self._faults = 0  # effects that raised
-        self._broken = False  # the machine raised: its state is unknown
+        self._faults = 0  # number of effects that raised
+        self._broken = False  # whether the machine raised, so its state is unknown
         self._withdrawn: list[Job] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -98,7 +98,7 @@ class PreforkPool:
     # ---- the interface -----------------------------------------------------------------------------
 
     async def start(self, listener: PoolListener) -> None:
-        """Start the fork server and the children; PoolError if they are not ready in time."""
+        """Start the fork server and the children; raise PoolError if they are not ready in time."""
         self._loop = asyncio.get_running_loop()
         self._listener = GuardedListener(listener)
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -118,7 +118,7 @@ class PreforkPool:
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Give jobs to the machine; those with invalid limits come back as lost."""
+        """Pass jobs to the machine; those with invalid limits are reported as lost."""
         unfit: Sequence[LostJob] = ()
         if {*map(_hard_limit, jobs), *map(_soft_limit, jobs)} - {None}:
             jobs, unfit = apart(jobs)
@@ -127,37 +127,42 @@ class PreforkPool:
             self._listener.on_lost(unfit)
 
     def note_unsettled(self, count: int) -> None:
-        """Tell the machine, which sends no further batches while too many messages are unsettled."""
+        """Forward the count to the machine, which sends no further batches while too many messages are
+        unsettled.
+        """
         self._step(Unsettled(count))
 
     def room(self) -> int:
-        """How many more jobs to hand in now to keep the children busy."""
+        """Return how many more jobs to submit now to keep the children busy."""
         return self._slots.room()
 
     def free(self) -> int:
-        """How many idle children could start a job at once."""
+        """Return how many idle children could start a job at once."""
         return self._slots.free()
 
     def withdraw(self) -> Sequence[Job]:
-        """Take back every job that no child has started, batches in its socket included."""
+        """Take back every job that no child has started, including batches in a child's socket."""
         self._step(Withdraw())
         jobs, self._withdrawn = tuple(self._withdrawn), []
         return jobs
 
     def cancel_job(self, number: int) -> bool:
-        """Send a Cancel frame and a signal to the child that runs this job; False when none does."""
+        """Send a Cancel frame and a signal to the child that runs this job; return False if none does."""
         child = self._slots.holder_of(number)
-        if child is not None:  # it may run another job when the signal arrives: the frame names the job
+        # the child may run another job when the signal arrives, so the frame names the job
+        if child is not None:
             self._children.links[child].send(encode_frame(Cancel(number)))
             self._children.signal(self._children.links[child], INTERRUPT)
         return child is not None
 
     def terminate_job(self, number: int, signum: int) -> bool:
-        """Signal the child that runs this job, and replace the child; False when it is not running."""
+        """Send a signal to the child that runs this job, and replace the child; return False if it is not
+        running.
+        """
         child = self._slots.holder_of(number)
         if child is None:
             return False
-        # The child gets no further job, so the signal cannot hit one that comes after.
+        # The child gets no further job, so the signal cannot hit a later one.
         self._step(Retire(child, "task terminated"))
         running = self._slots.running(child)
         if running is None or running.number != number:
@@ -169,12 +174,12 @@ class PreforkPool:
         return True
 
     def interrupt(self) -> int:
-        """Raise WorkerStopping in every running job; returns how many there are."""
+        """Raise WorkerStopping in every running job; return how many there are."""
         self._step(Interrupt())
         return len(self.describe()["running"])
 
     def restart(self, *, reload: bool = False) -> None:
-        """Replace the children one after the other, each when it is idle; running jobs go on.
+        """Replace the children one after the other, each when it is idle; running jobs continue.
 
         `reload`: load the app again first. If that fails, the current children stay.
         """
@@ -184,13 +189,13 @@ class PreforkPool:
             self._step(Replace())
 
     def resize(self, by: int) -> int:
-        """Start or end children; those that run a job end after it."""
+        """Start or end children; a child that runs a job ends after it."""
         size = self._size = resized(self._size, by)
         self._step(Resize(size))
         return size
 
     def describe(self) -> dict[str, Any]:
-        """The state for `health` and `stats`, with the pid of the child each job runs in."""
+        """Return the state for `health` and `stats`, with the pid of the child in which each job runs."""
         links = [(slot, link.pid) for slot, link in sorted(self._children.links.items()) if link.pid]
         running = {pid: self._slots.running(slot) for slot, pid in links}
         return {
@@ -208,7 +213,7 @@ class PreforkPool:
     async def stop(self, *, grace_s: float) -> None:
         """End the children within `grace_s`, then the fork servers and every descendant."""
         if self._stopped is None:
-            return  # never started
+            return  # the pool was never started
         self._step(Close(grace_s))
         await self._stopped
         if self._timer is not None:
@@ -226,7 +231,7 @@ class PreforkPool:
             return
         self._effects += stepped.value
         if self._performing:
-            return  # the loop that is running performs these too
+            return  # the loop that is already running performs these too
         self._performing = True
         self._listener.hold()
         try:
@@ -259,7 +264,7 @@ class PreforkPool:
                 self._report(self._children.links[child], outcomes)
             case JobBegan(child, job):
                 running = self._slots.running(child)
-                if running is not None and running.number == job:  # else it could not be sent
+                if running is not None and running.number == job:  # otherwise the job could not be sent
                     link = self._children.links[child]
                     self._listener.on_started([(job, link.free_at, link.pid)])
             case Recall(child):
@@ -301,7 +306,7 @@ class PreforkPool:
             self._stopped.set_result(None)
 
     def _recover(self, effect: Effect[Job, Outcome], error: BaseException) -> None:
-        """An effect raised. The machine gets the answer it waits for, and the child is replaced."""
+        """Replace the child after an effect raised, and give the machine the event it waits for."""
         self._faults += 1
         log.error("internal error in the pool at %s; please report it", type(effect).__name__, exc_info=error)
         child = getattr(effect, "child", None)
@@ -325,7 +330,7 @@ class PreforkPool:
         frames, unfit = batch_frames(batch, jobs)
         link = self._children.links[child]
         running = self._slots.running(child)
-        if running is not None and running.number == jobs[0].number:  # it was idle
+        if running is not None and running.number == jobs[0].number:  # the child was idle
             link.free_at = time.time()
         link.put_tokens(batch, len(jobs) - len(unfit))
         link.send(*frames)
@@ -358,10 +363,10 @@ class PreforkPool:
             self._started.set_exception(error)
         self._listener.on_child("failed", {"reason": str(error)})
 
-    # ---- from the children (ChildrenListener) ------------------------------------------------------
+    # ---- from the children ------------------------------------------------------
 
     def on_event(self, event: ChildEvent) -> None:
-        """A child became ready, died or must be replaced: tell the machine."""
+        """Report to the machine that a child became ready, died or must be replaced."""
         self._step(event)
         is_ready = isinstance(event, ChildReady) and len(self._children.ready) >= self._size
         if is_ready and not self._started.done():
@@ -384,16 +389,16 @@ class PreforkPool:
                 link.pause_reading(_PAUSE_S)
 
     def on_no_start(self, error: PoolError) -> bool:
-        """The app cannot be loaded: fail the start, and return whether the pool was still starting."""
+        """Make the start fail because the app did not load; return whether the pool was still starting."""
         if self._started.done():
             return False
         self._started.set_exception(error)
         return True
 
     def on_told(self, told: UserEvent) -> None:
-        """Pass a running task's event on to the worker."""
+        """Forward events of running tasks to the worker."""
         self._listener.on_told(told)
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        """Pass on to the worker that a child came or went."""
+        """Forward a child process event to the worker."""
         self._listener.on_child(what, fields)

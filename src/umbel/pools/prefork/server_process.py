@@ -1,16 +1,17 @@
 """Starting a fork server: as a new program, or as a fork of the main process.
 
-A new program contains nothing of the main process: no threads, locks or connections. It imports the app
+A new program shares nothing with the main process: no threads, locks or connections. It imports the app
 itself.
 
-A fork shares the pages of the interpreter, of Umbel and of the app with the main process, and nothing is
-imported twice. This saves memory and half of a worker's start. It is right only at one moment: when the app
-has been imported and there is no event loop, no thread and no connection yet. `ForkPoint` knows what was open
-before the import; if the import left a thread or a socket behind, it does not fork, and the server is started
-as a new program. Every later server is a new program too: after a reload, and when a server has died.
+A fork shares the memory pages of the interpreter, of Umbel and of the app with the main process, and nothing
+is imported twice. This saves memory and half of a worker's start time. It is safe only at one moment: when
+the app has been imported and there is no event loop, no thread and no connection yet. `ForkPoint` records the
+open sockets before the import. If the import left a thread or a socket behind, it does not fork, and the
+server is started as a new program. Every later server is a new program too: after a reload, and when a server
+has died.
 
-A forked server first drops what a new program would not have: the main process's signal handlers, its log,
-its standard input, and inherited descriptors.
+A forked server first drops what a new program would not have: the main process's signal handlers, log and
+standard input, and inherited descriptors.
 """
 
 import contextlib
@@ -18,11 +19,12 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import msgspec
 
@@ -34,33 +36,6 @@ from umbel.pools.prefork.kernel import note_calls
 from umbel.pools.prefork.messages import Setup
 
 # ---- server process --------------------------------------------------------------------------------
-#
-# A fork server's process, and the main process's end of the control socket to it.
-#
-# What is started here is a new program, so nothing of the main process (threads, locks, connections) is in
-# it. The other way, a fork of the main process, is at the end of this file.
-
-
-class ServerProcess(Protocol):
-    """A part of `subprocess.Popen`, for the process that is the server's guard if there is one."""
-
-    @property
-    def pid(self) -> int:
-        """The pid of the guard, or of the server where there is no guard."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The negative number of the signal that ended it; None until `poll` has seen its end."""
-        ...
-
-    def poll(self) -> int | None:
-        """Its return code if it has ended; does not wait."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-
-    def wait(self) -> int:
-        """Wait for its end and return its return code."""
 
 
 class StartedServer(msgspec.Struct, frozen=True):
@@ -68,7 +43,7 @@ class StartedServer(msgspec.Struct, frozen=True):
 
     setup: Setup
     control: socket.socket
-    process: ServerProcess
+    process: "subprocess.Popen[bytes] | ForkedProcess"  # the guard, if there is one
 
     def discard(self) -> None:
         """End a server that has no children yet; may be called twice."""
@@ -86,17 +61,17 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its return code if it has ended; does not wait."""
+        """Return the return code of an ended process, otherwise None; does not wait."""
         return self._wait(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait for its end and return its return code."""
+        """Wait for the end of the process and return its return code."""
         code = self._wait(0)
         assert code is not None, "a blocking wait returns a code"
         return code
 
     def kill(self) -> None:
-        """Send SIGKILL if it has not ended."""
+        """Send SIGKILL if the process has not ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -113,7 +88,7 @@ class ForkedProcess:
 
 
 def spawn_server(setup: Setup) -> StartedServer:
-    """Start an interpreter that loads the app itself; OSError when the system refuses."""
+    """Start an interpreter that loads the app itself; raise OSError if the system refuses."""
     import subprocess  # imported here: children share this module and start no programs
 
     ours, theirs = socket.socketpair()
@@ -124,7 +99,7 @@ def spawn_server(setup: Setup) -> StartedServer:
                 [*command, msgspec.json.encode(setup).decode(), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # only the main process handles Ctrl-C at the terminal
+                start_new_session=True,  # only the main process handles Ctrl-C in the terminal
             )
     except OSError:
         ours.close()
@@ -133,24 +108,13 @@ def spawn_server(setup: Setup) -> StartedServer:
 
 
 # ---- the first fork server -------------------------------------------------------------------------
-#
-# A fork of the main process, which has loaded the app and done nothing else yet.
-#
-# The two then share the pages of the interpreter, of Umbel and of the app, and nothing is imported twice:
-# this saves memory and half of a worker's start. It is right only at one moment, when the app has been
-# imported and there is no event loop, no thread and no connection. `ForkPoint` knows what was open before
-# the import; if the import left a thread or a socket behind, it does not fork, and the server is started as
-# a new program (`server_process.py`). So is every later one: after a reload, and when a server has died.
-#
-# What the server would not have as a new program is taken from it first: the main process's signal
-# handlers, its log, its standard input and the descriptors that the program that started it left open.
 
 _STATUS_BROKEN = 70  # EX_SOFTWARE of sysexits.h
 _STANDARD = {0, 1, 2}
 
 
 class ForkPoint:
-    """What was open in the main process before the app was imported. Make it before the import."""
+    """The state of the main process before the app is imported. Must be created before the import."""
 
     def __init__(self) -> None:
         note_calls()
@@ -158,23 +122,23 @@ class ForkPoint:
         self._sockets = kernel.open_sockets()
 
     def can_fork(self, setup: Setup) -> bool:
-        """Whether a fork of this process would be like a server that has imported the app itself."""
-        if setup.child_start == "spawn" or setup.green:  # gevent patches before the app is imported
+        """Return whether a fork of this process is as safe as a server that has imported the app itself."""
+        if setup.child_start == "spawn" or setup.green:  # gevent patches modules before the app is imported
             return False
         return kernel.thread_count() == 1 and kernel.open_sockets() <= self._sockets
 
     def fork(self, setup: Setup, forget: Callable[[], None]) -> StartedServer:
-        """Fork the server. `forget` is called in it, to undo what belongs to the main process."""
+        """Fork the server. `forget` is called in it, to remove what belongs to the main process."""
         ours, theirs = socket.socketpair()
         gc.collect()
-        gc.freeze()  # the collector then does not touch shared pages
+        gc.freeze()  # keeps the garbage collector from copying shared pages
         sys.stdout.flush()
         sys.stderr.flush()
         try:
             with _signals_held_back() as mask, theirs:
                 pid = os.fork()
                 if pid == 0:
-                    gc.enable()  # the main process does so when it has started
+                    gc.enable()  # the main process enables it when it has started
                     strangers = self._inherited | {ours.detach()}
                     _be_server(setup, theirs.detach(), strangers, mask, forget)
         except OSError:
@@ -190,7 +154,7 @@ def _be_server(
         ignore_signals()
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.setsid()  # only the main process handles Ctrl-C at the terminal
+        os.setsid()  # only the main process handles Ctrl-C in the terminal
         for descriptor in strangers:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -1,21 +1,19 @@
-"""Rate limits and concurrency limits: one worker's token buckets, and limits that hold for the whole cluster.
+"""Rate limits and concurrency limits: token buckets of one worker, and limits for the whole cluster.
 
-`TokenBucket` limits how often one worker starts a task. A `ClusterLimit` belongs to a task and a key, and its
-bucket is a record in the broker: `Concurrency` has slots, and a claim holds one until it ends; `Rate` spaces
-the starts of all workers.
+`TokenBucket` limits how often one worker starts a task. A `ClusterLimit` applies to a task and a key, and its
+bucket is a record in the broker. `Concurrency` has a number of slots; a claim takes one until it ends. `Rate`
+sets a pace for all workers: starts are `interval_s` apart.
 
-A bucket belongs to one task and one key. `Concurrency` has a number of slots; a claim holds one until it
-ends. `Rate` has a pace: starts are `interval_s` apart. A late start may be made up for, by as much as
-`slack_s`: the next one is due that much before its time, and starting within that slack costs the rate
-nothing. The interval is chosen so that no window of the rate's period has more starts than the rate says,
-even if each task starts up to `slack_s` after it was allowed to:
+A late start may be compensated by up to `slack_s`: the next start is due that much earlier, so starting
+within the slack does not lower the rate. The interval is chosen so that no window of the rate's period has
+more starts than the rate allows, even if each task starts up to `slack_s` after it was allowed to:
 
-    k starts in a window of P: allowed within P + slack, so (k - 1) * interval < P + 2 * slack, so k <= rate.
+k starts in a window of P: allowed within P + slack, so (k - 1) * interval < P + 2 * slack, so k <= rate.
 
-The cost is the part of the rate that the slack takes: a tenth of "100/s", 3 % of "100/m", next to nothing of
-"100/h". It stops being right for a task that waits longer than the slack between its permission and its
-start, behind others in its worker. `limits.lua` has `Pace` word for word; a property test keeps the two
-equal.
+The slack costs a part of the rate: a tenth of "100/s", 3 % of "100/m", almost nothing of "100/h". The
+guarantee does not hold for a task that waits longer than the slack between its permission and its start,
+because other tasks of its worker are before it. `limits.lua` contains `Pace` word for word; a property test
+compares the two.
 """
 
 import re
@@ -30,14 +28,12 @@ from umbel.protocol.machine import Value
 
 # ---- rate ------------------------------------------------------------------------------------------
 #
-# Token buckets that say when a rate-limited task may start.
-#
 # A bucket holds at most the tokens of one second (and at least one), so a limit of "10/s" allows a burst of
-# ten and "6/m" one task every ten seconds. A task without a token is given the time at which its token will
-# be available, and that token is reserved for it: tasks parked by the limit come back in the order they
-# were refused, instead of all at once.
+# ten and "6/m" one task every ten seconds. A task without a token gets the time at which its token will be
+# available, and that token is reserved for it. So tasks parked by the limit return one by one in their order,
+# instead of all at once.
 #
-# The limit holds for one node, as in Celery; a cluster of n nodes runs n times as many.
+# The limit applies per node, as in Celery; a cluster of n nodes runs n times as many.
 
 _LOCAL_RATE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?\s*$")
 _LOCAL_PERIOD_S = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -54,7 +50,7 @@ def parse_rate(text: str | float) -> float:
 
 
 def show_rate(per_second: float) -> str:
-    """Return a rate as people write it, in the shortest period that makes it a whole number."""
+    """Return a rate as people write it, in the shortest period for which it is a whole number."""
     for unit, period_s in (("s", 1.0), ("m", 60.0), ("h", 3600.0)):
         count = per_second * period_s
         if abs(count - round(count)) < 1e-9 * period_s and count >= 1:
@@ -64,19 +60,19 @@ def show_rate(per_second: float) -> str:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """The tokens of one rate-limited task on this worker; it holds those of one second, and at least one."""
+    """The tokens of one rate-limited task on this worker: those of one second, and at least one."""
 
     per_second: float
     _tokens: float = 1.0
     _filled_at: float | None = None
 
     def take(self, now: float) -> float:
-        """Take a token: 0.0 when one is available, else in how many seconds the reserved one will be."""
+        """Take a token: return 0.0 if one is available, otherwise the seconds until the reserved token is."""
         burst = max(1.0, self.per_second)
         if self._filled_at is None:
             self._tokens = burst
         else:
-            # A clock that was set back adds nothing, and must not take tokens away either.
+            # A clock that was set back adds no tokens, and must not remove any either.
             passed_s = max(0.0, now - self._filled_at)
             self._tokens = min(burst, self._tokens + passed_s * self.per_second)
         self._filled_at = now
@@ -85,8 +81,6 @@ class TokenBucket:
 
 
 # ---- limits that hold for the whole cluster --------------------------------------------------------
-#
-# What a task may ask for, and when a bucket lets the next one start.
 
 KEY_MAX_BYTES = 200
 RATE_MAX = 1_000_000
@@ -99,7 +93,7 @@ _PERIOD_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Pace(Value):
-    """When starts may follow one another. `free_at`: when the next start is due; 0: at once."""
+    """The pace of starts. `free_at`: when the next start is due; 0: at once."""
 
     interval_s: float
     slack_s: float
@@ -110,24 +104,24 @@ class Pace(Value):
         return max(free_at, now) + self.interval_s if now >= free_at - self.slack_s else None
 
     def due(self, free_at: float, now: float, ahead: int) -> float:
-        """Return the earliest time at which a task with `ahead` others before it may start."""
+        """Return the earliest time at which a task may start that has `ahead` other tasks before it."""
         next_free_at = max(self._believed(free_at, now), now) + ahead * self.interval_s
         return max(next_free_at - self.slack_s, now)
 
     def _believed(self, free_at: float, now: float) -> float:
-        """Limit `free_at` to its highest possible value: it is higher only when the clock was set back."""
+        """Limit `free_at` to its highest plausible value: a higher one means that the clock was set back."""
         return min(free_at, now + self.slack_s + self.interval_s)
 
 
 class Terms(Value):
-    """What a bucket allows: at most `most` at once, or starts at the pace."""
+    """The rule of a bucket: at most `most` at once, or starts at the pace."""
 
     most: int = 0
     pace: Pace | None = None
 
 
 class Rate:
-    """At most so many starts per second, minute or hour, by key: `Rate("100/m", key="{customer}")`."""
+    """Limits the starts per second, minute or hour, by key: `Rate("100/m", key="{customer}")`."""
 
     def __init__(self, rate: str, *, key: str = "") -> None:
         found = _RATE.match(str(rate))
@@ -147,7 +141,7 @@ class Rate:
 
 
 class Concurrency:
-    """At most so many running at a time, for each key: `Concurrency(4, key="{customer}")`."""
+    """Limits how many run at the same time, by key: `Concurrency(4, key="{customer}")`."""
 
     def __init__(self, most: int, *, key: str = "") -> None:
         if type(most) is not int or not 1 <= most <= CONCURRENCY_MAX:
@@ -184,7 +178,7 @@ class ClusterLimit(Value):
         return bucket_of(self.task, key)
 
     def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return the key of a call. Raises ValueError or TypeError when it has none."""
+        """Return the key of a call. Raises ValueError or TypeError if the call has no valid key."""
         key = self.template.format(**{field.name: self._value(field, args, kwargs) for field in self.fields})
         if problem := key_problem(key):
             raise ValueError(f"the limit of task {self.task!r} has the key {key[:80]!r}: {problem}")
@@ -220,7 +214,7 @@ def key_problem(key: str) -> str:
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        return "it is no valid Unicode"
+        return "it is not valid Unicode"
     if size > KEY_MAX_BYTES:
         return f"it has {size} bytes, and at most {KEY_MAX_BYTES} are allowed; use a shorter id"
     return "a key must not contain NUL" if "\0" in key else ""
@@ -240,7 +234,7 @@ def _names_in(key: object) -> tuple[str, ...]:
             continue
         if form or conversion or not name.isidentifier():
             raise ConfigurationError(
-                f"the key of a limit is {key!r}: braces must hold the name of a parameter and nothing else, "
+                f"the key of a limit is {key!r}: braces must contain the name of a parameter only, "
                 "as in '{customer}'"
             )
         names[name] = None
@@ -250,7 +244,7 @@ def _names_in(key: object) -> tuple[str, ...]:
 
 
 def check_names(task: str, limit: Rate | Concurrency, known: Sequence[str], hidden: Sequence[str]) -> None:
-    """Refuse a key that names an unknown or a sensitive parameter. Raises ConfigurationError."""
+    """Raise ConfigurationError if a key names an unknown or a sensitive parameter."""
     for name in limit.names:
         if name not in known:
             near = nearest(name, known)

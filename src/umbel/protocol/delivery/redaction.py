@@ -1,24 +1,25 @@
-"""Redaction: removes what looks like a secret from texts for the dashboard and for Sentry.
+"""Redaction: removes probable secrets from texts for the dashboard and for Sentry.
 
-The worker masks arguments that a task names as `sensitive` (`sensitive.py`). Here the secrets that nobody
-named are removed:
+The worker masks arguments that a task declares as `sensitive` (`sensitive.py`). This module removes secrets
+that were not declared:
 
-- values next to a name that reads like a secret (`password=x`, `"api_key": "x"`, `--token x`), or after one
-  in prose (`password is x`, `PIN 1234`, `your code is 123456`);
-- what is a secret by its form: private keys in PEM, bearer tokens, JSON Web Tokens, passwords in URLs, and
-  keys with the prefixes of the services that issue them.
+- values next to a name that suggests a secret (`password=x`, `"api_key": "x"`, `--token x`), or after such a
+name in prose (`password is x`, `PIN 1234`, `your code is 123456`);
+- secrets with a known format: private keys in PEM, bearer tokens, JSON Web Tokens, passwords in URLs, and
+  keys
+with the prefixes of the services that issue them.
 
-A value that is a list or a map removes the rest of the text, as nothing says where it ends. Where a text can
-be read in two ways, more of it is removed.
+If a value is a list or a map, the rest of the text is removed, because the end of the value is unknown. If a
+text is ambiguous, more of it is removed.
 
-It stops being right for a secret without a telling name or form: name it in `sensitive`.
+Limit: a secret without a recognizable name or format is not removed; declare it in `sensitive`.
 """
 
 import re
 
 from umbel.protocol.delivery.sensitive import MASK
 
-TEXT_MAX = 65_536  # no more of a text is looked at
+TEXT_MAX = 65_536  # longer texts are truncated
 
 
 def _any_of(*patterns: str) -> str:
@@ -90,7 +91,7 @@ _URL = re.compile(  # to the last `@`; without one it was cut, if it is no port
 
 # ---- values in prose -------------------------------------------------------------------------------
 
-# The next word is the value, unless the sentence goes on about the password: `password reset for ann`.
+# The next word is the value, unless the sentence continues about the password: `password reset for ann`.
 _GOES_ON = _any_of(
     *("a", "an", "and", "are", "as", "at", "authentication", "be", "been", "before", "but", "by", "can"),
     *("cannot", "changed?", "changes", "check", "could", "did", "do", "does", "entered", "entry", "error"),
@@ -126,7 +127,7 @@ _BEARER = re.compile(
     r"\b((?:bearer|basic|negotiate|apikey|token)\s{1,5})(?=[\w.~+/=-]{0,200}[\d=])[\w.~+/=-]{8,}",
     re.IGNORECASE,
 )
-_PREFIXED = re.compile(  # by the service that gives them out; JSON Web Tokens begin with eyJ
+_PREFIXED = re.compile(  # by the prefixes of services that issue them; JSON Web Tokens begin with eyJ
     r"()(?<![A-Za-z0-9])"
     + _any_of(
         *(r"gh[pousr]_\w{20,}", r"github_pat_\w{20,}", r"gl(?:pat|dt|rt)-[\w-]{16,}"),
@@ -145,7 +146,7 @@ _PREFIXED = re.compile(  # by the service that gives them out; JSON Web Tokens b
     )
 )
 
-# Most texts have no secret: a look for these is quicker than the patterns that they stand for.
+# Most texts contain no secret, and a search for these strings is faster than the patterns.
 _HINTS = (
     *("pass", "pwd", "kennwort", "contrase", "senha", "wachtwoord", "pin", "otp", "cvv", "cvc", "csc", "mfa"),
     *("2fa", "code", "secret", "token", "credential", "cookie", "sig", "jwt", "mnemonic", "phrase", "auth"),
@@ -177,7 +178,7 @@ _IN_PEM = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 
 
 def redact(text: str) -> str:
-    """Return the text without what looks like a secret, and not longer than TEXT_MAX."""
+    """Return the text without probable secrets, truncated to TEXT_MAX."""
     text = text[:TEXT_MAX]
     if "----" in text:
         text = _without_private_keys(text)
@@ -189,12 +190,12 @@ def redact(text: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a name in a mapping looks like that of a secret."""
+    """Return whether the name of a mapping entry suggests a secret."""
     return _NAME.search(name) is not None
 
 
 def _without_private_keys(text: str) -> str:
-    """Remove private keys in PEM, including those whose beginning or end was cut off."""
+    """Remove private keys in PEM format, including keys whose beginning or end was truncated."""
     parts: list[str] = []
     done, is_inside = 0, False
     for found in _PEM.finditer(text):
@@ -210,7 +211,7 @@ def _without_private_keys(text: str) -> str:
 
 
 def _body_start(text: str, start: int, end: int) -> int:
-    """Return where the lines of a key begin whose last line ends at `end`."""
+    """Return where the lines of a key begin, if its last line ends at `end`."""
     while end > start and text[end - 1] in _IN_PEM:
         end -= 1
     return end

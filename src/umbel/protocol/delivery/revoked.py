@@ -1,25 +1,26 @@
-"""Revoked tasks: what must not start, as one worker knows it, and how nodes exchange it in `hello`.
+"""Revoked tasks: which tasks must not start, as one worker knows it, and how nodes exchange this in `hello`.
 
 There are two sources. The broker's durable record is authoritative: it is read before the first dispatch and
-with every claim. What other nodes report (`mingle`, in Celery's form) is hearsay: it is bounded, expires, and
-never removes an entry of the record.
+with every claim. Reports of other nodes (`mingle`, in Celery's format) are less trusted: they are limited in
+number, expire, and never remove an entry of the record.
 
-A node that starts sends its name and the ids it knows to be revoked; every peer merges them and replies with
-the ids it knows and its clock. The form is Celery's, `{"revoked": [ids], "clock": n}`, because a list of ids
-is what every version of it accepts; our nodes add the ages of the ids, and the members they know, which
-Celery's ignore.
+A node that starts sends its name and the ids it knows to be revoked. Every peer merges them, and replies with
+its ids and its clock. The format is Celery's, `{"revoked": [ids], "clock": n}`, because every version of
+Celery accepts a list of ids. Umbel's nodes add the ages of the ids, and the members they know, which Celery's
+nodes ignore.
 
-Stamps of other machines mean little here: clocks differ by hours, and older Celery sends the time since its
-machine was started. So ages are sent, and a stamp is judged by what it can be:
+Timestamps of other machines are unreliable: clocks differ by hours, and older Celery versions send the uptime
+of the machine. So nodes send ages, and a timestamp is interpreted by plausibility:
 
-* a stamp of the last three hours is from a wall clock like ours;
-* a stamp that lies ahead, or has expired although its owner still holds it, is from a wrong wall clock, or is
-  the uptime of another machine: it counts as set now.
+* a timestamp of the last three hours comes from a wall clock like ours;
+* a timestamp in the future, or one that has expired although its owner still has it, comes from a wrong wall
+  clock,
+or is the uptime of another machine: it counts as now.
 
-"Now" counts once: the set never takes a later stamp for an id that it has, or had.
+"Now" counts only once: the set never accepts a later timestamp for an id that it has, or had.
 
-The replies move this node's clock past the highest among them; an impossible clock is ignored. One bad entry
-never spoils the others.
+The replies advance this node's clock past the highest clock among them; an impossible clock is ignored. An
+invalid entry does not affect the others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,20 +32,18 @@ from umbel.protocol.clock import LamportClock
 
 # ---- revoked tasks ---------------------------------------------------------------------------------
 #
-# What must not start, as one worker knows it.
+# An entry of the durable record is removed when it expires, never to make room: the record refuses new
+# entries at its limit, so entries from there are limited by it. Reports of peers, above all of Celery's
+# nodes, which have no record, are stored as in Celery, for three hours and up to 50,000 ids; beyond that the
+# earliest arrival is dropped.
 #
-# There are two sources. The broker's durable record is authoritative: it is read before the first dispatch
-# and with every claim. An entry of it leaves when it expires, never to make room: the record refuses new
-# entries at its limit, so what comes from there is bounded by it. The other source is what peers report in
-# `hello`, above all Celery's, which know no record: that is retained as Celery does it, for three hours and
-# up to 50,000 ids; beyond that the earliest arrival is dropped.
+# Both sources merge as joins: order and repetition do not change the result. For the record the later expiry
+# wins, because a second revoke is meant to last longer. For reports of peers the earlier timestamp wins: a
+# forwarded report arrives later than the original, so no node can prolong a report by repeating it.
 #
-# Both are joins: whatever order entries come in, and however often, the result is the same. The record
-# joins by the later expiry, because a second revoke is meant to last longer. Reports of peers join by the
-# earlier stamp: a report that is passed on from node to node arrives later and never earlier than it was
-# made, so no node can prolong it by repeating it. An id that has expired leaves a tombstone, so that a peer
-# that stamps reports again when it passes them on does not make it immortal. So does an id that was taken
-# back: from then on only the record can revoke it again, not a peer that has not forgotten it.
+# An expired id leaves a tombstone. Otherwise a peer that puts new timestamps on forwarded reports would make
+# it immortal. An id whose revoke was cancelled leaves a tombstone too: then only the record can revoke it
+# again, not a peer that still reports it.
 
 OUTDATED_MAX = 1000
 HEARSAY_S = 3 * 3600.0
@@ -62,18 +61,18 @@ class RevokedTasks:
         self._recorded: dict[str, tuple[float, float]] = {}  # (expires at, recorded at)
         self._headers: dict[str, float] = {}
         self._by_expiry: list[tuple[float, str]] = []
-        self._hearsay: dict[str, float] = {}  # when it was revoked, in the order of arrival
-        self._tombstones: dict[str, float] = {}  # until when, in the order of expiry
+        self._hearsay: dict[str, float] = {}  # by id, when it was revoked, in the order of arrival
+        self._tombstones: dict[str, float] = {}  # by id, when it expires, in the order of expiry
         self._swept_at = 0.0
 
     # -- the durable record ----------------------------------------------------------------------
 
     def add(self, task_id: str, expires_at: float, recorded_at: float = 0.0) -> None:
-        """Add an id of the durable record; a known id keeps the later expiry."""
+        """Add an id of the durable record; if the id is known, the later expiry applies."""
         known_until, known_at = self._recorded.get(task_id, (0.0, 0.0))
         recorded_at = max(recorded_at, known_at)
         if expires_at > known_until:
-            self._recorded.pop(task_id, None)  # moves it to the end: it is the newest
+            self._recorded.pop(task_id, None)  # moves it to the end, because it is now the newest
             self._recorded[task_id] = (expires_at, recorded_at)
             self._push(expires_at, task_id)
         elif recorded_at > known_at:
@@ -84,20 +83,21 @@ class RevokedTasks:
         self._headers[header] = max(expires_at, self._headers.get(header, 0.0))
 
     def take_back(self, task_id: str, now: float) -> None:
-        """Remove an id: the task may start again, unless the durable record adds it again."""
+        """Remove an id, so that the task may start, unless the durable record adds the id again."""
         self._recorded.pop(task_id, None)
         self._hearsay.pop(task_id, None)
-        self._tombstones.pop(task_id, None)  # moves it to the end: the order is by expiry
+        self._tombstones.pop(task_id, None)  # moves it to the end, because the order is by expiry
         self._bury(task_id, now)
 
     def take_back_header(self, header: str) -> None:
-        """Remove a stamped header: its tasks may start again."""
+        """Remove a stamped header, so that its tasks may start."""
         self._headers.pop(header, None)
 
     def _push(self, expires_at: float, task_id: str) -> None:
         heappush(self._by_expiry, (expires_at, task_id))
         if len(self._by_expiry) > 2 * len(self._recorded) + OUTDATED_MAX:
-            # An id that was revoked again leaves its former expiry in the heap; most entries are such.
+            # If an id is revoked again, its old expiry stays in the heap; rebuild the heap when most entries
+            # are such.
             self._by_expiry = [(until, known) for known, (until, _) in self._recorded.items()]
             heapify(self._by_expiry)
 
@@ -120,7 +120,7 @@ class RevokedTasks:
         return task_id not in self._recorded
 
     def told(self, now: float, limit: int = HEARSAY_MAX) -> list[tuple[str, float]]:
-        """Return what to report to peers: the newest ids with their ages, the oldest first."""
+        """Return what to report to peers: the newest ids with their ages, oldest first."""
         ages: dict[str, float] = {}
         strays = 0
         for task_id in reversed(self._recorded):
@@ -128,7 +128,7 @@ class RevokedTasks:
             if age_s < HEARSAY_S:
                 ages[task_id] = age_s
             strays += age_s >= HEARSAY_S
-            if len(ages) >= limit or strays > STRAYS_MAX:  # entries are in the order of time
+            if len(ages) >= limit or strays > STRAYS_MAX:  # entries are in chronological order
                 break
         for task_id in reversed(self._hearsay):
             if len(ages) >= limit:
@@ -139,7 +139,7 @@ class RevokedTasks:
     # -- asking ----------------------------------------------------------------------------------
 
     def covers(self, task_id: str, stamps: Mapping[str, Any] | None = None) -> bool:
-        """Whether a task must not start, by its id or by one of its stamped headers."""
+        """Return whether a task must not start, because of its id or one of its stamped headers."""
         if task_id in self._recorded or task_id in self._hearsay:
             return True
         if not self._headers or not stamps:
@@ -151,7 +151,7 @@ class RevokedTasks:
         )
 
     def expire(self, now: float) -> None:
-        """Drop the entries whose time is over; call it often, it sweeps every SWEEP_EVERY_S."""
+        """Drop expired entries. May be called often: it does the work every SWEEP_EVERY_S."""
         while self._by_expiry and self._by_expiry[0][0] <= now:
             expires_at, task_id = heappop(self._by_expiry)
             if self._recorded.get(task_id, (0.0,))[0] == expires_at:
@@ -187,7 +187,7 @@ class RevokedTasks:
 
 # ---- mingle ----------------------------------------------------------------------------------------
 #
-# What nodes exchange in `hello`, and how it is merged (S2).
+# Revoked ids are merged by rule S2.
 
 TASK_ID_MAX = 1000  # characters
 TOLD_MAX = 10_000  # ids in one hello
@@ -198,7 +198,7 @@ VERSION = 2
 
 @dataclass(slots=True)
 class Learned:
-    """What one message brought: ids that were unknown, and the number of unreadable entries."""
+    """The result of one message: ids that were unknown, and the number of unreadable entries."""
 
     news: list[str] = field(default_factory=list)
     bad: int = 0
@@ -212,7 +212,7 @@ def hello(node: str, revoked: RevokedTasks, now: float) -> dict[str, Any]:
 def answer(
     revoked: RevokedTasks, clock: LamportClock, members: Sequence[list[Any]], now: float
 ) -> dict[str, Any]:
-    """Return the reply to a node that starts; pass `members` only if that node understands them."""
+    """Return the reply to a starting node; pass `members` only if that node understands them."""
     reply: dict[str, Any] = {"clock": clock.forward(), **_told(revoked, now)}
     return reply | {"members": list(members[:INTRODUCED_MAX])} if members else reply
 
@@ -240,7 +240,7 @@ def take_in(message: Mapping[str, Any], revoked: RevokedTasks, now: float) -> Le
 
 
 def adjust_clock(clock: LamportClock, answers: Mapping[str, Any]) -> None:
-    """Move the clock past the highest clock of all replies."""
+    """Advance the clock past the highest clock of all replies."""
     for reply in answers.values():
         if isinstance(reply, Mapping) and reply.get("clock") is not None:
             clock.adjust(reply["clock"])
@@ -250,7 +250,7 @@ def _told(revoked: RevokedTasks, now: float) -> dict[str, Any]:
     entries = revoked.told(now, TOLD_MAX)
     room = TOLD_CHARACTERS_MAX
     sent: list[tuple[str, float]] = []
-    for task_id, age_s in reversed(entries):  # the newest first: they matter most
+    for task_id, age_s in reversed(entries):  # the newest first, because they matter most
         room -= len(task_id)
         if room < 0:
             break
@@ -260,7 +260,7 @@ def _told(revoked: RevokedTasks, now: float) -> dict[str, Any]:
 
 
 def _age_of_stamp(stamp: Any, now: float) -> float | None:
-    """Return how long ago a stamp was, by our clock; None if it is no stamp."""
+    """Return the age of a timestamp by our clock; None if it is not a timestamp."""
     if isinstance(stamp, list | tuple):
         stamp = stamp[0] if stamp else None
     if not _is_number(stamp):
@@ -270,4 +270,4 @@ def _age_of_stamp(stamp: Any, now: float) -> float | None:
 
 
 def _is_number(value: Any) -> bool:
-    return (type(value) is float or type(value) is int) and -1e18 < value < 1e18  # NaN is in no range
+    return (type(value) is float or type(value) is int) and -1e18 < value < 1e18  # NaN fails every comparison

@@ -1,12 +1,13 @@
-"""Sensitive: which arguments of a task must not be shown, and how they are removed from texts.
+"""Sensitive arguments: which arguments of a task must not be shown, and how they are removed from texts.
 
-There are two ways, because a value leaks in two. Where arguments are shown (headers, events, `inspect`,
-extended results) the sensitive ones are replaced before a text is made of them. Where a text comes from the
-task (tracebacks, messages of exceptions, reprs of results) the values it was given are searched for and
-masked, also when a text was cut and only the beginning of a value remains.
+There are two mechanisms, because a value can leak in two ways. Where arguments are shown (headers, events,
+`inspect`, extended results), the sensitive ones are replaced before a text is made of them. Where a text
+comes from the task (tracebacks, messages of exceptions, reprs of results), the values of the call are
+searched for and masked, even if the text was truncated and contains only the beginning of a value.
 
-It stops being right for what the task derives from a value: its hash, its half, its upper case. Texts of
-fewer than `SHORTEST` characters, or numbers of fewer digits, are not searched for: they occur everywhere.
+Limits: values that the task derives from an argument are not recognized, such as a hash, a part or an
+upper-case form. Texts with fewer than `SHORTEST` characters and numbers with fewer digits are not searched
+for, because they occur everywhere.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,8 +17,8 @@ from umbel.protocol.machine import Value
 
 MASK = "***"
 SHORTEST = 3
-PREFIX = 16  # the beginning of a longer secret is a secret too
-LEAVES_MAX = 1000  # values inside a sensitive argument; with more, a text is masked whole
+PREFIX = 16  # the beginning of a longer secret is masked too
+LEAVES_MAX = 1000  # values inside a sensitive argument; with more, the whole text is masked
 DEPTH_MAX = 16
 
 
@@ -25,12 +26,12 @@ Hides = Callable[[str | None], bool]  # whether the task of that name has sensit
 
 
 def hides_nothing(_name: str | None) -> bool:
-    """Say of every task that it has no sensitive arguments."""
+    """Return False: no task has sensitive arguments."""
     return False
 
 
 def is_open(args: str | None, kwargs: str | None) -> bool:
-    """Whether the texts have arguments, and none of them is masked.
+    """Return whether the texts contain arguments, none of them masked.
 
     Umbel's clients and workers mask sensitive arguments before they make a text of a call. Celery's do not.
     """
@@ -38,7 +39,7 @@ def is_open(args: str | None, kwargs: str | None) -> bool:
 
 
 class Hidden:
-    """Stands in place of a sensitive value when arguments are shown."""
+    """Replaces a sensitive value when arguments are shown."""
 
     __slots__ = ()
 
@@ -50,19 +51,21 @@ HIDDEN = Hidden()
 
 
 class Sensitive(Value):
-    """The sensitive parameters of a task, by name and position; `rest_from`: where a sensitive `*args`
-    begins.
+    """The sensitive parameters of a task, by name and position.
+
+    `rest_from` is the position where a sensitive `*args` begins.
     """
 
     names: frozenset[str]
     positions: frozenset[int] = frozenset()
     rest_from: int | None = None
-    other_names: frozenset[str] | None = None  # of a sensitive `**kwargs`: all names but these
+    # for a sensitive `**kwargs`: every name except these is sensitive
+    other_names: frozenset[str] | None = None
 
     def hide(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], mask: Any = HIDDEN
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments with a mask for each sensitive one."""
+        """Return the arguments with each sensitive one replaced by a mask."""
         return (
             [mask if self._at(place) else value for place, value in enumerate(args)],
             {name: mask if self._named(name) else value for name, value in kwargs.items()},
@@ -82,7 +85,7 @@ class Sensitive(Value):
 
 
 class Secrets:
-    """The texts that must be masked, made from the sensitive arguments of one call."""
+    """The texts to mask, made from the sensitive arguments of one call."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         found: set[str] = set()
@@ -92,7 +95,7 @@ class Secrets:
                 self._too_many = True
                 break
             found |= _forms(leaf)
-        # The longest first: a text may be part of another.
+        # The longest first, because a text may be part of another.
         self._texts = sorted(found, key=lambda text: (-len(text), text))
 
     def __bool__(self) -> bool:
@@ -100,7 +103,7 @@ class Secrets:
 
     @property
     def is_everything(self) -> bool:
-        """Whether there are too many values to search for, so that every text is masked whole."""
+        """Return whether there are too many values to search for, so that whole texts are masked."""
         return self._too_many
 
     def strike(self, text: str) -> str:
@@ -112,7 +115,7 @@ class Secrets:
         return text
 
     def strike_all(self, value: Any, depth: int = 0) -> Any:
-        """Return plain data with each secret masked; values nested too deep are masked whole."""
+        """Return plain data with each secret masked; values nested too deep are masked completely."""
         if depth > DEPTH_MAX:
             return MASK
         match value:
@@ -150,7 +153,7 @@ def _leaves(values: Iterable[Any], depth: int) -> Iterator[Any]:
 
 
 def _forms(leaf: Any) -> set[str]:
-    """Return the forms in which a value may stand in a text: plain, in a repr, in JSON."""
+    """Return the forms in which a value may occur in a text: plain, in a repr, in JSON."""
     if isinstance(leaf, bool):
         return set()
     if isinstance(leaf, int | float):

@@ -1,15 +1,16 @@
-"""Trust: whether a message or a command may be obeyed, after its signature was checked.
+"""Trust: whether a message or a control request may be processed, after its signature was verified.
 
-A signature states which key signed and when. It does not show that the message was not received before: a
-copy of a signed message is signed too. So each signature is valid once, within a window of time. For tasks
-the broker remembers which were used (`Broker.spend`), and for longer than the window: a message that is too
-old to run can then still be told from a copy of a message that ran. For control requests, which every node
-receives, each node remembers those it received.
+A signature shows which key signed, and when. It does not show that a message is new: a copy of a signed
+message has a valid signature too. So each signature is valid once, within a time window. For tasks the broker
+records used signatures (`Broker.spend`), for longer than the window, so that a message that is too old to run
+can be distinguished from a copy of a message that ran. Control requests go to every node, so each node
+remembers those that it received.
 
-Trust is inherited. What the run of an unsigned message sends is unsigned, whatever keys its worker has.
+Trust is inherited: messages sent by the run of an unsigned message are unsigned, whatever keys its worker
+has.
 
-What this does not do: it hides nothing, and it does not prevent anybody from deleting, delaying or reordering
-genuine messages.
+Limits: signing does not encrypt, and does not prevent anyone from deleting, delaying or reordering genuine
+messages.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,10 @@ from enum import Enum
 from umbel.protocol.machine import Value
 
 REQUEST_WINDOW_S = 120.0
-"""How long after its signing a control request is accepted; clocks may differ by no more."""
+"""How long a control request is accepted after it was signed; clocks must not differ by more."""
 
 SIGNING_WINDOW_MAX_S = 7 * 86_400.0
-"""The longest time that a task may wait after it was signed, or after it was due."""
+"""The longest time that a task may wait after it was signed or due."""
 
 GRACE_MAX_S = 6 * 3600.0
 """The longest time that a used signature is remembered after its window."""
@@ -29,11 +30,11 @@ GRACE_MAX_S = 6 * 3600.0
 HEARD_MAX = 10_000
 
 UNSIGNED = ""
-"""Stands for the cluster id where nothing that the task sends is signed."""
+"""Used as cluster id if nothing that the task sends is signed."""
 
 
 class Doubt(Enum):
-    """Why a message or a request is not trusted."""
+    """The reasons for not trusting a message or a request."""
 
     UNSIGNED = "unsigned"
     FORGED = "forged"
@@ -42,10 +43,10 @@ class Doubt(Enum):
 
 
 class Signed(Value):
-    """The signature is valid and of a known key. `mark` identifies this signature.
+    """The signature is valid, and its key is known. `mark` identifies this signature.
 
-    `is_bound`: to this cluster and to the properties of the message. Those of Umbel 0.3 are not. `due`: when
-    the task is due; 0: at once.
+    `is_bound`: it is bound to this cluster and to the properties of the message; signatures of Umbel 0.3 are
+    not. `due`: when the task is due; 0: at once.
     """
 
     key_id: str
@@ -56,7 +57,7 @@ class Signed(Value):
 
     @property
     def born(self) -> float:
-        """When the task could first run: its age is counted from then."""
+        """Return when the task could first run: its age counts from then."""
         return max(self.at, self.due)
 
 
@@ -68,12 +69,14 @@ class Doubted(Value):
 
     @property
     def reason(self) -> str:
-        """The reason as dead letters and replies show it."""
+        """Return the reason as dead letters and replies show it."""
         return f"{self.doubt.value}: {self.why}"
 
 
 class ClusterId(Value):
-    """What signatures are bound to. `since`: when the id was made; earlier ones are bound to nothing."""
+    """The id that signatures are bound to. `since`: when the id was created; earlier signatures are not
+    bound.
+    """
 
     id: str
     since: float = 0.0
@@ -83,12 +86,12 @@ Proof = Signed | Doubted
 
 
 def remembered_s(window_s: float) -> float:
-    """How long after its signing or due time a used signature is remembered."""
+    """Return how long a used signature is remembered after it was signed or due."""
     return window_s + min(window_s, GRACE_MAX_S)
 
 
 def unbound_doubt(signed: Signed, now: float, since: float, accepted_s: float) -> Doubted | None:
-    """Why a signature of Umbel 0.3, which is bound to no cluster, is not accepted; None if it is.
+    """Return why a signature of Umbel 0.3, which is bound to no cluster, is refused; None if it is accepted.
 
     Such signatures are accepted for `accepted_s` after the cluster got its id; 0: never.
     """
@@ -100,14 +103,15 @@ def unbound_doubt(signed: Signed, now: float, since: float, accepted_s: float) -
 
 
 _UNBOUND = (
-    "its signature is not bound to this cluster, as those of Umbel 0.3 are not; 'signing_accept_unbound' has "
-    "them verified for 'signing_window_s' after the cluster got its id; upgrade the sender"
+    "its signature is not bound to this cluster (Umbel 0.3 binds none); 'signing_accept_unbound' "
+    "accepts such signatures for 'signing_window_s' after the cluster got its id; upgrade the sender"
 )
 
 
 def unknown_doubt(signed: Signed, now: float, window_s: float) -> Doubted | None:
-    """Why it is unknown whether this signature was used: it is too old, or from the future; None if it is
-    known.
+    """Return why it cannot be known whether this signature was used: it is too old, or from the future.
+
+    Returns None if the broker knows it.
     """
     late_s = now - signed.born
     if late_s > remembered_s(window_s):
@@ -119,21 +123,21 @@ def unknown_doubt(signed: Signed, now: float, window_s: float) -> Doubted | None
 
 
 def forgotten_doubt(signed: Signed, now: float) -> Doubted:
-    """The doubt about a signature that is older than what the broker remembers."""
+    """Return the doubt about a signature that is older than the broker's record of used signatures."""
     return Doubted(Doubt.STALE, f"signed {now - signed.at:.0f} s ago; {_FORGOTTEN}")
 
 
 _FORGOTTEN = (
-    "signatures that were used then are not remembered any more, so this may be a copy of a message that "
-    "ran; `umbel dlq requeue --even-if-used` runs it all the same"
+    "used signatures of that time are no longer remembered, so this may be a copy of a message that "
+    "ran; `umbel dlq requeue --even-if-used` runs it anyway"
 )
 
 
 def age_doubt(signed: Signed, now: float, window_s: float) -> Doubted | None:
-    """Why a task waited too long after it was signed or due; None if it did not.
+    """Return why a task waited too long after it was signed or due; None if it did not.
 
-    Ask this only about a signature that is known to be unused: otherwise a copy would be taken for a message
-    that waited too long, and be signed again.
+    Call this only for a signature that is known to be unused: otherwise a copy of an executed message would
+    count as late, and could be signed again.
     """
     late_s = now - signed.born
     if late_s > window_s:
@@ -143,14 +147,14 @@ def age_doubt(signed: Signed, now: float, window_s: float) -> Doubted | None:
 
 
 class SeenRequests:
-    """The signed requests that one node has received since it started, while they are fresh."""
+    """The signed requests that one node has received since it started, until they expire."""
 
     def __init__(self, since: Callable[[], float]) -> None:
         self._since = since
         self._until: dict[str, float] = {}
 
     def doubt(self, signed: Signed, now: float) -> Doubted | None:
-        """Return why the request may not be obeyed; if it may, remember it and return None."""
+        """Return why the request must be refused; otherwise remember it and return None."""
         if abs(now - signed.at) > REQUEST_WINDOW_S:
             why = f"signed {now - signed.at:.0f} s ago by this node's clock; sign and send it again"
             return Doubted(Doubt.STALE, why)
@@ -159,7 +163,7 @@ class SeenRequests:
         if signed.mark in self._until:
             return Doubted(Doubt.REPLAYED, "this request was received before")
         self._forget(now)
-        if len(self._until) >= HEARD_MAX:  # all of them signed with a key
+        if len(self._until) >= HEARD_MAX:  # all of them are signed with a valid key
             why = f"{HEARD_MAX} signed requests in {2 * REQUEST_WINDOW_S:.0f} s are the limit; send it later"
             return Doubted(Doubt.STALE, why)
         self._until[signed.mark] = now + 2 * REQUEST_WINDOW_S

@@ -1,1 +1,3 @@
-"""Decisions about elections: which node does what must be done once, by the store's rules and by Celery's."""
+"""Decisions about elections: which node performs an action that must run once, by the store or by Celery's
+rules.
+"""

@@ -1,8 +1,9 @@
-"""The classic election, Celery's (v1): every worker stands, every worker acknowledges, the lowest clock
+"""The classic election, Celery's (v1): every worker is a candidate and acknowledges all, and the lowest clock
 leads.
 
-Its messages first, as Celery's workers send and read them; then the complete algorithm. It takes part where
-`election_protocol = v1`; `mixed.py` is for workers that elect by the store next to Celery's.
+The file begins with its messages, as Celery's workers send and read them; then follows the complete
+algorithm, which is used with `election_protocol = v1`. `mixed.py` is for workers that elect by the store
+alongside Celery's workers.
 """
 
 from dataclasses import dataclass, field
@@ -12,13 +13,10 @@ from umbel.protocol.machine import Tick, Value
 
 # ---- election v1 events ----------------------------------------------------------------------------
 #
-# The classic election's messages, as Celery's workers send and read them.
-#
-# This file runs the classic algorithm; `mixed.py` takes part in it only as far as a cluster
-# with Celery workers needs. Names are of nodes (`name@host`); candidates are compared by clock and, where
-# clocks are equal, by the text `name@host.pid`.
+# Names are names of nodes (`name@host`). Candidates are compared by clock and, if clocks are equal, by the
+# text `name@host.pid`.
 
-CLASSIC_VERSION = 1  # the `cver` of a candidate of the classic rules; Celery's have none
+CLASSIC_VERSION = 1  # the `cver` of Umbel's candidates; Celery's candidates have none
 NAME_BYTES_MAX = 128
 ACTION_BYTES_MAX = 1 << 20
 CLOCK_MAX = 2**53 - 1
@@ -26,7 +24,7 @@ CLOCK_MAX = 2**53 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Candidate:
-    """A candidate of a classic election; the lowest leads."""
+    """A candidate of a classic election; the lowest candidate leads."""
 
     clock: int
     name: str  # name@host.pid
@@ -44,7 +42,7 @@ class ClassicRequest(Value):
 
 
 class ElectReceived(Value):
-    """A `worker-elect` event, perhaps this node's. `version` is its `cver`; without one it is 1."""
+    """A `worker-elect` event, perhaps this node's. `version` is its `cver`, or 1 if it has none."""
 
     election_id: str
     topic: str
@@ -56,13 +54,13 @@ class ElectReceived(Value):
 
     @property
     def candidate(self) -> Candidate:
-        """The candidate as it is compared with others."""
+        """Return the candidate in comparable form."""
         return Candidate(self.clock, f"{self.node}.{self.pid}")
 
 
 class AckReceived(Value):
-    """A `worker-elect-ack` event, perhaps this node's. Umbel's acks name the lowest candidate that the sender
-    knows.
+    """A `worker-elect-ack` event, perhaps this node's. Umbel's acks include the lowest candidate that the
+    sender knows.
     """
 
     election_id: str
@@ -74,7 +72,7 @@ class AckReceived(Value):
 
 
 class PublishElect(Value):
-    """Broadcast `worker-elect`. With `clock` None it is stamped like any event."""
+    """Broadcast `worker-elect`. If `clock` is None, it is stamped like any event."""
 
     election_id: str
     topic: str
@@ -90,7 +88,7 @@ class PublishAck(Value):
 
 
 def is_sound(election_id: str, topic: str, action: bytes) -> bool:
-    """Whether an election's names and action are within the limits of a table."""
+    """Return whether an election's names and action are within the limits of a table."""
     try:
         sizes = len(election_id.encode()), len(topic.encode())
     except UnicodeEncodeError:  # half a surrogate pair
@@ -100,42 +98,41 @@ def is_sound(election_id: str, topic: str, action: bytes) -> bool:
 
 # ---- the classic election, complete ----------------------------------------------------------------
 #
-# Every worker stands, every worker acknowledges, the lowest leads.
+# A node that receives the command becomes a candidate: it sends a `worker-elect` stamped with its clock.
+# Every worker acks every candidate once. A candidate that has an ack from each live member decides: the
+# lowest (clock, name) that it knows leads. If it is the lowest itself, it runs the handler.
 #
-# A node that receives the command stands as a candidate: a `worker-elect` stamped with its clock. Every
-# worker acks every candidate once. A candidate that has an ack from each live member decides: the lowest
-# (clock, name) it knows leads, and if that is itself, it runs the handler.
+# Why all nodes decide alike while they see the same members: events of one sender arrive in the order in
+# which it sent them. If a member was a candidate before its first ack, each node that has the ack knows the
+# candidate. If it acked another candidate first, receiving that candidacy advanced its clock past it, so the
+# member is not the lowest. Umbel's acks also include the lowest candidate that the sender knows, for nodes
+# that joined late.
 #
-# Why deciders agree while they see the same members: one sender's events arrive in the order it sent them.
-# If a member stood before its first ack, each node with that ack has seen it stand; if it acked another
-# candidate first, receiving that candidacy moved its clock past it, and it is not the lowest. Our acks also
-# name the lowest candidate the sender knows, for nodes that came late.
+# A node that elects by the store (`mixed.py`) has one candidacy, with the lowest or the highest possible
+# clock. The candidacy counts as its ack, since a node that receives no events cannot ack. It is not
+# acknowledged: its clock has no meaning, so an ack caused by it could precede a lower candidacy of the ack's
+# sender.
 #
-# A node of the store's rules (`mixed.py`) has one candidacy, with the lowest or the highest clock
-# there is. The candidacy counts as its ack, since a node that receives no events cannot ack. It is not
-# acknowledged: its clock means nothing, so an ack that it caused could precede a lower candidacy of the
-# sender of that ack.
-#
-# Where it stops being right: members differ between nodes while a node joins or is lost, and a network that
-# splits gives each side a leader; a leader that dies after it was decided runs nothing, and a silent member
-# delays everyone until the deadline ends the election as failed. The store's elections (`election.py`) have
-# none of these limits.
+# Limits: the view of members differs between nodes while a node joins or is lost, and a partition elects a
+# leader on each side. A leader that dies after the decision runs nothing. A silent member delays all nodes
+# until the deadline ends the election as failed. The store's elections (`election.py`) have none of these
+# limits.
 
 DECIDE_S = 10.0
 REMEMBER_S = 60.0
 RECORDS_MAX = 10_000
 ALL_ACTIONS_BYTES_MAX = 64 * 2**20
-NODES_MAX = 4_096  # of one election: candidates, and nodes that acknowledged
+NODES_MAX = 4_096  # per election: candidates, and nodes that acknowledged
 
 
 class LiveNodes(Value):
-    """The names of the live members; this node is always among them."""
+    """The names of the live members, including this node."""
 
     nodes: frozenset[str]
 
 
 class StopClassic(Value):
-    """The worker stops: it no longer stands for election and decides nothing."""
+    """The worker stops: it is no longer a candidate and decides nothing."""
 
 
 class Decided(Value):
@@ -149,7 +146,7 @@ class Decided(Value):
 
 
 class Failed(Value):
-    """This node stood for election and could not decide."""
+    """This node was a candidate and could not decide."""
 
     election_id: str
     topic: str
@@ -157,7 +154,7 @@ class Failed(Value):
 
 
 class Shed(Value):
-    """The table is full: this node does not stand."""
+    """The table is full, so this node does not become a candidate."""
 
     election_id: str
 
@@ -168,7 +165,7 @@ Effect = PublishElect | PublishAck | Decided | Failed | Shed
 
 @dataclass(slots=True)
 class _Round:
-    """One election. `command` is set while this node stands and has not decided."""
+    """One election. `command` is set while this node is a candidate and has not decided."""
 
     ends_s: float = 0.0
     command: ClassicRequest | None = None
@@ -186,20 +183,20 @@ class ClassicElections:
         self._name = f"{node}.{pid}"
         self._members = frozenset({node})
         self._rounds: dict[str, _Round] = {}
-        self._next_end_s: float | None = None  # no round ends earlier; all may end later
+        self._next_end_s: float | None = None  # no election ends earlier; all may end later
         self._action_bytes = 0
         self._stopping = False
 
     @property
     def deadline(self) -> float | None:
-        """When the next election ends undecided or is forgotten; None for never."""
+        """Return when the next election ends undecided or is forgotten; None for never."""
         return self._next_end_s
 
     def __len__(self) -> int:
         return len(self._rounds)
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
-        """Take one event and return the messages to publish and the decisions reached."""
+        """Process one event; return the messages to publish and the decisions reached."""
         match event:
             case ClassicRequest():
                 return self._stand(event, now)
@@ -282,7 +279,7 @@ class ClassicElections:
         return effects
 
     def _conclude(self, round_: _Round, now: Instant) -> None:
-        """Retain a decided election, so that nodes that stand later get an ack."""
+        """Keep a decided election, so that later candidates get an ack."""
         if round_.command is not None:
             self._action_bytes -= len(round_.command.action)
         round_.command = None

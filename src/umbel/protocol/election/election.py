@@ -1,17 +1,17 @@
 """Elections: one node's part in every election it knows of.
 
-The store decides which node holds an election (`coordination.py`). This machine decides when to ask the
-store, what to believe of a late reply, and when to act. A node that receives a request waits a short while
-that depends on its name and the request, so that of N nodes about one asks first and the rest receive the
-report that it won. The winner acts only after the store has confirmed `start`, and it counts its time from
-when it asked, not from when the reply came.
+The store decides which node wins an election (`coordination.py`). This machine decides when to ask the store,
+how to treat a late reply, and when to act. A node that receives a request waits for a short time that depends
+on its name and the request. So on average one of N nodes asks first, and the others receive the report that
+it won. The winner acts only after the store has confirmed `start`. It counts its time from its call, not from
+the reply.
 
-Why a late reply does no harm: a granted claim is followed by `start`, which the store judges again; a reply
-to `start` counts only in its own term and stage, and under AT_LEAST_ONCE only before the deadline. So a node
-that was paused acts late at most under AT_MOST_ONCE, where no other node ever will.
+Why a late reply does no harm: a granted claim is followed by `start`, which the store checks again. A reply
+to `start` counts only in its term and stage, and under AT_LEAST_ONCE only before the deadline. So a node that
+was paused can act late only under AT_MOST_ONCE, where no other node ever acts.
 
-Where it stops being right: a handler may be paused between its last check of `still_mine` and its effect. An
-effect that must not happen twice uses the term as a fencing token.
+Limit: a handler may be paused between its last check of `still_mine` and its effect. An effect that must not
+happen twice uses the term as a fencing token.
 """
 
 from collections.abc import Callable
@@ -60,9 +60,7 @@ from umbel.protocol.leadership.coordination import (
 )
 from umbel.protocol.machine import Tick
 
-SAFE_SHARE = (
-    0.9  # of a ttl: the part that this node relies on, in case its clock runs slower than the store's
-)
+SAFE_SHARE = 0.9  # share of a ttl that this node relies on, in case its clock runs slower than the store's
 FINISH_TTLS = 3
 TOMBSTONE_TTLS = 2
 EXPIRED_FOR_ALL_S = 5.0  # after its expiry; then a node without a handler may ask the store to close it
@@ -70,8 +68,8 @@ UNHEARD_MAX = 10
 
 
 class Elections:
-    """The machine of one node. `nodes` is the estimated number of workers: a wrong one costs time or calls,
-    never safety.
+    """The machine of one node. `nodes` estimates the number of workers; a wrong estimate never affects
+    safety.
     """
 
     def __init__(
@@ -93,12 +91,12 @@ class Elections:
 
     @property
     def deadline(self) -> float | None:
-        """When the machine wants a Tick, on the boot clock; None for never."""
+        """Return when the machine wants a Tick, on the boot clock; None for never."""
         return self._table.next_timer()
 
     @property
     def acting(self) -> int:
-        """How many handlers run, or have ended without the store having confirmed it."""
+        """Return how many handlers run, or ended without confirmation by the store."""
         return sum(record.stage is Stage.ACT for record in self._table.records.values())
 
     def __len__(self) -> int:
@@ -109,7 +107,7 @@ class Elections:
         return self._table.snapshot(stopping=self._stopping)
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
-        """Take one event and return the calls, broadcasts and reports that follow."""
+        """Process one event; return the resulting calls, broadcasts and reports."""
         match event:
             case Asked(request):
                 return self._asked(request, now)
@@ -159,7 +157,7 @@ class Elections:
         return self._claim(record, now)
 
     def _is_over_for_all(self, record: Record | None, request: ElectionRequest, now: Instant) -> bool:
-        """Whether the sweep has returned it for so long that it must have expired in the store."""
+        """Return whether the sweep has returned it for so long that it must have expired in the store."""
         if record is None:
             record = self._table.add(request, now.boot_s, eligible=False)
             if record is None:
@@ -189,7 +187,7 @@ class Elections:
         return self._close(record, ElectionState(phase), "", now)
 
     def _holder_lost(self, holder: str, now: Instant) -> list[Effect]:
-        # This only asks the store earlier; the store decides whether the holder's time is over.
+        # This only asks the store earlier; the store decides whether the holder's time has expired.
         for record in self._table.records.values():
             if record.stage is Stage.WATCH and record.winner == holder:
                 self._arm(record, now, self._delay_s(record))
@@ -203,10 +201,10 @@ class Elections:
         return []
 
     def _admit(self, request: ElectionRequest, now: Instant) -> Record | list[Effect]:
-        """Return a new record in stage WAIT, or the effects of not having one."""
+        """Return a new record in stage WAIT, or the effects of a refusal."""
         flaw = table.flaw(request)
         if not flaw and table.is_forgotten(request, now):
-            flaw = "expired"  # a younger one is judged by the store, by the store's clock
+            flaw = "expired"  # for a younger request, the store decides by its clock
         if flaw:
             return [Dropped(request.election_id, flaw)]
         eligible = request.topic in self._topics
@@ -242,7 +240,8 @@ class Elections:
 
     def _claim(self, record: Record, now: Instant) -> list[Effect]:
         if record.unheard >= UNHEARD_MAX and now.boot_s > record.over_s:
-            # The store is away and the request has expired; if it is still stored, the sweep returns it.
+            # The store is unavailable and the request has expired. If it is still stored, the sweep returns
+            # it.
             self._table.remove(record)
             return [Dropped(record.election_id, "store silent")]
         record.stage = Stage.CLAIM
@@ -278,7 +277,7 @@ class Elections:
             ):
                 return self._started(record, event, now)
             case _ if record.stage is not Stage.ACT or event.term != record.term:
-                return []  # of another term or stage: stale
+                return []  # stale: another term or stage
             case RenewReplied() if record.ended is None:
                 return self._renewed(record, event)
             case HandlerEnded() if record.ended is None:
@@ -302,7 +301,7 @@ class Elections:
                 return []
 
     def _granted(self, record: Record, term: int, attempt: int, sent_s: float, now: Instant) -> list[Effect]:
-        if not record.eligible:  # this node's clock and the store's differ; the grant ends with its ttl
+        if not record.eligible:  # the clocks of this node and the store differ; the grant ends with its ttl
             return self._close(record, None, "", now)
         news = term != record.term or record.winner != self._holder
         record.stage = Stage.START
@@ -336,15 +335,16 @@ class Elections:
         if record.lost:
             return []
         record.lost = True
-        self._table.disarm(record)  # a term that was lost never comes back
+        self._table.disarm(record)  # a lost term never comes back
         if record.request.policy is Policy.AT_MOST_ONCE:
             return []  # no other node will ever run it, so it continues
         return [CancelHandler(record.election_id, record.term, "lease lost")]
 
     def _handler_ended(self, record: Record, ended: HandlerEnded, now: Instant) -> list[Effect]:
         if (record.lost or ended.stopped) and record.request.policy is Policy.AT_LEAST_ONCE:
-            # The handler was stopped: what it returned is no outcome, and its term is no longer used. The
-            # store may not know yet that its lease is over: the next node that claims it runs it again.
+            # The handler was stopped, so its return value is no outcome, and its term is no longer used. The
+            # store may not know yet that the lease has expired: the next node that claims the election runs
+            # it again.
             return self._watch(record, now, self._uniform(0.0, self._settings.ttl_s))
         record.ended = ended
         record.deadline_s = now.boot_s + FINISH_TTLS * self._settings.ttl_s

@@ -1,9 +1,9 @@
-"""What goes into the elections machine and what comes out; `election.py` decides.
+"""Inputs and outputs of the elections machine (`election.py`).
 
-A call of the store carries `sent_s`, the machine's boot time when it asked for the call, and the reply
-carries the same number back: what a reply allows is counted from the moment of asking, because that is the
-one moment known to lie before the store's decision. A call that failed or timed out has no reply: the machine
-calls again by its own timer.
+A call of the store carries `sent_s`, the machine's boot time when it requested the call, and the reply
+returns the same number. All times that a reply allows are counted from it, because it is certain to lie
+before the store's decision. A call that failed or timed out has no reply: the machine calls again by its
+timer.
 """
 
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 
 class Stage(StrEnum):
-    """Where one node is with one election."""
+    """The progress of one election at one node."""
 
     WAIT = "wait"
     CLAIM = "claim"
@@ -42,7 +42,7 @@ class Asked(Value):
 
 
 class Swept(Value):
-    """The sweep found this election open, or held by a node whose time is over."""
+    """The sweep found this election open, or its holder's time expired."""
 
     request: ElectionRequest
 
@@ -50,7 +50,7 @@ class Swept(Value):
 class ElectedReceived(Value):
     """A node, perhaps this one, reports that `winner` (`hostname.pid.inc`) holds the election.
 
-    `request` is missing where the event was too large to carry it.
+    `request` is missing if the event was too large to carry it.
     """
 
     election_id: str
@@ -102,7 +102,7 @@ class FinishReplied(Value):
 
 
 class HandlerEnded(Value):
-    """The handler returned, or raised: then `ok` is false and `outcome` is the error.
+    """The handler ended. If it raised, `ok` is false and `outcome` is the error.
 
     `stopped`: its last `still_mine()` returned false.
     """
@@ -121,14 +121,14 @@ class HolderLost(Value):
 
 
 class StopElections(Value):
-    """The worker stops: take nothing new, let running handlers finish, forget everything else."""
+    """The worker stops: accept no requests, let running handlers finish, forget everything else."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------
 
 
 class CallClaim(Value):
-    """`claim_election(key, holder, request, ttl_s)`; answer with ClaimReplied."""
+    """Call `claim_election(key, holder, request, ttl_s)`; answer with ClaimReplied."""
 
     election_id: str
     key: str
@@ -139,7 +139,7 @@ class CallClaim(Value):
 
 
 class CallStart(Value):
-    """`start_election(key, holder, term)`; answer with StartReplied."""
+    """Call `start_election(key, holder, term)`; answer with StartReplied."""
 
     election_id: str
     key: str
@@ -149,7 +149,7 @@ class CallStart(Value):
 
 
 class CallRenew(Value):
-    """`renew_election(key, holder, term)`; answer with RenewReplied."""
+    """Call `renew_election(key, holder, term)`; answer with RenewReplied."""
 
     election_id: str
     key: str
@@ -159,7 +159,7 @@ class CallRenew(Value):
 
 
 class CallFinish(Value):
-    """`finish_election(key, holder, term, outcome)`; answer with FinishReplied."""
+    """Call `finish_election(key, holder, term, outcome)`; answer with FinishReplied."""
 
     election_id: str
     key: str
@@ -185,7 +185,7 @@ class PublishElected(Value):
 class RunHandler(Value):
     """Run the topic's handler, off the event loop, and answer with HandlerEnded.
 
-    `deadline_s` is on the boot clock: until then the election is this node's; Prolong moves it.
+    `deadline_s` is on the boot clock: until then this node holds the election; Prolong extends it.
     """
 
     request: ElectionRequest
@@ -196,7 +196,7 @@ class RunHandler(Value):
 
 
 class Prolong(Value):
-    """The running handler's election is this node's until `deadline_s`."""
+    """Extend the running handler's deadline to `deadline_s`."""
 
     election_id: str
     term: int
@@ -212,13 +212,13 @@ class CancelHandler(Value):
 
 
 class Resend(Value):
-    """Broadcast the request command once more: this node has no handler for it, another may."""
+    """Broadcast the request command again: this node has no handler for it, but another node may have one."""
 
     request: ElectionRequest
 
 
 class Dropped(Value):
-    """A request was not taken. `shed`: the table is full, and the sweep will return it."""
+    """A request was not accepted. `shed`: the table is full, and the sweep will return it."""
 
     election_id: str
     reason: str
@@ -226,9 +226,9 @@ class Dropped(Value):
 
 
 class Finished(Value):
-    """This node's record of the election is closed, by its own call or by an event.
+    """This node closed its record of the election, after its call was confirmed or an event arrived.
 
-    `state` is None when this node could never take part.
+    `state` is None if this node could never take part.
     """
 
     election_id: str
@@ -269,7 +269,7 @@ ERROR_PREFIX = "error: "
 
 
 def outcome_text(ok: bool, outcome: str) -> str:
-    """The outcome of a handler, as the store and the event carry it."""
+    """Return the outcome of a handler in the form that the store and the event use."""
     text = (f"ok: {outcome}" if outcome else "ok") if ok else ERROR_PREFIX + outcome
     return text[:OUTCOME_CHARACTERS_MAX]
 
@@ -278,9 +278,7 @@ def outcome_text(ok: bool, outcome: str) -> str:
 
 
 class RecordView(Value):
-    """One election as a snapshot shows it. `finishing`: the handler has ended and the store has not confirmed
-    it.
-    """
+    """One election in a snapshot. `finishing`: the handler has ended, but the store has not confirmed it."""
 
     election_id: str
     stage: Stage

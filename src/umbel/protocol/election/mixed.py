@@ -1,22 +1,25 @@
-"""Mixed elections: what our workers publish so that workers of the classic rules stand down.
+"""Mixed elections: messages that make workers of the classic rules give way to workers that elect by the
+store.
 
-An election of the classic form reaches every worker: Celery's, ours with `election_protocol = v1`, and ours
-that elect by the store. Classic workers elect the lowest (clock, name) among the candidates they saw; so each
-worker of the store's rules enters with the lowest clock there is, 1, and then asks the store as always, under
-AT_MOST_ONCE. A classic worker that saw such a candidate stands down; workers of the store's rules never count
-acks.
+An election of the classic form reaches every worker: Celery's, Umbel's with `election_protocol = v1`, and
+Umbel's that elect by the store. Classic workers elect the lowest (clock, name) among the candidates that they
+saw. So each worker of the store's rules enters with the lowest possible clock, 1, and then asks the store as
+usual, under AT_MOST_ONCE. A classic worker that saw such a candidate does not act. Workers of the store's
+rules never count acks.
 
-A classic worker waits for the acks of all members. So a worker of the store's rules acks once, where a
-classic worker stands, and always after its candidacy: a node that counts the ack knows the candidate. A
-worker that cannot act, because it has no handler for the topic or is stopping, does not stand, and only acks.
-A Celery worker that counts its acks when it knows a single candidate crashes. So where Celery workers are
-present, such a worker stands too, with the highest clock there is, and with fewer than three of ours each
-enters twice.
+A classic worker waits for the acks of all members. So a worker of the store's rules acks once if there is a
+classic candidate, and always after its own candidacy: a node that counts the ack knows the candidate. A
+worker that cannot act, because it has no handler for the topic or is stopping, does not become a candidate,
+and only acks.
 
-Where it stops being right: a Celery worker decides when it has N-1 acks from any senders, and V of them
-exchange V² acks. If V² >= N-1 it may decide before it receives our candidacy, and run the election too: that
-is reported as Unfenced and cannot be prevented from outside. Our classic workers count acks by their senders;
-a classic worker that does not know a worker of the store's rules as a member does not wait for it.
+A Celery worker that counts acks while it knows only one candidate crashes. So if Celery workers are present,
+a worker that cannot act becomes a candidate too, with the highest possible clock. And if there are fewer than
+three Umbel workers, each enters twice.
+
+Limits: a Celery worker decides when it has N-1 acks from any senders, and V of them exchange V² acks. If V²
+>= N-1, it may decide before it receives our candidacy, and run the election too. That is reported as Unfenced
+and cannot be prevented from outside. Umbel's classic workers count acks by sender. A classic worker that does
+not know a worker of the store's rules as a member does not wait for it.
 """
 
 from collections.abc import Collection
@@ -43,7 +46,7 @@ KNOWN_S = 120.0
 
 
 class WorkerCounts(Value):
-    """How many live workers elect by Celery's rules, and how many by the store, this worker included."""
+    """How many live workers elect by Celery's rules, and how many by the store, including this worker."""
 
     classic: int
     ours: int
@@ -54,13 +57,13 @@ class StopMixed(Value):
 
 
 class Enter(Value):
-    """Take part by the store's rules, through `election.py`."""
+    """Take part by the store's rules, in `election.py`."""
 
     request: ElectionRequest
 
 
 class Unfenced(Value):
-    """A Celery worker may run this election in addition to the Umbel worker that will."""
+    """A Celery worker may run this election in addition to an Umbel worker."""
 
     election_id: str
     classic: int
@@ -82,8 +85,8 @@ class _Known:
 class MixedElections:
     """This node's part in classic elections while it elects by the store.
 
-    `compat`: "auto" publishes to classic workers while any is present or was recently; otherwise always or
-    never. `topics`: those that this node has a handler for.
+    `compat`: "auto" publishes to classic workers while any is present or was present recently; the others
+    mean always and never. `topics`: those that this node has a handler for.
     """
 
     def __init__(self, node: str, topics: Collection[str], compat: str = "auto") -> None:
@@ -97,11 +100,11 @@ class MixedElections:
 
     @property
     def deadline(self) -> float | None:
-        """Always None: no decision here waits for time."""
+        """Return None: no decision here waits for time."""
         return None
 
     def step(self, event: Event, now: Instant) -> list[Effect]:
-        """Take one event and return what to publish, enter or report."""
+        """Process one event; return what to publish, enter or report."""
         match event:
             case WorkerCounts():
                 self._members = event
@@ -116,7 +119,7 @@ class MixedElections:
             case ElectReceived():
                 return self._elect_heard(event, now)
             case AckReceived():
-                return []  # the store decides; acks are not counted
+                return []  # the store decides, so acks are not counted
 
     def _elect_heard(self, elect: ElectReceived, now: Instant) -> list[Effect]:
         if elect.version != CLASSIC_VERSION or elect.node == self._node:
@@ -126,7 +129,7 @@ class MixedElections:
         known = self._known.get(elect.election_id)
         if known is None or known.acked or not self._speaks(now):
             return effects
-        if not known.stood:  # it entered before it knew of a classic worker
+        if not known.stood:  # this node entered before it knew of a classic worker
             effects += self._stand(known, elect.election_id, elect.topic, elect.action)
         known.acked = True
         return [*effects, PublishAck(elect.election_id)]

@@ -1,9 +1,9 @@
-"""The table behind `election.py`: bounded records, one timer each, and which node asks first.
+"""The table of the elections machine: bounded records, one timer each, and which node asks first.
 
 A record has one timer, and only the newest fires: setting it again leaves the old entry in the heap, where
-its number no longer matches. The table holds a limited number of records and of request bytes; closed
-elections (tombstones, which hold no request) are removed first, and when all are undecided a new one is
-refused: the sweep returns it.
+its number no longer matches. The number of records and of request bytes is limited. Closed elections
+(tombstones, which hold no request) are removed first. If all are undecided, a new one is refused, and the
+sweep returns it later.
 """
 
 import hashlib
@@ -43,12 +43,12 @@ class ElectionSettings(Value):
 
 @dataclass(slots=True)
 class Record:
-    """One election on this node. `deadline_s`: until when a grant is relied on; at the end, until when to
-    report the outcome.
+    """One election on this node.
 
-    `over_s`: when the request expires if it was new when this node first saw it. The store knows better; a
-    wall clock, which may be wrong by days, does not. `acted`: the last term in which the handler ran here; a
-    record that replaces a tombstone takes it over.
+    `deadline_s`: until when a grant is valid; after the end, until when to report the outcome. `over_s`: when
+    the request expires, if it was new when this node first saw it. The store knows the exact time; a wall
+    clock may be wrong by days. `acted`: the last term in which the handler ran here; a record that replaces a
+    tombstone takes it over.
     """
 
     election_id: str
@@ -63,7 +63,7 @@ class Record:
     acted: int = 0
     winner: str = ""
     deadline_s: float = 0.0
-    unheard: int = 0  # claims in a row without a reply
+    unheard: int = 0  # number of consecutive claims without a reply
     lost: bool = False
     ended: HandlerEnded | None = None
     timer_s: float | None = None
@@ -85,9 +85,9 @@ class Table:
         self._shed = 0
 
     def add(self, request: ElectionRequest, now_s: float, *, eligible: bool) -> Record | None:
-        """Return a new record, which may replace a tombstone; None when undecided records fill the table."""
+        """Return a new record, which may replace a tombstone; None if undecided records fill the table."""
         known = self.records.get(request.election_id)
-        assert known is None or known.stage is Stage.CLOSED, "an undecided record is not replaced"
+        assert known is None or known.stage is Stage.CLOSED, "an undecided record must not be replaced"
         if known is not None:
             self.remove(known)
         size = RECORD_BYTES + len(request.action) + len(request.election_id) + len(request.topic)
@@ -121,7 +121,7 @@ class Table:
     # -- timers ----------------------------------------------------------------------------------
 
     def arm(self, record: Record, at_s: float) -> None:
-        """Set the record's timer, in place of an earlier one."""
+        """Set the record's timer; it replaces an earlier timer."""
         self._tokens += 1
         record.timer_s, record.token = at_s, self._tokens
         heapq.heappush(self._timers, (at_s, record.token, record.election_id))
@@ -134,13 +134,13 @@ class Table:
         record.timer_s, record.token = None, 0
 
     def next_timer(self) -> float | None:
-        """When the next timer is due; None without any."""
+        """Return when the next timer is due; None if there is no timer."""
         while self._timers and not self._is_newest(self._timers[0]):
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def due(self, now_s: float) -> Iterator[Record]:
-        """Yield the records whose timers are due, oldest first; each timer is cancelled before."""
+        """Yield the records whose timers are due, oldest first; each timer is cancelled first."""
         at_s = self.next_timer()
         while at_s is not None and at_s <= now_s:
             record = self.records[heapq.heappop(self._timers)[2]]
@@ -173,19 +173,23 @@ class Table:
 
 
 def cohort(election_id: str, node: str, nodes: int) -> int:
-    """In which round this node asks: of N nodes about one in the first, twice as many in each next."""
+    """Return the round in which this node asks: about one of N nodes in the first, twice as many in each
+    next.
+    """
     digest = hashlib.blake2b(f"{election_id}\0{node}".encode(), digest_size=8).digest()
     share = int.from_bytes(digest, "big") / 2**64
     return math.floor(math.log2(share * max(nodes, 1) + 1))
 
 
 def is_forgotten(request: ElectionRequest, now: Instant) -> bool:
-    """Whether it is so old that no store remembers how it ended, even if a clock is wrong by a day."""
+    """Return whether the request is so old that no store remembers its end, even if a clock is wrong by a
+    day.
+    """
     return now.wall_s > request.asked_at + request.expires_s + RETENTION_S
 
 
 def flaw(request: ElectionRequest) -> str:
-    """Why no worker takes part in this election; "" if workers do."""
+    """Return why no worker takes part in this election; "" if workers do."""
     if not _is_name(request.election_id):
         return f"id must be text of 1 to {NAME_BYTES_MAX} bytes"
     if not _is_name(request.topic):
@@ -200,5 +204,5 @@ def flaw(request: ElectionRequest) -> str:
 def _is_name(text: str) -> bool:
     try:
         return 0 < len(text.encode()) <= NAME_BYTES_MAX
-    except UnicodeEncodeError:  # half a surrogate pair: JSON can carry it, a key cannot
+    except UnicodeEncodeError:  # half a surrogate pair: JSON can contain it, a key cannot
         return False

@@ -1,19 +1,18 @@
 """The store's decisions: which node holds an election or a lease, and under which term.
 
 Every store (SQLite, memory, the simulator) runs these functions inside one atomic step: read the record,
-decide, write the record back. They are the tables of `docs/protocol/coordination.md`, sections 2 and 7, and
-they decide by the store's clock alone, so that no worker's clock matters.
+decide, write the record. They implement the tables of `docs/protocol/coordination.md`, sections 2 and 7. They
+use only the store's clock, so a wrong clock of a worker does not matter.
 
-Terms strictly increase over all elections and leases of one store, because each new one is above `last_term`;
-and because it is also at least the store's time in microseconds, they go on increasing when the store loses
-all data but its clock still runs forward.
+Terms strictly increase over all elections and leases of one store, because each new term is above
+`last_term`. A term is also at least the store's time in microseconds, so terms keep increasing if the store
+loses all data, as long as its clock does not go back.
 
-Where this stops being right: a store that is rolled back to an older copy has forgotten holders that still
-run. A store that was emptied knows when it was created: a request from before that is refused under
-AT_MOST_ONCE and delayed for one ttl under AT_LEAST_ONCE. That is judged when a claim finds no record, by the
-time at which the store opened the election. An election that its client opens again after the loss is a new
-election; one that was never opened (a Celery client cannot) is judged by the clock of the node that saw it
-first.
+Limits: a store that is restored from an older copy has forgotten holders that still run. A store that was
+emptied knows when it was created: a request from before that time is refused under AT_MOST_ONCE and delayed
+for one ttl under AT_LEAST_ONCE. This is decided when a claim finds no record, by the time at which the store
+opened the election. An election that its client opens again after the loss is a new election. For an election
+that was never opened (a Celery client cannot open one), the clock of the node that saw it first decides.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ from typing import TypeGuard
 from umbel.protocol.machine import Value
 
 TTL_S = 10.0
-NAMESPACE = "celery"  # the control exchange's name: all elections of a cluster share it
+NAMESPACE = "celery"  # the name of the control exchange: all elections of a cluster share it
 ATTEMPTS_MAX = 5
 RETENTION_S = 24 * 3600.0
 EXPIRES_S = 300.0
@@ -32,9 +31,9 @@ LEASE_TTL_S = 15.0
 
 
 class Instant(Value):
-    """One moment on two clocks: `boot_s` for deadlines, as it never jumps, `wall_s` for timestamps.
+    """One moment on two clocks: `boot_s`, which never jumps, for deadlines, and `wall_s` for timestamps.
 
-    A store that several machines share has only one clock, and gives the same value twice.
+    A store that several machines share has only one clock, and uses the same value for both.
     """
 
     boot_s: float
@@ -42,14 +41,14 @@ class Instant(Value):
 
 
 class Policy(StrEnum):
-    """How often an action may run when its holder dies: at most once, or at least once."""
+    """How often an action may run if its holder dies: at most once, or at least once."""
 
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
 
 
 class ElectionState(StrEnum):
-    """How far an election is, in the store."""
+    """The progress of an election in the store."""
 
     OPEN = "open"
     HELD = "held"
@@ -63,7 +62,7 @@ CLOSED_STATES = frozenset({ElectionState.DONE, ElectionState.FAILED, ElectionSta
 
 @dataclass(frozen=True, slots=True)
 class ElectionRequest:
-    """What must be done once.
+    """An action that must run once.
 
     `asked_at` is Unix time: the store's, once the election was opened there; otherwise that of the client or
     of the first receiver.
@@ -79,9 +78,9 @@ class ElectionRequest:
 
 @dataclass(frozen=True, slots=True)
 class ElectionRecord:
-    """One election as the store holds it, until RETENTION_S after `changed_at` (Unix time).
+    """One election in the store, until RETENTION_S after `changed_at` (Unix time).
 
-    `expires_at` is an instant of the store's lease clock and means something to the store only.
+    `expires_at` is a time on the store's lease clock and has a meaning only for the store.
     """
 
     state: ElectionState
@@ -97,14 +96,14 @@ class ElectionRecord:
 
 
 class Granted(Value):
-    """The caller holds the election. It acts only after the store has confirmed `start`."""
+    """The caller holds the election. It must not act before the store has confirmed `start`."""
 
     term: int
     attempt: int
 
 
 class Busy(Value):
-    """Another node holds it; with an empty holder, the store waits after a loss of its data."""
+    """Another node holds the election; with an empty holder, the store waits after a loss of its data."""
 
     holder: str
     term: int
@@ -112,7 +111,7 @@ class Busy(Value):
 
 
 class Closed(Value):
-    """The election is over. `by_me`: this very call closed it, so the caller broadcasts it."""
+    """The election is over. `by_me`: this call closed it, so the caller broadcasts it."""
 
     state: ElectionState
     holder: str
@@ -125,7 +124,7 @@ ElectionReply = Granted | Busy | Closed
 
 
 class LeaseRecord(Value):
-    """A lease as the store holds it. Without a holder it is free; its term and data stay."""
+    """A lease in the store. Without a holder it is free; its term and data stay."""
 
     holder: str
     term: int
@@ -134,7 +133,7 @@ class LeaseRecord(Value):
 
 
 class LeaseReply(Value):
-    """Which node holds the lease now. A free lease has no holder and no time left."""
+    """The current holder of the lease. A free lease has no holder and no time remaining."""
 
     granted: bool
     holder: str
@@ -147,7 +146,7 @@ NO_LEASE = LeaseReply(granted=False, holder="", term=0, left_s=0.0, data=b"")
 
 
 class StoreFacts(Value):
-    """What the store knows of itself: when it was created (Unix time), and the last term it gave."""
+    """Facts about the store: when it was created (Unix time), and the last term it assigned."""
 
     born: float
     last_term: int
@@ -164,7 +163,7 @@ def next_term(now: Instant, last_term: int) -> int:
 
 
 def open_election(record: ElectionRecord | None, request: ElectionRequest, now: Instant) -> ElectionRecord:
-    """Return the record of a new request, timestamped by the store: clocks of clients may be wrong."""
+    """Return the record of a new request, with the store's timestamp: clients' clocks may be wrong."""
     if record is not None:
         return record
     return ElectionRecord(ElectionState.OPEN, replace(request, asked_at=now.wall_s), changed_at=now.wall_s)
@@ -179,7 +178,7 @@ def claim_election(
     now: Instant,
     store: StoreFacts,
 ) -> tuple[ElectionRecord | None, ElectionReply]:
-    """Decide one claim: return the record after it (None: still no record), and the reply."""
+    """Decide one claim: return the new record (None: still no record), and the reply."""
     if record is None:
         if request.asked_at < store.born:
             if request.policy is Policy.AT_MOST_ONCE:
@@ -217,7 +216,7 @@ def claim_election(
 def start_election(
     record: ElectionRecord | None, holder: str, term: int, now: Instant
 ) -> ElectionRecord | None:
-    """The fence before any effect: return the new record, or None for a refusal."""
+    """Fence: confirm before any effect that the caller still holds the election; return None to refuse."""
     renewed = renew_election(record, holder, term, now)
     return None if renewed is None else replace(renewed, started=True)
 
@@ -225,7 +224,7 @@ def start_election(
 def renew_election(
     record: ElectionRecord | None, holder: str, term: int, now: Instant
 ) -> ElectionRecord | None:
-    """Return the record with a new expiry, or None for a refusal."""
+    """Return the record with a new expiry, or None to refuse."""
     if record is None or record.state is not ElectionState.HELD:
         return None
     if (record.holder, record.term) != (holder, term) or now.boot_s >= record.expires_at:
@@ -236,7 +235,7 @@ def renew_election(
 def finish_election(
     record: ElectionRecord | None, holder: str, term: int, outcome: str, now: Instant
 ) -> ElectionRecord | None:
-    """Return the finished record, or None for a refusal. A late report is accepted: the work is done."""
+    """Return the finished record, or None to refuse. A late report is accepted, because the work is done."""
     if record is None or (record.holder, record.term) != (holder, term):
         return None
     reported_late = record.state is ElectionState.FAILED and record.started
@@ -246,7 +245,7 @@ def finish_election(
 
 
 def is_unfinished(record: ElectionRecord, now: Instant) -> bool:
-    """Whether the election is open, or its holder's time is over: a node should claim it."""
+    """Return whether a node should claim the election: it is open, or its holder's time has expired."""
     if record.state is ElectionState.HELD:
         return now.boot_s >= record.expires_at
     return record.state is ElectionState.OPEN
@@ -255,7 +254,7 @@ def is_unfinished(record: ElectionRecord, now: Instant) -> bool:
 def acquire_lease(
     record: LeaseRecord | None, holder: str, *, ttl_s: float, now: Instant, last_term: int
 ) -> tuple[LeaseRecord, LeaseReply]:
-    """Take a free lease under a new term; its present holder keeps its term and gets more time."""
+    """Grant a free lease under a new term; the current holder gets more time under its old term."""
     if record is not None and _is_held(record, now):
         if record.holder != holder:
             return record, read_lease(record, now)
@@ -269,14 +268,14 @@ def acquire_lease(
 def renew_lease(
     record: LeaseRecord | None, holder: str, term: int, *, ttl_s: float, now: Instant
 ) -> LeaseRecord | None:
-    """Return the record with a new expiry, or None for a refusal."""
+    """Return the record with a new expiry, or None to refuse."""
     if not holds_lease(record, holder, term, now):
         return None
     return record.replaced(expires_at=now.boot_s + ttl_s)
 
 
 def release_lease(record: LeaseRecord | None, holder: str, term: int, now: Instant) -> LeaseRecord | None:
-    """Return the record without a holder, or None for a refusal."""
+    """Return the record without a holder, or None to refuse."""
     if not holds_lease(record, holder, term, now):
         return None
     return record.replaced(holder="", expires_at=0.0)
@@ -285,7 +284,7 @@ def release_lease(record: LeaseRecord | None, holder: str, term: int, now: Insta
 def update_lease(
     record: LeaseRecord | None, holder: str, term: int, data: bytes, now: Instant
 ) -> LeaseRecord | None:
-    """Return the record with new data, or None for a refusal."""
+    """Return the record with new data, or None to refuse."""
     if not holds_lease(record, holder, term, now):
         return None
     return record.replaced(data=data)
@@ -301,7 +300,7 @@ def read_lease(record: LeaseRecord | None, now: Instant) -> LeaseReply:
 
 
 def holds_lease(record: LeaseRecord | None, holder: str, term: int, now: Instant) -> TypeGuard[LeaseRecord]:
-    """Whether (holder, term) may act now: the comparison behind every fenced effect."""
+    """Return whether (holder, term) may act now: every fenced effect makes this comparison."""
     return record is not None and _is_held(record, now) and (record.holder, record.term) == (holder, term)
 
 

@@ -1,15 +1,15 @@
-"""Lease: a lasting leader, under a term that fences what it does.
+"""Leases: a lasting leader, under a term that fences its effects; and the recorder, which a lease elects.
 
-A follower asks for the lease when its holder's time is over. A leader renews it, and relies on it for nine
-tenths of a ttl, counted from when it asked for its last good renewal: that moment lies before the store's, so
-the leader stops before the store's lease ends, as long as their clocks run at rates that differ by less than
-a tenth. At every event a leader checks that first.
+A follower asks for the lease when its holder's time expires. A leader renews it, and relies on it for nine
+tenths of a ttl, counted from its last successful call to renew. That call is before the store's decision, so
+the leader stops before the store's lease ends, as long as the speeds of their clocks differ by less than a
+tenth. A leader checks this first at every event.
 
-Where it stops being right: a leader can be paused between that check and its effect. Effects that must not
-happen twice carry the term, and their receiver compares it (`fenced_publish`).
+Limit: a leader can be paused between that check and its effect. Effects that must not happen twice carry the
+term, and their receiver compares it (`fenced_publish`).
 
-One Lease serves one campaign, under a unique holder name: otherwise a release that is still in transit would
-end what the same holder has acquired again under the same term.
+One Lease object serves one campaign, under a unique holder name. Otherwise a delayed release could end a
+lease that the same holder has acquired again under the same term.
 """
 
 from collections.abc import Callable
@@ -21,19 +21,6 @@ from umbel.protocol.leadership.coordination import LEASE_TTL_S, Instant, LeaseRe
 from umbel.protocol.machine import Tick, Value
 
 # ---- lease -----------------------------------------------------------------------------------------
-#
-# A lasting leader, under a term that fences what it does.
-#
-# A follower asks for the lease when its holder's time is over. A leader renews it, and relies on it for
-# nine tenths of a ttl, counted from when it asked for its last good renewal: that moment lies before the
-# store's, so the leader stops before the store's lease ends, as long as their clocks run at rates that
-# differ by less than a tenth. At every event a leader checks that first.
-#
-# Where it stops being right: a leader can be paused between that check and its effect. Effects that must
-# not happen twice carry the term, and their receiver compares it (`fenced_publish`).
-#
-# One Lease serves one campaign, under a unique holder name: otherwise a release that is still in transit
-# would end what the same holder has acquired again under the same term.
 
 SAFE_SHARE = 0.9
 RENEW_JITTER = 0.2
@@ -41,7 +28,7 @@ RELEASED_WAIT_S = 0.5
 
 
 class Role(StrEnum):
-    """What this node is with respect to the lease."""
+    """The node's role with respect to the lease."""
 
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
@@ -49,7 +36,7 @@ class Role(StrEnum):
 
 
 class LeaseSettings(Value):
-    """`wait_s`: how far followers spread their claims once the lease is free.
+    """Times of a lease. `wait_s`: the range over which followers spread their claims once the lease is free.
 
     `ask_every_s` is for followers that are not notified of a release: they ask at least this often.
     """
@@ -65,7 +52,7 @@ class LeaseSettings(Value):
 
 
 class Campaign(Value):
-    """From now on this node wants the lease, until Stop. Sent once."""
+    """This node wants the lease from now on, until Stop. Sent once."""
 
 
 class AcquireReplied(Value):
@@ -88,14 +75,14 @@ class ReleaseReceived(Value):
 
 
 class StopCampaign(Value):
-    """Release the lease if this node holds it, and ask for it no more."""
+    """Release the lease if this node holds it, and stop asking for it."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------
 
 
 class CallAcquire(Value):
-    """`acquire_lease(name, holder, ttl_s)`; answer with AcquireReplied."""
+    """Call `acquire_lease(name, holder, ttl_s)`; answer with AcquireReplied."""
 
     name: str
     holder: str
@@ -104,7 +91,7 @@ class CallAcquire(Value):
 
 
 class CallRenewLease(Value):
-    """`renew_lease(name, holder, term, ttl_s)`; answer with RenewReplied."""
+    """Call `renew_lease(name, holder, term, ttl_s)`; answer with RenewReplied."""
 
     name: str
     holder: str
@@ -114,7 +101,7 @@ class CallRenewLease(Value):
 
 
 class CallRelease(Value):
-    """`release_lease(name, holder, term)`; needs no reply."""
+    """Call `release_lease(name, holder, term)`; no reply is needed."""
 
     name: str
     holder: str
@@ -122,7 +109,7 @@ class CallRelease(Value):
 
 
 class LeaseAcquired(Value):
-    """This node leads. `data` is what the previous leader stored in the lease."""
+    """This node leads. `data` is the data that the previous leader stored in the lease."""
 
     term: int
     data: bytes
@@ -146,7 +133,7 @@ Effect = CallAcquire | CallRenewLease | CallRelease | LeaseAcquired | Leadership
 
 
 class Lease:
-    """One node's campaign for one lease. `holder_seen` and `term`: the leader, as far as this node knows."""
+    """One node's campaign for one lease. `holder_seen` and `term` describe the leader, as far as known."""
 
     def __init__(
         self,
@@ -169,17 +156,17 @@ class Lease:
 
     @property
     def deadline(self) -> float | None:
-        """When the machine wants a Tick, on the boot clock; None for never."""
+        """Return when the machine wants a Tick, on the boot clock; None for never."""
         if self.role is Role.LEADER:
             return self.give_up_s if self._timer_s is None else min(self._timer_s, self.give_up_s)
         return self._timer_s
 
     def still_mine(self, now: Instant) -> bool:
-        """Whether this node may act as the leader at this instant."""
+        """Return whether this node may act as the leader at this moment."""
         return self.role is Role.LEADER and now.boot_s < self.give_up_s
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
-        """Take one event and return the calls to the store and the change of leadership."""
+        """Process one event; return the calls to the store and the change of leadership."""
         lost: list[Effect] = []
         if self.role is Role.LEADER and now.boot_s >= self.give_up_s:
             lost = self._follow("not renewed in time", now, self._settings.ttl_s * (1 - SAFE_SHARE))
@@ -214,7 +201,7 @@ class Lease:
             return []
         if self.role is not Role.LEADER:
             return self._ask(now)
-        self._arm(now, self._settings.rpc_timeout_s)  # without a reply, renew again
+        self._arm(now, self._settings.rpc_timeout_s)  # if there is no reply, renew again
         return [CallRenewLease(self.name, self._holder, self.term, self._settings.ttl_s, now.boot_s)]
 
     def _ask(self, now: Instant) -> list[Effect]:
@@ -277,21 +264,20 @@ class Lease:
 
 # ---- recording -------------------------------------------------------------------------------------
 #
-# When a recorder reads, closes a file, and acknowledges entries of the broker's log.
+# The machine decides when a recorder reads, closes a file, and acknowledges entries of the broker's log. The
+# log is the journal: an entry that was read but is not in a finished file is not acknowledged, so a recorder
+# that dies at any moment reads it again. The rules:
 #
-# The broker's log is the journal: entries that were read but are not yet in a finished file are not
-# acknowledged, so a recorder that dies at any moment reads them again. Its whole rule:
+# 1. Read from the last position on. Rows go into one open file.
+# 2. Close the file when it is large enough or old enough, or when the recorder stops.
+# 3. Acknowledge the last position only when the file is finished: synced and renamed.
+# 4. When any part of 2 fails, discard the open file and read again from the acknowledged position.
 #
-# 1. Read on from the last position read. Rows go into one open file. 2. Close the file when it is large
-# enough, old enough, or the recorder stops. 3. Acknowledge the last position read only when the file is
-# finished: synced and named. 4. When anything of 2 fails, discard the open file and read again from the
-# acknowledged position.
+# So every acknowledged event is in a finished file. An event that was written but not acknowledged when the
+# recorder died is written twice; readers recognize it by its digest.
 #
-# So no event is acknowledged that is not in a finished file. An event that was written and not yet
-# acknowledged when the recorder died is written twice; readers recognize it by its digest.
-#
-# This rests on the log retaining what is not acknowledged. At its limit it does not; it counts what it
-# dropped then, and the recorder records that number.
+# The guarantee needs a log that retains entries until they are acknowledged. At its limit the log drops
+# entries and counts them, and the recorder stores that number.
 
 LAST_READS_MAX = 20
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
@@ -299,7 +285,7 @@ RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class RotationSettings:
-    """A file is closed at so many bytes on disk, rows, or seconds after its first row."""
+    """Limits of a file: bytes on disk, rows, and seconds since its first row."""
 
     file_max_bytes: int = 64 * 1024 * 1024
     file_max_rows: int = 2_000_000
@@ -309,10 +295,10 @@ class RotationSettings:
 
 @dataclass(frozen=True, slots=True)
 class BeginRecording:
-    """The position up to which the recorder has acknowledged, by the broker's account.
+    """The position up to which the recorder has acknowledged, as the broker reports it.
 
-    Sent again when the broker has lost its log and starts another: what was read is then written to the lake,
-    and reading starts over.
+    Sent again if the broker has lost its log and started another: the events read so far are written to the
+    lake, and reading starts again.
     """
 
     acknowledged: int
@@ -337,20 +323,21 @@ class FactsAdded:
 
 @dataclass(frozen=True, slots=True)
 class FileFinished:
-    """The file is on disk under its name, with everything read up to that position."""
+    """The file is on disk under its final name, with everything read up to that position."""
 
     through: int
 
 
 @dataclass(frozen=True, slots=True)
 class WritingFailed:
-    """A full disk, a missing folder: what was in the open file is not on disk."""
+    """Writing failed (full disk, missing folder): the content of the open file is not on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRecording:
-    """Read the rest, but no more than LAST_READS_MAX times, as new events may never end; then finish the
-    file.
+    """Read the remaining entries, then finish the file.
+
+    Reads at most LAST_READS_MAX times, because new events may never end.
     """
 
 
@@ -363,7 +350,7 @@ class ReadAfter:
 
 @dataclass(frozen=True, slots=True)
 class FinishFile:
-    """Close, sync and name the open file, which has everything up to this position."""
+    """Close, sync and rename the open file, which has everything up to this position."""
 
     through: int
 
@@ -377,7 +364,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class ForgetFile:
-    """Remove the unfinished file, and the rows in memory that wait for it."""
+    """Remove the unfinished file and its rows in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +377,7 @@ RecordingEffect = ReadAfter | FinishFile | Acknowledge | ForgetFile | RecordingE
 
 
 class Recording:
-    """The machine of one recorder: what is read, written and acknowledged."""
+    """The machine of one recorder: it decides what is read, written and acknowledged."""
 
     def __init__(self, settings: RotationSettings | None = None) -> None:
         self.deadline: float | None = None
@@ -406,7 +393,7 @@ class Recording:
         self._last_reads = LAST_READS_MAX
 
     def step(self, event: RecordingEvent | Tick, now: float) -> list[RecordingEffect]:
-        """Take one event and return what to read, finish or acknowledge next."""
+        """Process one event; return what to read, finish or acknowledge next."""
         match event:
             case BeginRecording(acknowledged):
                 self.acknowledged = self.through = acknowledged
@@ -471,12 +458,12 @@ class Recording:
         if self.rows:
             self._finishing = True
             return [FinishFile(self.through)]
-        # Entries without readable rows need no file: they can be acknowledged.
+        # Entries without readable rows need no file, so they can be acknowledged.
         acknowledge = self._acknowledge(self.through)
         return [*acknowledge, RecordingEnded()] if self._stopping else [*acknowledge, *self._read()]
 
     def _finished(self, through: int) -> list[RecordingEffect]:
-        assert self._finishing, "only a file that was to be finished can be"
+        assert self._finishing, "a finished file was requested before"
         self._finishing, self._opened_at, self.rows, self.failures = False, None, 0, 0
         acknowledge = self._acknowledge(through)
         return [*acknowledge, RecordingEnded()] if self._stopping else [*acknowledge, *self._read()]

@@ -1,18 +1,19 @@
-"""Schedule: which periodic tasks are due; each slot of each task is sent once, whichever node leads.
+"""The schedule: which periodic tasks are due. Each slot of each task is sent once, whichever node leads.
 
-A slot is a moment that a rule names: every multiple of an interval since 1970, or the times of a cron
-expression. Rules depend on nothing but time, so all nodes name the same slots. Each entry has a mark: the
-last slot that is settled, sent or skipped. The marks are part of the lease that makes a node the leader, and
-they change in the same step in which the messages are published, if the lease is still held in that step. So
-no slot is sent twice, whatever dies: a leader that was cut off changes nothing, and the next leader begins
-where the marks end.
+A slot is a moment that a rule defines: every multiple of an interval since 1970, or the times of a cron
+expression. Rules depend on time alone, so all nodes compute the same slots. Each entry has a mark: the last
+slot that was sent or skipped. The marks are part of the lease that makes a node the leader. They change in
+the same atomic step in which the messages are published, and only if the lease is still held. So no slot is
+sent twice, whatever dies: a leader that was partitioned changes nothing, and the next leader continues at the
+marks.
 
-A lost reply leaves a leader unsure. It reads the marks again and goes by them.
+If a reply is lost, the leader does not know whether its slots were sent. It reads the marks again and
+continues from them.
 
-Where it stops being right: a broker that cannot publish and update the marks in one step (RabbitMQ) changes
-the marks when the messages are confirmed, so a leader that dies in between leaves slots that the next one
-sends again, under the same ids and as redelivered. A slot is due by the leader's clock; marks more than
-`AHEAD_MAX_S` ahead of it come from a clock that was wrong, and are dropped.
+Limits: a broker that cannot publish and update the marks in one step (RabbitMQ) changes the marks when the
+messages are confirmed. If a leader dies in between, the next one sends these slots again, under the same ids
+and as redelivered. A slot is due by the leader's clock. Marks more than `AHEAD_MAX_S` ahead of it were set
+with a wrong clock, and are dropped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from umbel.protocol.machine import Tick, Value
 CATCH_UP_MAX = 1000
 SEND_MAX = 1000
 LATE_S = 2.0
-"""A slot that is sent within this time is not missed, for entries with `CatchUp.NONE`."""
+"""A slot that is sent within this time does not count as missed, for entries with `CatchUp.NONE`."""
 AHEAD_MAX_S = 3600.0
 FORGET_AFTER_S = 7 * 86_400.0
 RECHECK_S = 5.0
@@ -34,22 +35,22 @@ RECHECK_S = 5.0
 
 
 class CatchUp(StrEnum):
-    """What becomes of slots that passed while no node led."""
+    """What happens to slots that passed while no node was the leader."""
 
     NONE = "none"
-    ONE = "one"  # the last of them is sent
-    ALL = "all"  # each of them is sent, at most the last `CATCH_UP_MAX`
+    ONE = "one"  # send the last of them
+    ALL = "all"  # send each of them, at most the last `CATCH_UP_MAX`
 
 
 class Rule(Protocol):
-    """Which moments are slots, in microseconds since 1970."""
+    """Defines which moments are slots, in microseconds since 1970."""
 
     def after(self, at_us: int) -> int:
-        """The first slot after this moment."""
+        """Return the first slot after this moment."""
         ...
 
     def until(self, at_us: int) -> int:
-        """The last slot that is not after this moment."""
+        """Return the last slot that is not after this moment."""
         ...
 
 
@@ -68,7 +69,7 @@ class Every(Value):
 
 
 class Entry(Value):
-    """A periodic task: its name, its slots, and what becomes of missed ones."""
+    """A periodic task: its name, its rule, and what happens to missed slots."""
 
     name: str
     rule: Rule
@@ -86,7 +87,7 @@ class Slot(Value):
 
 
 class Lead(Value):
-    """This node leads, and these are the marks of the previous leader."""
+    """This node leads, and the previous leader stored these marks."""
 
     marks: Mapping[str, int]
 
@@ -108,13 +109,13 @@ class SlotsRefused(Value):
 
 
 class MarksRead(Value):
-    """The marks as the store holds them."""
+    """The marks in the store."""
 
     marks: Mapping[str, int]
 
 
 class PausesRead(Value):
-    """The entries that are paused, from now until the next such event."""
+    """The paused entries; valid until the next such event."""
 
     names: frozenset[str]
 
@@ -138,7 +139,7 @@ class ReadPauses(Value):
 
 
 class Missed(Value):
-    """Slots of this entry were skipped: `count` of them, at most CATCH_UP_MAX + 1."""
+    """`count` slots of this entry were skipped, at most CATCH_UP_MAX + 1."""
 
     name: str
     count: int
@@ -158,18 +159,18 @@ class Schedule:
         self._entries = {entry.name: entry for entry in entries}
         self._marks: dict[str, int] = {}
         self._paused: frozenset[str] = frozenset()
-        self._left: Mapping[str, int] | None = None  # the previous leader's marks, until they are taken over
+        self._left: Mapping[str, int] | None = None  # the previous leader's marks, until they are applied
         self._asked: SendSlots | None = None  # the effect that has no reply yet
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
-        """Take one event and return what to send or read."""
+        """Process one event; return what to send or read."""
         effects = self._decide(event, now)
         self.deadline = self._next_s(now) if self._is_free else None
         return effects
 
     @property
     def _is_free(self) -> bool:
-        """Whether this node leads and waits for nothing but time."""
+        """Return whether this node leads and waits only for time to pass."""
         return self.leads and self._left is None and self._asked is None
 
     def _decide(self, event: Event | Tick, now: Instant) -> list[Effect]:
@@ -177,7 +178,7 @@ class Schedule:
             case Lead(marks):
                 self.leads, self._left, self._asked = True, marks, None
                 return [ReadPauses()]
-            case Follow():  # the reply to the last effect is still to come
+            case Follow():  # the reply to the last effect has not arrived
                 self.leads, self._left = False, None
             case SlotsRefused():
                 self.leads, self._left, self._asked = False, None, None
@@ -201,7 +202,7 @@ class Schedule:
         return []
 
     def _take_up(self, marks: Mapping[str, int], now: Instant) -> list[Effect]:
-        """Go by these marks; an entry that has none begins now."""
+        """Continue from these marks; an entry without a mark starts now."""
         now_us = _us(now)
         ahead_us, old_us = now_us + int(AHEAD_MAX_S * 1e6), now_us - int(FORGET_AFTER_S * 1e6)
         believed = {
@@ -227,7 +228,7 @@ class Schedule:
                 continue
             due, missed = self._due(entry, newest, now_us)
             if len(slots) + len(due) > SEND_MAX and slots:
-                break  # the rest follows when this has been sent
+                break  # the rest follows after this has been sent
             marks[entry.name] = newest
             slots += due
             if missed:

@@ -1,19 +1,18 @@
-"""Membership: which nodes are in the cluster, silent or gone, as one node sees it.
+"""Membership: which nodes are in the cluster, suspect, or gone, from the view of one node.
 
 Every event of a node is a sign of life. A name that sent a single event is not a member yet (`Newcomers`). A
-node that is silent for too long becomes suspect: the other nodes are notified, the broker is asked, the node
-is pinged, and a suspect that receives the notice sends a heartbeat at once. Only when its suspicion time is
-over is it lost. A node that announces its shutdown has left. Each run of a node (its incarnation) joins once,
-and leaves or is lost once; events of an older run that arrive later are ignored.
+node that is silent for too long becomes suspect: this node notifies the others, asks the broker, and pings
+the suspect. A suspect that receives the notice sends a heartbeat at once. If its suspicion time ends without
+a sign of life, it is lost. A node that announces its shutdown has left. Each run of a node (its incarnation)
+joins once, and leaves or is lost once; late events of an older run are ignored.
 
-Why a slow observer does not declare live nodes lost: silence is measured in intervals of the sender, times
-this node's own health; and when more than half of the cluster falls silent at once, it is more likely that
-this node or the broker is cut off, and every verdict waits.
+Why a slow observer does not declare live nodes lost: silence is measured in intervals of the sender,
+multiplied by this node's own health level. And if more than half of the cluster becomes silent at once, this
+node or the broker is probably partitioned, so no node is declared lost.
 
-Where this stops being right: two nodes may see different members for as long as messages take to arrive, and
-a partition shows each side the other as lost. Nothing that must happen once may rest on this view: elections
-and leases rest on the store. A Celery node that is restarted under the same process id is told apart by its
-clock alone.
+Limits: two nodes may see different members while messages are in transit, and in a partition each side sees
+the other as lost. Actions that must happen once must not depend on this view: elections and leases use the
+store. A Celery node that restarts with the same process id can be recognized as a new run only by its clock.
 """
 
 from collections.abc import Callable
@@ -72,11 +71,11 @@ from umbel.protocol.membership.observers import SETTLED_S, Views
 
 GONE_KEPT_S = 3600.0
 LAG_MAX = 0.25  # intervals
-JITTER = 0.25  # intervals: observers do not all notice a silence at the same moment
+JITTER = 0.25  # in intervals, so that observers do not all notice a silence at the same moment
 
 
 class Membership:
-    """The machine of one node. `node`, `inc`, `pid` are its own and never in the table; `interval_s`: see
+    """The machine of one node, which is never in its own table (`node`, `inc`, `pid`); `interval_s`: see
     `Looks`.
     """
 
@@ -108,19 +107,19 @@ class Membership:
 
     @property
     def deadline(self) -> float | None:
-        """When the machine wants a Tick, on the boot clock; None for never."""
+        """Return when the machine wants a Tick, on the boot clock; None for never."""
         due_s = min(self._views.deadline, self._held_until or inf)
         first = min(self._members.deadline, self.health.deadline or inf, due_s)
         return None if first == inf else first
 
     @property
     def nodes(self) -> int:
-        """How many nodes are not known to be gone, this one included."""
+        """Return how many nodes are not known to be gone, including this node."""
         return 1 + self._members.present
 
     @property
     def evicted(self) -> int:
-        """How many nodes were forgotten because the table was full."""
+        """Return how many nodes were removed because the table was full."""
         return self._members.evicted
 
     def members(self) -> tuple[Member, ...]:
@@ -128,12 +127,12 @@ class Membership:
         return tuple(record.member for record in self._members)
 
     def member(self, node: str) -> Member | None:
-        """Return what is known of this node; None if it is unknown."""
+        """Return the record of this node; None if the node is unknown."""
         record = self._members.get(node)
         return record.member if record else None
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
-        """Take one event and return the changes to report and the messages to send."""
+        """Process one event; return the changes to report and the messages to send."""
         self._now_s = now.boot_s
         match event:
             case NodeEvent():
@@ -182,7 +181,7 @@ class Membership:
         return self._clear(record, now)
 
     def _meet(self, event: NodeEvent, now: Instant) -> list[Effect]:
-        """Make an unknown run a member at its second sign of life, or when the broker knows it."""
+        """Make an unknown run a member at its second sign of life, or if the broker knows it."""
         if event.kind is Kind.OFFLINE:
             self._newcomers.forget(event.node)
         elif self._newcomers.is_first(event, now.boot_s):
@@ -193,7 +192,7 @@ class Membership:
         return []
 
     def _join(self, event: NodeEvent, now: Instant) -> list[Effect]:
-        """Add a run as a member, in place of an older run."""
+        """Add a run as a member; it replaces an older run."""
         record, member = self._members.get(event.node), member_from(event, now)
         older = [] if record is None or record.is_gone else self._lose(record, "restarted", self._node, now)
         self._newcomers.forget(event.node)
@@ -202,7 +201,7 @@ class Membership:
         return [*older, Joined(member)]
 
     def _introduce(self, named: Introduced, now: Instant, *, rather: bool = False) -> list[Effect]:
-        """Add a node that a peer names. `rather`: believe in this run although a later one is known."""
+        """Add a node that a peer names. `rather`: accept this run although a later one is known."""
         record = self._members.get(named.node)
         if named.node == self._node:
             return []
@@ -213,7 +212,7 @@ class Membership:
         return self._join(event, now)
 
     def _viewed(self, view: Viewed, now: Instant) -> list[Effect]:
-        """Take over an observer's view, if this node receives no heartbeats."""
+        """Adopt an observer's view, if this node receives no heartbeats."""
         effects: list[Effect] = []
         if self.observing or self._members.get(view.by) is None:
             return effects
@@ -271,9 +270,9 @@ class Membership:
         return effects
 
     def _overslept(self, now: Instant) -> bool:
-        """Whether a Tick comes so late that this node was paused, and could not have received events.
+        """Return whether a Tick comes so late that this node was paused, and could not receive events.
 
-        All nodes get that time in addition, and one interval more: events sent meanwhile are still to be
+        All nodes get that time in addition, plus one interval, because events sent meanwhile are still to be
         read.
         """
         slept_s = now.boot_s - self._members.deadline
@@ -296,7 +295,7 @@ class Membership:
         record.probe_s = now.boot_s + freq_s
         self._set(record, MemberState.SUSPECT, now, record.silence(now))
         effects: list[Effect] = [Suspected(record.member)]
-        if len(record.accusers) < OBSERVERS - 1:  # else enough observers have broadcast it
+        if len(record.accusers) < OBSERVERS - 1:  # otherwise enough observers have broadcast it
             effects.append(Accuse(record.member))
         effects.append(Probe(record.member, ping=True))
         self._guard.fell_silent(record.node, now.boot_s)
@@ -325,7 +324,7 @@ class Membership:
         if record is None or record.is_gone:
             return []
         if self.observing and record.state is MemberState.ALIVE:
-            # This node receives its events, or will notice its silence in a moment.
+            # This node still receives its events, or will soon notice its silence.
             return self._accused(Accused(condemned.subject, *run, condemned.by), now)
         if self._held_until is not None or self._members.get(condemned.by) is None:
             return []
@@ -341,7 +340,8 @@ class Membership:
         if probed.evidence == "gone":
             record.ended = True
         elif probed.evidence == "unknown" and record.member.inc:
-            record.unmarked = True  # a node that renews its presence key has not done so for three intervals
+            # a node that renews its presence key has not renewed it for three intervals
+            record.unmarked = True
         self._agree(record)
         return self._condemn(record, now) if self._end_s(record) <= now.boot_s else []
 
@@ -366,7 +366,8 @@ class Membership:
         effects: list[Effect] = []
         for record in self._members:
             effects += self._clear(record, now)
-            record.heard_s = now.boot_s  # no node counts as silent for the time in which none was observed
+            # time in which this node could not receive events does not count as silence
+            record.heard_s = now.boot_s
         self._members.all_changed()
         return effects
 
@@ -380,7 +381,7 @@ class Membership:
         self._members.changed(record)
 
     def _due_s(self, record: Record) -> float:
-        """When the node must next be checked; never in the past.
+        """Return when the node must next be checked; never in the past.
 
         A timer in the past would look as if this node had been paused.
         """
@@ -397,6 +398,6 @@ class Membership:
         return record.heard_s + silence_s(freq_s, self.health.level) + record.jitter * freq_s
 
     def _end_s(self, record: Record) -> float:
-        """When a suspect is declared lost."""
+        """Return when a suspect is declared lost."""
         end_s = record.changed_s if record.ended else record.wait_s
         return end_s if self._held_until is None else max(end_s, self._held_until)

@@ -1,9 +1,9 @@
 """Heartbeats: when this node sends one, and how long another node may be silent.
 
 The interval grows with the cluster, so that heartbeats stay a small part of the traffic. A node becomes
-suspect after two of its intervals without a sign of life, scaled by the observer's local health: an observer
-that is slow receives everything late and must not suspect the others. `QuorumGuard` stops condemnations while
-too many members are silent at once, because then the observer is probably the one that is cut off.
+suspect after two of its intervals without a sign of life, multiplied by the observer's local health level: a
+slow observer receives everything late and must not suspect the others. `QuorumGuard` stops declaring nodes
+lost while too many members are silent at once, because then the observer itself is probably partitioned.
 """
 
 from collections.abc import Callable
@@ -16,33 +16,30 @@ from umbel.protocol.machine import Tick, Value
 
 # ---- heartbeat -------------------------------------------------------------------------------------
 #
-# When this node announces itself, and when its heartbeats are late.
-#
-# The interval grows with the cluster, so that heartbeats stay a small part of the traffic: N / 200 seconds,
-# but at least what is configured (2 s) and at most 15 s. It is sent with each heartbeat as `freq`; peers,
-# Celery's and Flower among them, declare a node lost after twice that time, so they adapt automatically. A
-# longer interval is announced with the heartbeat before it begins.
+# The interval is N / 200 seconds, but at least the configured value (2 s) and at most 15 s. It is sent with
+# each heartbeat as `freq`. Peers, including Celery's nodes and Flower, declare a node lost after twice that
+# time, so they adapt automatically. A longer interval is announced in the heartbeat before it begins.
 #
 # A heartbeat that is requested right after another waits for a tenth of a second: a flood of requests must
-# not become a flood of heartbeats.
+# not cause a flood of heartbeats.
 #
-# A heartbeat that this node could not send in time, or that came back to it late, shows that this node is
-# slow, not the others: it is reported as Lagged.
+# If this node sent a heartbeat late, or received it back late, this node is slow, not the others: it is
+# reported as Lagged.
 
 NODES_PER_SECOND = 200
 INTERVAL_MAX_S = 15.0
-APART_S = 0.1  # between beats that are requested
-EARLY = 0.1  # of an interval: nodes that started together do not beat together
-LAG_MAX = 0.25  # of an interval
+APART_S = 0.1  # between requested heartbeats
+EARLY = 0.1  # share of an interval: nodes that started together do not send together
+LAG_MAX = 0.25  # share of an interval
 
 
 def interval_s(nodes: int, least_s: float) -> float:
-    """The heartbeat interval in a cluster of so many nodes, at least `least_s`."""
+    """Return the heartbeat interval in a cluster of this many nodes, at least `least_s`."""
     return max(least_s, min(nodes / NODES_PER_SECOND, INTERVAL_MAX_S))
 
 
 class BeatKind(StrEnum):
-    """The event that a heartbeat is sent as."""
+    """The event type of a heartbeat."""
 
     ONLINE = "worker-online"
     BEAT = "worker-heartbeat"
@@ -54,11 +51,11 @@ class BeginBeats(Value):
 
 
 class BeatNow(Value):
-    """Do not wait for the next heartbeat: a node asked for one, or suspects this node."""
+    """Send a heartbeat soon: a node asked for one, or suspects this node."""
 
 
 class Resized(Value):
-    """The cluster has this many nodes now."""
+    """The cluster now has this many nodes."""
 
     nodes: int
 
@@ -74,7 +71,7 @@ class EndBeats(Value):
 
 
 class Beat(Value):
-    """Send a heartbeat of this kind that states this interval."""
+    """Send a heartbeat of this kind, stating this interval."""
 
     kind: BeatKind
     freq_s: float
@@ -91,18 +88,18 @@ Effect = Beat | Lagged
 
 
 class Heartbeat:
-    """When one node sends heartbeats, and whether they are late."""
+    """Decides when a node sends heartbeats, and whether they are late."""
 
     def __init__(self, least_s: float, uniform: Callable[[float, float], float]) -> None:
         self.deadline: float | None = None
         self.freq_s = least_s
         self._least_s = least_s
         self._uniform = uniform
-        self._beat_s = -inf  # when the last beat was sent
+        self._beat_s = -inf  # when the last heartbeat was sent
         self._next = BeatKind.BEAT
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
-        """Take one event and return the heartbeat to send, and a lag to report."""
+        """Process one event; return the heartbeat to send, or a lag to report."""
         match event:
             case BeginBeats():
                 self._next = BeatKind.ONLINE
@@ -152,18 +149,14 @@ class Heartbeat:
 
 # ---- suspicion -------------------------------------------------------------------------------------
 #
-# How long silence may last, before and after a node is suspect.
-#
-# A node is suspect after two of its intervals without a sign of life, times the observer's local
-# health: a node that is slow itself receives everything late, and must not suspect the others. A suspect
-# has up to SUSPICION_MAX intervals to refute; each observer that agrees shortens that, to one interval when
-# all do (the ideas of Lifeguard: Dadgar, Phillips, Currey 2018).
+# A suspect has up to SUSPICION_MAX intervals to refute the suspicion. Each observer that agrees shortens
+# that, to one interval if all agree (ideas of Lifeguard: Dadgar, Phillips, Currey 2018).
 
 OBSERVERS = 3
-SILENCE = 2.0  # intervals, as Celery and Flower have it
+SILENCE = 2.0  # in intervals, as in Celery and Flower
 SUSPICION_MIN = 1.0
 SUSPICION_MAX = 6.0
-UNKNOWN_FREQ_S = 60.0  # what Celery assumes for a node that states none
+UNKNOWN_FREQ_S = 60.0  # Celery's assumption for a node that states no interval
 FREQ_MIN_S = 0.01
 FREQ_MAX_S = 600.0
 HEALTH_WORST = 8
@@ -171,25 +164,25 @@ CLEAN_S = 60.0
 
 
 def silence_s(freq_s: float, health: int) -> float:
-    """How long a node may be silent before it is suspect, at this level of the observer's health."""
+    """Return how long a node may be silent before it is suspect, at this health level of the observer."""
     return SILENCE * freq_s * health
 
 
 def suspicion_s(freq_s: float, agreeing: int) -> float:
-    """How long a suspect may stay silent when so many other nodes agree that it is."""
+    """Return how long a suspect may stay silent if this many other nodes agree."""
     share = log(min(agreeing, OBSERVERS - 1) + 1) / log(OBSERVERS)
     return freq_s * (SUSPICION_MAX - (SUSPICION_MAX - SUSPICION_MIN) * share)
 
 
 def believable_freq_s(freq_s: float | None, known_s: float = UNKNOWN_FREQ_S) -> float:
-    """A peer's interval, within limits; `known_s` when it states none."""
-    if freq_s is None or not freq_s > 0:  # also for NaN, which is above nothing
+    """Return a peer's interval, within limits; `known_s` if it states none."""
+    if freq_s is None or not freq_s > 0:  # also true for NaN
         return known_s
     return min(max(freq_s, FREQ_MIN_S), FREQ_MAX_S)
 
 
 class LocalHealth:
-    """How slow this node is: 1 is healthy; each strain adds one, each clean minute subtracts one."""
+    """How slow this node is: 1 is healthy; each strain adds 1, each minute without strain subtracts 1."""
 
     def __init__(self) -> None:
         self.level = 1
@@ -197,11 +190,11 @@ class LocalHealth:
 
     @property
     def deadline(self) -> float | None:
-        """When the level falls next; None when it is 1."""
+        """Return when the level falls next; None if it is 1."""
         return self._clean_since + CLEAN_S if self.level > 1 else None
 
     def strain(self, now_s: float) -> None:
-        """Note that this node was slow."""
+        """Record that this node was slow."""
         self.level = min(self.level + 1, HEALTH_WORST)
         self._clean_since = now_s
 
@@ -215,27 +208,27 @@ class LocalHealth:
 
 
 class QuorumGuard:
-    """Detects that more than half of the cluster fell silent at about the same time."""
+    """Detects that more than half of the cluster became silent at about the same time."""
 
     def __init__(self) -> None:
-        self._fell: dict[str, float] = {}  # in the order of time
+        self._fell: dict[str, float] = {}  # in chronological order
 
     @property
     def silent(self) -> int:
-        """How many nodes fell silent lately."""
+        """Return how many nodes became silent recently."""
         return len(self._fell)
 
     def fell_silent(self, node: str, now_s: float) -> None:
-        """Note that a node became suspect."""
+        """Record that a node became suspect."""
         self._fell.pop(node, None)
         self._fell[node] = now_s
 
     def spoke(self, node: str) -> None:
-        """Note that a node is no longer suspect."""
+        """Record that a node is no longer suspect."""
         self._fell.pop(node, None)
 
     def is_most_of(self, nodes: int, *, within_s: float, now_s: float) -> bool:
-        """Whether more than half of the nodes fell silent within the last `within_s`."""
+        """Return whether more than half of the nodes became silent within the last `within_s`."""
         while self._fell:
             first = next(iter(self._fell))
             if now_s - self._fell[first] <= within_s:

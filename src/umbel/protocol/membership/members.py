@@ -1,7 +1,8 @@
-"""The table of members, and the names that are not members yet; both are bounded.
+"""The table of members, and of newcomers that are not members yet; both are bounded.
 
 `Members` has at most one timer for each node and knows which node to check next. `Newcomers` holds runs of
-nodes that sent one sign of life: anybody can make up a name, so a run becomes a member with its second sign.
+nodes that sent one sign of life. Anyone with write access to the broker can forge a name, so a run becomes a
+member only with its second sign of life.
 """
 
 from collections import OrderedDict
@@ -18,26 +19,25 @@ from umbel.protocol.membership.heartbeat import believable_freq_s
 
 # ---- events ----------------------------------------------------------------------------------------
 #
-# What goes into the membership machine and what comes out; `gossip.py` decides.
-#
-# A run of a node is identified by (node, inc, pid). `inc` is the microsecond its process started, and 0 for
-# a node that sends none, as Celery's nodes: there the process id tells one run from the next.
+# The inputs of the membership machine (`gossip.py`). A run of a node is identified by (node, inc, pid). `inc`
+# is the microsecond at which its process started, and 0 for a node that sends none, such as Celery's: there
+# the process id distinguishes runs.
 
 
 class MemberState(StrEnum):
     """What this node believes about another node."""
 
     ALIVE = "alive"
-    SUSPECT = "suspect"  # silent for too long; it is pinged, and the other nodes are notified
+    SUSPECT = "suspect"  # silent for too long; this node pings it and notifies the others
     LOST = "lost"  # silent until the end of its suspicion time
-    LEFT = "left"  # it announced its shutdown
+    LEFT = "left"  # the node announced its shutdown
 
 
 GONE = frozenset({MemberState.LOST, MemberState.LEFT})
 
 
 class Kind(StrEnum):
-    """What kind of event a node sent."""
+    """The kind of event that a node sent."""
 
     ONLINE = "online"
     BEAT = "beat"
@@ -46,7 +46,7 @@ class Kind(StrEnum):
 
 
 class Member(Value):
-    """One node as this one sees it. `last_heard` and `since` (of its state) are Unix time."""
+    """Another node as this node sees it. `last_heard` and `since` (of its state) are Unix time."""
 
     node: str
     inc: int
@@ -58,11 +58,11 @@ class Member(Value):
     last_heard: float
     since: float
     reason: str = ""
-    observed: bool = False  # whether it is in observed mode, as its heartbeats say
+    observed: bool = False  # whether the node is in observed mode, according to its heartbeats
 
     @property
     def holder(self) -> str:
-        """This run of the node, as the store names holders of elections and leases."""
+        """Return this run of the node in the form of the store's holders of elections and leases."""
         return f"{self.node}.{self.pid}.{self.inc}"
 
 
@@ -84,7 +84,7 @@ class NodeEvent(Value):
 
 
 class Introduced(Value):
-    """A peer names a node that it knows to be alive, so that a new node learns of the others."""
+    """A peer names a live node, so that a new node learns of the others."""
 
     node: str
     inc: int
@@ -114,9 +114,9 @@ class Condemned(Value):
 
 
 class Viewed(Value):
-    """An observer lists the nodes that it knows to be present, of the names above `after` and up to `until`.
+    """An observer lists the nodes that it sees, with names above `after` and up to `until`.
 
-    An empty `until` is the end of all names.
+    An empty `until` means the end of all names.
     """
 
     by: str
@@ -141,15 +141,15 @@ class Probed(Value):
 
 
 class Strained(Value):
-    """Something in this process is slow, so that other nodes may only seem silent."""
+    """This process is slow, so other nodes may only seem silent."""
 
     reason: str
 
 
 class Observe(Value):
-    """Whether this node receives heartbeats from now on, so that silence means something.
+    """Sets whether this node receives heartbeats from now on, so that silence has a meaning.
 
-    `tells`: other nodes rely on what this one observes, and are sent views.
+    `tells`: other nodes rely on this node's observations, and receive views from it.
     """
 
     on: bool
@@ -167,13 +167,13 @@ class Joined(Value):
 
 
 class Left(Value):
-    """The node stopped in good order."""
+    """The node shut down gracefully."""
 
     member: Member
 
 
 class Lost(Value):
-    """The node is declared lost, by the node `by`; `member.reason` says why."""
+    """The node `by` declares the node lost; `member.reason` is the reason."""
 
     member: Member
     by: str
@@ -219,14 +219,14 @@ class Probe(Value):
 
 
 class Refute(Value):
-    """Another node takes this one for silent: send a heartbeat at once. `lost`: come online again."""
+    """Another node considers this one silent: send a heartbeat at once. `lost`: go online again."""
 
     lost: bool
 
 
 class Degraded(Value):
-    """More than half of the cluster fell silent at once: this node's link or the broker is more likely at
-    fault.
+    """More than half of the cluster became silent at once: probably this node's connection or the broker
+    failed.
     """
 
     suspects: int
@@ -265,16 +265,14 @@ Change = Joined | Left | Lost
 
 # ---- the table of members --------------------------------------------------------------------------
 #
-# Bounded, and with the next node to check.
+# Each node has at most one timer. A timer that fires too early is set again. So a heartbeat, which only ever
+# moves a timer to a later time, needs no change of the heap.
 #
-# Each node has one timer at most. A timer that fires too early is set again, so that a heartbeat, which
-# only ever moves a timer to later, costs nothing here.
+# Timers fire when they are due or, with an interval, at the next check; then all nodes due since the last
+# check are checked together. Reports of other nodes do not wait for a check.
 #
-# Timers fire when they are due or, with an interval, at the next check: what has become due since the last
-# check is judged together. Reports of other nodes do not wait for a check.
-#
-# At its limit the table forgets the node that has been gone for longest, and only when none is gone the one
-# that has been silent for longest.
+# At its limit the table removes the node that has been gone for longest or, if none is gone, the node that
+# has been silent for longest.
 
 MEMBERS_MAX = 20_000
 TIMERS_SPARE = 1000
@@ -285,17 +283,17 @@ LATE_MAX_S = 60.0
 
 @dataclass(slots=True)
 class Record:
-    """What is stored about one node: its public state, and what its next judgement needs.
+    """The record of one node: its public state, and the times needed to check it.
 
-    Names that end in `_s` are instants of the boot clock.
+    Names that end in `_s` are times of the boot clock.
     """
 
     member: Member
     heard_s: float
     changed_s: float  # when its state began
     jitter: float
-    sent_at: float = 0.0  # its newest timestamp
-    wait_s: float = inf  # when a suspect's time is over
+    sent_at: float = 0.0  # the newest timestamp in its events
+    wait_s: float = inf  # when a suspect's time ends
     probe_s: float = inf  # when the broker is asked about a suspect again
     timer_s: float = inf
     unmarked: bool = False  # its presence key in the broker has expired
@@ -305,42 +303,42 @@ class Record:
 
     @property
     def node(self) -> str:
-        """The node's name."""
+        """Return the node's name."""
         return self.member.node
 
     @property
     def state(self) -> MemberState:
-        """The state of its current run."""
+        """Return the state of the node's current run."""
         return self.member.state
 
     @property
     def is_gone(self) -> bool:
-        """Whether the node is lost or has left."""
+        """Return whether the node is lost or has left."""
         return self.member.state in GONE
 
     @property
     def agreeing(self) -> int:
-        """How many other sources agree that the node is silent."""
+        """Return how many other sources agree that the node is silent."""
         return len(self.accusers) + self.unmarked
 
     def silence(self, now: Instant) -> str:
-        """The reason text for a silent node."""
+        """Return the reason for a silent node."""
         return f"silent for {now.boot_s - self.heard_s:.1f} s"
 
 
 class Looks(Value):
-    """When silent and lost nodes are checked: every `interval_s`; 0: the moment that they are due."""
+    """The times at which nodes are checked: every `interval_s`; with 0, the moment that they are due."""
 
     interval_s: float
-    phase_s: float  # how long after each multiple of the interval
+    phase_s: float  # offset from each multiple of the interval
 
     @classmethod
     def every(cls, interval_s: float, uniform: Callable[[float, float], float]) -> "Looks":
-        """Return checks at a random phase, so that observers that start together do not check together."""
+        """Return checks with a random offset, so that observers that start together do not check together."""
         return cls(interval_s, uniform(0.0, interval_s) if interval_s else 0.0)
 
     def after(self, due_s: float) -> float:
-        """Return the first check at which this is due."""
+        """Return the time of the first check at or after this time."""
         if not self.interval_s or due_s == inf:
             return due_s
         number = ceil((due_s - self.phase_s) / self.interval_s)
@@ -348,26 +346,26 @@ class Looks(Value):
 
 
 class Members:
-    """The nodes that are known, at most `members_max`, and a timer for each."""
+    """The known nodes, at most `members_max`, and a timer for each."""
 
     def __init__(self, due_s: Callable[[Record], float], looks: Looks, *, members_max: int) -> None:
-        """`due_s` says when something must be decided about a node; `inf` for never."""
+        """Create an empty table. `due_s` returns when a node must next be checked; `inf` for never."""
         self.evicted = 0
         self._due_s = due_s
         self._looks = looks
         self._members_max = members_max
-        self._records: OrderedDict[str, Record] = OrderedDict()  # the longest silent first
-        self._gone: dict[str, None] = {}  # the longest gone first
+        self._records: OrderedDict[str, Record] = OrderedDict()  # the node silent for longest comes first
+        self._gone: dict[str, None] = {}  # the node gone for longest comes first
         self._timers: list[tuple[float, str]] = []
 
     @property
     def deadline(self) -> float:
-        """When the next node must be checked; `inf` for never."""
+        """Return when the next node must be checked; `inf` for never."""
         return self._looks.after(self._timers[0][0]) if self._timers else inf
 
     @property
     def present(self) -> int:
-        """How many nodes are not known to be gone."""
+        """Return how many nodes are not known to be gone."""
         return len(self._records) - len(self._gone)
 
     def __iter__(self) -> Iterator[Record]:
@@ -378,14 +376,14 @@ class Members:
         return self._records.get(node)
 
     def run(self, node: str, inc: int, pid: int) -> Record | None:
-        """Return the node's record if this is the known run of it."""
+        """Return the node's record if it is about this run."""
         record = self._records.get(node)
         if record is None or (record.member.inc, record.member.pid) != (inc, pid):
             return None
         return record
 
     def add(self, record: Record) -> None:
-        """Add a record in place of the node's former one; at the limit another node is forgotten."""
+        """Add a record, which replaces the node's old record; at the limit, another node is removed."""
         self.forget(record.node)
         if len(self._records) >= self._members_max:
             self.evicted += 1
@@ -438,17 +436,17 @@ class Members:
 
     @property
     def next_due(self) -> Record | None:
-        """The node whose timer is the next; any other node if that one was forgotten meanwhile."""
+        """Return the node whose timer is due first; another node if that one was removed meanwhile."""
         due = self._records.get(self._timers[0][1]) if self._timers else None
         return due or next(iter(self._records.values()), None)
 
     def pop_due(self, now_s: float) -> Record | None:
-        """Return the next node about which something must be decided now; call `changed` after that."""
+        """Return the next node to check now; the caller calls `changed` after that."""
         while self._timers and self.deadline <= now_s:
             timer_s, node = heappop(self._timers)
             record = self._records.get(node)
             if record is None or record.timer_s != timer_s:
-                continue  # its timer was set again, or it was forgotten
+                continue  # its timer was set again, or the node was removed
             record.timer_s = inf
             if self._due_s(record) <= now_s:
                 return record
@@ -464,7 +462,7 @@ class Namesakes:
         self._known: set[tuple[int, int]] = set()
 
     def is_new(self, event: NodeEvent) -> bool:
-        """Whether the event is of another process with this node's name that was not reported yet."""
+        """Return whether the event is from an unreported process with this node's name."""
         run = (event.inc, event.pid)
         # An earlier run of this node whose events are still in transit is not a namesake.
         if run == self._run or 0 < event.inc < self._run[0] or run in self._known:
@@ -492,7 +490,7 @@ def member_from(event: NodeEvent, now: Instant) -> Member:
 
 
 def is_late(record: Record, event: NodeEvent, now: Instant) -> bool:
-    """Whether the event is older than what is known of its node."""
+    """Return whether the event is older than the node's record."""
     known = record.member
     if event.inc and known.inc and event.inc != known.inc:
         long_gone = record.is_gone and now.boot_s - record.changed_s > LATE_MAX_S
@@ -500,7 +498,7 @@ def is_late(record: Record, event: NodeEvent, now: Instant) -> bool:
     if (event.inc, event.pid) != (known.inc, known.pid):
         return event.sent_at <= record.sent_at
     if record.state is MemberState.LEFT:
-        # Celery's nodes leave and come online again when they have lost their connection.
+        # Celery's nodes go offline and online again when they have lost their connection.
         return bool(known.inc) or event.sent_at <= record.sent_at
     if record.state is MemberState.LOST:
         return event.clock <= known.clock and event.sent_at <= record.sent_at
@@ -508,7 +506,7 @@ def is_late(record: Record, event: NodeEvent, now: Instant) -> bool:
 
 
 def is_same_run(record: Record, event: NodeEvent) -> bool:
-    """Whether the event is of the run that the record is about."""
+    """Return whether the event is from the run that the record is about."""
     known = record.member
     if (event.inc, event.pid) != (known.inc, known.pid):
         return False
@@ -518,31 +516,29 @@ def is_same_run(record: Record, event: NodeEvent) -> bool:
 
 # ---- newcomers -------------------------------------------------------------------------------------
 #
-# Runs of nodes that sent one event and are not members yet, because anybody can make up a name.
+# A run becomes a member with its second sign of life: an event that was sent later than the first, and that
+# arrives at least half an interval after it. The broker may be quicker: it is asked at the first sign, about
+# at most ASKED_PER_S newcomers. If it knows the node, by its presence key or its mailbox, the run becomes a
+# member at once.
 #
-# A run becomes a member when it gives a second sign of life: an event that was sent later, and that arrives
-# at least half an interval after the first. The broker may be quicker: it is asked at the first sign, about
-# at most ASKED_PER_S newcomers, and where it knows the node, by its presence key or its mailbox, the run is
-# a member at once.
-#
-# At NEWCOMERS_MAX the oldest is dropped, and after KEPT_S any is. So a flood of names costs a table of that
-# size, displaces no member and is not announced. In a flood that replaces the whole table within an
-# interval, a node that starts becomes a member when the broker knows it, or when the flood is over.
+# At NEWCOMERS_MAX the oldest newcomer is removed, and after KEPT_S each is. So a flood of forged names fills
+# only this table: it displaces no member and is not announced. If a flood replaces the whole table within an
+# interval, a starting node becomes a member when the broker knows it, or when the flood is over.
 
 NEWCOMERS_MAX = 10_000
 KEPT_S = 120.0  # twice the interval that Celery assumes for a node that states none
 ASKED_PER_S = 50
-APART = 0.5  # intervals
+APART = 0.5  # in intervals
 
 
 class Newcomers:
-    """The runs that sent one sign of life, at most NEWCOMERS_MAX, the oldest first."""
+    """The runs that sent one sign of life, at most NEWCOMERS_MAX, oldest first."""
 
     def __init__(self, newcomers_max: int = NEWCOMERS_MAX) -> None:
         self._newcomers_max = newcomers_max
         self._first: dict[
             str, tuple[NodeEvent, float]
-        ] = {}  # the first sign of each and when, the oldest first
+        ] = {}  # the first sign of life of each and its time, oldest first
         self._asked = 0
         self._asked_since_s = -inf
 
@@ -550,7 +546,7 @@ class Newcomers:
         return len(self._first)
 
     def is_first(self, event: NodeEvent, now_s: float) -> bool:
-        """Whether this is the first sign of life of that run; it is remembered then."""
+        """Return whether this is the first sign of life of that run, and remember it."""
         self._forget_old(now_s)
         known = self._first.get(event.node)
         if known is not None and (_run(known[0]) == _run(event) or event.inc < known[0].inc):
@@ -562,7 +558,7 @@ class Newcomers:
         return True
 
     def is_proven(self, event: NodeEvent, now_s: float) -> bool:
-        """Whether this is a second sign of life of a run."""
+        """Return whether this is a second sign of life of a run."""
         known = self._first.get(event.node)
         if known is None or _run(known[0]) != _run(event):
             return False
@@ -576,7 +572,7 @@ class Newcomers:
         return known[0] if known is not None and _run(known[0]) == (inc, pid) else None
 
     def may_ask(self, now_s: float) -> bool:
-        """Whether the broker may be asked about one more node in this second."""
+        """Return whether the broker may be asked about another node in this second."""
         if now_s - self._asked_since_s >= 1.0:
             self._asked, self._asked_since_s = 0, now_s
         self._asked += 1

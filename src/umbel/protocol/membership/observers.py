@@ -1,8 +1,9 @@
-"""Observed mode: in a large cluster three observers receive all heartbeats and report changes to the rest.
+"""Observed mode: in a large cluster three observers receive all heartbeats and report changes to the other
+nodes.
 
-In a small cluster every node listens to every node. The cost grows with the square of the number of nodes, so
-above a limit the mode changes (`GossipMode`). A node that missed a `worker-lost` or `worker-online` event
-learns of it from the `Views` that observers broadcast every half minute.
+In a small cluster every node listens to every node. The cost of that grows with the square of the number of
+nodes, so the mode changes above a limit (`GossipMode`). A node that missed a `worker-lost` or `worker-online`
+event learns of it from the `Views` that observers broadcast every half minute.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +16,10 @@ from umbel.protocol.membership.members import LATE_MAX_S, BroadcastView, Introdu
 
 # ---- gossip mode -----------------------------------------------------------------------------------
 #
-# Whether every node receives every heartbeat, or three observers do it for all.
-#
-# In a small cluster every node listens to every node: that is the simplest, and depends on no node. The
-# cost grows with the square of the number of nodes, so above 40 nodes only the holders of the leases
+# Full mode is the simplest, and depends on no other node. Above 40 nodes only the holders of the leases
 # `observer-0` to `observer-2` receive heartbeats, and notify the others when a node is lost. Between 33 and
-# 40 the mode does not change, so that one node more or less does not switch it back and forth.
+# 40 nodes the mode does not change, so that a single node that comes and goes does not switch it back and
+# forth.
 
 FULL_MAX = 32
 OBSERVED_MIN = 41
@@ -47,7 +46,7 @@ def mode_for(setting: GossipMode, current: GossipMode, nodes: int) -> GossipMode
 
 
 def patterns_for(mode: GossipMode, *, observer: bool) -> tuple[str, ...]:
-    """The routing keys to subscribe to. All nodes receive rare events; only observers receive heartbeats."""
+    """Return the routing keys to subscribe to: rare events for all nodes, heartbeats for observers only."""
     if mode is GossipMode.FULL:
         return ("worker.#",)
     rare = (
@@ -65,9 +64,9 @@ def patterns_for(mode: GossipMode, *, observer: bool) -> tuple[str, ...]:
 
 
 def is_among_lowest(text: str, node: str, nodes: Sequence[str], count: int) -> bool:
-    """Whether the node is among the `count` nodes that every node would choose for the text.
+    """Return whether the node is among the `count` nodes that every node would choose for the text.
 
-    Nodes that see the same members choose the same; where views differ, a few more or fewer do.
+    Nodes that see the same members choose the same nodes; if views differ, a few more or fewer are chosen.
     """
     mine = _score(text, node)
     return sum(1 for other in nodes if other != node and _score(text, other) < mine) < count
@@ -79,44 +78,43 @@ def _score(text: str, node: str) -> bytes:
 
 # ---- views -----------------------------------------------------------------------------------------
 #
-# How nodes that receive no heartbeats find out that they missed something.
-#
 # In observed mode a node that missed a `worker-lost` or a `worker-online` would be wrong about that node
-# until the next such event. So each observer broadcasts every half minute which nodes are present, a part
-# of the names at a time: there are no requests and no replies, and a large cluster is covered in minutes.
+# until the next such event. So each observer broadcasts every half minute which nodes are present, a part of
+# the names at a time. This needs no requests or replies, and covers a large cluster within minutes.
 #
-# A node that is named joins. A node that no view names for more than a minute is lost: the next observer
-# names the nodes that a single observer, cut off or newly elected, did not see, and a node whose clock was
-# set back is recognized after a minute. A recent change is not touched, because the view may be older.
+# A node named in a view joins. A node that no view names for more than a minute is lost. The time is needed
+# because a single observer may have missed nodes (it was partitioned, or newly elected), which the next
+# observer names; and a node whose clock was set back is recognized after a minute. A recent change is not
+# touched, because the view may be older.
 #
-# It rests on broadcasts arriving again: a node that receives no views stays wrong, and is cut off.
+# Limit: a node that receives no views stays wrong; it is partitioned.
 
 VIEW_S = 30.0  # also how long an observer listens before its first view
 VIEW_SPREAD = 0.1
-VIEW_MAX = 100  # names in one part
+VIEW_MAX = 100  # names in one part of a view
 SETTLED_S = 20.0  # views are ignored for this long after a change of state
 UNNAMED_MAX_S = LATE_MAX_S + 10.0
 STOOD_STILL_S = 5.0
 
 
 class Views:
-    """The views that one node sends, and those it receives. `me` is this node, which is not in the table."""
+    """The views that one node sends and receives. `me` is this node, which is not in the table."""
 
     def __init__(self, members: Members, me: Introduced, uniform: Callable[[float, float], float]) -> None:
         self.deadline = inf
         self._members = members
         self._me = me
         self._uniform = uniform
-        self._told_until = ""  # the name at which the last part ended; empty after the last of all
+        self._told_until = ""  # the name at which the last part ended; empty when a new view begins
 
     def tell(self, on: bool, now_s: float) -> None:
-        """Start or stop sending views; an observer that other nodes rely on sends them."""
+        """Start or stop sending views; observers that other nodes rely on send them."""
         if on != (self.deadline < inf):
             self.deadline, self._told_until = self._next_s(now_s) if on else inf, ""
 
     def tick(self, now_s: float, *, doubtful: bool) -> list[BroadcastView]:
-        """Return the next part of the view when it is due. `doubtful`: this node may be cut off, so send
-        none.
+        """Return the next part of the view when it is due; nothing if `doubtful`, because this node may be
+        partitioned.
         """
         if now_s < self.deadline:
             return []
@@ -125,7 +123,7 @@ class Views:
         return [] if doubtful or stood_still else [self._next_part()]
 
     def unnamed(self, view: Viewed, now_s: float) -> list[Record]:
-        """Return the runs to declare lost, because views have not named them for long."""
+        """Return the runs to declare lost, because views have not named them for too long."""
         named = {(run.node, run.inc, run.pid) for run in view.runs}
         found: list[Record] = []
         for record in self._members:

@@ -1,7 +1,7 @@
-"""Autoscale and stall detection: two decisions that look at a pool's load.
+"""Autoscaling and stall detection: two decisions about a pool's load.
 
-`Autoscale` says how many children a pool should have, between two sizes. `StallWatch` notices a worker that
-has free slots and waiting messages, and starts nothing.
+`Autoscale` chooses the number of children of a pool, between two limits. `StallWatch` detects a worker that
+has free slots and waiting messages, but starts nothing.
 """
 
 from typing import assert_never
@@ -10,15 +10,13 @@ from umbel.protocol.machine import Value
 
 # ---- autoscale -------------------------------------------------------------------------------------
 #
-# How many children a pool should have, between two sizes, by its load.
+# The pool grows when every child was busy at two consecutive checks and messages wait: by the number of
+# waiting messages, but at most to twice the size, so that a batch of short tasks does not start many children
+# that have nothing to do. It shrinks when some children were idle at every check of a whole cool-down: by the
+# smallest number of idle children, so a child that was needed even once stays. Only idle children end.
 #
-# It grows when every child was busy at two checks in a row and messages wait: by as many as wait, but at
-# most to twice the size, so that a batch of quick tasks does not fill the machine with children that find
-# it empty. It shrinks when, for a whole cool-down, some children were idle at every check: by the least
-# number that was idle, so children that were needed even once stay. Only idle children end.
-#
-# Growing resets the cool-down, so the size cannot swing faster than that. It stops being right where checks
-# hit by chance: children that are busy only between checks count as idle.
+# Growing restarts the cool-down, so the size cannot oscillate faster than that. Limit: children that are busy
+# only between checks count as idle.
 
 COOL_DOWN_S = 30.0
 
@@ -32,7 +30,7 @@ class Load(Value):
 
 
 class SizeLimits(Value):
-    """From now on the size is between these two."""
+    """Limits the size from now on."""
 
     most: int
     least: int
@@ -49,18 +47,18 @@ Effect = ResizeBy
 
 
 class Autoscale:
-    """The size of one pool between `least` and `most`."""
+    """Chooses the size of one pool between `least` and `most`."""
 
     def __init__(self, *, most: int, least: int, cool_down_s: float = COOL_DOWN_S) -> None:
-        assert 1 <= least <= most, "the settings were checked"
+        assert 1 <= least <= most, "the settings have been checked"
         self.most, self.least = most, least
         self._cool_down_s = cool_down_s
-        self._was_full = False  # at the last look
+        self._was_full = False  # at the last check
         self._idle_since: float | None = None
-        self._idle_least = 0  # since then
+        self._idle_least = 0  # the smallest number of idle children since then
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return a change of size, if any."""
+        """Process one event; return a change of size, if any."""
         match event:
             case Load():
                 by = self._by(event, now)
@@ -73,7 +71,7 @@ class Autoscale:
                 assert_never(event)
 
     def wants_depth(self, load: Load) -> bool:
-        """Whether the number of waiting messages matters: asking the broker costs something."""
+        """Return whether the number of waiting messages matters, because asking the broker is expensive."""
         return load.busy >= load.size < self.most
 
     def _by(self, load: Load, now: float) -> int:
@@ -93,7 +91,7 @@ class Autoscale:
         return by
 
     def _spare(self, idle: int, size: int, now: float) -> int:
-        """How many children were not needed during a whole cool-down."""
+        """Return how many children were not needed during a whole cool-down."""
         if self._idle_since is None:
             self._idle_since, self._idle_least = now, idle
         self._idle_least = min(self._idle_least, idle)
@@ -105,15 +103,13 @@ class Autoscale:
 
 # ---- stall watch -----------------------------------------------------------------------------------
 #
-# Notices a worker that could work, has work, and does not.
-#
-# Such a worker is worse than a dead one, because nothing replaces it. It is stalled when for `patience_s`
-# it had free slots, its queues held messages that were due, and it received none of them. A broker that
-# does not reply is another matter: then it is unknown whether there is work.
+# A stalled worker is worse than a dead one, because nothing replaces it. It is stalled if, for `patience_s`,
+# it had free slots and its queues held messages that were due, and it received none of them. If the broker
+# does not reply, it is unknown whether there is work, so the worker does not count as stalled.
 
 
 class StallWatch:
-    """Whether one worker has been stalled for `patience_s`."""
+    """Detects that a worker has been stalled for `patience_s`."""
 
     def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -121,7 +117,7 @@ class StallWatch:
         self._since: float | None = None
 
     def is_idle(self, *, received: int, free: int) -> bool:
-        """Whether to ask the broker: nothing arrived since the last check, and children are free."""
+        """Return whether to ask the broker: nothing arrived since the last check, and children are free."""
         idle = received == self._received and free > 0
         self._received = received
         if not idle:
@@ -129,7 +125,9 @@ class StallWatch:
         return idle
 
     def is_stalled(self, *, ready: int | None, now: float) -> bool:
-        """Whether an idle worker is stalled; `ready` messages wait, None if the broker could not be asked."""
+        """Return whether an idle worker is stalled; `ready` messages wait, None if the broker could not be
+        asked.
+        """
         if not ready:
             self._since = None
             return False

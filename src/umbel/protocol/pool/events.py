@@ -1,6 +1,6 @@
-"""What goes into the slots machine and what comes out; `slots.py` decides.
+"""The events and effects of the slots machine (`slots.py`).
 
-Jobs and outcomes are the pool's own records: the machine reads a few fields and passes them on.
+Jobs and outcomes are the pool's records: the machine reads a few fields and passes them on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,47 +8,47 @@ from typing import Generic, Protocol, TypeVar
 
 from umbel.protocol.machine import Value
 
-BATCH_MAX = 64  # jobs that a child gets at once
+BATCH_MAX = 64  # jobs in one batch to a child
 
 
 class Work(Protocol):
-    """What the machine reads of a job."""
+    """The fields of a job that the machine reads."""
 
     @property
     def number(self) -> int:
-        """The job's number, unique in this pool."""
+        """Return the job's number, unique in this pool."""
 
     @property
     def task(self) -> str:
-        """The name of its task."""
+        """Return the name of the job's task."""
 
     @property
     def soft_limit_s(self) -> float | None:
-        """After how long the task is interrupted; None for never."""
+        """Return the time after which the task is interrupted; None for never."""
 
     @property
     def hard_limit_s(self) -> float | None:
-        """After how long the child is killed; None for never."""
+        """Return the time after which the child is killed; None for never."""
 
     @property
     def alone(self) -> bool:
-        """Whether no other job may wait behind it in a child."""
+        """Return whether no other job may be queued behind this one in a child."""
 
     @property
     def redelivered(self) -> bool:
-        """Whether a previous run may have been cut off; such a job is sent singly."""
+        """Return whether a previous run may have been interrupted; such a job is sent singly."""
 
 
 class JobOutcome(Protocol):
-    """What the machine reads of an outcome."""
+    """The fields of an outcome that the machine reads."""
 
     @property
     def number(self) -> int:
-        """The number of the job that ended."""
+        """Return the number of the job that ended."""
 
     @property
     def runtime_s(self) -> float:
-        """How long the job ran."""
+        """Return how long the job ran."""
 
 
 WorkT = TypeVar("WorkT", bound=Work)
@@ -63,9 +63,9 @@ class SlotSettings(Value):
     batch_target_s: float = 0.010
     batch_patience_s: float = 0.050
     start_timeout_s: float = 60.0
-    start_attempts: int = 10  # failed starts in a row, with no live child, before Failed is reported
+    start_attempts: int = 10  # failed starts in a row, without a live child, before PoolFailed is reported
     stop_grace_s: float = 5.0
-    jobs_max: int | None = None  # a child that has run this many jobs is replaced (F5)
+    jobs_max: int | None = None  # a child that has run this many jobs is replaced (rule F5)
     memory_max_bytes: int | None = None  # a child that uses more is replaced when its job has ended
     memory_hard_bytes: int | None = None  # a child that uses more is killed
 
@@ -74,7 +74,7 @@ class SlotSettings(Value):
 
 
 class Open(Value):
-    """Fill every slot."""
+    """Start a child in every slot."""
 
 
 class Submit(Value, Generic[WorkT]):
@@ -84,7 +84,7 @@ class Submit(Value, Generic[WorkT]):
 
 
 class Unsettled(Value):
-    """How many messages of ended jobs are not settled; the machine adds those that end from now on."""
+    """The number of unsettled messages of ended jobs; the machine adds those that end from now on."""
 
     count: int
 
@@ -103,7 +103,7 @@ class ChildReady(Value):
 
 
 class ChildDied(Value):
-    """A child ended; everything it sent has been read. `tokens` are those that remain in its pipe."""
+    """A child ended, and everything it sent has been read. `tokens` are those that remain in its pipe."""
 
     child: int
     tokens: bytes
@@ -111,21 +111,21 @@ class ChildDied(Value):
 
 
 class NotSent(Value):
-    """These jobs of a Send could not be encoded: the error, by number. The others were sent."""
+    """These jobs of a Send could not be encoded: the error, by job number. The others were sent."""
 
     child: int
     reasons: Mapping[int, str]
 
 
 class Recalled(Value):
-    """The answer to Recall: the tokens that were still there. Sent even if the child is dead."""
+    """The answer to Recall: the tokens that were still in the pipe. Sent even if the child is dead."""
 
     child: int
     tokens: bytes
 
 
 class Withdraw(Value):
-    """Give back every job that has not started."""
+    """Return every job that has not started."""
 
 
 class Interrupt(Value):
@@ -133,25 +133,25 @@ class Interrupt(Value):
 
 
 class Retire(Value):
-    """Let the child finish its current job and end; another takes its slot."""
+    """Let the child finish its current job and end; another child takes its slot."""
 
     child: int
     reason: str
 
 
 class Weighed(Value):
-    """The answer to Weigh: how much memory the child uses; 0 when that is unknown."""
+    """The answer to Weigh: how much memory the child uses; 0 if that is unknown."""
 
     child: int
     size_bytes: int
 
 
 class Replace(Value):
-    """Replace every present child, one after the other, when they are idle."""
+    """Replace every current child, one after the other, when it is idle."""
 
 
 class Resize(Value):
-    """Have this many children: more are started, or some end as soon as their job has (F4)."""
+    """Change the number of children: start more, or end some when their jobs have ended (rule F4)."""
 
     children: int
 
@@ -194,7 +194,7 @@ class SignalSoftLimit(Value):
 
 
 class Dismiss(Value):
-    """Ask the child to end once it has run what it was sent."""
+    """Ask the child to end after the jobs that it was sent."""
 
     child: int
     reason: str
@@ -207,7 +207,7 @@ class Weigh(Value):
 
 
 class Kill(Value):
-    """Send SIGKILL; ChildDied follows, also for a child whose process did not start yet."""
+    """Send SIGKILL; ChildDied follows, even for a child whose process has not started yet."""
 
     child: int
     reason: str
@@ -221,7 +221,7 @@ class Reported(Value, Generic[EndedT]):
 
 
 class JobBegan(Value):
-    """This job is known to run now. Not reported for every job."""
+    """A job that is known to run now. Not reported for every job."""
 
     child: int
     job: int
@@ -239,7 +239,7 @@ class JobLoss(Value):
     ran: bool
     reason: str
     timed_out: bool = False
-    fault: str = ""  # why every further attempt would fail the same way
+    fault: str = ""  # why every further attempt would fail in the same way
 
 
 class JobsLost(Value):
@@ -249,7 +249,7 @@ class JobsLost(Value):
 
 
 class Withdrawn(Value, Generic[WorkT]):
-    """The jobs that had not started, in answer to Withdraw."""
+    """The answer to Withdraw: the jobs that had not started."""
 
     jobs: Sequence[WorkT]
 
@@ -263,9 +263,9 @@ class Overweight(Value):
 
 
 class PoolFailed(Value):
-    """Children die before they can take a job, again and again, and there is no other.
+    """Children repeatedly die before they can take a job, and no other child exists.
 
-    Slots keeps retrying, more and more slowly, but the worker should stop.
+    Slots keeps retrying, at growing intervals, but the worker should stop.
     """
 
     reason: str

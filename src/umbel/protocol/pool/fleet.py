@@ -1,8 +1,8 @@
-"""Fleet: the children of a pool as they start, work and end; `slots.py` decides about their jobs.
+"""The children of a pool: how they start, work and end (`slots.py` decides about their jobs).
 
 A slot whose child ended is filled again: at once after a normal life, later after a failed start (`Starts`).
-A child that is asked to end and does not is killed. `Child` is one child as the slots machine sees it: what
-it was sent, what is late, and what it leaves behind when it dies.
+A child that is asked to end and does not is killed. `Child` is one child as the slots machine sees it: the
+jobs that it was sent, its deadlines, and its unfinished jobs when it dies.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -26,14 +26,12 @@ from umbel.protocol.pool.events import (
 )
 
 # ---- child -----------------------------------------------------------------------------------------
-#
-# One child as the slots machine sees it: what it was sent, what is late, what it leaves behind.
 
 TOKEN_VALUES = 256  # a token is one byte: the number of its batch, modulo this
 
 
 class ChildState(Enum):
-    """Where a child is between its start and its end."""
+    """The states of a child between its start and its end."""
 
     ABSENT = auto()
     STARTING = auto()
@@ -47,29 +45,29 @@ class Batch(Generic[WorkT]):
 
     number: int
     jobs: list[WorkT]
-    done: int = 0  # how many of the first jobs have outcomes
+    done: int = 0  # number of leading jobs that have outcomes
 
 
 @dataclass(slots=True)
 class Child(Generic[WorkT]):
-    """One child: the batches it was sent, and its deadlines."""
+    """One child: the batches that it was sent, and its deadlines."""
 
     number: int
     state: ChildState = ChildState.ABSENT
     batches: list[Batch[WorkT]] = field(default_factory=list)
-    single: bool = False  # it runs a job that nothing may wait behind
-    recalled: bool = False  # its batch is slow; it gets more jobs when that has ended
-    sent: int = 0  # batches
-    ended: int = 0  # jobs
+    single: bool = False  # it runs a job behind which no other job may be queued
+    recalled: bool = False  # its batch is slow; it gets no more jobs until the batch has ended
+    sent: int = 0  # number of batches sent
+    ended: int = 0  # number of jobs ended
     stale: bool = False  # it will be replaced when it is idle
-    heavy: bool = False  # it used too much memory, and that was reported
+    heavy: bool = False  # it uses too much memory, which was reported
     begun_at: float = 0.0  # when its start was requested
     ready_at: float | None = None
     kill_reason: str = ""
     timed_out: bool = False
-    # Its deadlines.
+    # Deadlines of the child.
     start_at: float | None = None
-    kill_at: float | None = None  # it is not ready, or has not exited, by then
+    kill_at: float | None = None  # when it is killed unless it is ready, or has exited
     recall_at: float | None = None
     soft_at: float | None = None
     soft_repeats: int = 0
@@ -79,27 +77,27 @@ class Child(Generic[WorkT]):
     weighed_at: float = float("-inf")
 
     def outstanding(self) -> int:
-        """How many jobs were sent to the child and have no outcome yet."""
+        """Return how many jobs were sent to the child and have no outcome yet."""
         count = 0
-        for batch in self.batches:  # no generator: this runs for each child at each claim
+        for batch in self.batches:  # no generator, because this runs for each child at each claim
             count += len(batch.jobs) - batch.done
         return count
 
     def running(self) -> WorkT | None:
-        """The job it runs: exact when nothing waits behind it, otherwise as far as known."""
+        """Return the running job: exact if no job is queued behind it, otherwise as far as known."""
         if not self.batches:
             return None
         first = self.batches[0]
         return self.batches[-1].jobs[-1] if self.recalled else first.jobs[first.done]
 
     def due(self) -> float | None:
-        """The child's next deadline; None without any."""
+        """Return the child's next deadline; None if there is none."""
         times = (self.start_at, self.kill_at, self.recall_at, self.soft_at, self.hard_at, self.weigh_at)
         set_times = [at for at in times if at is not None]
         return min(set_times) if set_times else None
 
     def calm(self) -> None:
-        """Clear what concerns its jobs: the child has none."""
+        """Clear the deadlines of jobs, because the child has no jobs."""
         self.single = self.recalled = self.stopping = False
         self.recall_at = self.soft_at = self.hard_at = None
 
@@ -113,9 +111,9 @@ class Child(Generic[WorkT]):
     def finish(
         self, outcomes: Sequence[EndedT], note: Callable[[str, list[float]], None], recall_at: float
     ) -> int:
-        """Remove the jobs that ended; return how many outcomes belong to the expected jobs.
+        """Remove the jobs that ended; return how many outcomes belong to expected jobs.
 
-        `note` gets the runs of one task in a row, in seconds.
+        `note` gets the run times of consecutive jobs of one task, in seconds.
         """
         batches = self.batches
         known = 0
@@ -148,7 +146,7 @@ class Child(Generic[WorkT]):
         self.batches = [batch for batch in self.batches if batch.done < len(batch.jobs)]
 
     def take_back(self, tokens: bytes) -> list[WorkT]:
-        """Return, in order, the jobs that never started, by the tokens that were not taken."""
+        """Return, in order, the jobs that never started, according to the tokens that were not taken."""
         unstarted: list[WorkT] = []
         for batch in self.batches:
             # A child that reports a job before it takes its token leaves too many tokens.
@@ -169,7 +167,7 @@ class Child(Generic[WorkT]):
 
 
 def takers_of(children: Iterable[Child[WorkT]], now: float) -> list[Child[WorkT]]:
-    """Return the children that can take a batch now: the idle first, then those with a single batch."""
+    """Return the children that can take a batch now: idle children first, then those with a single batch."""
     idle: list[Child[WorkT]] = []
     busy: list[Child[WorkT]] = []
     for child in children:
@@ -194,27 +192,25 @@ def holder_of(children: Iterable[Child[WorkT]], job: int) -> int | None:
 
 
 def least_useful(children: Iterable[Child[WorkT]], count: int) -> list[Child[WorkT]]:
-    """Return the children to end when the pool shrinks: not ready, idle, busy ones; new ones first."""
+    """Return the children to end when the pool shrinks: children not ready, idle, then busy; newest first."""
     order = {ChildState.ABSENT: 0, ChildState.LEAVING: 1, ChildState.STARTING: 2, ChildState.READY: 3}
     ranked = sorted(children, key=lambda child: (order[child.state], child.outstanding(), -child.number))
     return ranked[: max(0, count)]
 
 
 def is_down(child: Child[WorkT]) -> bool:
-    """Whether the child does no work and could not."""
+    """Return whether the child is unable to work."""
     return child.state is not ChildState.READY and not child.batches
 
 
 # ---- starts ----------------------------------------------------------------------------------------
 #
-# How long to wait before the next attempt to start a child, and when to give up.
-#
-# Failures are counted in rounds: children that were started together and fail together count as one
-# failure, so a large pool is as patient as a small one. While one child works, the pool works, and the
-# others are retried without end. Without any, the pool has failed after a number of rounds, or when it has
-# been without a child for as long as a start may take. A pool that never had a child gives up sooner:
-# somebody is watching the terminal. A child that dies within a second, without a job, counts as a failed
-# start.
+# Failures are counted in rounds: children that were started together and fail together count as one failure,
+# so a large pool is as patient as a small one. While at least one child works, the pool works, and failed
+# starts are retried without end. Without any child, the pool has failed after a number of rounds, or when it
+# has been without a child for as long as a start may take. A pool that never had a child fails sooner,
+# because a person is probably waiting at the terminal. A child that dies within a second, without a job,
+# counts as a failed start.
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.1, 10.0
 _FIRST_ROUNDS = 3
@@ -227,19 +223,19 @@ class Starts:
     def __init__(self, settings: SlotSettings) -> None:
         self._attempts = settings.start_attempts
         self._patience_s = settings.start_timeout_s
-        self._rounds = 0  # of failures, in a row
+        self._rounds = 0  # consecutive rounds of failures
         self._failed_at = float("-inf")
         self._alive_at: float | None = None  # when a child was last ready
         self._said = False
 
     def seen_alive(self, now: float) -> None:
-        """Note that a child is ready, or was until now."""
+        """Record that a child is ready, or was until now."""
         self._alive_at = now
 
     def ended(
         self, *, begun_at: float, ready_at: float | None, did_something: bool, now: float
     ) -> float | None:
-        """Note that a child ended or did not start; return when to start the next, None for at once."""
+        """Record that a child ended or did not start; return when to start the next one, None for at once."""
         if ready_at is not None:
             self.seen_alive(now)
             if did_something or now - ready_at >= _SHORT_LIFE_S:
@@ -248,7 +244,7 @@ class Starts:
         return self._failed(begun_at=begun_at, now=now)
 
     def given_up(self, now: float) -> str:
-        """Return the error to report, once, when no child is left and enough starts have failed; else ""."""
+        """Return the error to report, once, if no child exists and enough starts have failed; else ""."""
         if self._said:
             return ""
         if self._alive_at is None:
@@ -259,7 +255,7 @@ class Starts:
         return f"{self._rounds} attempts failed; last error: " if self._said else ""
 
     def _failed(self, *, begun_at: float, now: float) -> float:
-        if begun_at > self._failed_at:  # otherwise it belongs to the round already counted
+        if begun_at > self._failed_at:  # otherwise it belongs to a round that was counted already
             self._rounds += 1
             self._failed_at = now
         return now + min(_BACKOFF_FIRST_S * 2.0 ** min(self._rounds - 1, 10), _BACKOFF_MAX_S)
@@ -267,19 +263,16 @@ class Starts:
 
 # ---- fleet -----------------------------------------------------------------------------------------
 #
-# The children of a pool as they start and end; `slots.py` decides about their jobs.
+# A child that is asked to leave finishes its current job and gets no other, so retiring, recycling or
+# replacing a child loses no job. Replacing all children continues only while every slot is filled: if new
+# children do not start, the pool keeps its old ones.
 #
-# A slot whose child ends is filled again, at once after a normal life and later after a failed start. A
-# child that is asked to leave finishes its current job and gets no other, so a child that is retired,
-# recycled or replaced takes nothing with it. Replacing all children goes on only while every slot is
-# filled: a pool whose new children do not start continues with its old ones.
-#
-# A child is recycled (F5) by the number of jobs it ran and the memory it uses. It is given no more jobs
-# than it may still run, so the last of them is known when it is sent and nothing has to be taken back.
-# Memory is measured when a job ends, at most every `_PAUSE_S`, and every `_EVERY_S` while a job runs; that
-# of an idle child is not. Over the first limit the child finishes its job and ends; over the hard limit it
-# is killed, because the kernel would choose its victim with less care. That stops being right for a job
-# that uses up all memory in less than half a second.
+# A child is recycled (rule F5) after a number of jobs, or because of its memory. It is never sent more jobs
+# than it may still run, so the last job is known when it is sent, and no job has to be taken back. Memory is
+# measured when a job ends, at most every `_PAUSE_S`, and every `_EVERY_S` while a job runs; an idle child is
+# not measured. Above the first limit the child finishes its job and ends. Above the hard limit it is killed,
+# because otherwise the kernel would kill some process. Limit: a job that uses up all memory in less than half
+# a second is not noticed in time.
 
 _SHRINKS = "pool shrinking"
 _SOFT_REPEAT_S = 0.25  # a signal may arrive a moment before its job starts, so it is repeated
@@ -288,19 +281,19 @@ _MIB = 1024 * 1024
 
 
 class Fleet(Generic[WorkT, EndedT]):
-    """The children of one pool by number, and the deadline at which one of them is due."""
+    """The children of one pool by number, and the next deadline of any of them."""
 
     def __init__(self, settings: SlotSettings) -> None:
         self.deadline: float | None = None
         self.closing = False
-        self.rolling = False  # children are being replaced, one after the other
+        self.rolling = False  # whether children are being replaced, one after the other
         self.children: dict[int, Child[WorkT]] = {n: Child(n) for n in range(settings.children)}
         self._settings = settings
         self._starts = Starts(settings)
-        self._going: set[int] = set()  # children that are not replaced
+        self._going: set[int] = set()  # children whose slots are not filled again
 
     def is_empty(self) -> bool:
-        """Whether no child has a process."""
+        """Return whether no child has a process."""
         return all(child.state is ChildState.ABSENT for child in self.children.values())
 
     # ---- starts ------------------------------------------------------------------------------------
@@ -313,15 +306,15 @@ class Fleet(Generic[WorkT, EndedT]):
         return Start(child.number)
 
     def welcome(self, child: Child[WorkT], now: float) -> None:
-        """Note that the child is ready."""
-        if child.state is ChildState.STARTING:  # else it was killed meanwhile
+        """Record that the child is ready."""
+        if child.state is ChildState.STARTING:  # otherwise it was killed meanwhile
             child.state, child.ready_at, child.kill_at = ChildState.READY, now, None
             self._starts.seen_alive(now)
 
     def bury(
         self, child: Child[WorkT], reason: str, now: float, *, did_something: bool
     ) -> list[Effect[WorkT, EndedT]]:
-        """Note that the child ended; start or plan another in its slot, unless the pool shrinks or closes."""
+        """Record that the child ended; start or plan a new one, unless the pool shrinks or closes."""
         heir = self.children[child.number] = Child(child.number)
         if self.closing:
             return []
@@ -352,7 +345,7 @@ class Fleet(Generic[WorkT, EndedT]):
         return [Kill(child.number, reason)]
 
     def retire(self, child: Child[WorkT], reason: str, now: float) -> list[Effect[WorkT, EndedT]]:
-        """Let the child finish its job and end; jobs that wait in it are recalled."""
+        """Let the child finish its job and end; recall the jobs queued in it."""
         if child.state is not ChildState.READY:
             return []
         child.state = ChildState.LEAVING
@@ -362,14 +355,14 @@ class Fleet(Generic[WorkT, EndedT]):
         return [*self.recall([child] if waiting else []), Dismiss(child.number, reason)]
 
     def rest(self, child: Child[WorkT], now: float) -> None:
-        """Note that the child has no more jobs; if it is leaving, it must exit soon."""
+        """Record that the child has no more jobs; if it is leaving, it must exit soon."""
         child.calm()
         if child.state is ChildState.LEAVING and not child.kill_reason:
             child.kill_at = now + self._settings.stop_grace_s
             self.watch(child)
 
     def recall(self, children: Iterable[Child[WorkT]]) -> list[Effect[WorkT, EndedT]]:
-        """Take back what has not started in these children."""
+        """Take back the jobs that have not started in these children."""
         effects: list[Effect[WorkT, EndedT]] = []
         for child in children:
             child.recalled, child.recall_at = True, None
@@ -377,7 +370,7 @@ class Fleet(Generic[WorkT, EndedT]):
         return effects
 
     def replace(self) -> None:
-        """Plan the replacement of every present child."""
+        """Plan the replacement of every current child."""
         for child in self.children.values():
             child.stale = child.state is not ChildState.ABSENT
         self.rolling = True
@@ -441,7 +434,7 @@ class Fleet(Generic[WorkT, EndedT]):
             due = child.due()
             if due is not None and due <= now:
                 effects += self._expire_child(child, now)
-        # A deadline that was cleared leaves `deadline` too early, which costs one Tick; recompute it here.
+        # `deadline` may be too early after a deadline was cleared, which costs one Tick; recompute it here.
         self.watch_all()
         return effects
 
@@ -489,7 +482,7 @@ class Fleet(Generic[WorkT, EndedT]):
 
 
 class Recycling:
-    """When a child is replaced, by the number of its jobs and its memory use."""
+    """Decides when a child is replaced, by its number of jobs and its memory use."""
 
     def __init__(self, settings: SlotSettings) -> None:
         self._jobs_max = settings.jobs_max
@@ -498,24 +491,24 @@ class Recycling:
         self._weighs = self._max_bytes is not None or self._hard_bytes is not None
 
     def allowance(self, child: Child[WorkT], wanted: int) -> int:
-        """How many of `wanted` more jobs the child may be sent."""
+        """Return how many of `wanted` more jobs the child may be sent."""
         if self._jobs_max is None:
             return wanted
         return max(0, min(wanted, self._jobs_max - child.ended - child.outstanding()))
 
     def job_limit_reached(self, child: Child[WorkT]) -> str:
-        """Why the child is replaced now; "" if it is not."""
+        """Return why the child is replaced now; "" if it is not."""
         if self._jobs_max is not None and child.ended >= self._jobs_max:
             return f"max_tasks_per_child reached after {child.ended} tasks"
         return ""
 
     def job_sent(self, child: Child[WorkT], now: float) -> None:
-        """Plan a look at the memory of a child that got a job."""
+        """Plan a memory check of a child that got a job."""
         if self._weighs and child.weigh_at is None:
             child.weigh_at = now + _EVERY_S
 
     def is_to_be_weighed(self, child: Child[WorkT], now: float) -> bool:
-        """Whether to measure the child's memory now, after a job ended; otherwise plan it."""
+        """Return whether to measure the child's memory now, after a job ended; otherwise plan a check."""
         if not self._weighs:
             return False
         child.weigh_at = child.weighed_at + _PAUSE_S
@@ -525,18 +518,18 @@ class Recycling:
         return True
 
     def weighed(self, child: Child[WorkT], now: float) -> None:
-        """Note that the memory was measured, and plan the next time."""
+        """Record that the memory was measured, and plan the next check."""
         child.weighed_at = now
         child.weigh_at = now + _EVERY_S if child.batches else None
 
     def over_memory_limit(self, size_bytes: int) -> str:
-        """Why the child is replaced when its job has ended; "" if it is not."""
+        """Return why the child is replaced when its job has ended; "" if it is not."""
         if self._max_bytes is None or size_bytes <= self._max_bytes:
-            return self.over_hard_limit(size_bytes)  # of an idle child: its next job would be killed
+            return self.over_hard_limit(size_bytes)  # for an idle child, because its next job would be killed
         return f"memory use of {_shown(size_bytes)} exceeds max_memory_per_child of {_shown(self._max_bytes)}"
 
     def over_hard_limit(self, size_bytes: int) -> str:
-        """Why the child is killed; "" if it is not."""
+        """Return why the child is killed; "" if it is not."""
         if self._hard_bytes is None or size_bytes <= self._hard_bytes:
             return ""
         return f"memory use of {_shown(size_bytes)} exceeds max_memory_hard of {_shown(self._hard_bytes)}"

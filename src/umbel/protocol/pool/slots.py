@@ -1,23 +1,23 @@
-"""Slots: which child gets which jobs, and what becomes of a job when its child is slow or dies.
+"""Slots: which child gets which jobs, and what happens to a job when its child is slow or dies.
 
-A slot is the place of one child process; the process in it may change. Jobs wait in one queue. A job that is
-slow, new to this worker, limited in time or marked to run alone goes singly to an idle child. Quick jobs go
-in batches that take about `batch_target_s`, at most two batches to a child, so that it never idles. A batch
-that has not ended after `batch_patience_s` is recalled: what has not started returns to the front of the
-queue, and other children run it.
+A slot is the place of one child process, and may have different processes over time. Jobs wait in one queue.
+A job that is slow, new to this worker, limited in time or marked to run alone is sent singly to an idle
+child. Short jobs are sent in batches that take about `batch_target_s`, at most two batches to a child, so
+that it never idles. A batch that has not ended after `batch_patience_s` is recalled: jobs that have not
+started return to the front of the queue, and other children run them.
 
-A worker that is killed repeats what has ended and is not settled. So children get no further jobs while they
-have, or have ended without being settled, `UNSETTLED_BATCHES` batches for each of them.
+If a worker is killed, jobs that ended but are not settled run again. So the pool sends no further jobs while
+its running and unsettled jobs fill `UNSETTLED_BATCHES` batches per child.
 
-Recalling is safe because every job needs a token. The shell puts the tokens of a batch into a pipe before it
-sends the batch; the child takes one before it starts a job; the taker of a token decides, and the kernel
-gives each token once. So the tokens that the shell finds in the pipe, when it recalls a batch or removes a
-dead child, stand for the jobs at the end of the batch that never started and never will. This is why a job
-cannot be in two children, and why a death charges only the job that was running: the last one that took a
-token and whose outcome has not arrived.
+Recalling is safe because every job needs a token. The shell writes the tokens of a batch into a pipe before
+it sends the batch, and the child takes one before it starts a job. Taking a token is what decides, and the
+kernel gives each token only once. So the tokens in the pipe, when the shell recalls a batch or removes a dead
+child, belong to the jobs at the end of the batch, which never started and never will. Therefore a job cannot
+be in two children, and a death charges only the job that was running: the last one that took a token and has
+no outcome.
 
-It stops being right if a child runs jobs in another order than they were sent, or if outcomes of a dead child
-are read after its death was reported: the shell reads to the end first.
+Limits: this fails if a child runs jobs in another order than they were sent, or if outcomes of a dead child
+are read after its death was reported, so the shell reads all of them first.
 """
 
 from collections import deque
@@ -60,37 +60,37 @@ from umbel.protocol.pool.events import (
 )
 from umbel.protocol.pool.fleet import Child, ChildState, Fleet, Recycling, holder_of, takers_of
 
-BRIEF_S = 0.25  # for tasks shorter than this, jobs are claimed ahead instead of left to other nodes
+BRIEF_S = 0.25  # jobs of shorter tasks are claimed ahead instead of left to other nodes
 _BATCHES_AHEAD = 3
 UNSETTLED_BATCHES = 3  # for each child: two in hand, and one being acknowledged
 UNSETTLED_PER_CHILD_MAX = UNSETTLED_BATCHES * BATCH_MAX
 _SLOWER_WEIGHT = 0.5
 _QUICKER_WEIGHT = 0.1
 _NAMES_MAX = 10_000
-_SOFT_REPEATS = 8  # a signal may come a moment before the job it is meant for
+_SOFT_REPEATS = 8  # a signal may arrive a moment before its job starts
 
 
 class Slots(Generic[WorkT, EndedT]):
-    """The machine of one pool: its queue of jobs, its children, and what each of them runs."""
+    """The machine of one pool: its queue of jobs, its children, and the jobs that each of them runs."""
 
     def __init__(self, settings: SlotSettings) -> None:
         assert 1 <= settings.batch_max <= 1024, "two batches of tokens fit into the smallest pipe"
         self._settings = settings
         self._fleet: Fleet[WorkT, EndedT] = Fleet(settings)
         self._children = self._fleet.children
-        self._ready: deque[WorkT] = deque()  # bounded by the worker, which submits what room() allows
+        self._ready: deque[WorkT] = deque()  # limited by the worker, which submits what room() allows
         self._paces = Paces(batch_target_s=settings.batch_target_s, batch_max=settings.batch_max)
         self._recycling = Recycling(settings)
-        self._unsettled = 0  # jobs that have ended
+        self._unsettled = 0  # number of ended jobs that are not settled
         self._withdrawing: set[int] | None = None  # children whose tokens a withdrawal waits for
 
     @property
     def deadline(self) -> float | None:
-        """When the machine wants a Tick; None for never."""
+        """Return when the machine wants a Tick; None for never."""
         return self._fleet.deadline
 
     def step(self, event: Event[WorkT, EndedT] | Tick, now: float) -> list[Effect[WorkT, EndedT]]:
-        """Take one event and return what to send, signal, kill or report."""
+        """Process one event; return what to send, signal, kill or report."""
         match event:
             case Finished(child, outcomes):
                 return self._finish(self._children[child], outcomes, now)
@@ -131,7 +131,7 @@ class Slots(Generic[WorkT, EndedT]):
                 assert_never(event)
 
     def room(self) -> int:
-        """How many more jobs the pool can use now."""
+        """Return how many more jobs the pool can use now."""
         if self._fleet.closing:
             return 0
         wanted = self._paces.wanted_per_child()
@@ -144,26 +144,26 @@ class Slots(Generic[WorkT, EndedT]):
         return max(0, room)
 
     def free(self) -> int:
-        """How many more jobs could start at once."""
+        """Return how many more jobs could start at once."""
         if self._fleet.closing:
             return 0
         idle = sum(child.state is ChildState.READY and not child.batches for child in self._children.values())
         return max(0, min(idle, self._sendable()) - len(self._ready))
 
     def waiting(self) -> int:
-        """How many jobs wait in the queue."""
+        """Return how many jobs wait in the queue."""
         return len(self._ready)
 
     def outstanding(self, child: int) -> int:
-        """How many jobs the child was sent that have not ended."""
+        """Return how many jobs the child was sent that have not ended."""
         return self._children[child].outstanding()
 
     def running(self, child: int) -> WorkT | None:
-        """The job that the child runs: exact when nothing waits behind it, otherwise as far as known."""
+        """Return the child's running job: exact if no job is queued behind it, otherwise as far as known."""
         return self._children[child].running()
 
     def holder_of(self, job: int) -> int | None:
-        """The child that was sent this job, whether it has started it or not."""
+        """Return the child that was sent this job, whether it has started it or not."""
         return holder_of(self._children.values(), job)
 
     # ---- sending jobs ------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Slots(Generic[WorkT, EndedT]):
             jobs = self._next_batch(share=share)
             if not jobs:
                 if child.batches:
-                    break  # the first in the queue waits for an idle child, and no job overtakes it
+                    break  # the first job in the queue waits for an idle child, and no job overtakes it
                 child.single = True
                 jobs = [self._ready.popleft()]
             most -= len(jobs)
@@ -197,14 +197,14 @@ class Slots(Generic[WorkT, EndedT]):
         return effects
 
     def _sendable(self) -> int:
-        """How many jobs may be sent before more of the ended ones are settled."""
+        """Return how many jobs may be sent before more of the ended ones are settled."""
         most = UNSETTLED_BATCHES * self._settings.batch_max * len(self._children) - self._unsettled
         for child in self._children.values():
             most -= child.outstanding()
         return most
 
     def _next_batch(self, *, share: int) -> list[WorkT]:
-        """Take quick jobs from the front of the queue; none when the first must go singly."""
+        """Take short jobs from the front of the queue; none if the first must be sent singly."""
         estimates_s, ready = self._paces.estimates_s, self._ready
         left_s = self._settings.batch_target_s
         task, estimate_s = None, None
@@ -252,7 +252,7 @@ class Slots(Generic[WorkT, EndedT]):
         self._unsettled += known
         if not child.batches:
             self._fleet.rest(child, now)
-        # The child's next jobs go first: the outcomes may take time to process.
+        # Send the child's next jobs first, because processing the outcomes may take time.
         effects = self._go_on(child, now)
         if known == len(outcomes):
             effects.append(Reported(child.number, outcomes))
@@ -262,7 +262,7 @@ class Slots(Generic[WorkT, EndedT]):
         return effects + self._fleet.kill(child, f"it reported job {stray}, which was not sent to it")
 
     def _go_on(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
-        """After a job ended: retire the child at its limit, measure its memory, or send more jobs."""
+        """Continue after a job: retire the child at its limit, measure its memory, or send more jobs."""
         if why := self._recycling.job_limit_reached(child):
             return self._fleet.retire(child, why, now) + self._dispatch(now)
         if self._recycling.is_to_be_weighed(child, now):
@@ -298,7 +298,7 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _withdraw(self) -> list[Effect[WorkT, EndedT]]:
         if self._withdrawing is not None:
-            return []  # a withdrawal is in progress and will return everything
+            return []  # a withdrawal is in progress and will return all jobs
         holders = [child for child in self._children.values() if child.batches and not child.single]
         self._withdrawing = {child.number for child in holders}
         return self._fleet.recall(holders) or self._end_withdrawal()
@@ -325,7 +325,7 @@ class Slots(Generic[WorkT, EndedT]):
         self, child: Child[WorkT], tokens: bytes, reason: str, now: float
     ) -> list[Effect[WorkT, EndedT]]:
         why, unstarted = child.kill_reason or reason, child.take_back(tokens)
-        # A child that is killed because the pool stops is not to blame.
+        # If a child is killed because the pool stops, its job is not at fault.
         innocent = self._fleet.closing and bool(child.kill_reason) and not child.timed_out
         losses = child.losses(why, charge=not innocent)
         if child.timed_out:  # its single job has used up its time, though it may not have begun
@@ -353,11 +353,11 @@ class Slots(Generic[WorkT, EndedT]):
 
 
 class Paces:
-    """How long tasks take here, as measured, and so how many of them make a good batch.
+    """Measures how long tasks run, and so how many of them make a good batch.
 
-    The estimate follows a slower run at half the way and a quicker one at a tenth: a task that is slow once
-    in a while counts as slow for some time, because a wrong guess in that direction costs a round trip, and
-    in the other it makes innocent jobs wait.
+    The estimate moves half the way towards a longer run time and a tenth of the way towards a shorter one. So
+    a task that is slow now and then counts as slow for some time. A task that is wrongly considered slow
+    costs a round trip; a task that is wrongly considered short makes other jobs wait.
     """
 
     def __init__(self, *, batch_target_s: float, batch_max: int) -> None:
@@ -367,7 +367,9 @@ class Paces:
         self._typical_s: float | None = None  # the estimate of the task that ran last
 
     def note(self, task: str, runtimes_s: Iterable[float]) -> None:
-        """Take the runs of one task, in order. Called once for many, because this is the hot path."""
+        """Process the run times of one task, in order. Called once for many runs, because this is the hot
+        path.
+        """
         estimate_s = self.estimates_s.get(task)
         for runtime_s in runtimes_s:
             if estimate_s is None:
@@ -376,14 +378,15 @@ class Paces:
                 estimate_s += (runtime_s - estimate_s) * _SLOWER_WEIGHT
             else:
                 estimate_s += (runtime_s - estimate_s) * _QUICKER_WEIGHT
-        if estimate_s is None or not 0.0 <= estimate_s < inf:  # a child can write anything
+        if estimate_s is None or not 0.0 <= estimate_s < inf:  # a child can write any number
             return
-        if len(self.estimates_s) >= _NAMES_MAX:  # names come from outside; start again with an empty table
+        # names come from outside, so the table is limited: start again with an empty one
+        if len(self.estimates_s) >= _NAMES_MAX:
             self.estimates_s.clear()
         self.estimates_s[task] = self._typical_s = estimate_s
 
     def wanted_per_child(self) -> int:
-        """How many jobs, running ones included, one child can make use of."""
+        """Return how many jobs one child can use, including running ones."""
         typical_s = self._typical_s
         if typical_s is None or typical_s >= BRIEF_S:
             return 1

@@ -183,7 +183,7 @@ class Control(Step):
             self._thread = MailboxThread(context, clock, members, self._make_shell)
         self.mailbox = figures.mailbox = Mailbox(
             context.identity.node,
-            self._thread or clock,
+            (self._thread or clock).forward,
             refusal_of=lambda method: refusal(self._panel, method, context.settings.control_allow),
             changes=self._changes,
             since=this_moment(),
