@@ -81,7 +81,7 @@ SUBJECTS = (
     Subject("fold/buckets.py", ("fold/test_buckets.py",), ("buckets",)),
     Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",), ("lease", "events", "effects")),
     *(Subject(f"protocol/pool/{name}.py", _SLOTS) for name in ("slots", "fleet")),
-    Subject("app/running/follow_ups.py", ("app/test_chords.py", "app/test_groups.py"), ("chord parts",)),
+    Subject("app/running/follow_ups.py", ("app/test_chords.py", "app/test_groups.py"), ("parts of a chord",)),
     Subject(
         "app/running/tracer.py",
         (
@@ -91,7 +91,7 @@ SUBJECTS = (
             "app/test_signals.py",
             "app/test_sensitive.py",
         ),
-        ("tracer",),
+        ("the tracer",),
     ),
     Subject(
         "brokers/rules.py",
