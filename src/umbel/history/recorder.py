@@ -25,11 +25,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic, time, time_ns
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from umbel.brokers.interface import Broadcast, EventLog, FanOut, LoggedEvent
+from umbel.brokers.interface import Broadcast, Broker, LoggedEvent
 from umbel.chance import random
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, LakeError, NoClusterId, NotSupported
@@ -82,10 +82,6 @@ assert _Headers.__struct_fields__ == (LOGGED,)
 _headers = msgspec.json.Decoder(_Headers)
 
 
-class RecordedBroker(EventLog, FanOut, Protocol):
-    """The parts of a broker that a recorder needs: the event log and broadcasts."""
-
-
 class Listening:
     """Copies the events that Celery workers broadcast to the event log, and asks those workers to send task
     events.
@@ -97,7 +93,7 @@ class Listening:
     recorder records that period.
     """
 
-    def __init__(self, broker: RecordedBroker) -> None:
+    def __init__(self, broker: Broker) -> None:
         self.heard = 0
         self.dropped = 0  # the buffer was full while the broker was unavailable
         self._broker = broker
@@ -302,7 +298,7 @@ class Recorder:
 
     def __init__(
         self,
-        broker: RecordedBroker,
+        broker: Broker,
         lake: Lake,
         settings: RecorderSettings | None = None,
         *,

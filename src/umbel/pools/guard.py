@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from umbel.errors import Ignore, Reject, Retry, SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
-from umbel.pools.interface import Host, HostSpec, LimitedHost, PreparedHost
+from umbel.pools.interface import Host, HostSpec, PreparedHost
 from umbel.text import leaving
 
 # ---- guarded calls ---------------------------------------------------------------------------------
@@ -137,8 +137,12 @@ def load_host(spec: HostSpec, node: str, *, forks: bool) -> Host:
 
 
 def soft_limit_of(host: Host) -> type[Exception]:
-    """Return the exception class that a soft limit raises in this app's tasks."""
-    return host.soft_limit_error if isinstance(host, LimitedHost) else SoftTimeLimitExceeded
+    """Return the exception class that a soft limit raises in this app's tasks.
+
+    A host may name another class as `soft_limit_error`; it is raised without arguments.
+    """
+    kind: type[Exception] = getattr(host, "soft_limit_error", SoftTimeLimitExceeded)
+    return kind
 
 
 def soft_limit_reached(kind: type[Exception]) -> Exception:

@@ -153,19 +153,6 @@ class PreparedHost(Protocol):
         ...
 
 
-@runtime_checkable
-class LimitedHost(Protocol):
-    """A host whose tasks expect a soft-limit exception other than `SoftTimeLimitExceeded`."""
-
-    @property
-    def soft_limit_error(self) -> type[Exception]:
-        """Return the class to raise in the task, without arguments; coroutines of the asyncio pool ignore it.
-
-        They always get `SoftTimeLimitExceeded`.
-        """
-        ...
-
-
 class PoolSettings(msgspec.Struct, frozen=True):
     """The settings of all pools; each pool reads those that apply to it."""
 
@@ -216,15 +203,6 @@ class PoolListener(Protocol):
         (the app); "failed" (no child process survived start-up; the pool keeps retrying, at growing
         intervals).
         """
-        ...
-
-
-@runtime_checkable
-class Restartable(Protocol):
-    """A pool whose children can be replaced while jobs run."""
-
-    def restart(self, *, reload: bool = False) -> None:
-        """Replace the children one by one, as they become idle; `reload`: load the app again first."""
         ...
 
 

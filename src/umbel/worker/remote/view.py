@@ -21,7 +21,6 @@ from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER
 from umbel.errors import BrokerError, NotSupported
 from umbel.events.stamp import SOFTWARE
-from umbel.pools.interface import Restartable
 from umbel.pools.prefork.kernel import stacks_of
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery.delivery import TaskRules
@@ -443,9 +442,10 @@ class WorkerView:
         pool = self._context.pool
         if not self._context.settings.pool_restarts:
             raise ValueError("Pool restarts not enabled")
-        if not isinstance(pool, Restartable):
+        restart = getattr(pool, "restart", None)
+        if restart is None:
             raise NotSupported(f"the {pool.describe()['implementation']} pool has no children to replace")
-        pool.restart(reload=reload)
+        restart(reload=reload)
 
     async def stacks(self) -> dict[str, dict[str, str]]:
         """Return, by child, the task it runs and the stacks of its threads."""
