@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.fold.names import Place, bucket_file, marks_file, others_file, place_of
+from umbel.fold import Place, bucket_file, marks_file, others_file, place_of
 
 GROUP = "compacted/dt=2026-11-15/co-1794700800000000-000000"
 

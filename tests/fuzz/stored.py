@@ -22,7 +22,7 @@ from umbel.brokers.interface import DeadLetter
 from umbel.control.failures import failed_task, retry_message
 from umbel.errors import LakeError, WireError
 from umbel.events.tables import REQUIRED
-from umbel.fold.names import marks_file
+from umbel.fold import marks_file
 from umbel.fold.senders import EVENTS_KEY, MARKS, SOURCES_KEY
 from umbel.history.dealing import NewerFile, read_batches, read_marks, read_sources
 from umbel.history.lake import COMPACTED, EVENTS, RECORDERS, Compacted, Lake, event_schema

@@ -11,9 +11,8 @@ import pytest
 from tests.history.recording import Teller, paths_of, rows_of
 from umbel.brokers.interface import LoggedEvent
 from umbel.errors import LakeError
-from umbel.fold import buckets
+from umbel.fold import buckets, marks_file, place_of
 from umbel.fold.buckets import bucket_of
-from umbel.fold.names import marks_file, place_of
 from umbel.fold.senders import marks_of
 from umbel.history.dealing import read_marks
 from umbel.history.housekeeping import GRACE_S, HousekeepingBacklog, backlog_of, compact, expire

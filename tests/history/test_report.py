@@ -18,7 +18,7 @@ from tests.history.published import BEGAN, Story, publish
 from umbel.events.tables import TABLES
 from umbel.history import figures as work_figures
 from umbel.history.figures import LISTED_MAX, NAMES_MAX, STEPS_MAX, Figures, figures
-from umbel.history.formats import count, duration, instant, percent, rate
+from umbel.history.markup import count, duration, instant, percent, rate
 from umbel.history.query import Tables, read
 from umbel.history.report import main_figures, page
 from umbel.history.tables import Wanted, percentiles

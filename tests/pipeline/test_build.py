@@ -23,10 +23,9 @@ from umbel.events.tables import TABLES
 from umbel.fold.columns import SCHEMAS
 from umbel.history.housekeeping import compact
 from umbel.history.lake import Lake
-from umbel.pipeline import engines, folding, io, plan
+from umbel.pipeline import BuildFailed, NoSpark, UnreadFile, engines, folding, io, plan
 from umbel.pipeline.build import build
 from umbel.pipeline.engines import LocalEngine, checked_answers
-from umbel.pipeline.faults import BuildFailed, NoSpark, UnreadFile
 from umbel.pipeline.folding import Answer, work
 from umbel.pipeline.io import look_into
 from umbel.stores.interface import Where

@@ -22,9 +22,8 @@ from umbel.events.tables import TABLES
 from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.history.query import read
-from umbel.pipeline import io
+from umbel.pipeline import UnreadFile, io
 from umbel.pipeline.build import sound
-from umbel.pipeline.faults import UnreadFile
 from umbel.pipeline.io import Found, look_into
 
 HISTORY = attempt(0, "sent", "received", "started", "succeeded")

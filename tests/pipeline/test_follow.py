@@ -13,10 +13,9 @@ from tests.pipeline.test_build import HereEngine, published
 from tests.pipeline.test_equality import random_histories
 from umbel.events.tables import TABLES
 from umbel.history.lake import Lake
-from umbel.pipeline import io
+from umbel.pipeline import BuildFailed, io
 from umbel.pipeline.build import Following, build, follow
 from umbel.pipeline.engines import Engine, SparkEngine
-from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.io import Found, look_into
 from umbel.stores.local import LocalStore
 

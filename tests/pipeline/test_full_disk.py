@@ -11,10 +11,9 @@ from pyspark.sql import SparkSession
 from tests.pipeline.lakes import record
 from tests.pipeline.test_equality import random_histories
 from tests.pipeline.test_follow import caught_up, contents, look, numbered
-from umbel.pipeline import io
+from umbel.pipeline import BuildFailed, io
 from umbel.pipeline.build import build
 from umbel.pipeline.engines import SparkEngine, failing_as
-from umbel.pipeline.faults import BuildFailed
 
 SIZE = 3 * 1024**2
 LEFT = 24 * 1024

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from umbel.cli.run.doctor import command as doctor
-from umbel.pipeline import java
-from umbel.pipeline.faults import NoJava
+from umbel.pipeline import NoJava, java
 from umbel.pipeline.java import find_java_home, version_of
 
 
@@ -105,7 +104,7 @@ import sys
 from pathlib import Path
 import psutil
 from umbel.pipeline.engines import failing_as
-from umbel.pipeline.faults import JavaExited
+from umbel.pipeline import JavaExited
 from umbel.pipeline.engines import spark_session
 try:
     with spark_session(None, work_folder=Path(sys.argv[1])) as spark, failing_as("cannot build"):

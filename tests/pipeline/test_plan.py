@@ -2,8 +2,8 @@
 
 import msgspec
 
+from umbel.fold import bucket_file, others_file
 from umbel.fold.buckets import BUCKET_EVENTS
-from umbel.fold.names import bucket_file, others_file
 from umbel.pipeline import plan as plans
 from umbel.pipeline.plan import (
     Chunk,

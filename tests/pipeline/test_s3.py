@@ -29,10 +29,9 @@ from umbel.history.housekeeping import compact, expire
 from umbel.history.lake import Lake
 from umbel.history.query import Tables
 from umbel.history.query import read as ask
-from umbel.pipeline import io
+from umbel.pipeline import BuildFailed, io
 from umbel.pipeline.build import build
 from umbel.pipeline.engines import SparkEngine
-from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.io import look_into
 from umbel.stores import s3 as leases
 from umbel.stores.interface import Where

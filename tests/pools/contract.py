@@ -12,7 +12,7 @@ import pytest
 from tests.pools.host import make_job
 from tests.pools.recorder import Recorder, hands_of, running, settings, until_waiting
 from umbel.errors import NotSupported, PoolError
-from umbel.pools.registry import make_pool
+from umbel.pools import make_pool
 
 
 class PoolContract:

@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.pools.host import make_job
 from tests.pools.recorder import Recorder, running, settings
+from umbel.pools import make_pool
 from umbel.pools.prefork.messages import setup_of
 from umbel.pools.prefork.server_process import ForkPoint, StartedServer
-from umbel.pools.registry import make_pool
 
 
 async def main(first_server: StartedServer | None) -> None:

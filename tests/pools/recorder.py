@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from tests.pools.host import spec, value_of
 from tests.waiting import DEADLINE_S, wait_until
+from umbel.pools import make_pool
 from umbel.pools.interface import LostJob, Outcome, Pool, PoolSettings, UserEvent
 from umbel.pools.prefork.server_process import StartedServer
-from umbel.pools.registry import make_pool
 
 T = TypeVar("T")
 

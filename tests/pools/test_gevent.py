@@ -11,7 +11,7 @@ from tests.pools.contract import PoolContract
 from tests.pools.host import make_job
 from tests.pools.recorder import Recorder, running, settings, until_waiting
 from umbel.errors import PoolError
-from umbel.pools.registry import make_pool
+from umbel.pools import make_pool
 
 
 class TestGevent(PoolContract):

@@ -22,9 +22,9 @@ from tests.pools.host import make_job
 from tests.pools.processes import parent_of
 from tests.pools.recorder import settings
 from tests.waiting import DEADLINE_S
+from umbel.pools import make_pool
 from umbel.pools.interface import Job, LostJob, Outcome, Pool, UserEvent
 from umbel.pools.prefork.kernel import resident_bytes
-from umbel.pools.registry import make_pool
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 KILLS, SERVER_KILLS = (10_000, 100) if SOAK else (200, 3)

@@ -15,11 +15,11 @@ from tests.pools.processes import is_gone
 from tests.pools.recorder import Recorder, running, settings, until_waiting
 from tests.waiting import wait_until
 from umbel.errors import PoolError
+from umbel.pools import make_pool
 from umbel.pools.prefork.kernel import exit_reason
 from umbel.pools.prefork.links import ServerLink
 from umbel.pools.prefork.messages import Signal, setup_of
 from umbel.pools.prefork.server_process import spawn_server
-from umbel.pools.registry import make_pool
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from tests.pools.host import make_job
 from tests.pools.processes import is_gone, parent_of, signals, title
 from tests.pools.recorder import Recorder, running, settings
 from tests.waiting import wait_until
+from umbel.pools import make_pool
 from umbel.pools.prefork.child_guard_script import children_of
-from umbel.pools.registry import make_pool
 
 ROOT = Path(__file__).parents[2]
 

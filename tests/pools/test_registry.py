@@ -2,8 +2,8 @@ import pytest
 
 from tests.pools.recorder import settings
 from umbel.errors import BadSetting
+from umbel.pools import make_pool
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.registry import make_pool
 
 
 def test_an_unknown_pool_is_refused_with_the_nearest_known() -> None:

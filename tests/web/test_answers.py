@@ -16,10 +16,9 @@ from tests.web.serving import serving
 from umbel.app.app import App
 from umbel.brokers.interface import DeadLetter, Refused
 from umbel.events.view import TaskRecord
-from umbel.history.formats import instant
+from umbel.history.markup import instant
 from umbel.monitor.cluster import KnownCluster
-from umbel.monitor.records import TaskFilter
-from umbel.monitor.redaction import LIST_MAX, redact_task
+from umbel.monitor.records import LIST_MAX, TaskFilter, redact_task
 from umbel.protocol.delivery.trust import Signed
 from umbel.web.actions import Retry, Revoke, Terminate
 from umbel.web.application import application

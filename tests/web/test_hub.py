@@ -7,7 +7,7 @@ import pytest
 
 from umbel.app.app import App
 from umbel.monitor.model import Change
-from umbel.monitor.redaction import redact_data, redact_text
+from umbel.monitor.records import redact_data, redact_text
 from umbel.protocol.delivery.redaction import redact
 from umbel.web import hub as hub_module
 from umbel.web.dashboard import Dashboard

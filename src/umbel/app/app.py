@@ -45,7 +45,7 @@ from umbel.clock import cluster_now
 from umbel.control.panel import UsersPanel
 from umbel.errors import BrokerUnavailable, ConfigurationError
 from umbel.logs import tell_left_out
-from umbel.outbox.current import OPEN, open_block
+from umbel.outbox import OPEN, open_block
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
 from umbel.wire.records import Revoke

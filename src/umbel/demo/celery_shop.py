@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from umbel.demo.writing import write_run
+from umbel.demo import write_run
 
 app = Celery("shop", broker="amqp://localhost", backend="rpc://")
 

@@ -30,7 +30,7 @@ from rich.text import Text
 from umbel.app.cluster.periodic import slot_id
 from umbel.brokers.interface import Broker, ClusterRecord, EventLog
 from umbel.brokers.registry import open_broker
-from umbel.demo import tasks
+from umbel.demo import LEDGER, tasks
 from umbel.demo.load import (
     BATCHES_PER_S,
     Ledger,
@@ -44,7 +44,6 @@ from umbel.demo.load import (
     send_held,
 )
 from umbel.demo.processes import CHILDREN, Processes, command
-from umbel.demo.writing import LEDGER
 from umbel.errors import BrokerError, ConfigurationError, ElectionError, UmbelError
 from umbel.monitor.feed import Feed
 from umbel.protocol.delivery.states import READY_STATES

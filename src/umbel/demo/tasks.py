@@ -9,7 +9,7 @@ from typing import Any
 
 from umbel.app.app import App
 from umbel.app.task import Task
-from umbel.demo.writing import write_run
+from umbel.demo import write_run
 
 HELD_MAX_S = 30.0
 RUN = os.environ.get("DEMO_RUN", "demo")  # separates this run from data of earlier runs at the broker

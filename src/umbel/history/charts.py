@@ -9,19 +9,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log, log10
 
-from umbel.history.formats import DAY, HOUR, MINUTE, count, duration, instant, moment, signed, unit_of
 from umbel.history.markup import (
+    DAY,
+    HOUR,
+    MINUTE,
     Content,
     Markup,
     circle,
+    count,
     drawing,
+    duration,
+    instant,
     joined,
     line,
+    moment,
     rect,
     shortened,
+    signed,
     tag,
     text,
     titled,
+    unit_of,
 )
 
 # ---- scales ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Dealing: divide events into buckets by task id, so that a build can read one bucket at a time.
 
-A group of files (`fold/names.py`) contains the events of an hour or a day: a file for each bucket, a file
+A group of files (`fold/__init__.py`) contains the events of an hour or a day: a file for each bucket, a file
 for events without a task, and a file of marks, which are the ranges of sequence numbers of each sender.
 Memory is bounded: a fixed number of events is processed at a time. Readers see a group when the manifest of
 the lake names it. Groups are joined bucket by bucket; a bucket is divided if the lake has more buckets now.
@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from umbel.events.tables import REQUIRED
+from umbel.fold import bucket_file, marks_file, others_file, place_of
 from umbel.fold.buckets import bucket_of, divided
-from umbel.fold.names import bucket_file, marks_file, others_file, place_of
 from umbel.fold.senders import EVENTS_KEY, SOURCES_KEY, Marks, marks_of, merged
 from umbel.history.lake import event_schema, event_writer
 from umbel.stores.interface import Draft, Store, raise_unavailable

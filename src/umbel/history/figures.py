@@ -18,7 +18,7 @@ from typing import Any
 
 from umbel.events.tables import TABLES
 from umbel.history.charts import time_step
-from umbel.history.formats import MINUTE
+from umbel.history.markup import MINUTE
 from umbel.history.query import Tables
 from umbel.history.tables import Wanted, percentiles
 from umbel.history.views import ANY_TASKS, ANY_TIME, OF_PART

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from umbel.fold.names import marks_file, place_of
+from umbel.fold import marks_file, place_of
 from umbel.history.lake import COMPACTED, EVENTS, Compacted, Lake, arrow, lock_of, parquet
 from umbel.stores.interface import Store, raise_unavailable
 

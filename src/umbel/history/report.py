@@ -25,8 +25,20 @@ from umbel.history.figures import (
     column,
     failure_rate,
 )
-from umbel.history.formats import count, duration, instant, percent, rate, signed, some
-from umbel.history.markup import Content, Markup, joined, rect, tag
+from umbel.history.markup import (
+    Content,
+    Markup,
+    count,
+    duration,
+    instant,
+    joined,
+    percent,
+    rate,
+    rect,
+    signed,
+    some,
+    tag,
+)
 from umbel.history.views import FAR, SAMPLES_MIN, STEPS_MIN
 
 # ---- parts of the page -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import msgspec
 
 from umbel.errors import HistoryError, NothingBuilt
 from umbel.events.tables import LAKE_VERSION
-from umbel.fold.names import TABLES
+from umbel.fold import TABLES
 from umbel.stores.interface import Store, Where, manifest_name, manifest_numbers
 from umbel.stores.local import store_at
 from umbel.wire.values import UNREADABLE

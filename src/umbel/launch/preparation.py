@@ -16,11 +16,11 @@ from umbel.errors import BadSetting, ConfigurationError
 from umbel.files import too_few_for
 from umbel.launch.loading import FoundApp
 from umbel.logs import forget_logging
+from umbel.pools import make_pool
 from umbel.pools.abilities import ABILITIES, GREEN, OPTIONS, PREFERRED, lacks
 from umbel.pools.interface import HostSpec, Pool, PoolSettings
 from umbel.pools.prefork.messages import setup_of
 from umbel.pools.prefork.server_process import ForkPoint, StartedServer
-from umbel.pools.registry import make_pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.wire.message import is_name
 

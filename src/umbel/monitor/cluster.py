@@ -20,6 +20,7 @@ from umbel.monitor.feed import Feed
 from umbel.monitor.model import ClusterModel, load_of
 from umbel.monitor.rates import STEP_S, Step, added, grouped, percentile
 from umbel.monitor.records import (
+    LIST_MAX,
     Election,
     Failing,
     Figures,
@@ -36,8 +37,9 @@ from umbel.monitor.records import (
     TaskFilter,
     TaskPage,
     Workflow,
+    redact_task,
+    redact_text,
 )
-from umbel.monitor.redaction import LIST_MAX, redact_task, redact_text
 from umbel.monitor.tasks import admits_of, decode_cursor, encode_cursor, root_of, workflow_of
 from umbel.protocol.delivery.redaction import redact
 from umbel.protocol.delivery.sensitive import Hides

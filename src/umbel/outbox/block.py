@@ -16,7 +16,7 @@ from sys import modules
 from typing import Any, Self
 
 from umbel.errors import OutboxError
-from umbel.outbox.current import OPEN, open_block
+from umbel.outbox import OPEN, open_block
 from umbel.outbox.table import POSTGRESQL, SQLITE, Dialect, Statements, encode_rows
 from umbel.wire.message import Outgoing
 

@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from umbel.events.tables import TABLES
-from umbel.fold.names import TABLES as BUILT
-from umbel.fold.names import marks_file
+from umbel.fold import TABLES as BUILT
+from umbel.fold import marks_file
 from umbel.fold.senders import SOURCES_KEY
-from umbel.pipeline import io
+from umbel.pipeline import UnreadFile, io
 from umbel.pipeline.engines import NOT_BUILT, Engine, failing_as
-from umbel.pipeline.faults import UnreadFile
 from umbel.pipeline.io import Found, UnreadableFile
 from umbel.pipeline.parts import UnreadPart
 from umbel.pipeline.plan import State, Tree, new_files

@@ -27,7 +27,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from umbel.pipeline.faults import BuildFailed, JavaExited, NoSpark, UnreadFile
+from umbel.pipeline import BuildFailed, JavaExited, NoSpark, UnreadFile
 from umbel.pipeline.folding import Answer, work
 from umbel.pipeline.java import find_java_home
 from umbel.stores.interface import unavailable

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from umbel.events.tables import TABLES
+from umbel.fold import TABLES as KEPT_IN
 from umbel.fold import buckets
 from umbel.fold import nodes as odd
 from umbel.fold import tasks as measured
 from umbel.fold.buckets import claimed, divided
 from umbel.fold.columns import EVENTS, INSTANT, Events
 from umbel.fold.kernel import fold_bucket
-from umbel.fold.names import TABLES as KEPT_IN
 from umbel.fold.registers import Keys, bin_sizes, large_tasks, ordered, reduced, shared_out, within
 from umbel.fold.senders import marks_of, merged
 from umbel.fold.tasks import timeline

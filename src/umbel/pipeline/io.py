@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from umbel.events.tables import COLUMNS, LAKE_VERSION, REQUIRED, TABLES_VERSION, Kind
-from umbel.fold.names import TABLES
-from umbel.pipeline.faults import BuildFailed, BuildRuns, NewerLake
+from umbel.fold import TABLES
+from umbel.pipeline import BuildFailed, BuildRuns, NewerLake
 from umbel.pipeline.plan import State
 from umbel.stores.interface import (
     MANIFESTS,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from umbel.pipeline.faults import NoJava
+from umbel.pipeline import NoJava
 
 TRIED = (17, 21)
 LEAST = TRIED[0]

@@ -8,11 +8,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from umbel.events.tables import REQUIRED
+from umbel.fold import TABLES
 from umbel.fold import tasks as measured
 from umbel.fold.buckets import bucket_of, index_of
 from umbel.fold.columns import EVENTS, by_difference, settled
 from umbel.fold.kernel import Bucket, fold_bucket
-from umbel.fold.names import TABLES
 from umbel.pipeline.plan import Counted, Dealt, Fold, Folded, Plan, Samples, Segment
 from umbel.stores.interface import Store, raise_unavailable
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from umbel.events.tables import LAKE_VERSION, TABLES_VERSION
+from umbel.fold import Place, bucket_file, others_file, place_of
 from umbel.fold.buckets import BUCKET_EVENTS, buckets_for
-from umbel.fold.names import Place, bucket_file, others_file, place_of
 
 # ---- plan ------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Chunk(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """The plan that the jobs of a step read.
 
-    The names of files (`fold/names.py`) distinguish groups that are divided into buckets from raw files,
+    The names of files (`fold/__init__.py`) distinguish groups that are divided into buckets from raw files,
     which the build divides first. Each step consists of independent jobs. A job returns the names of the
     files that it has written, and only these files are published, so a job that runs twice does no harm.
     Tasks are stored in segments. A segment contains all events of its tasks, and the rows that are computed

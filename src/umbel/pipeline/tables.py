@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from umbel.fold import TABLES, marks_file, place_of
 from umbel.fold.buckets import RECENT_US
 from umbel.fold.columns import EVENTS, SCHEMAS
 from umbel.fold.kernel import fold_others
-from umbel.fold.names import TABLES, marks_file, place_of
 from umbel.fold.nodes import FIRST_SENDINGS, earliest_sendings
 from umbel.fold.senders import EVENTS_KEY, Marks, merged
 from umbel.pipeline.engines import Engine

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.monitor.redaction import CUT, redact_data, redact_text
+from umbel.monitor.records import CUT, redact_data, redact_text
 from umbel.web.actions import ActionResult, AnyAction, AuditEntry
 from umbel.web.http import Forbidden, Refused, Visitor
 from umbel.web.settings import Role

@@ -27,6 +27,8 @@ from umbel.monitor.cluster import KnownCluster
 from umbel.monitor.feed import Feed
 from umbel.monitor.model import ClusterModel
 from umbel.monitor.records import (
+    DETAIL_MAX,
+    LIST_MAX,
     DeadLetterRow,
     Mark,
     Node,
@@ -36,16 +38,12 @@ from umbel.monitor.records import (
     TaskFilter,
     WaitingMessage,
     Worker,
-    letter_row,
-    waiting_row,
-)
-from umbel.monitor.redaction import (
-    DETAIL_MAX,
-    LIST_MAX,
     changed_fields,
+    letter_row,
     redact_data,
     redact_task,
     redact_text,
+    waiting_row,
 )
 from umbel.monitor.tasks import story_of
 from umbel.protocol.delivery.states import FAILURE

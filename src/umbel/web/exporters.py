@@ -26,8 +26,7 @@ from umbel.events.view import TaskRecord
 from umbel.exposition import CONTENT_TYPE, counter, gauge, histogram, of_tasks, text_of
 from umbel.monitor.cluster import PAGE_MAX, KnownCluster
 from umbel.monitor.feed import LETTERS_MAX
-from umbel.monitor.records import TaskFilter
-from umbel.monitor.redaction import DETAIL_MAX, LIST_MAX, redact_data, redact_task
+from umbel.monitor.records import DETAIL_MAX, LIST_MAX, TaskFilter, redact_data, redact_task
 from umbel.web.http import Refused, as_json, dashboard_of
 from umbel.wire.control import Stats, typed
 

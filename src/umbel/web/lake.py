@@ -17,8 +17,7 @@ from umbel.history.charts import time_step
 from umbel.history.query import Answer, Tables, as_csv, as_parquet, for_spreadsheets, plain
 from umbel.history.tables import percentiles
 from umbel.monitor.coordination import STATES, elected, lease_changed, node_of, version_changed
-from umbel.monitor.records import Happening, Rates
-from umbel.monitor.redaction import redact_data
+from umbel.monitor.records import Happening, Rates, redact_data
 from umbel.protocol.delivery.redaction import redact
 
 # ---- figures ---------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from umbel.backends.registry import sends_results
 from umbel.brokers.interface import BATCH_MAX, AsyncProducer, Attempt
 from umbel.brokers.registry import open_async_producer
 from umbel.errors import BrokerError, BrokerUnavailable, BufferFull, SendUnknown, TooLarge
-from umbel.outbox.current import open_block
+from umbel.outbox import open_block
 from umbel.wire.message import Outgoing
 
 if TYPE_CHECKING:

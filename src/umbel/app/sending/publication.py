@@ -40,7 +40,7 @@ from umbel.errors import (
     SendUnknown,
 )
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, EventStamper
-from umbel.outbox.current import refuse_unique
+from umbel.outbox import refuse_unique
 from umbel.protocol.clock import LamportClock
 from umbel.wire.call import read_headers
 from umbel.wire.event import LOGGED, EventEncoder, by_type, encode_event

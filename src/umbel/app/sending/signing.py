@@ -19,7 +19,7 @@ from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_producer
 from umbel.clock import cluster_now
 from umbel.errors import NoClusterId
-from umbel.outbox.current import OPEN, open_block
+from umbel.outbox import OPEN, open_block
 from umbel.protocol.delivery.trust import UNSIGNED, ClusterId
 from umbel.text import without_password
 from umbel.wire.message import Outgoing

@@ -19,7 +19,7 @@ from umbel.brokers.amqp.link import Link
 from umbel.brokers.amqp.signature_view import SignatureUse
 from umbel.brokers.amqp.streams import StartsView
 from umbel.brokers.interface import Delivery, Tag
-from umbel.brokers.owners import Owner, next_in_turn
+from umbel.brokers.links import Owner, next_in_turn
 from umbel.clock import cluster_now
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 from umbel.brokers.gcpubsub import claims, posts
 from umbel.brokers.gcpubsub.capabilities import CAPABILITIES, NoCoordination, Unsupported
 from umbel.brokers.gcpubsub.claims import Claims
+from umbel.brokers.gcpubsub.consumer import PubsubSubscription
 from umbel.brokers.gcpubsub.letters import Letters
 from umbel.brokers.gcpubsub.service import Service
-from umbel.brokers.gcpubsub.subscription import PubsubSubscription
 from umbel.brokers.interface import (
     Broadcast,
     BrokerSettings,

@@ -24,7 +24,7 @@ from umbel.brokers.gcpubsub.consumer import Arrived, Consumer
 from umbel.brokers.gcpubsub.posts import MessageState, Post
 from umbel.brokers.gcpubsub.service import Service, run_together
 from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return, Settled, Started, Tag, Verdict
-from umbel.brokers.owners import Owner, next_in_turn
+from umbel.brokers.links import Owner, next_in_turn
 from umbel.errors import BrokerError, BrokerRefused
 from umbel.wire.envelope_redis import seal
 from umbel.wire.message import Outgoing

@@ -196,7 +196,7 @@ def _conf(pairs: tuple[str, ...]) -> dict[str, str]:
 
 def _existing(store: Store) -> Store:
     """Return the store. Raise EmptyLake if there is no lake."""
-    from umbel.pipeline.faults import EmptyLake
+    from umbel.pipeline import EmptyLake
 
     if not store.is_there():
         raise EmptyLake(
@@ -220,8 +220,7 @@ class _Look:
 
     def __call__(self, thorough: bool = False) -> "Found":
         """Check the files, move unreadable files to the quarantine, and return the others."""
-        from umbel.pipeline import io
-        from umbel.pipeline.faults import EmptyLake
+        from umbel.pipeline import EmptyLake, io
         from umbel.pipeline.io import look_into
 
         lake = Lake(self._store)
@@ -262,7 +261,7 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
 def _faults_as_errors() -> Iterator[None]:
     """Convert errors of the pipeline to those that the command line maps to exit codes."""
     try:
-        from umbel.pipeline import faults
+        from umbel import pipeline as faults
     except ImportError:
         raise ConfigurationError("the pipeline needs Spark and Arrow: pip install 'umbel[history]'") from None
     # Py4J logs many lines when Java exits. The error below is one line.

@@ -22,8 +22,8 @@ from umbel.cli.options import json_option, print_json, print_table
 from umbel.errors import ConfigurationError, HistoryError, SlowQuery, nearest
 from umbel.events.tables import TABLES
 from umbel.history.figures import FIRST, LAST, Span, compare, figures
-from umbel.history.formats import count, duration, percent
 from umbel.history.isolation import QueryProcess
+from umbel.history.markup import count, duration, percent
 from umbel.history.query import Answer, Tables, asked, plain, read, require_duckdb, write_database
 from umbel.history.query import as_csv as csv_of
 from umbel.history.report import main_figures, page

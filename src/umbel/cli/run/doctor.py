@@ -148,7 +148,7 @@ def _java() -> Finding:
     """
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         return Finding("java", "note", "not checked: only Spark needs it; pip install 'umbel[history]'")
-    from umbel.pipeline.faults import NoJava
+    from umbel.pipeline import NoJava
     from umbel.pipeline.java import TRIED, look_for_java
 
     try:

@@ -45,7 +45,7 @@ from umbel.contrib.django.connections import (
     waits_for,
 )
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
-from umbel.outbox.current import open_block
+from umbel.outbox import open_block
 from umbel.pools.interface import ChildContext, Runner
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.history.formats import duration, instant
-from umbel.history.markup import Markup
+from umbel.history.markup import Markup, duration, instant
 from umbel.monitor.cluster import KnownCluster
 from umbel.monitor.coordination import STATES
 from umbel.monitor.records import Happening, Lease, Node, NodeState

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import cos, log1p, pi, sin
 
-from umbel.history.formats import instant
-from umbel.history.markup import Markup, circle, drawing, rect, shortened, tag, text
+from umbel.history.markup import Markup, circle, drawing, instant, rect, shortened, tag, text
 from umbel.monitor.records import Happening
 from umbel.web.pages.labels import LOOKS, PATHS, look
 

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from umbel.errors import BrokerError
-from umbel.history.formats import count, duration, instant, percent, rate
-from umbel.history.markup import shortened
+from umbel.history.markup import count, duration, instant, percent, rate, shortened
 from umbel.text import lines, one_line
 from umbel.version import VERSION
 from umbel.web.actions import AnyAction

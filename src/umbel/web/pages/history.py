@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.history.formats import count
-from umbel.history.markup import Markup
+from umbel.history.markup import Markup, count
 from umbel.history.query import Answer
 from umbel.web.history import ROWS_MAX, is_own_page, page_proof, query_lake, query_lake_as_file, read_lake
 from umbel.web.http import visitor_of

@@ -6,8 +6,7 @@ Colour never says a state alone.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from umbel.history.formats import UNKNOWN, moment
-from umbel.history.markup import Markup, tag
+from umbel.history.markup import UNKNOWN, Markup, moment, tag
 
 # ---- icons and states ------------------------------------------------------------------------------
 

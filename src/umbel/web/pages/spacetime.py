@@ -12,8 +12,7 @@ the others, and have no clock.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from umbel.history.formats import duration
-from umbel.history.markup import Markup, circle, drawing, line, rect, shortened, tag, text, titled
+from umbel.history.markup import Markup, circle, drawing, duration, line, rect, shortened, tag, text, titled
 from umbel.monitor.records import Happening, StoryEvent
 from umbel.web.pages.labels import clock_time
 

@@ -6,8 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from umbel.history.formats import count
-from umbel.history.markup import Markup
+from umbel.history.markup import Markup, count
 from umbel.monitor.records import Queue, Rates
 from umbel.web.http import dashboard_of
 from umbel.web.pages.drawings import heat_map

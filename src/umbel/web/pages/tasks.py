@@ -19,8 +19,7 @@ from starlette.responses import Response
 
 from umbel.errors import BrokerError
 from umbel.events.precedence import REJECTED, STATES
-from umbel.history.formats import duration
-from umbel.history.markup import Markup
+from umbel.history.markup import Markup, duration
 from umbel.monitor.records import DeadLetterRow, TaskFilter, Workflow, WorkflowTask
 from umbel.protocol.delivery.states import FAILURE, READY_STATES
 from umbel.web.actions import COLUMNS, NAME_MAX, USUAL, Column, SavedView
