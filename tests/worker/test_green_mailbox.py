@@ -105,3 +105,25 @@ def test_a_fault_of_its_channel_makes_it_anew_and_is_counted(
             assert cluster.figures["a@x"].resets == 3
 
     play(tmp_path, scenario)
+
+
+def test_a_connection_that_cannot_be_closed_does_not_keep_other_steps_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error is logged. Raised in the worker's task group, it would cancel the rest of the shutdown."""
+    close = SqliteBroker.close
+
+    async def fails_in_its_thread(self: SqliteBroker) -> None:
+        await close(self)
+        if threading.current_thread().name == "umbel-mailbox":
+            raise BrokerUnavailable("the disk is full")
+
+    monkeypatch.setattr(SqliteBroker, "close", fails_in_its_thread)
+
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x"):
+            assert (await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=1)).replies
+
+    play(tmp_path, scenario)
+    (line,) = [record for record in caplog.records if "failed to stop cleanly" in record.message]
+    assert getattr(line, "why", "") == "the disk is full"

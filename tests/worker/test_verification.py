@@ -187,6 +187,16 @@ def test_a_broker_that_cannot_tell_gets_the_message_back() -> None:
     assert recorded.sink.verdicts == [Return(TAG)]
 
 
+def test_a_broker_that_cannot_tell_gets_unsigned_messages_of_the_same_claim_back_too() -> None:
+    """This worker keeps its lease, so no other worker would ever get them."""
+    recorded = Recorded(signer=SIGNER, accept_unsigned=(QUEUE,))
+    recorded.broker.error = BrokerUnavailable("away")
+    both = [replace(delivery_of(), tag="unsigned"), replace(signed(), tag="signed")]
+    with pytest.raises(BrokerUnavailable):
+        asyncio.run(recorded.admission.verified(both))
+    assert recorded.sink.verdicts == [Return("unsigned"), Return("signed")]
+
+
 @pytest.mark.parametrize("queues", [(QUEUE,), ("other", "*")])
 def test_where_the_worker_says_so_no_signature_is_needed(queues: tuple[str, ...]) -> None:
     recorded = Recorded(signer=SIGNER, accept_unsigned=queues)

@@ -81,7 +81,12 @@ class Verification:
             self._endings.bury_faulty_delivery,
         )
         signed = [found for found in checked if found is not None]
-        doubts = await self._spend([(delivery, proof) for delivery, proof in signed if proof is not None])
+        try:
+            doubts = await self._spend([(delivery, proof) for delivery, proof in signed if proof is not None])
+        except BrokerError:
+            for delivery, _ in signed:  # this worker keeps its lease, so no other worker would get them
+                self._settler.add(Return(delivery.tag))
+            raise
         verified = [
             delivery
             for delivery, proof in signed
@@ -124,12 +129,7 @@ class Verification:
             Spend(delivery.tag, proof.mark, proof.born + remembered_s(self._window_s), proof.born)
             for delivery, proof in signed
         ]
-        try:
-            return await self._broker.spend(spends) if spends else {}
-        except BrokerError:
-            for delivery, _ in signed:  # this worker keeps its lease, so no other would ever get them
-                self._settler.add(Return(delivery.tag))
-            raise
+        return await self._broker.spend(spends) if spends else {}
 
     def _is_usable(self, delivery: Delivery, proof: Signed, doubt: Doubt | None, now: float) -> bool:
         """Return whether a signed message may be opened; otherwise it is buried. `doubt`: the broker's."""

@@ -63,6 +63,7 @@ class MailboxThread:
         self._main = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self._opened: Future[None] = Future()
         self._stopped: Future[None] = Future()  # with the error that ended the thread, if any
         self._thread = threading.Thread(target=self._live, name="umbel-mailbox", daemon=True)
@@ -86,6 +87,7 @@ class MailboxThread:
         """End the thread after its last replies, and wait for that."""
         if not self._thread.is_alive():
             return
+        self._is_stopping = True
         if self._loop is not None and self._serving is not None:
             with suppress(RuntimeError):  # the thread's loop has ended meanwhile
                 self._loop.call_soon_threadsafe(self._serving.cancel)
@@ -104,7 +106,11 @@ class MailboxThread:
         except asyncio.CancelledError:  # by `stop`
             self._stopped.set_result(None)
         except (Exception, SystemExit) as error:  # of the mailbox: `run` raises it on the worker's loop
-            self._stopped.set_exception(error)
+            if self._is_stopping:  # raised there now, it would keep the other steps from stopping
+                log.warning("remote-control mailbox failed to stop cleanly", extra={"why": str(error)})
+                self._stopped.set_result(None)
+            else:
+                self._stopped.set_exception(error)
 
     async def _serve(self) -> None:
         """Serve the mailbox over a separate connection until cancelled, then send the last replies."""
