@@ -181,6 +181,7 @@ def test_awaited_connections(app: App, place: Place) -> None:
             async with app.outbox(connection):
                 with pytest.raises(OutboxError, match=r"await task\.adelay"):
                     pay.delay(2)
+                assert await app.asend_many([]) == []
         engine = create_async_engine(place.url.replace("postgresql://", "postgresql+psycopg://"))
         async with AsyncSession(engine) as session, session.begin(), app.outbox(session):
             sent.append((await pay.adelay(3)).id)

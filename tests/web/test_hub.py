@@ -1,17 +1,22 @@
 """Pushes: numbered, kept for a while, merged for who comes late."""
 
 import asyncio
+from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
+from tests.waiting import DEADLINE_S
 from umbel.app.app import App
 from umbel.monitor.model import Change
 from umbel.monitor.records import redact_data, redact_text
 from umbel.protocol.delivery.redaction import redact
 from umbel.web import hub as hub_module
 from umbel.web.dashboard import Dashboard
-from umbel.web.hub import PUSHES_MAX, Hub
+from umbel.web.hub import PUSHES_MAX, EventStream, Hub
 from umbel.web.settings import WebSettings
 
 
@@ -56,6 +61,37 @@ def test_a_client_that_reads_slowly_gets_one_push_for_many(hub: Hub, monkeypatch
         assert push.count(b"event:") == 1 and b'"count":50' in push and b"event: tasks" in push
         assert pauses == [hub_module.PUSH_S]  # before each push but the first: ten a second at most
         await following.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("spec", ["2.0", "2.3", "2.4"])
+@pytest.mark.parametrize("leaves", ["disconnects", "send fails"])
+def test_a_stream_ends_when_its_client_leaves_under_any_server(hub: Hub, spec: str, leaves: str) -> None:
+    async def still_known() -> bool:
+        return True
+
+    async def scenario() -> None:
+        stream = EventStream(hub, None, frozenset({"tasks"}), visitor="ann", still_known=still_known)
+        began = asyncio.Event()
+
+        async def receive() -> dict[str, str]:
+            await began.wait()
+            if leaves == "send fails":
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                assert hub.clients == 1
+                began.set()
+                if leaves == "send fails":
+                    raise OSError("the connection is closed")
+
+        async with asyncio.timeout(DEADLINE_S):
+            with suppress(ClientDisconnect):
+                await stream({"type": "http", "asgi": {"spec_version": spec}}, receive, send)
+        assert hub.clients == 0
 
     asyncio.run(scenario())
 

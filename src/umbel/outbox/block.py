@@ -268,7 +268,9 @@ class Block:
 
     async def awrite(self, batch: Sequence[Outgoing]) -> None:
         """Insert the messages in the caller's transaction, awaited where the connection is async."""
-        if batch and self._target.is_async:
+        if not batch:
+            return
+        if self._target.is_async:
             await self._target.awrite(encode_rows(batch))
         else:
             self.write(batch)

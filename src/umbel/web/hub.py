@@ -13,7 +13,7 @@ The name of an event is its topic, its data are JSON. `tasks`: {"count": n, "ids
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from time import time
 
 import msgspec
@@ -190,7 +190,9 @@ class EventStream(StreamingResponse):
                 self._hub.dropped += 1
                 raise ClientDisconnect from None
 
-        with self._hub.counted(self._visitor):
+        # With a later version Starlette relies on errors of `send` alone, and not every server raises them.
+        scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
+        with self._hub.counted(self._visitor), suppress(OSError):  # the client closed the connection
             async with aclosing(self._pushes):
                 await super().__call__(scope, receive, send_in_time)
 

@@ -66,6 +66,13 @@ class AskOptions(TypedDict, total=False):
     limit: int | None
 
 
+def _refuse_unknown(options: Mapping[str, Any], *also: str) -> None:
+    """Raise TypeError for an unknown name: a misspelled `destination` would address all workers."""
+    known = (*AskOptions.__annotations__, *also)
+    if unknown := sorted(options.keys() - set(known)):
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
+
+
 class Commands(Generic[RepliesT, SeenT]):
     """The commands by name. `RepliesT` is what a broadcast returns: replies, or an awaitable of them."""
 
@@ -377,6 +384,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         `destination` names workers; `pattern` is matched with the names of all, as `matcher` says (`glob`,
         `pcre`). `timeout` is in seconds. `limit`: end when so many workers have answered.
         """
+        _refuse_unknown(options)
         thread, timeout = self._open_thread(), options.pop("timeout", None)
         question = thread.ask(command, arguments, timeout_s=timeout, signed=is_trusted(), **options)
         return thread.wait_for(question, 3 * (ANSWERS_S if timeout is None else timeout) + SLACK_S)
@@ -390,6 +398,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         **options: Unpack[AskOptions],
     ) -> Replies | None:
         """Send a command to workers; with `reply` return the replies in Celery's form."""
+        _refuse_unknown(options)
         if reply:
             return as_list(self.ask(command, arguments, **options))
         nodes = options.get("destination"), options.get("pattern"), options.get("matcher")
@@ -528,6 +537,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         self, command: str, task_id: TaskIds, arguments: dict[str, Any], options: Any
     ) -> Replies | None:
         """Record a revoke, or its end, that is for all workers; then send the command."""
+        _refuse_unknown(options, "reply")
         revoked: dict[str, Any] = {"task_id": [task_id] if isinstance(task_id, str) else list(task_id)}
         if not (options.get("destination") or options.get("pattern")):
             expires_at = cluster_now() if command == "unrevoke" else None

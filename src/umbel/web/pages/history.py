@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,10 +30,12 @@ async def history(request: Request) -> Response:
     given, visitor, problem = dict(request.query_params), visitor_of(request), ""
     found: Past | None = None
     answer: Answer | None = None
-    wanted = AttemptFilter()
+    filters = {key: given[key] for key in asdict(AttemptFilter()) if given.get(key)}
+    charted: Mapping[str, Any] = filters  # refused by the chart's address too if a filter cannot be read
     by = given.get("by", "name") if given.get("by") in GROUPS else "name"
     try:
         wanted, mark = _wanted(given), _time(given, "mark")
+        charted = asdict(wanted)
         found = await read_lake(request, partial(past, wanted=wanted, by=by, mark=mark), Past)
         if given.get("sql") and visitor.role.may(Role.OPERATOR):
             if not is_own_page(request, given.get("proof", "")):
@@ -56,8 +59,8 @@ async def history(request: Request) -> Response:
         example=EXAMPLE,
         rows_max=ROWS_MAX,
         timeout_s=TIMEOUT_S,
-        filters={key: given[key] for key in asdict(wanted) if given.get(key)},
-        wanted=asdict(wanted),
+        filters=filters,
+        wanted=charted,
     )
 
 
