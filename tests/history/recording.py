@@ -87,8 +87,9 @@ class RecorderProcess:
 
         command = [sys.executable, "-m", "umbel.cli.main", "record", "--broker", url, "--lake", str(lake)]
         if file_limit is not None:
-            # The shell's unit is 512 bytes; only the soft limit, so that the test can lift it.
-            limited = f'ulimit -S -f {file_limit // 512}; exec "$@"'
+            # The shell's unit is 512 bytes; only the soft limit, so that the test can lift it. Python
+            # does not notice that bytecode was cut off at the limit, and would load it ever after.
+            limited = f'ulimit -S -f {file_limit // 512}; export PYTHONDONTWRITEBYTECODE=1; exec "$@"'
             command = ["/bin/sh", "-c", limited, "limited", *command]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(

@@ -7,7 +7,6 @@ import pty
 import subprocess
 import sys
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ def test_damage_that_only_a_job_sees_ends_the_build() -> None:
         raise UnreadFile("x cannot be read")
 
     with pytest.raises(UnreadFile):
-        sound(Found(), partial(look_into, "nowhere", []), work)
+        sound(Found(), lambda thorough: look_into("nowhere", [], thorough=thorough), work)
     assert len(tries) == 1
 
 

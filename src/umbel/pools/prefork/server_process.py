@@ -19,12 +19,11 @@ import gc
 import os
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -34,6 +33,9 @@ from umbel.pools.prefork.child_guard import split_from_guard
 from umbel.pools.prefork.forkserver import ForkServer, ignore_signals
 from umbel.pools.prefork.kernel import note_calls
 from umbel.pools.prefork.messages import Setup
+
+if TYPE_CHECKING:
+    import subprocess
 
 # ---- server process --------------------------------------------------------------------------------
 
