@@ -35,7 +35,6 @@ from umbel.brokers.gcpubsub.http import EMULATOR_VARIABLE, Answer
 from umbel.brokers.gcpubsub.producer import PubsubProducer
 from umbel.brokers.gcpubsub.service import Link, Service
 from umbel.brokers.interface import Broadcast, Broker, BrokerSettings, DeadLetter, Refused
-from umbel.cli.workers import FEATURES
 from umbel.errors import BrokerRefused
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
 from umbel.wire.message import Outgoing
@@ -65,11 +64,6 @@ class TestPubsub(BrokerContract):
         self, under_test: BrokerUnderTest
     ) -> None:
         super().test_claimers_in_several_processes_share_the_queue_without_loss_or_double(under_test)
-
-
-def test_every_ability_that_is_off_has_its_reason() -> None:
-    for feature, ability in FEATURES.items():
-        assert getattr(CAPABILITIES, ability) or CAPABILITIES.reasons[ability], feature
 
 
 def test_the_layout_is_that_of_celery(under_test: BrokerUnderTest) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from umbel.brokers.amqp.publisher import AmqpAsyncProducer
 from umbel.brokers.gcpubsub.broker import PubsubBroker
 from umbel.brokers.gcpubsub.producer import PubsubProducer
 from umbel.brokers.gcpubsub.service import PubsubAsyncProducer
-from umbel.brokers.interface import AsyncProducer, Broker, BrokerSettings, Producer
+from umbel.brokers.interface import AsyncProducer, Broker, BrokerSettings, Capabilities, Producer
 from umbel.brokers.redis.async_producer import RedisAsyncProducer
 from umbel.brokers.redis.broker import RedisBroker
 from umbel.brokers.redis.producer import RedisProducer
@@ -77,3 +78,11 @@ def test_a_producer_of_threads_loads_no_event_loop(url: str, tmp_path: Path) -> 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("module", ["sqlite.store", "redis.keys", "amqp.topology", "gcpubsub.capabilities"])
+def test_every_capability_that_is_off_has_its_reason(module: str) -> None:
+    """`reports_nobody` says how a broker answers, and refuses nothing."""
+    declared: Capabilities = import_module(f"umbel.brokers.{module}").CAPABILITIES
+    off = {name for name in declared.__struct_fields__ if getattr(declared, name) is False}
+    assert [name for name in sorted(off - {"reports_nobody"}) if not declared.reasons.get(name)] == []

@@ -126,7 +126,7 @@ COLUMNS: tuple[Column, ...] = (
         if name not in {column.name for column in _ENVELOPE}
     ),
 )
-"""Every column of the lake, in the order of the files; new columns are added at the end."""
+"""Every column of the lake, in the order of the event types. Files are read by the names of columns."""
 
 REQUIRED = ("digest", "type", "timestamp")
 """Columns that every file of events has; older files may lack the others."""
