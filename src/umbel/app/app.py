@@ -345,7 +345,7 @@ class App:
         revokes = [Revoke(task_id, now, expires_at) for task_id in task_ids]
         if (runner := self.eager_runner) is not None:
             runner.revoke(revokes)
-        if not self.producer.capabilities.revokes:  # then only workers that run now are notified
+        if not self.producer.capabilities.revokes:  # then only workers that are running now are notified
             return
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
 

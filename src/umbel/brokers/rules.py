@@ -149,7 +149,7 @@ class HeldByClaims:
 
     def forget(self, tags: Iterable[Tag]) -> None:
         """Forget what these claims hold."""
-        if self.marks or self.slots:  # mostly there are no signatures and no limits
+        if self.marks or self.slots:  # usually there are no signatures and no limits
             for tag in tags:
                 self.marks.pop(tag, None)
                 self.slots.pop(tag, None)

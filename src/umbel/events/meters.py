@@ -138,7 +138,7 @@ class Meters:
         self._names: set[str] = set()
         self._attempts: OrderedDict[str, int] = (
             OrderedDict()
-        )  # of each retried task, the last attempt received
+        )  # the last attempt received, by task, for tasks that were retried
 
     def take(self, event: TaskEvent, known: Registers) -> str:
         """Count one event; return the name under which its task is counted."""

@@ -89,7 +89,7 @@ def circle(x: float, y: float, radius: float, **more: Attribute) -> Markup:
 
 
 def text(words: Content, x: float, y: float, anchor: str | None = None, **more: Attribute) -> Markup:
-    """Return text at a point, which is its start, its `middle` or its `end`."""
+    """Return text at a point. `anchor` says which part of the text is there: its start, `middle` or `end`."""
     return tag("text", words, x=x, y=y, text_anchor=anchor, **more)
 
 

@@ -118,7 +118,8 @@ class AlchemyTarget(Target):
     """A Connection or Session of SQLAlchemy (also scoped), or its async counterpart."""
 
     def __init__(self, given: Any, table: str) -> None:
-        # A scoped session is a proxy of another session, whose class decides.
+        # A scoped session is a proxy; the class of the session behind it decides whether writing is
+        # asynchronous.
         session = given() if type(given).__name__.endswith("scoped_session") else given
         kinds = type(session).__mro__
         self.is_async = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)

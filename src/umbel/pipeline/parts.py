@@ -64,7 +64,7 @@ def write_part(store: Store, table: pa.Table, folder: str, *, row_group_size: in
             compression_level=1,
             use_dictionary=repeated,
             column_encoding=by_difference(table.schema) or None,
-            write_statistics=instants,  # only for sorted columns, of which a range is read
+            write_statistics=instants,  # only for sorted columns, because readers select ranges of these
             row_group_size=row_group_size,
         )
     return Counted(name, table.num_rows)

@@ -561,8 +561,9 @@ class GeventPool:
             self._listener.on_lost([lost])
 
     def on_gone(self, child: GreenChildState, reason: str, *, by_us: bool) -> None:
-        """Report the jobs of a dead child as lost. A job counts a failed start only if it was alone in the
-        child.
+        """Report the jobs of a dead child as lost.
+
+        The death counts as a failed start only for a job that ran alone.
         """
         charged = len(child.jobs) == 1 and not by_us
         lost = []

@@ -100,7 +100,7 @@ class Store(Protocol):
         ...
 
     def dataset(self, names: Sequence[str], schema: Callable[[], Any] | None = None) -> Any:
-        """Return what DuckDB scans these files by; None if it finds them by their `path`."""
+        """Return the dataset that DuckDB scans for these files; None if it opens them by their `path`."""
         ...
 
     def put(self, name: str, data: bytes) -> None:

@@ -91,7 +91,7 @@ class Gate:
             await response(scope, receive, send_with_headers)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
-        """Pass a request that may be answered to the application; else return the response."""
+        """Pass an admitted request on to the application; return the response to any other request."""
         path = path_of(scope)
         is_public = path in PUBLIC or path.startswith(PUBLIC_BELOW)
         if is_public and scope["method"] not in SAFE:

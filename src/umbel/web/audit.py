@@ -85,7 +85,7 @@ def name_of(action: AnyAction) -> str:
 
 
 def room_of(entry: AuditEntry) -> tuple[str, int]:
-    """Return the room of an entry, whose entries share a limit, and how many of them are retained."""
+    """Return the group to whose limit an entry counts, and how many entries of the group are retained."""
     if entry.action in {LOGIN, LOGOUT, QUERY}:
         return f"{entry.action} {entry.role}", ROOMS[entry.action]
     is_failure = entry.action in {FAILED_LOGIN, LOCKED_OUT, REFUSED_REQUEST}

@@ -190,7 +190,7 @@ class PoolStats(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The part `rusage` of `stats`."""
+    """The `rusage` part of `stats`."""
 
     maxrss: Count | None = None  # in KiB
 

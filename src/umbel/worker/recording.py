@@ -1,4 +1,4 @@
-"""RecorderCandidate: one candidate for the lease `recorder`; its holder records the history (D1).
+"""RecorderCandidate: one candidate for the lease `recorder`; its holder records the history.
 
 `umbel record` is a candidate; a worker with `--record` starts one when there is no recorder. When the holder
 dies, the next one continues at the same place, which the broker stores. A stand-by only asks for the lease.

@@ -369,7 +369,10 @@ class Signature(Generic[R]):
         return AsyncResult(self.options["task_id"], app=app, parent=parent, ignored=ignored, types=types)
 
     def absorb(self, following: "Signature[Any]") -> "Signature[Any] | None":
-        """The signature into which this one and its successor in a chain merge; None if they stay two."""
+        """Return the signature into which this one and its successor in a chain merge.
+
+        None if they cannot be merged.
+        """
         return None
 
     def as_steps(self) -> "list[Signature[Any]]":

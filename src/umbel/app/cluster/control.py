@@ -130,7 +130,7 @@ class Commands(Generic[RepliesT, SeenT]):
         return self._revoke("unrevoke", task_id, {}, options)
 
     def terminate(self, task_id: TaskIds, signal: str | None = None, **options: Any) -> RepliesT:
-        """Revoke tasks, and end those that run."""
+        """Revoke tasks, and end those that are running."""
         return self.revoke(task_id, terminate=True, signal=signal, **options)
 
     def revoke_by_stamped_headers(

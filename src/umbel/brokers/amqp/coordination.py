@@ -329,8 +329,9 @@ class AmqpCoordination:
         return session
 
     def _serialized(self, what: str) -> asyncio.Lock:
-        """Return the lock that serializes the callers in this process that want the same; it exists while a
-        caller uses it.
+        """Return the lock that serializes this process's calls about the same record.
+
+        It exists while a caller uses it.
         """
         lock = self._locks.get(what)
         if lock is None:

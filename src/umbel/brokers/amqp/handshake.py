@@ -281,9 +281,7 @@ class QueueRefused(BrokerRefused):
 
 
 class BrokerStarting(BrokerUnavailable):
-    """The server runs, but the queue or stream is not available yet: the server starts, or elects a
-    leader.
-    """
+    """The queue or stream is not available yet: the server is still starting, or is electing a leader."""
 
     def __init__(self, location: Location, code: int, text: str) -> None:
         super().__init__(f"RabbitMQ at {location} is not ready: {text} ({code}); try again in a moment")

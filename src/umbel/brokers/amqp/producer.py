@@ -255,7 +255,10 @@ class AmqpProducer:
         return refused | {places[number]: FULL for number in published.refused}
 
     def _publish(self, link: BlockingLink, posts: Sequence[Post]) -> Published:
-        """Publish the posts that the server has not accepted before; return when it has answered for them."""
+        """Publish the posts that the server has not accepted yet.
+
+        Return when it has acknowledged or refused them.
+        """
         if link.blocked:  # it confirms nothing now
             raise blocked_by(link.location, link.blocked, is_written=True)
         for batch, earlier in self._unanswered.under_way(posts):

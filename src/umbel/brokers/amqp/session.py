@@ -124,7 +124,10 @@ class Session:
         self._freeing: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Declare the streams and read them to their ends; again after a stream's channel ended."""
+        """Declare the streams and read them to their ends.
+
+        Called again when the channel of a stream has ended.
+        """
         async with self._beginning:
             if self._tails is not None and not self._tails.ended:
                 return

@@ -76,7 +76,8 @@ class SignatureView:
         self._is_cut = False  # the stream's first entries are gone, and the next entry says since when
         self._held: dict[str, SignatureUse] = {}
         self._ended = _Ended()
-        self._ended_unstated: dict[str, float] = {}  # of Umbel 0.3: until when to remember
+        # Written by Umbel 0.3: the time until which each use must be remembered.
+        self._ended_unstated: dict[str, float] = {}
 
     def apply(self, offset: int, body: bytes) -> None:
         """Apply one use; the first user of a signature has it until it is freed or taken over."""

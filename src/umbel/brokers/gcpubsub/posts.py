@@ -217,7 +217,7 @@ def checked_post(post: Post) -> Post:
 
 
 def unbound_post(post: Post) -> str:
-    """Return why a post reaches no queue: its topic does not exist."""
+    """Return the refusal of a post whose topic does not exist, so that it reaches no queue."""
     return unbound(post.topic, post.attributes.get(ROUTING_KEY, ""))
 
 

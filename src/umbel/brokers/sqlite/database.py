@@ -210,7 +210,7 @@ class Database:
         if not self._checking.acquire(blocking=False):  # the check itself failed, or another thread checks
             return explain(problem, self.path, self._timeout_s)
         try:
-            # Errors other than Malformed may be the caller's fault, and come again and again.
+            # Errors other than Malformed may be the caller's fault, and may recur at every call.
             is_due = isinstance(problem, Malformed) or time.monotonic() - self._checked_at >= CHECK_AGAIN_S
             if is_due and self._on_malformed(not _is_full(problem)):
                 return RowsSetAside(

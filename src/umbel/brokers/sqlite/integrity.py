@@ -232,7 +232,8 @@ _COLUMNS = {
     table: {name: _BY_NAME.get(name, _BY_TYPE[kind]) for name, kind in declared.items()}
     for table, declared in schema.columns().items()
 }
-_COLUMNS["messages"]["message"] = "1"  # bytes that are no message are buried by the worker that claims them
+# Any bytes pass: the worker that claims bytes that are not a message moves them to the dead letters.
+_COLUMNS["messages"]["message"] = "1"
 
 _AGAIN = "nothing: its message has its place again"
 _REMEDIES = {

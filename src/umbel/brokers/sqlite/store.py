@@ -362,7 +362,10 @@ class Store:
             return messages.peek(db, queue, limit)
 
     def purge(self, queue: str) -> int:
-        """Remove what waits now, in portions: other processes wait during a transaction."""
+        """Remove the messages that wait now.
+
+        This takes several transactions, because other processes wait for each.
+        """
         removed = 0
         while True:
             with self.write_and_wake(makes_room=True) as (db, grown):

@@ -90,7 +90,7 @@ class Bell:
         """Block until a wake-up or the time-out; returns the wake-ups that have come."""
         until = monotonic() + min(timeout_s, self.recheck_s)
         while (poked := self._wait(max(0.0, until - monotonic()))) is None and monotonic() < until:
-            pass  # only another user sent something
+            pass  # only a process of another user sent a datagram
         return poked
 
     def _wait(self, timeout_s: float) -> Poked | None:

@@ -179,7 +179,7 @@ async def _record(broker: Broker, settings: RecordingSettings, *, no_wait: bool,
 
 
 async def _show(candidate: "RecorderCandidate") -> None:
-    """Show the progress in a line that is updated, on a terminal."""
+    """On a terminal, show the progress in one line that is updated."""
     while True:
         recorder = candidate.recorder
         if recorder is None:

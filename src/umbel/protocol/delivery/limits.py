@@ -104,7 +104,7 @@ class Pace(Value):
         return max(free_at, now) + self.interval_s if now >= free_at - self.slack_s else None
 
     def due(self, free_at: float, now: float, ahead: int) -> float:
-        """Return the earliest time at which a task may start that has `ahead` other tasks before it."""
+        """Return the earliest time at which a task may start if `ahead` other tasks start before it."""
         next_free_at = max(self._believed(free_at, now), now) + ahead * self.interval_s
         return max(next_free_at - self.slack_s, now)
 

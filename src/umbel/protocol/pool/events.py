@@ -255,7 +255,10 @@ class Withdrawn(Value, Generic[WorkT]):
 
 
 class Overweight(Value):
-    """The child uses more than `memory_max_bytes`, perhaps because of this job; it is replaced after it."""
+    """The child uses more than `memory_max_bytes`, perhaps because of this job.
+
+    The child is replaced when the job has ended.
+    """
 
     child: int
     job: int | None

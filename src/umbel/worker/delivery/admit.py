@@ -473,7 +473,10 @@ def arrival_of(delivery: Delivery, headers: TaskHeaders) -> Arrival:
 
 
 def let_run(claimed: Claimed, run: Admit) -> None:
-    """Note that the message may run, and its time limits: those of the call, else the task's; 0: no limit."""
+    """Record that the message may run, with its time limits: those of the call, or else of the task.
+
+    0 means no limit.
+    """
     hard, soft = claimed.headers.timelimit
     claimed.run = run
     claimed.hard_limit_s = hard or run.rules.hard_limit_s

@@ -200,7 +200,7 @@ class Settler:
         await self.after.drained()
 
     async def flush(self) -> None:
-        """Try once to settle what has gathered, when `run` was cancelled."""
+        """Try once to settle the collected verdicts, after `run` was cancelled."""
         await self._settle_gathered()
 
     async def run(self) -> None:
@@ -513,7 +513,7 @@ class AfterSettling:
             self._gathered.set()
 
     async def drained(self) -> None:
-        """Return when no work waits."""
+        """Wait until no work is waiting."""
         await self._idle.wait()
 
     async def run(self) -> None:
