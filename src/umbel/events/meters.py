@@ -136,9 +136,8 @@ class Meters:
         self.by_node: dict[tuple[str, str, str], int] = {}  # by (node, event type, task name)
         self.flower = FlowerMeters()
         self._names: set[str] = set()
-        self._attempts: OrderedDict[str, int] = (
-            OrderedDict()
-        )  # the last attempt received, by task, for tasks that were retried
+        # The last attempt received, by task, for tasks that were retried.
+        self._attempts: OrderedDict[str, int] = OrderedDict()
 
     def take(self, event: TaskEvent, known: Registers) -> str:
         """Count one event; return the name under which its task is counted."""
