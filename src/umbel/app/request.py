@@ -135,7 +135,7 @@ class Request(msgspec.Struct):
     @property
     def ignore_result(self) -> bool | None:
         """Whether the message asks for the result to be ignored; None if it does not say."""
-        return self.call.headers.ignore_result if self.call else False
+        return self.call.headers.ignore_result if self.call else None
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute by its name, as in Celery."""
