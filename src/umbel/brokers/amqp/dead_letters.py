@@ -69,16 +69,17 @@ class QueueOperations:
         ]
         if len(found) >= limit or queue not in await session.counts([queue]):
             return found[:limit]
-        taken, channel = await _take_messages(session, queue, limit - len(found))
-        new: list[str] = []
-        for incoming in taken:
-            _, redelivered, exchange, key, _ = incoming.fields
-            message, state, _ = decode(incoming, exchange, key)
-            if not redelivered:
-                new.append(message.correlation_id)
-            found.append(Delivery("", queue, message, 0, redelivered or state.ran))
-        await session.note_unstarted(queue, new)
-        await _put_back(session, channel, queue, len(taken))
+        async with session.link.temporary_channel() as channel:
+            taken = await _take_messages(channel, queue, limit - len(found))
+            new: list[str] = []
+            for incoming in taken:
+                _, redelivered, exchange, key, _ = incoming.fields
+                message, state, _ = decode(incoming, exchange, key)
+                if not redelivered:
+                    new.append(message.correlation_id)
+                found.append(Delivery("", queue, message, 0, redelivered or state.ran))
+            await session.note_unstarted(queue, new)
+            await _put_back(session, channel, queue, len(taken))
         return found
 
     # -- dead letters ----------------------------------------------------------------------------
@@ -131,8 +132,9 @@ class QueueOperations:
         session = await self._sessions.get()
         if queue not in await session.counts([queue]):
             return []
-        found, channel = await _take_messages(session, queue, limit)
-        await _put_back(session, channel, queue, len(found))
+        async with session.link.temporary_channel() as channel:
+            found = await _take_messages(channel, queue, limit)
+            await _put_back(session, channel, queue, len(found))
         return found
 
     # -- failures --------------------------------------------------------------------------------
@@ -254,16 +256,16 @@ def delay_queues(queue: str) -> list[str]:
 # ---- taking and putting back -----------------------------------------------------------------------
 
 
-async def _take_messages(session: Session, queue: str, limit: int) -> tuple[list[Incoming], Channel]:
-    """Take up to `limit` messages of a queue, until the channel is given to `_put_back`."""
-    channel, found = await session.link.channel(), list[Incoming]()
+async def _take_messages(channel: Channel, queue: str, limit: int) -> list[Incoming]:
+    """Take up to `limit` messages of a queue, until the channel closes."""
+    found: list[Incoming] = []
     while len(found) < limit:
         wanted = min(PORTION, limit - len(found))
         got = await _get_messages(channel, queue, wanted)
         found += got
         if len(got) < wanted:
             break
-    return found, channel
+    return found
 
 
 async def _get_messages(channel: Channel, queue: str, limit: int) -> list[Incoming]:
@@ -336,8 +338,15 @@ async def _remove(
 
 
 async def _move_some(session: Session, place: str, source: str, target: str, limit: int) -> int:
-    channel = await session.link.channel()
-    found = await _get_messages(channel, place, min(limit, PORTION))
+    """Move up to `limit` messages that wait in this place, one portion at most; return how many moved."""
+    async with session.link.temporary_channel() as channel:
+        found = await _get_messages(channel, place, min(limit, PORTION))
+        return await _move_taken(session, channel, found, place, source, target)
+
+
+async def _move_taken(
+    session: Session, channel: Channel, found: Sequence[Incoming], place: str, source: str, target: str
+) -> int:
     rest = {incoming.fields[0]: incoming for incoming in found}
     try:
         await session.catch_up()  # the counts of starts, and which messages are unstarted, must be known

@@ -14,7 +14,8 @@ the content of messages belongs to `publishing.py`.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -100,13 +101,25 @@ class Link(asyncio.BufferedProtocol):
             raise
         return channel
 
+    @asynccontextmanager
+    async def temporary_channel(self) -> AsyncIterator["Channel"]:
+        """Open a channel for one piece of work, and close it, also when the work fails or is cancelled.
+
+        Messages that the channel has and that were not acknowledged go back to their queue.
+        """
+        channel = await self.channel()
+        try:
+            yield channel
+        except BaseException:
+            channel.close_later()
+            raise
+        await channel.close()
+
     async def run(self, *calls: "Call") -> list[Incoming]:
         """Make these calls on a new channel, close it, and return the answers."""
-        channel = await self.channel()
-        asked = [channel.ask(method, *fields) for method, fields in calls]
-        answers = [await channel.answer(future) for future in asked]
-        await channel.close()
-        return answers
+        async with self.temporary_channel() as channel:
+            asked = [channel.ask(method, *fields) for method, fields in calls]
+            return [await channel.answer(future) for future in asked]
 
     def send(self, data: bytes) -> None:
         """Write at the end of this turn of the event loop; raise the error that ended the link."""

@@ -233,17 +233,16 @@ class HeldLock:
 
 async def is_locked(session: Session, what: str) -> bool:
     """Whether any connection has the lock; asked on a connection that has no locks."""
-    channel = await session.link.channel()
     name = topology.hold_queue(what).name
     flags = (True, False, False, False, True)  # passive, and without an answer
-    channel.send(encode_method(channel.number, Method.QUEUE_DECLARE, 0, name, *flags, {}))
     try:
-        await channel.call(Method.BASIC_QOS, 0, 0, False)
+        async with session.link.temporary_channel() as channel:
+            channel.send(encode_method(channel.number, Method.QUEUE_DECLARE, 0, name, *flags, {}))
+            await channel.call(Method.BASIC_QOS, 0, 0, False)
     except ChannelClosed as refused:
         if refused.code not in (ChannelClosed.LOCKED, ChannelClosed.NOT_FOUND):
             raise
         return refused.code == ChannelClosed.LOCKED
-    await channel.close()
     return False
 
 

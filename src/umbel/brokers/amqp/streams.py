@@ -587,30 +587,29 @@ async def read_stream(
     link: "Link", stream: str, offset: int | str, limit: int, collect: Callable[[int, Incoming], None]
 ) -> None:
     """Pass up to `limit` entries from an offset to `collect`, and return at the end of the stream."""
-    channel = await link.channel()
-    received = shown = 0
+    async with link.temporary_channel() as channel:
+        received = shown = 0
 
-    def receive(incoming: Incoming) -> None:
-        nonlocal received, shown
-        received += 1
-        place = offset_of(incoming)
-        # A stream starts with the chunk that contains the offset, which may begin earlier.
-        if isinstance(offset, str) or place >= offset:
-            shown += 1
-            collect(place, incoming)
-        # An acknowledgement asks for more entries: many at once, and no more than are wanted.
-        if received % ACK_EVERY == 0 and shown < limit and channel.error is None:
-            channel.send(encode_ack(channel.number, incoming.fields[1], multiple=True))
+        def receive(incoming: Incoming) -> None:
+            nonlocal received, shown
+            received += 1
+            place = offset_of(incoming)
+            # A stream starts with the chunk that contains the offset, which may begin earlier.
+            if isinstance(offset, str) or place >= offset:
+                shown += 1
+                collect(place, incoming)
+            # An acknowledgement asks for more entries: many at once, and no more than are wanted.
+            if received % ACK_EVERY == 0 and shown < limit and channel.error is None:
+                channel.send(encode_ack(channel.number, incoming.fields[1], multiple=True))
 
-    channel.on_delivery = receive
-    await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
-    await channel.call(Method.BASIC_CONSUME, 0, stream, "r", False, False, False, False, {OFFSET: offset})
-    seen = -1
-    while seen != received and shown < limit:
-        seen = received
+        channel.on_delivery = receive
         await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
-        await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
-    await channel.close()
+        await channel.call(Method.BASIC_CONSUME, 0, stream, "r", False, False, False, False, {OFFSET: offset})
+        seen = -1
+        while seen != received and shown < limit:
+            seen = received
+            await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
+            await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
 
 
 def offset_of(incoming: Incoming) -> int:
